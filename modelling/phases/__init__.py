@@ -1,8 +1,8 @@
-"""Phased execution, once for all families.
+"""Phased execution: models that do not fit on the device run one phase at a time.
 
-A model is cut into phases (a layer, the embeddings, the head). One phase at a time is on the
-device: its variables are loaded from remote buffers and gathered, then all micro-batches of the
-step pass through it, read from and written to rows of activation buffers.
+A model is split into phases (embeddings, layers, head). The variables of a phase are loaded from
+remote buffers and gathered; then all micro-batches of a pass run through it, with activations in
+rows of remote buffers.
 """
 
 from modelling.phases.buffers import ActivationRows as ActivationRows

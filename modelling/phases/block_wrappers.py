@@ -1,17 +1,17 @@
-"""Blocks that run over whole samples, in training and evaluation."""
+"""Wrappers that run decoder blocks over whole samples, in training and evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from modelling.layers import BlockContext, Module, MoE, seed_adapters
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.module import iter_modules
-from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor, TensorSpec
 
 
 class TrainingBlock(LayerWrapper):
-    """A block of a decoder alone."""
+    """A decoder block over whole samples, without a KV cache."""
 
     layer: Module
     routes_only = False
@@ -24,10 +24,10 @@ class TrainingBlock(LayerWrapper):
         segment_starts: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> the same shape, and the usage of experts with the block's.
+        """x: (batch, length, hidden) -> the same shape, then usage plus the block's expert usage.
 
         Args:
-            usage, segments, starts, seed: see `BlockContext`.
+            usage, segment_ids, segment_starts, seed: fields of `BlockContext`.
         """
         seed_adapters(self.layer, seed)
         ctx = BlockContext(segment_starts, seed, expert_usage, segment_ids, self.routes_only)
@@ -40,11 +40,11 @@ class TrainingBlock(LayerWrapper):
 
 
 class RouterOnlyBlock(TrainingBlock):
-    """A block that ends with its router: it hands on what groups of experts read."""
+    """A mixture-of-experts block that ends with its router and outputs the expert inputs."""
 
     routes_only = True
 
     def expert_input_specs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
-        """Specs of that, for an x, by name."""
+        """Specs of the expert inputs by name, for the spec of x."""
         (moe,) = (part for part in iter_modules(self.layer) if isinstance(part, MoE))
         return moe.expert_input_specs(x)

@@ -1,4 +1,4 @@
-"""Activation and input buffers, whose rows hold the micro-batches of one pass."""
+"""Remote buffers of activations and inputs; a row has one entry for each micro-batch of a pass."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from popxl_addons.transforms.batch_serialisation import OfRow, RemoteHandle
 def fixed_row(
     buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
 ) -> RemoteHandle:
-    """A row of a buffer, which has it, that does not depend on the phase's row."""
+    """Handle of one constant row of a buffer, whatever layer (row) the phase runs."""
     offset = (lambda _: popxl.constant(row, popxl.int32)) if row else None
     return RemoteHandle(buffer, offset, shard_group, grows=False)
 
 
 @dataclass(frozen=True)
 class LayerIO:
-    """An input or output of a layer: its spec and rows of buffers.
+    """An input or output of a layer: its spec and the buffer rows of its value and gradient.
 
     Attributes:
-        spec: of one micro-batch on one replica.
-        value: where the value is loaded from (input) or stored to (output); of an input that
-            depends on the phase's row alone, what makes it.
-        grad: where its gradient is stored to (input) or loaded from (output); None: it has none.
+        spec: spec of one micro-batch on one replica.
+        value: handle that the value is loaded from (input) or stored to (output); for an input
+            that is computed from the phase's row, the function that computes it.
+        grad: handle that the gradient is stored to (input) or loaded from (output); None if the
+            value has no gradient.
     """
 
     spec: popxl.TensorSpec
@@ -38,33 +39,34 @@ class LayerIO:
     grad: RemoteHandle | None = None
 
     def load(self, step: popxl.Tensor) -> popxl.Tensor:
-        """Load the value of micro-batch `step`, int32 scalar; of its first row, not sharded."""
+        """Load the value of micro-batch `step` (int32 scalar) from row 0: a tensor of `spec`."""
         return ops.remote_load(self.handle.buffer, step)
 
     @property
     def handle(self) -> RemoteHandle:
-        """Where the value is, which depends on more than the row."""
+        """Handle of the value, which must not be computed from the row."""
         assert isinstance(self.value, RemoteHandle)
         return self.value
 
 
 class ActivationRows:
-    """The values that the layers of a stack hand on, and their gradients.
+    """Activations between the layers of a stack, and their gradients.
 
-    Each layer reads a row, with an entry for each micro-batch, and writes the next one. As long as
-    nothing up to a layer is trained, there is no backward pass to read its row again, nor a
-    gradient: it writes the row that it reads.
+    A layer reads one row and writes the next. Before the first trainable layer no backward pass
+    reads a row again and there are no gradients, so layers overwrite the row that they read.
 
     Args:
-        spec: of one micro-batch on one replica, [batch, sequence, hidden].
-        trained: whether what gives the first row has a backward pass.
+        spec: spec of one micro-batch on one replica, (batch, sequence, hidden).
+        requires_grad: True if the module that writes the first row has a backward pass.
     """
 
-    def __init__(self, spec: popxl.TensorSpec, settings: PhaseSettings, trained: bool) -> None:
+    def __init__(
+        self, spec: popxl.TensorSpec, settings: PhaseSettings, requires_grad: bool
+    ) -> None:
         self._spec, self._settings = spec, settings
         self._shards = settings.activation_shards
         self._x = activation_buffer(spec, 1, settings)
-        self._row, self._has_gradient = 0, trained
+        self._row, self._has_gradient = 0, requires_grad
 
     @cached_property
     def _dx(self) -> popxl.RemoteBuffer:
@@ -72,28 +74,27 @@ class ActivationRows:
 
     @property
     def last_row(self) -> LayerIO:
-        """The row that was written last, as a phase of one layer takes it."""
-        return self._port(0)
+        """The row written last, as input or output of a phase with one layer."""
+        return self._layer_io(0)
 
-    def reserve(self, layers: int, trained: bool) -> tuple[LayerIO, LayerIO]:
-        """Where the next layers read, and where they write.
+    def reserve(self, layers: int, requires_grad: bool) -> tuple[LayerIO, LayerIO]:
+        """Reserve rows for the next layers; returns their input and their output.
 
         Args:
-            layers: how many there are, in one phase.
-            trained: whether any of them has something that is trained, or reads something else that
-                has a gradient.
+            layers: number of layers, all in one phase.
+            requires_grad: True if any of them is trainable or reads another value with a gradient.
         """
-        if not (trained or self._has_gradient):
+        if not (requires_grad or self._has_gradient):
             return self.last_row, self.last_row
-        # Layers of a phase are alike: those after the first have a gradient to give back.
+        # The layers of a phase share their graphs, and all but the first return a gradient.
         self._has_gradient = self._has_gradient or layers > 1
-        layer_ios = self._port(0), self._port(1, gradient=True)
+        layer_ios = self._layer_io(0), self._layer_io(1, requires_grad=True)
         self._row, self._has_gradient = self._row + layers, True
         return layer_ios
 
     def shared_output(self) -> LayerIO:
-        """The row that was written last, whichever row a phase is at: each layer adds to its
-        gradient."""
+        """The row written last, as an input that all layers of a phase share: each layer adds to
+        its gradient."""
         value = fixed_row(self._x, self._row, self._shards)
         if not self._has_gradient:
             return LayerIO(self._spec, value)
@@ -101,22 +102,21 @@ class ActivationRows:
         return LayerIO(self._spec, value, replace(grad, adds=True))
 
     def zero_grad(self) -> None:
-        """Let the gradient of the row that was written last be zero for all micro-batches, before
-        layers add to it."""
+        """Zero the gradient of the row written last, before layers add to it."""
         if self._has_gradient:
             zero_row(self._dx, self._row, self._settings)
 
     def zero_first_row(self) -> None:
-        """Let the first row be zero for all micro-batches."""
+        """Zero row 0 of every micro-batch."""
         zero_row(self._x, 0, self._settings)
 
-    def _port(self, row_offset: int, gradient: bool = False) -> LayerIO:
-        """The row so many beyond the last one, for a phase's row 0.
+    def _layer_io(self, row_offset: int, requires_grad: bool = False) -> LayerIO:
+        """Row `row_offset` after the last one, as the phase's row 0 sees it.
 
         Args:
-            gradient: it has one, whatever the rows before.
+            requires_grad: True if the row has a gradient even where the rows before have none.
         """
-        if not (gradient or self._has_gradient):
+        if not (requires_grad or self._has_gradient):
             return LayerIO(self._spec, fixed_row(self._x, self._row, self._shards))
         offset = self._row + row_offset
         x, dx = (RemoteHandle(buffer, offset, self._shards) for buffer in (self._x, self._dx))
@@ -124,22 +124,22 @@ class ActivationRows:
 
 
 def zero_row(buffer: popxl.RemoteBuffer, row: int, settings: PhaseSettings) -> None:
-    """Let a row of a buffer be zero for all micro-batches."""
+    """Zero a row of a buffer for every micro-batch of a pass."""
     steps = settings.micro_batches_per_pass
 
-    def one_step(at: popxl.Tensor) -> popxl.Tensor:
+    def zero_entry(entry: popxl.Tensor) -> popxl.Tensor:
         zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
-        ops.remote_store(buffer, at, zero)
-        return at + 1
+        ops.remote_store(buffer, entry, zero)
+        return entry + 1
 
     first = popxl.constant(row * steps, popxl.int32)
-    ops.repeat(popxl.gir().create_graph(one_step, first), steps, first)
+    ops.repeat(popxl.gir().create_graph(zero_entry, first), steps, first)
 
 
 def activation_buffer(
     spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
 ) -> popxl.RemoteBuffer:
-    """A buffer of `rows` rows for activations of `spec`."""
+    """Create a buffer of `rows` rows for activations of `spec`."""
     shards = settings.activation_shards
     count = 1 if shards is None else shards.group_size
     if math.prod(spec.shape) % count:
@@ -152,17 +152,17 @@ def activation_buffer(
 def gradient_buffer(
     spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
 ) -> popxl.RemoteBuffer:
-    """A buffer of `rows` rows for gradients of activations of `spec`."""
+    """Create a buffer of `rows` rows for gradients of activations of `spec`."""
     buffer = activation_buffer(spec, rows, settings)
     buffer.kind = "gradients between layers"
     return buffer
 
 
 class InputBuffers:
-    """The batch on the device side of the host link: loaded once, read by any phase.
+    """Remote buffers of a step's batch: loaded from the host once, read by every phase.
 
     Args:
-        specs: of one micro-batch on one replica, by name.
+        specs: specs of one micro-batch on one replica, by stream name.
     """
 
     def __init__(self, specs: Mapping[str, popxl.TensorSpec], settings: PhaseSettings) -> None:
@@ -178,28 +178,28 @@ class InputBuffers:
         self._steps = settings.micro_batches_per_pass
 
     def __getitem__(self, name: str) -> RemoteHandle:
-        """Where a phase loads the input `name` from."""
+        """Handle that a phase loads the input `name` from."""
         return fixed_row(self.buffers[name], 0)
 
     def layer_io(self, name: str) -> LayerIO:
-        """The input `name` as a phase takes it."""
+        """Returns the input `name` as an input of a layer."""
         return LayerIO(self.streams[name].spec, self[name])
 
     def layer_ios(self, names: Iterable[str]) -> dict[str, LayerIO]:
-        """The inputs of these names, by name."""
+        """Returns the named inputs as inputs of a layer, by name."""
         return {name: self.layer_io(name) for name in names}
 
     def load(self) -> None:
         """Load the micro-batches of a pass from the host."""
 
-        def load_one(step: popxl.Tensor) -> popxl.Tensor:
+        def load_micro_batch(step: popxl.Tensor) -> popxl.Tensor:
             for name, stream in self.streams.items():
                 ops.remote_store(self.buffers[name], step, ops.host_load(stream))
             return step + 1
 
         with popxl.plan.part("inputs"):
             start = popxl.constant(0, popxl.int32)
-            graph = popxl.gir().create_graph(load_one, start)
+            graph = popxl.gir().create_graph(load_micro_batch, start)
             ops.repeat(graph, self._steps, start)
 
 
@@ -210,16 +210,18 @@ def loop_over_layers(
     invariants: Sequence[popxl.Tensor] = (),
     row_offset: popxl.Tensor | None = None,
 ) -> list[popxl.Tensor]:
-    """Run a phase for each of `rows` in one loop of the program.
+    """Run `body` for each of `rows` in one loop of the program.
 
     Args:
-        rows: an arithmetic sequence.
-        body: `body(row, *carried, *invariant) -> new carried`, adding ops to the loop's graph.
-            It must use no tensors but its arguments.
-        ahead: int32 scalar that is added to the rows; None: 0.
+        rows: row of each iteration, an arithmetic sequence.
+        body: `body(row, *carry, *invariants) -> new carry`, which adds ops to the loop's graph and
+            uses no tensors but its arguments.
+        carry: tensors that each iteration replaces.
+        invariants: tensors that are equal in all iterations.
+        row_offset: int32 scalar that is added to each row; None: 0.
 
     Returns:
-        The carried tensors after the last row.
+        The carry after the last row.
     """
     if len(rows) == 0:
         return list(carry)

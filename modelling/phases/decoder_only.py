@@ -1,7 +1,4 @@
-"""The phases of a decoder-only model, and their order in training.
-
-The chain's first row is the embeddings' output, then come those of the layers.
-"""
+"""Build the phases of a decoder-only model: embeddings, layers and head."""
 
 from __future__ import annotations
 
@@ -22,49 +19,48 @@ from modelling.phases.settings import PhaseSettings
 def build_decoder_only_phases(
     settings: PhaseSettings, decoder: DecoderSpec, adapters: LayerAdapters
 ) -> PhasePlan:
-    """Embeddings, layers, and the head.
+    """Build embeddings, layers and head of a decoder-only model.
 
-    Inputs: `input_ids`, int32 (micro-batch, sequence_length), those of the head's objective, and
-        where
-    samples hold several texts, `segment_starts`, see `data.causal_lm.segment_starts_of`; where the
-    usage of experts is counted, `segment_ids`, which the head takes after x.
+    Input streams: `input_ids`, int32 (micro-batch, sequence_length), and those of the head's
+    objective, all of that shape; for packed samples `segment_starts`
+    (`data.causal_lm.segment_starts_of`); where expert usage is counted, `segment_ids`.
     """
     config, head = settings.config, adapters.attach_to_head(decoder.head())
     layers = adapters.build_layers(decoder.layer_names, decoder.layer_types, decoder.block)
     model, batch = config.model, config.execution.micro_batch_size
     input_ids = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
-    learned = head.objective.input_specs(input_ids)
-    read = {} if decoder.expert_usage is None else {SEGMENT_IDS: input_ids}
-    read |= {"segment_starts": input_ids} if texts_per_row(config) > 1 else {}
-    inputs = InputBuffers({"input_ids": input_ids} | learned | read, settings)
+    loss_inputs = head.objective.input_specs(input_ids)
+    extra = {} if decoder.expert_usage is None else {SEGMENT_IDS: input_ids}
+    extra |= {"segment_starts": input_ids} if texts_per_row(config) > 1 else {}
+    inputs = InputBuffers({"input_ids": input_ids} | loss_inputs | extra, settings)
     layout = ActivationLayout.from_config(config)
     shape = layout.shape(batch, model.sequence_length, model.hidden_size)
     hidden = popxl.TensorSpec(shape, settings.dtype)
-    chain = ActivationRows(hidden, settings, trained=settings.is_phase_trainable("embeddings"))
-    read_words = inputs.layer_ios(["input_ids"])
+    trains_embeddings = settings.is_phase_trainable("embeddings")
+    activations = [ActivationRows(hidden, settings, requires_grad=trains_embeddings)]
+    token_inputs = inputs.layer_ios(["input_ids"])
     embeddings = adapters.attach_to_embeddings(decoder.embeddings())
-    first = Phase("embeddings", embeddings, read_words, [chain.last_row], settings)
+    first = Phase("embeddings", embeddings, token_inputs, [activations[0].last_row], settings)
     expert_usage = decoder.expert_usage
-    chains = [chain]
     if expert_usage is not None:
-        chains.append(ActivationRows(expert_usage.spec, settings, trained=False))
-    balances = expert_usage is not None and expert_usage.router_aux_loss_coef > 0
-    stack: list[PhaseRun] = []
-    has_groups = config.execution.expert_groups > 1
-    sampled = layers.map_modules(RouterOnlyBlock if has_groups else TrainingBlock)
+        activations.append(ActivationRows(expert_usage.spec, settings, requires_grad=False))
+    usage_grad = expert_usage is not None and expert_usage.router_aux_loss_coef > 0
+    runs: list[PhaseRun] = []
+    streams_experts = config.execution.expert_groups > 1
+    blocks = layers.map_modules(RouterOnlyBlock if streams_experts else TrainingBlock)
     first_layer = 0
     for name, count in settings.layers_per_phase("layer", len(layers.type_of_layer)).items():
-        part = sampled.take(range(first_layer, first_layer + count))
-        others = inputs.layer_ios(read)
+        part = blocks.part(range(first_layer, first_layer + count))
+        args = activations, inputs.layer_ios(extra), settings, usage_grad
         if decoder.experts is None:
-            stack += build_dense_runs(name, part, chains, others, settings, balances)
+            runs += build_dense_runs(name, part, *args)
         else:
             group = adapters.attach_to_experts(decoder.experts(), decoder.layer_names[first_layer])
             names = name, name.replace("layer", "experts", 1)
-            stack += build_moe_runs(names, part, group, chains, others, settings, balances)
+            runs += build_moe_runs(names, part, group, *args)
         first_layer += count
-    head_inputs = {**by_name(c.last_row for c in chains), **inputs.layer_ios(learned)}
+    head_inputs = by_name(rows.last_row for rows in activations) | inputs.layer_ios(loss_inputs)
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
-    order = [PhaseRun(first, range(1)), *stack, PhaseRun(last, range(1))]
-    begin = {} if expert_usage is None else {"zero_activations": chains[1].zero_first_row}
-    return PhasePlan(inputs, order, **begin)
+    order = [PhaseRun(first, range(1)), *runs, PhaseRun(last, range(1))]
+    zero = {} if expert_usage is None else {"zero_activations": activations[1].zero_first_row}
+    return PhasePlan(inputs, order, **zero)

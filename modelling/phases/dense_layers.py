@@ -1,4 +1,4 @@
-"""Layers that are trained alike: a phase for each kind, along the chains of what they hand on."""
+"""Runs of dense layers: one phase per layer type, connected by rows of activations."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ LayerIOs = tuple[LayerIO, ...]
 
 
 def by_name(layer_ios: Iterable[LayerIO]) -> dict[str, LayerIO]:
-    """The values that layers hand on, by name: x, and the usage of experts."""
-    return dict(zip(("x", "usage"), layer_ios, strict=False))
+    """Name the values that a layer passes to the next one: x, then the expert usage if present."""
+    return dict(zip(("x", "expert_usage"), layer_ios, strict=False))
 
 
 def reserve_rows(
-    chains: Sequence[ActivationRows], layers: LayerModules, trained: bool, usage_is_trained: bool
+    activations: Sequence[ActivationRows],
+    layers: LayerModules,
+    requires_grad: bool,
+    usage_requires_grad: bool,
 ) -> tuple[LayerIOs, LayerIOs]:
-    """Where layers read, and where they write.
+    """Reserve rows of activations for layers; returns the layers' inputs and outputs.
 
     Args:
-        chains: of x, and of the usage of experts.
-        trained: whether there is something trained that x goes through, as the usage does if
-            `usage_is_trained`.
+        activations: rows of x and, for mixtures of experts, of the expert usage.
+        requires_grad: True if the layers are trainable on the path of x.
+        usage_requires_grad: True if they are trainable on the path of the expert usage.
     """
     count = len(layers.type_of_layer)
-    passed = zip(chains, (trained, usage_is_trained), strict=False)
-    into, out = zip(*(chain.reserve(count, it) for chain, it in passed), strict=True)
-    return into, out
+    pairs = zip(activations, (requires_grad, usage_requires_grad), strict=False)
+    inputs, outputs = zip(*(rows.reserve(count, grad) for rows, grad in pairs), strict=True)
+    return inputs, outputs
 
 
 def build_runs_by_type(
@@ -42,33 +45,39 @@ def build_runs_by_type(
     outputs: Sequence[LayerIO],
     settings: PhaseSettings,
 ) -> list[list[PhaseRun]]:
-    """The stages of all layers as if they were of a kind, for each kind."""
-    kinds: list[list[PhaseRun]] = []
+    """Build, for each layer type, the runs of all layers as if every layer had that type.
+
+    The caller takes for each layer the run of its type. The phase of the first type owns the
+    weights of all layers.
+    """
+    runs_by_type: list[list[PhaseRun]] = []
     for number, module in enumerate(layers.modules):
         title = f"{name}_{number + 1}" if number else name
-        keeper = kinds[0][0].phase if kinds else None  # it has the weights of all layers
-        given = inputs, outputs, settings, len(layers.type_of_layer)
-        kinds.append(split_by_remat(Phase(title, module, *given, share_weights_with=keeper)))
-    return kinds
+        owner = runs_by_type[0][0].phase if runs_by_type else None
+        args = inputs, outputs, settings, len(layers.type_of_layer)
+        phase = Phase(title, module, *args, share_weights_with=owner)
+        runs_by_type.append(split_by_remat(phase))
+    return runs_by_type
 
 
 def build_dense_runs(
     name: str,
     layers: LayerModules,
-    chains: Sequence[ActivationRows],
-    others: Mapping[str, LayerIO],
+    activations: Sequence[ActivationRows],
+    extra_inputs: Mapping[str, LayerIO],
     settings: PhaseSettings,
-    balances: bool,
+    usage_requires_grad: bool,
 ) -> list[PhaseRun]:
-    """The stages of whole layers, in order.
+    """Build the runs of layers whose experts, if any, are on the device with the layer.
 
     Args:
-        others: what they read besides.
-        balances: whether the usage of experts has a gradient.
+        activations: rows of x and, for mixtures of experts, of the expert usage.
+        extra_inputs: further inputs of each layer, by name.
+        usage_requires_grad: True if the expert usage has a gradient.
     """
-    trained = settings.is_phase_trainable(name)
-    into, out = reserve_rows(chains, layers, trained, trained and balances)
-    kinds = build_runs_by_type(name, layers, {**by_name(into), **others}, out, settings)
-    return [
-        run for kind, rows in layers.runs_of_one_type() for run in slice_runs(kinds[kind], rows)
-    ]
+    trainable = settings.is_phase_trainable(name)
+    usage_grad = trainable and usage_requires_grad
+    inputs, outputs = reserve_rows(activations, layers, trainable, usage_grad)
+    inputs_by_name = {**by_name(inputs), **extra_inputs}
+    runs = build_runs_by_type(name, layers, inputs_by_name, outputs, settings)
+    return [run for kind, rows in layers.runs_of_one_type() for run in slice_runs(runs[kind], rows)]

@@ -1,8 +1,6 @@
-"""The phases of an encoder-decoder, and their order in training.
+"""Build the phases of an encoder-decoder: two stacks of layers, encoder head and loss.
 
-The rows of the encoder's chain are the outputs of embeddings, layers and encoder head, the last of
-which every decoder layer reads, adding to its gradient; those of the decoder's, of embeddings and
-layers.
+Every decoder layer reads the last row of the encoder's activations and adds to its gradient.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from modelling.layers.encoder_decoder import (
     StackContext,
     with_packed_positions,
 )
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.packing import Packing
-from modelling.layers.wrapped import LayerWrapper
 from modelling.phases.buffers import ActivationRows, InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
@@ -41,7 +39,7 @@ from popxl import Tensor
 
 
 class StackBlock(LayerWrapper):
-    """A block of a stack over whole samples."""
+    """A block of the encoder or the decoder over whole samples, without a KV cache."""
 
     layer: Module
 
@@ -55,8 +53,8 @@ class StackBlock(LayerWrapper):
         """x: (batch, length, hidden) -> the same shape.
 
         Args:
-            encoded: what a block of the decoder reads; see `DecoderContext`.
-            mask, seed: see `EncoderContext`.
+            encoded: the encoder's output, for a block of the decoder; see `DecoderContext`.
+            mask, seed: fields of `EncoderContext`.
         """
         seed_adapters(self.layer, seed)
         if encoded is None:
@@ -70,89 +68,91 @@ class StackBlock(LayerWrapper):
 def build_encoder_decoder_phases(
     settings: PhaseSettings, model: EncoderDecoderSpec, adapters: LayerAdapters
 ) -> PhasePlan:
-    """Embeddings and layers of both stacks, the encoder's end, and the head.
+    """Build embeddings and layers of both stacks, the encoder head, and the head with the loss.
 
-    Inputs: `input_ids` and `mask`, int32 (micro-batch, sequence_length), see `EncoderContext`;
-    `decoder_input_ids`, int32 (sequences, decoder_sequence_length), and those of the head's
-    objective.
+    Input streams: `input_ids` and `mask`, int32 (micro-batch, sequence_length), see
+    `EncoderContext`; `decoder_input_ids`, int32 (sequences, decoder_sequence_length), and those of
+    the head's objective, of that shape.
     """
-    config, end = settings.config, adapters.attach_to_head(model.head())
-    packing = Packing.from_config(config, answers_of(config))
-    batch = config.execution.micro_batch_size
+    config, head = settings.config, adapters.attach_to_head(model.head())
+    packing, batch = (
+        Packing.from_config(config, answers_of(config)),
+        config.execution.micro_batch_size,
+    )
     sequences = batch * packing.sequences_per_sample
     input_ids = popxl.TensorSpec((batch, config.model.sequence_length), popxl.int32)
     targets = popxl.TensorSpec((sequences, SEQ2SEQ.output_length(config)), popxl.int32)
-    learned = end.objective.input_specs(targets)
+    loss_inputs = head.objective.input_specs(targets)
     inputs = InputBuffers(
-        {"input_ids": input_ids, "mask": input_ids, "decoder_input_ids": targets, **learned},
+        {"input_ids": input_ids, "mask": input_ids, "decoder_input_ids": targets, **loss_inputs},
         settings,
     )
 
-    def rows_of(tokens: popxl.TensorSpec, *phases: str) -> ActivationRows:
-        layout = ActivationLayout.from_config(config)
-        shape = layout.shape(tokens.shape[0], tokens.shape[1], config.model.hidden_size)
+    def activation_rows(tokens: popxl.TensorSpec, *phases: str) -> ActivationRows:
+        shape = ActivationLayout.from_config(config).shape(
+            tokens.shape[0], tokens.shape[1], config.model.hidden_size
+        )
         spec = popxl.TensorSpec(shape, settings.dtype)
         return ActivationRows(spec, settings, any(map(settings.is_phase_trainable, phases)))
 
-    own = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
-    encoder, decoder = rows_of(input_ids, EMBEDDINGS), rows_of(targets, EMBEDDINGS, *own)
-    mask, start = (
-        inputs.layer_ios(["mask"]),
-        with_packed_positions(adapters.attach_to_embeddings(model.embeddings())),
-    )
-    read = inputs.layer_ios(
-        ["input_ids", "mask"] if isinstance(start, PackedEncoderEmbeddings) else ["input_ids"]
-    )
-    first = Phase(EMBEDDINGS, start, read, [encoder.last_row], settings)
-    given = settings, model, adapters
-    runs = [PhaseRun(first, range(1)), *_stack("encoder", mask, encoder, *given)]
+    decoder_phases = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
+    encoder = activation_rows(input_ids, EMBEDDINGS)
+    decoder = activation_rows(targets, EMBEDDINGS, *decoder_phases)
+    embeddings = with_packed_positions(adapters.attach_to_embeddings(model.embeddings()))
+    mask, names = inputs.layer_ios(["mask"]), ["input_ids"]
+    names += ["mask"] if isinstance(embeddings, PackedEncoderEmbeddings) else []
+    outputs = [encoder.last_row]
+    first = Phase(EMBEDDINGS, embeddings, inputs.layer_ios(names), outputs, settings)
+    args = settings, model, adapters
+    runs = [PhaseRun(first, range(1)), *_build_stack("encoder", mask, encoder, *args)]
     if model.encoder_head is not None:
         x, y = encoder.reserve(1, settings.is_phase_trainable(ENCODER_HEAD))
         last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
         runs.append(PhaseRun(last, range(1)))
-    last, read = runs[-1].phase, {"input_ids": inputs.layer_io("decoder_input_ids")}
-    again = adapters.attach_to_embeddings((model.decoder_embeddings or model.embeddings)())
-    table = {TOKENS: first}
-    begin = Phase(DECODER_EMBEDDINGS, again, read, [decoder.last_row], settings, 1, table)
-    runs.append(PhaseRun(begin, range(1)))
-    runs += _stack("decoder", {"encoded": encoder.shared_output(), **mask}, decoder, *given)
-    loss_inputs = {"x": decoder.last_row, **inputs.layer_ios(learned)}
-    loss = LossPhase("head", end, loss_inputs, settings, table if end.tied else None)
+    last_encoder_phase = runs[-1].phase
+    embeddings = adapters.attach_to_embeddings((model.decoder_embeddings or model.embeddings)())
+    tokens = {"input_ids": inputs.layer_io("decoder_input_ids")}
+    token_weight, outputs = {TOKENS: first}, [decoder.last_row]
+    phase = Phase(DECODER_EMBEDDINGS, embeddings, tokens, outputs, settings, 1, token_weight)
+    runs.append(PhaseRun(phase, range(1)))
+    decoder_inputs = {"encoded": encoder.shared_output(), **mask}
+    runs += _build_stack("decoder", decoder_inputs, decoder, *args)
+    head_inputs = {"x": decoder.last_row, **inputs.layer_ios(loss_inputs)}
+    loss = LossPhase("head", head, head_inputs, settings, token_weight if head.tied else None)
 
     def zero_grads() -> None:
-        with last.part("backward"):
+        with last_encoder_phase.part("backward"):
             encoder.zero_grad()
 
-    ends = replace(runs.pop(), zero_grads=zero_grads), PhaseRun(loss, range(1))
-    return PhasePlan(inputs, [*runs, *ends])
+    last_runs = replace(runs.pop(), zero_grads=zero_grads), PhaseRun(loss, range(1))
+    return PhasePlan(inputs, [*runs, *last_runs])
 
 
-def _stack(
+def _build_stack(
     name: str,
-    others: Mapping[str, LayerIO],
-    chain: ActivationRows,
+    extra_inputs: Mapping[str, LayerIO],
+    activations: ActivationRows,
     settings: PhaseSettings,
     model: EncoderDecoderSpec,
     adapters: LayerAdapters,
 ) -> list[PhaseRun]:
-    """The stages of a stack: its first layer by itself, if it lends the others a part, and those
-    after it.
+    """Build the runs of a stack; a first layer that owns the position bias is a phase of its own.
 
     Args:
-        others: what layers take besides x.
+        extra_inputs: inputs of each layer besides x, by name.
     """
-    stack, runs, lent = model.stacks[name], list[PhaseRun](), dict[str, Phase]()
-    bias, before = stack.position_bias(), 0
+    stack, runs, shared = model.stacks[name], list[PhaseRun](), dict[str, Phase]()
+    bias, layer = stack.position_bias(), 0
     first = {} if bias is None else {f"first_{name}_layer": 1}
-    others_alike = settings.layers_per_phase(f"{name}_block", stack.layers - len(first))
-    for title, layers in (first | others_alike).items():
+    rest = settings.layers_per_phase(f"{name}_block", stack.layers - len(first))
+    for title, layers in (first | rest).items():
         if layers:
-            reads_trained = any(layer_io.grad for layer_io in others.values())
-            x, y = chain.reserve(layers, settings.is_phase_trainable(title) or reads_trained)
-            block = adapters.attach(stack.block(before == 0), layer_name(name, before))
-            module = StackBlock(block)
-            phase = Phase(title, module, {"x": x, **others}, [y], settings, layers, lent)
-            runs += split_by_remat(phase)
-            before += layers
-            lent = {} if bias is None else {bias[0]: runs[0].phase}
+            input_has_grad = any(layer_io.grad for layer_io in extra_inputs.values())
+            requires_grad = settings.is_phase_trainable(title) or input_has_grad
+            x, y = activations.reserve(layers, requires_grad)
+            block = StackBlock(adapters.attach(stack.block(layer == 0), layer_name(name, layer)))
+            inputs = {"x": x, **extra_inputs}
+            runs += split_by_remat(Phase(title, block, inputs, [y], settings, layers, shared))
+            layer += layers
+            shared = {} if bias is None else {bias[0]: runs[0].phase}
     return runs

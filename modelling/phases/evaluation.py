@@ -1,4 +1,4 @@
-"""The program of the loss alone: the forward phases of training, for any family."""
+"""Build the program of the loss: the forward phases of training, for any model family."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class LossProgram:
     """An Ir that computes losses, its streams and its variables.
 
     Attributes:
-        inputs: streams of the batch by name, each with a transfer for each micro-batch.
+        inputs: streams of the batch by name, with one transfer per micro-batch.
         loss: stream of the loss of each micro-batch.
-        sums: stream of what it is a function of; None: the objective does not tell.
-        variables: as `modelling.phases.training.TrainingProgram` has them, without `optim`.
+        sums: stream of the sums that the loss is computed from; None if the objective has none.
+        variables: variables by phase and layer, as in `TrainingProgram`, without `optim`.
     """
 
     ir: popxl.Ir
@@ -37,10 +37,10 @@ class LossProgram:
 def build_loss(
     config: RunConfig, build_phases: Callable[[PhaseSettings], PhasePlan], weight_map: WeightMap
 ) -> LossProgram:
-    """Build the program of a configuration, whose `model.eval` must be set.
+    """Build the loss program of a configuration with `model.eval` set.
 
-    Layers visit the device one after the other, as in training, so that a model which can be
-    trained can be evaluated.
+    Layers are loaded one after the other, as in training: a model that can be trained can be
+    evaluated on the same devices.
     """
     with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation

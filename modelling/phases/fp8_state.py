@@ -25,19 +25,18 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 @dataclass(frozen=True)
 class FP8State:
-    """The state of the FP8 products of a phase, the same on all replicas; one entry for each layer.
+    """State of the FP8 matrix products of a phase, equal on all replicas; one entry per layer.
 
-    The gradients in a layer are those of the loss of its micro-batch, which weighs as much as the
-    whole global batch (see `modelling.objectives.LOSS_WEIGHT`): they grow with the number of
-    micro-batches. The state holds amaxes and scales of gradients of the global batch's loss, which
-    do not, so that every split of a global batch gives the same ones.
+    The loss of a micro-batch is weighted like that of the whole global batch (`LOSS_WEIGHT`), so
+    its gradients grow with the number of micro-batches. The state holds amaxes and scales of the
+    gradients of the global batch's loss, which do not depend on how the global batch is split.
 
     Attributes:
-        facts: the variables' factories.
-        products: names of the products.
-        buffers: the variables' buffers.
-        amaxes: buffer of what was observed in a step, (products * 3,).
-        micro_batches: of a global batch.
+        facts: factories of the variables.
+        products: names of the matrix products.
+        buffers: remote buffers of the variables.
+        amaxes: buffer of the amaxes observed in a step, (products * 3,).
+        micro_batches: number of micro-batches of a global batch.
     """
 
     recipe: DelayedScaling
@@ -51,7 +50,7 @@ class FP8State:
     def create(
         cls, facts: NamedVariableFactories, entries: int, settings: PhaseSettings
     ) -> FP8State | None:
-        """Buffers for the FP8 state among the variables of `facts`, if there is any."""
+        """Create buffers for the FP8 state among `facts`; None if there is none."""
         recipe, state = make_recipe(settings.config), facts.of_kind("fp8")
         if not isinstance(recipe, DelayedScaling) or not state.keys():
             return None
@@ -62,11 +61,11 @@ class FP8State:
         return cls(recipe, state, products, buffers, amaxes, micro_batches)
 
     def load(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """The scales of layer `row` by their names, for gradients of the global batch's loss."""
+        """Load the scales of layer `row` by name, for gradients of the global batch's loss."""
         return load_remote(self.buffers.filter_keys(self._scale_names), row).to_dict()
 
     def scales(self, state: Mapping[str, popxl.Tensor]) -> dict[str, popxl.Tensor]:
-        """What a layer takes of its state: scales, for gradients of a micro-batch's loss."""
+        """Scales that a layer takes, for gradients of a micro-batch's loss."""
         scales_by_name = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
             return scales_by_name
@@ -78,7 +77,7 @@ class FP8State:
         return [f"{name}.{SCALE}" for name in self.products]
 
     def observe(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
-        """Store what was observed in layer `row`, the largest on any replica."""
+        """Store the amaxes observed in layer `row`: the maximum over all replicas."""
         observed = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
         share = self._for_gradients(1 / self.micro_batches)
         amaxes = ops.concat([amax * share for amax in observed])
@@ -86,7 +85,7 @@ class FP8State:
         ops.remote_store(self.amaxes, row, largest)
 
     def update(self, row: popxl.Tensor, norm: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """Update the state of layer `row`; not if `norm`, that of all gradients, is not finite.
+        """Update the state of layer `row`, unless the global gradient norm `norm` is not finite.
 
         Returns:
             The new state by name.
@@ -103,6 +102,6 @@ class FP8State:
         return new
 
     def _for_gradients(self, factor: float) -> popxl.Tensor:
-        """`factor` for gradients, 1 for the other operands."""
+        """(3,) factors of the operands of a product: `factor` for the gradient, else 1."""
         factors = [factor if name == "gradient" else 1.0 for name in OPERANDS]
         return popxl.constant(np.asarray(factors), popxl.float32, "micro_batch_share")

@@ -1,4 +1,4 @@
-"""Sums of gradients between the passes of an optimizer step."""
+"""Accumulated gradients between the passes of an optimizer step."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 
 def to_float32(t: popxl.Tensor) -> popxl.Tensor:
-    """A tensor in float32."""
-    # A cast to the same type would be a segment of its own, and a copy.
+    """Cast a tensor to float32."""
+    # A cast to the same type would be compiled by itself, and would copy.
     return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
 
 
 @dataclass(frozen=True)
 class GradientSums:
-    """Where a phase keeps its accumulators while other layers run, one entry for each layer.
+    """Remote buffers of a phase's gradient accumulators, with one entry per layer.
 
-    Sums are float32. An entry has the type of its buffer: where that is narrower, a pass has a sum
-    of its own, which is added and rounded once.
+    Accumulators are float32. Where the entries are narrower, each pass accumulates from zero, and
+    its sum is added to the entry and rounded once.
 
     Attributes:
         facts: factories of the accumulators, by name.
-        buffers: their buffers, by the same names.
+        buffers: buffers of the accumulators, by name.
     """
 
     facts: NamedVariableFactories
@@ -37,28 +37,30 @@ class GradientSums:
     def create(
         cls,
         facts: NamedVariableFactories,
-        at_hand: Mapping[str, popxl.RemoteBuffer],
+        reusable: Mapping[str, popxl.RemoteBuffer],
         dtypes: Mapping[str, popxl.dtype],
         entries: int,
     ) -> GradientSums:
-        """Buffers for the accumulators of `entries` layers.
+        """Create buffers for the accumulators of `entries` layers.
 
         Args:
-            at_hand: buffers that are free until the last pass, by accumulator.
-            dtypes: types of entries, by accumulator; default: the accumulator's.
+            reusable: buffers that are unused until the last pass, by accumulator.
+            dtypes: data types of entries, by accumulator; default: the accumulator's own.
         """
         buffers = {}
         for name, factory in facts.to_dict().items():
-            if name not in at_hand:
+            if name not in reusable:
                 dtype = dtypes.get(name, factory.dtype)
                 spec = popxl.TensorSpec(factory.shape_on_replica, dtype)
                 buffers[name] = create_remote_buffer(spec, entries, shard_over=1)
                 buffers[name].kind = "gradients"
-        return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **at_hand}))
+        return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **reusable}))
 
     def load_accumulators(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Accumulators for a further pass over layer `row`, as the pass before left them, or zero
-        where the entry is narrower."""
+        """Accumulators at the start of a further pass over layer `row`.
+
+        They are the sums of the passes before, or zero where the entry is narrower than float32.
+        """
         exact = {
             name: ops.remote_load(buffer, row, name=name)
             for name, buffer in self.buffers.to_dict().items()
@@ -68,7 +70,7 @@ class GradientSums:
         return addons.NamedTensors.from_dict({**zero.init_zero().to_dict(), **exact})
 
     def total(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> addons.NamedTensors:
-        """Float32 sums for layer `row` after the last pass."""
+        """Float32 gradients of layer `row`, summed over all passes."""
         sums = {
             name: self._sum(name, row, accumulators)
             if self._rounds(name)
@@ -80,10 +82,9 @@ class GradientSums:
     def store(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors, is_first: bool = False
     ) -> None:
-        """Keep the sums of layer `row` after a pass for the next one.
+        """Store the sums of layer `row` after a pass that is not the last.
 
-        A narrower entry is added here: a pass that began with it would read it, and add to it, once
-        more.
+        A narrower entry is added here, because the pass did not start from it.
         """
         for name, buffer in self.buffers.to_dict().items():
             adds = self._rounds(name) and not is_first
@@ -91,10 +92,10 @@ class GradientSums:
             ops.remote_store(buffer, row, addons.round_by_hash(total, buffer.tensor_dtype))
 
     def _rounds(self, name: str) -> bool:
-        """True if the entries of an accumulator are rounded."""
+        """True if the entries of an accumulator are narrower than float32."""
         return self.buffers.get(name).tensor_dtype != popxl.float32
 
     def _sum(self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors) -> popxl.Tensor:
-        """The sum of an entry and of the pass's gradient, in float32."""
+        """Add an entry and the gradient of the current pass, in float32."""
         before = ops.remote_load(self.buffers.get(name), row, name=name)
         return to_float32(before) + to_float32(accumulators.get(name))

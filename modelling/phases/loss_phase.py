@@ -1,4 +1,4 @@
-"""The last phase: the loss and its gradient in one pass over the micro-batches."""
+"""The last phase: loss and gradient in one pass over the micro-batches."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ _LOSS_SUM = "loss_sum"
 class LossPhase(Phase):
     """A phase whose output is the loss.
 
-    `backward` runs it forwards and backwards at once, without recomputation: nothing lies between
-    the two. Each micro-batch's loss, unscaled, goes to `loss_stream`. If one is not finite, the sum
-    of squares that `backward` returns is NaN, so that the optimizer leaves the step out, even where
-    all gradients are finite.
+    `backward` computes the loss and its gradient together, without recomputation. The unscaled
+    loss of each micro-batch goes to `loss_stream`. If a loss is not finite, `backward` returns NaN
+    as the sum of squares, so the optimizer skips the step even if all gradients are finite.
 
     Attributes:
-        aux_outputs: streams of what the module returns besides, by the names in its `aux_outputs`.
+        aux_outputs: streams of the module's further outputs, by the names in its `aux_outputs`.
 
     Args:
-        module: `build(<inputs>, seed=None)` returns a float32 scalar, or that and tensors for the
-            host.
+        module: module whose `build(<inputs>, seed=None)` returns the loss, a float32 scalar, or
+            the loss followed by tensors for the host.
     """
 
-    _num_host_outputs: int  # outputs for the host, before those that gradients take
+    _num_host_outputs: int  # outputs for the host, which come before the gradients of inputs
 
     def __init__(
         self,
@@ -69,8 +68,8 @@ class LossPhase(Phase):
         both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])
         tensors = dict(zip(inputs, both.graph.inputs, strict=False))
         seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
-        count, outputs = self._num_host_outputs, both.graph.outputs
-        host_outputs, grads = outputs[:count], outputs[count:]
+        count = self._num_host_outputs
+        host_outputs, grads = both.graph.outputs[:count], both.graph.outputs[count:]
         input_grads = [layer_io.grad for layer_io in inputs.values() if layer_io.grad is not None]
         serialised = batch_serialise(
             both,
@@ -90,7 +89,7 @@ class LossPhase(Phase):
         grad: addons.GraphWithNamedArgs,
         specs: list[popxl.TensorSpec],
     ) -> addons.GraphWithNamedArgs:
-        """One graph of the forward graph followed by its gradient graph."""
+        """Join the forward graph and its gradient graph into one graph."""
         scaling = self._settings.config.execution.loss_scaling
         named: dict[str, popxl.Tensor] = {}
 
@@ -126,12 +125,12 @@ class LossPhase(Phase):
         return streams
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
-        """In training nothing: the loss is computed together with its gradient."""
+        """Compute the loss; in training `backward` does that."""
         if not self._settings.training:
             super().forward(row, step)
 
     def _load_for_gradients(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """There was no forward pass, so the update is still pending."""
+        """Load variables and run the pending update, since there was no forward pass."""
         return self._load(row, step)
 
     def _finish_gradients(

@@ -1,8 +1,8 @@
-"""What an optimizer updates in place of a 16-bit weight: a float32 master (Micikevicius et al.,
-arXiv:1710.03740), or the weight joined with a residual (FlashOptim, arXiv:2602.23349).
+"""Master weights: an optimizer updates a value that is more precise than the 16-bit weight.
 
-The weight that the model computes with is that, rounded to nearest. So updates that are smaller
-than the distance of two 16-bit values add up.
+It is a float32 copy (Micikevicius et al., arXiv:1710.03740), or the weight joined with its rounding
+residual (FlashOptim, arXiv:2602.23349). The model computes with that value rounded to nearest, so
+updates smaller than the distance between two 16-bit values add up.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from popxl_addons.optimizers.weight_residual import join_weight, store_split_wei
 
 
 class _WithMasterWeight:
-    """Makes an optimizer step update the whole weight: its master, or the weight joined with its
-    residual. A mixin: list it before the step among the bases. `slot` is what is kept of the weight
-    besides its 16 bits; it is optimizer state with the shape and sharding of the variable.
+    """Mixin for an optimizer step, before it among the bases, that updates the master weight.
+
+    Attributes:
+        slot: the optimizer state next to the 16-bit weight: the float32 master, or the residual;
+            it has the shape and the sharding of the variable.
     """
 
     slot: StateSlot
@@ -31,17 +33,17 @@ class _WithMasterWeight:
         replica_grouping: ReplicaGrouping | None = None,
         **settings: Any,
     ) -> None:
-        """Update what is kept, the other state, and `var`; see the optimizer's own `build`."""
+        """Update the master weight, the other state and `var`; arguments as of the optimizer."""
         dtype = popxl.dtype.from_name(self.slot.dtype)
-        kept = self.add_state_like(self.slot.name, var, dtype, replica_grouping)  # type: ignore[attr-defined]
-        whole = kept if self.slot == MASTER_WEIGHT else join_weight(var, kept)
-        super().build(whole, grad, replica_grouping, **settings)  # type: ignore[misc]
+        state = self.add_state_like(self.slot.name, var, dtype, replica_grouping)  # type: ignore[attr-defined]
+        master = state if self.slot == MASTER_WEIGHT else join_weight(var, state)
+        super().build(master, grad, replica_grouping, **settings)  # type: ignore[misc]
         if self.slot == MASTER_WEIGHT:
-            ops.var_updates.copy_var_update_(var, ops.cast(kept, var.dtype))
+            ops.var_updates.copy_var_update_(var, ops.cast(state, var.dtype))
         else:
-            store_split_weight(var, kept, whole)
+            store_split_weight(var, state, master)
 
 
 def with_master_weight(step: type[addons.Module], slot: StateSlot) -> type[addons.Module]:
-    """The module of an optimizer's step that updates what `slot` keeps of a weight."""
+    """Returns the optimizer step's module with a master weight that is stored in `slot`."""
     return type(f"{step.__name__}On{slot.name.title()}", (_WithMasterWeight, step), {"slot": slot})

@@ -1,8 +1,8 @@
-"""Layers whose experts are phases of their own: a group of them at a time is on the device.
+"""Runs of mixture-of-experts layers whose experts are streamed to the device group by group.
 
-A layer ends with its router. It hands on x, to which each group adds what its experts give, and
-what groups read. So x has the same gradient before and after them. Each group adds to the gradients
-of what it reads, before the layer's own backward pass.
+The phase of a layer ends with the router. It outputs x and the inputs of the experts; each group of
+experts then adds its outputs to x. So the gradient of x is the same before and after the experts.
+In the backward pass each group adds to the gradients of its inputs before the layer itself runs.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ ROW = popxl.TensorSpec((), popxl.int32)
 
 
 class ExpertInputs:
-    """What each layer of a phase hands to its groups of experts besides x.
+    """Buffers of the tensors that a layer passes to its groups of experts besides x.
 
     Args:
-        specs: by name, of one micro-batch on one replica.
-        kept: whether there is a backward pass which reads it again.
-        gradient: whether the layers have a backward pass.
+        specs: specs of one micro-batch on one replica, by name.
+        saved: True if a backward pass reads the tensors again.
+        requires_grad: True if the layers have a backward pass.
     """
 
     def __init__(
         self,
         specs: Mapping[str, popxl.TensorSpec],
         settings: PhaseSettings,
-        kept: bool,
-        gradient: bool,
+        saved: bool,
+        requires_grad: bool,
     ) -> None:
-        self._specs, self._settings, self._kept = specs, settings, kept
+        self._specs, self._settings, self._saved = specs, settings, saved
         self._shards = settings.activation_shards
         self._values = {n: activation_buffer(spec, 1, settings) for n, spec in specs.items()}
         self._gradients = {
             n: gradient_buffer(spec, 1, settings)
             for n, spec in specs.items()
-            if gradient and spec.dtype.is_floating_point
+            if requires_grad and spec.dtype.is_floating_point
         }
 
     @property
     def layer_ios(self) -> dict[str, LayerIO]:
-        """Where a layer writes it. Only the layer at work has gradients."""
+        """Outputs of a layer, by name. The gradients are those of the running layer alone."""
         return {
             name: LayerIO(
                 spec,
-                RemoteHandle(self._values[name], 0 if self._kept else None, self._shards),
+                RemoteHandle(self._values[name], 0 if self._saved else None, self._shards),
                 fixed_row(self._gradients[name], 0, self._shards)
                 if name in self._gradients
                 else None,
@@ -72,7 +72,7 @@ class ExpertInputs:
         }
 
     def zero_grads(self) -> None:
-        """Let the gradients be zero, before the groups of a layer add to them."""
+        """Zero the gradients before the groups of a layer add to them."""
         for buffer in self._gradients.values():
             zero_row(buffer, 0, self._settings)
 
@@ -81,56 +81,61 @@ def build_moe_runs(
     names: tuple[str, str],
     layers: LayerModules,
     group: addons.Module,
-    chains: Sequence[ActivationRows],
-    others: Mapping[str, LayerIO],
+    activations: Sequence[ActivationRows],
+    extra_inputs: Mapping[str, LayerIO],
     settings: PhaseSettings,
-    balances: bool,
+    usage_requires_grad: bool,
 ) -> list[PhaseRun]:
-    """The stages of layers that are trained alike.
+    """Build the runs of layers that are followed by their streamed experts.
 
     Args:
-        names: of the layers' phase, and of the phase of their experts.
-        layers: `build(x, usage, *others)` returns x, usage, and what is handed on, which
-            `handed_on(x)` has the specs of by name.
-        group: of experts: `build(*handed on, number, seed=None)` returns what is added to x.
-        chains: of x, and of the usage of experts.
-        balances: whether that has a gradient.
+        names: names of the layers' phase and of the experts' phase.
+        layers: modules whose `build(x, usage, *extra_inputs)` returns x, usage and the expert
+            inputs, whose specs `expert_input_specs(x)` returns by name.
+        group: a group of experts; `build(*expert_inputs, number, seed=None)` returns the tensor
+            that is added to x.
+        activations: rows of x and of the expert usage.
+        extra_inputs: further inputs of each layer, by name.
+        usage_requires_grad: True if the expert usage has a gradient.
     """
     groups = settings.config.execution.expert_groups
-    trained = [settings.is_phase_trainable(name) for name in names]
-    into, out = reserve_rows(chains, layers, any(trained), trained[0] and balances)
-    x, back = out[0], trained[0] or any(layer_io.grad is not None for layer_io in into)
+    trainable, experts_trainable = map(settings.is_phase_trainable, names)
+    usage_grad = trainable and usage_requires_grad
+    inputs, outputs = reserve_rows(activations, layers, trainable or experts_trainable, usage_grad)
+    has_backward = trainable or any(layer_io.grad is not None for layer_io in inputs)
+    x = outputs[0]
     specs = layers.modules[0].expert_input_specs(x.spec)  # type: ignore[attr-defined]
-    handed = ExpertInputs(specs, settings, kept=x.grad is not None, gradient=back)
-    inputs, outputs = {**by_name(into), **others}, [*out, *handed.layer_ios.values()]
-    kinds = build_runs_by_type(names[0], layers, inputs, outputs, settings)
-    reads = {name: _read(layer_io, groups) for name, layer_io in handed.layer_ios.items()}
+    expert_inputs = ExpertInputs(specs, settings, x.grad is not None, has_backward)
+    layer_inputs = {**by_name(inputs), **extra_inputs}
+    layer_outputs = [*outputs, *expert_inputs.layer_ios.values()]
+    runs = build_runs_by_type(names[0], layers, layer_inputs, layer_outputs, settings)
+    reads = {n: _group_input(layer_io, groups) for n, layer_io in expert_inputs.layer_ios.items()}
     reads["number"] = LayerIO(ROW, lambda row: row % groups)
-    writes = [_added_to(x, groups)]
+    writes = [_group_output(x, groups)]
     phase = Phase(names[1], group, reads, writes, settings, len(layers.type_of_layer) * groups)
     phase.keep_resident(settings.config.execution.resident_layers * groups)
-    experts = StreamedExperts(phase, groups, handed.zero_grads)
+    experts = StreamedExperts(phase, groups, expert_inputs.zero_grads)
     return [
         replace(run, experts=experts)
         for kind, rows in layers.runs_of_one_type()
-        for run in slice_runs(kinds[kind], rows)
+        for run in slice_runs(runs[kind], rows)
     ]
 
 
-def _read(layer_io: LayerIO, groups: int) -> LayerIO:
-    """What a layer writes, as each of its groups reads it, adding to its gradient."""
+def _group_input(layer_io: LayerIO, groups: int) -> LayerIO:
+    """An output of a layer as the input of each of its groups, which add to its gradient."""
     grad = None if layer_io.grad is None else replace(layer_io.grad, adds=True)
-    return LayerIO(layer_io.spec, _of_layer(layer_io.handle, groups), grad)
+    return LayerIO(layer_io.spec, _row_of_layer(layer_io.handle, groups), grad)
 
 
-def _added_to(layer_io: LayerIO, groups: int) -> LayerIO:
-    """What a layer writes, as each of its groups adds to it."""
-    grad = None if layer_io.grad is None else _of_layer(layer_io.grad, groups)
-    return LayerIO(layer_io.spec, replace(_of_layer(layer_io.handle, groups), adds=True), grad)
+def _group_output(layer_io: LayerIO, groups: int) -> LayerIO:
+    """An output of a layer as the output of each of its groups, which add to its value."""
+    grad = None if layer_io.grad is None else _row_of_layer(layer_io.grad, groups)
+    return LayerIO(layer_io.spec, replace(_row_of_layer(layer_io.handle, groups), adds=True), grad)
 
 
-def _of_layer(handle: RemoteHandle, groups: int) -> RemoteHandle:
-    """A layer's row, for the row of one of its groups."""
+def _row_of_layer(handle: RemoteHandle, groups: int) -> RemoteHandle:
+    """Handle of the layer's row, computed from the row of one of the layer's groups."""
     row_offset = handle.row_offset
     if not isinstance(row_offset, int):
         return handle

@@ -1,4 +1,4 @@
-"""A phase: one kind of layer, forwards, backwards and in the optimizer."""
+"""A phase: layers of one type, with their forward, backward and optimizer graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.wrapped import PositionalInputs, layer_class_name
+from modelling.layers.layer_wrapper import PositionalInputs, layer_class_name
 from modelling.phases.buffers import LayerIO
 from modelling.phases.fp8_state import FP8State
 from modelling.phases.gradient_sums import GradientSums
@@ -28,51 +28,52 @@ from popxl_addons.transforms.batch_serialisation import (
 )
 from popxl_addons.variable_factory import NamedVariableFactories
 
-_SEED = "seed"  # name of a gradient graph's seed among its arguments
+_SEED = "seed"  # name of the seed among the arguments of a gradient graph
 
 
 class SavedTail(NamedTuple):
-    """The last layers of a kind.
+    """The last layers of a phase, which save their activations.
 
     Attributes:
-        first: of them.
-        others: name of the phase of the others, whose seeds they go on with.
+        first: index of the first such layer.
+        phase_name: name of the phase, from which seeds are derived.
     """
 
     first: int
-    others: str
+    phase_name: str
 
 
 class Phase:
-    """A layer's graphs, and its variables for each of `entries` layers of its kind.
+    """The graphs of a layer, and variables for each of `entries` layers that share the graphs.
 
-    The forward graph is called for all micro-batches of a step in a loop, with variables loaded
-    once before it; so is the gradient graph, which adds up gradients. It computes the layer's
-    activations again, or finds them in remote buffers (`execution.activations`).
+    A pass loads the variables of a layer once and runs the forward graph on all its micro-batches
+    in a loop; likewise the gradient graph, which accumulates gradients. The gradient graph
+    recomputes the layer's activations or loads saved ones (`execution.activations`).
 
     Attributes:
-        layer: the module's class, which layers of a kind have in common.
-        names: of the variables that the phase loads, own and borrowed.
-        trained: those of them that the program trains: they alone have gradients, accumulators and
-            optimizer state, and are written back (`WeightMapping.trainable`).
-        bwd: the gradient graph; None where nothing in or before the phase is trained.
-        kept: how many of its layers, the last ones, are to keep their activations.
+        layer_type: name of the module's class.
+        names: names of the variables that the phase loads, owned and borrowed.
+        trainable: names of the variables that are trained; only they have gradients, accumulators
+            and optimizer state, and are written back (`WeightMapping.trainable`).
+        fwd: the forward graph.
+        bwd: the gradient graph; None if nothing in or before the phase is trainable.
+        saved_layers: number of layers, the last ones, whose activations are saved.
 
     Args:
         module: the layer; `build(<inputs>, seed=None)` returns a tensor for each output.
-        inputs: its inputs, by the names of `build`'s parameters.
-        outputs: its outputs; the specs may be left to the graph. Empty if that is the loss.
-        entries: number of layers of this kind.
-        shared: variables, by name in the module's tree, that another phase owns; as name -> phase.
-            The name of a tree of variables stands for all of them, "" for all variables.
+        inputs: the inputs by the names of `build`'s parameters.
+        outputs: the outputs; empty if the output is the loss.
+        entries: number of layers.
+        shared: variables that other phases own, as name in the module's tree -> phase. The name of
+            a subtree stands for all its variables, "" for all variables.
         share_weights_with: another phase over the same layers which owns the variables; the
             caller picks one of the two for each layer.
         last: the layers that save their activations, where `share_weights_with` runs the others.
     """
 
-    _owner_of: dict[str, Phase]  # of borrowed variables
-    _optim: popxl.Graph  # the update of a layer
-    _updated: list[str]  # what it returns, by name
+    _owner_of: dict[str, Phase]  # the owners of borrowed variables
+    _optim: popxl.Graph  # the update graph of a layer
+    _updated: list[str]  # names of the outputs of `_optim`
 
     def __init__(
         self,
@@ -90,8 +91,8 @@ class Phase:
         self._module, self._inputs, self._outputs = module, inputs, outputs
         self.saved_layers = settings.num_saved_layers(name, entries)
         self._saves_activations = last is not None or self.saved_layers == entries
-        self._first, self._seed_name = (0, name) if last is None else (last.first, last.others)
-        self.layer = layer_class_name(module)
+        self._first, self._seed_name = (0, name) if last is None else (last.first, last.phase_name)
+        self.layer_type = layer_class_name(module)
         self._weights_owner = share_weights_with or self
         self.owns_variables = share_weights_with is None
         specs = [layer_io.spec for layer_io in inputs.values()]
@@ -104,10 +105,9 @@ class Phase:
             else share_weights_with._owner_of
         )
         self.trainable = [n for n in self.names if self._is_trainable(n)]
+        input_has_grad = any(layer_io.grad for layer_io in inputs.values())
         self.bwd: addons.GraphWithNamedArgs | None = None
-        if self.trainable or (
-            settings.training and any(layer_io.grad for layer_io in inputs.values())
-        ):
+        if self.trainable or (settings.training and input_has_grad):
             self._build_graphs(forward)
         else:
             self._build_forward(forward)
@@ -117,15 +117,15 @@ class Phase:
             self._borrow_variables(share_weights_with)
 
     def saved_tail(self) -> Phase:
-        """Another phase with the same variables, for the last `saved_layers` layers, whose
-        activations are saved."""
+        """Returns a phase with the same variables that runs the last `saved_layers` layers and
+        saves their activations."""
         last = SavedTail(self.entries - self.saved_layers, self.name)
         layer = self._module, self._inputs, self._outputs, self._settings, self.entries
         owner = self._weights_owner
         return Phase(f"{self.name}_saved", *layer, share_weights_with=owner, last=last)
 
     def _find_owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
-        """The phases of variables that this phase borrows, by the variable's name."""
+        """Owners of the variables that this phase borrows, by the variable's name."""
         return {
             name: owner
             for name in self.names
@@ -134,13 +134,13 @@ class Phase:
         }
 
     def _is_trainable(self, name: str) -> bool:
-        """Whether a variable is trained."""
+        """True if a variable is trainable."""
         settings, owner = self._settings, self._owner_of.get(name, self._weights_owner)
         return settings.training and settings.is_variable_trainable(owner.name, name)
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(self, forward: addons.GraphWithNamedArgs) -> None:
-        """The forward graph alone: in evaluation, and where nothing up to here is trained."""
+        """Build the forward graph alone, for evaluation and where no backward pass is needed."""
         tensors = zip(forward.graph.inputs, self._inputs.values(), strict=False)
         results, settings = forward.graph.outputs, self._settings
         serialised = batch_serialise(
@@ -159,7 +159,7 @@ class Phase:
         self.fwd = serialised.graph
 
     def _seed_input(self, forward: addons.GraphWithNamedArgs) -> popxl.Tensor | None:
-        """The forward graph's input that is a seed."""
+        """The seed input of the forward graph; None if nothing is random."""
         if self._settings.seed_spec is None:
             return None
         return forward.graph.inputs[len(self._inputs)]
@@ -167,10 +167,11 @@ class Phase:
     def _streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
-        """Streams to the host, by the tensor that goes there."""
+        """Streams to the host, by output of the forward graph."""
         return {}
 
     def _build_graphs(self, forward: addons.GraphWithNamedArgs) -> None:
+        """Build the forward graph and the gradient graph."""
         settings, inputs = self._settings, self._inputs
         tensors = dict(zip(inputs, forward.graph.inputs, strict=False))
         seed = self._seed_input(forward)
@@ -186,21 +187,21 @@ class Phase:
                 accumulator_dtype=popxl.float32 if settings.adds_gradients else None,
                 adds=settings.adds_gradients,
             )
-        # So keeping activations and computing them again give the same bits.
+        # Saved and recomputed activations must have the same bits.
         popxl.transforms.outline(forward.graph, _forward_residuals(forward, grad))
         popxl.transforms.outline(grad.graph)
         if not self._saves_activations:
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: layer_io.value for n, layer_io in inputs.items()}
-        for given, result in _output_grads(grad).items():
-            gradient = results[result].grad
-            assert gradient is not None, "the output of a layer has a gradient"
-            loads[given] = gradient
+        for grad_input, output in _output_grads(grad).items():
+            output_grad = results[output].grad
+            assert output_grad is not None, "the output of a layer has a gradient"
+            loads[grad_input] = output_grad
         stores = {t: layer_io.handle for t, layer_io in results.items()}
         input_grads = [layer_io.grad for layer_io in inputs.values() if layer_io.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         named = forward.args.copy()
-        if seed is not None:  # so it is passed again, not stored with the activations
+        if seed is not None:  # an argument is passed again, not stored with the activations
             named.insert(_SEED, seed)
         fwd, bwd = batch_serialise_fwd_and_grad(
             forward,
@@ -221,22 +222,22 @@ class Phase:
         self.fwd, self.bwd = fwd.graph, bwd.graph
 
     def _accumulated(self, forward: addons.GraphWithNamedArgs) -> tuple[popxl.Tensor, ...]:
-        """The inputs whose gradients are added up: trained variables, and scales of FP8 products,
-        whose gradients are what was observed."""
+        """Inputs whose gradients are accumulated: trainable variables, and the scales of FP8
+        products, whose "gradients" are the observed amaxes."""
         frozen = {*self.names} - {*self.trainable}
-        wanted = [name for name in forward.args.keys_flat() if name not in frozen]
-        return forward.args.filter_keys(wanted).tensors
+        names = [name for name in forward.args.keys_flat() if name not in frozen]
+        return forward.args.filter_keys(names).tensors
 
     def _create_variables(self) -> None:
-        """Give own variables buffers, and let the phases that keep the others know."""
+        """Create buffers for owned variables, and register with the owners of borrowed ones."""
         settings = self._settings
         parameters = self._facts.of_kind("parameter").to_dict()
-        own = {n: f for n, f in parameters.items() if n not in self._owner_of}
-        facts = NamedVariableFactories.from_dict(own)
-        trainable = [name for name in self.trainable if name in own]
+        owned = {n: f for n, f in parameters.items() if n not in self._owner_of}
+        facts = NamedVariableFactories.from_dict(owned)
+        trainable = [name for name in self.trainable if name in owned]
         self.variables = (
             PhaseVariables.create(facts, self.name, self.entries, settings, trainable)
-            if own
+            if owned
             else None
         )
         self.optimizer = (
@@ -248,17 +249,16 @@ class Phase:
         if self.optimizer is not None:
             self._build_update()
         self.keep_resident(settings.config.execution.resident_layers)
-        self._borrowers: dict[
-            str, list[Phase]
-        ] = {}  # own variables, and who adds to their gradients
+        # Phases that add to the gradient of an owned variable, by its name.
+        self._borrowers: dict[str, list[Phase]] = {}
         for name, owner in self._owner_of.items():
             if name in self.trainable:
                 owner._borrowers.setdefault(name, []).append(self)
         self._build_reduction()
 
     def _borrow_variables(self, other: Phase) -> None:
-        """Use the variables, FP8 state and gradients of a phase, and its optimizer."""
-        assert self.names == other.names, "phases that are alike have the same variables"
+        """Use the variables, gradients, FP8 state and optimizer of another phase."""
+        assert self.names == other.names, "phases that share weights have the same variables"
         self.variables, self.fp8, self.optimizer = other.variables, other.fp8, other.optimizer
         self._borrowers = other._borrowers
         if self.optimizer is not None:
@@ -266,7 +266,7 @@ class Phase:
         self._build_reduction()
 
     def _build_update(self) -> None:
-        """The update of a layer, the same executables wherever in a step it runs."""
+        """Build the update graph of a layer, which compiles once wherever in a step it runs."""
 
         def update(row: popxl.Tensor, norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
             assert self.variables is not None
@@ -282,10 +282,11 @@ class Phase:
         self._optim = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_reduction(self) -> None:
+        """Build the graph that averages gradients over data-parallel replicas and shards them."""
         if not self.trainable or self.bwd is None:
             return
         settings = self._settings
-        groups = {n: self._store_of(n).shard_groups[n] for n in self.trainable}
+        groups = {n: self._variables_with(n).shard_groups[n] for n in self.trainable}
         sums = self._accumulators(self.bwd.args).map(
             lambda t: popxl.TensorSpec(t.shape, popxl.float32, t.meta_shape)
         )
@@ -297,7 +298,8 @@ class Phase:
         )
 
     def keep_resident(self, entries: int) -> None:
-        """Keep variables, gradients and moments of the first entries on the device."""
+        """Keep variables, gradients and optimizer state of the first `entries` layers on the
+        device."""
         if self.variables and self._settings.training:
             state = [self.optimizer.buffers] if self.optimizer else []
             for tree in (self.variables.buffers, self.variables.grads, *state):
@@ -307,20 +309,21 @@ class Phase:
     def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trainable})
 
-    def _store_of(self, name: str) -> PhaseVariables:
-        store = self._owner_of[name].variables if name in self._owner_of else self.variables
-        assert store is not None
-        return store
+    def _variables_with(self, name: str) -> PhaseVariables:
+        """The variables, owned or borrowed, among which `name` is."""
+        phase = self._owner_of.get(name, self)
+        assert phase.variables is not None
+        return phase.variables
 
     def init_variables(self, gradients: bool = False) -> list[addons.NamedTensors]:
-        """Create the variables and optimizer state of each layer, with zeros as values.
+        """Create the variables and optimizer state of each layer, filled with zeros.
 
         Args:
-            gradients: also make the gradients readable, as variables.
+            gradients: True to create variables through which the host reads the gradients.
 
         Returns:
-            For each layer, trees `fwd` (variables, FP8 state among them), in training `optim`
-            (optimizer state by variable) and, if asked, `grad` (gradients times
+            A tree for each layer: `fwd` (variables and FP8 state), in training `optim` (optimizer
+            state by variable) and, if requested, `grad` (gradients times
             `RunConfig.gradient_scaling`).
         """
         if not self.variables or not self.owns_variables:
@@ -346,97 +349,104 @@ class Phase:
 
     # ---- running --------------------------------------------------------------------------------
     def part(self, direction: str) -> AbstractContextManager[Any]:
-        """What this phase adds to the program, under a name of its own in plans."""
+        """Context in which ops belong to the part `<phase>/<direction>` of the plan."""
         return popxl.plan.part(f"{self.name}/{direction}")
 
     def _load_code(self, graph: popxl.Graph) -> None:
-        """Ask for the code of `graph`, if layers' code is to be loaded when it is needed."""
+        """Load the code of `graph` if `execution.code_load` says so."""
         if self._settings.config.execution.code_load:
             ops.remote_code_load(graph, "executable")
 
     def _load(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Full variables, own and borrowed, and scales, where a pass first needs them.
+        """Load full variables, owned and borrowed, and FP8 scales, for the first use in a pass.
 
-        An update that is pending is done first; its values are used as they are, not loaded. Where
-        the step has several passes, the first one keeps what it gathered for the others.
+        A pending update runs first, and its results are not loaded again. The first of several
+        passes stores the gathered variables for the others.
         """
         if not step.is_first:
-            return self._load_again(row)
+            return self._reload(row)
         new = {} if step.update is None else self.update(row, step.update)
-        own: dict[str, popxl.Tensor] = {}
+        owned: dict[str, popxl.Tensor] = {}
         if self.variables:
             full = self.variables.load_full(row, new)
             if not step.is_last:
                 self.variables.store_gathered(row, full)
-            own = self.variables.dequantized(full).to_dict()
+            owned = self.variables.dequantize(full).to_dict()
         scales = self.fp8.scales(new or self.fp8.load(row)) if self.fp8 else {}
-        return addons.NamedTensors.from_dict({**own, **self._borrowed(), **scales})
+        return addons.NamedTensors.from_dict({**owned, **self._load_borrowed(), **scales})
 
-    def _load_again(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Variables and scales as `_load` gave them before."""
-        own = self._reloaded(self.variables, row) if self.variables else {}
+    def _reload(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """Load again what `_load` loaded before."""
+        owned = self._reload_variables(self.variables, row) if self.variables else {}
         scales = self.fp8.scales(self.fp8.load(row)) if self.fp8 else {}
-        return addons.NamedTensors.from_dict({**own, **self._borrowed(), **scales})
+        return addons.NamedTensors.from_dict({**owned, **self._load_borrowed(), **scales})
 
     def _load_for_gradients(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Variables and scales for the backward pass."""
-        return self._load_again(row)
+        """Load full variables and FP8 scales for the backward pass."""
+        return self._reload(row)
 
-    def _borrowed(self) -> dict[str, popxl.Tensor]:
-        """Full variables of other phases, which came before this one."""
+    def _load_borrowed(self) -> dict[str, popxl.Tensor]:
+        """Load full variables of other phases, which ran before this one."""
         first, borrowed = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
         for owner in dict.fromkeys(self._owner_of.values()):
             assert owner.variables is not None
-            names = [name for name, of in self._owner_of.items() if of is owner]
-            borrowed |= self._reloaded(owner.variables.of_variables(names), first)
+            names = [name for name, phase in self._owner_of.items() if phase is owner]
+            borrowed |= self._reload_variables(owner.variables.of_variables(names), first)
         return borrowed
 
-    def _reloaded(self, store: PhaseVariables, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """Full variables, which were gathered before if there are several passes."""
-        full = store.load_gathered(row) if self._settings.passes > 1 else store.load_full(row)
-        return store.dequantized(full).to_dict()
+    def _reload_variables(
+        self, variables: PhaseVariables, row: popxl.Tensor
+    ) -> dict[str, popxl.Tensor]:
+        """Load full variables; with several passes per step, those that the first one stored."""
+        several = self._settings.passes > 1
+        full = variables.load_gathered(row) if several else variables.load_full(row)
+        return variables.dequantize(full).to_dict()
 
-    def _seed(self, row: popxl.Tensor, step: StepInputs) -> list[popxl.Tensor]:
-        """The pass's first micro-batch, where a step has several passes, and the seed of layer
-        `row`, the same forwards and backwards."""
+    def _seed_args(self, row: popxl.Tensor, step: StepInputs) -> list[popxl.Tensor]:
+        """Random arguments of layer `row`, equal in the forward and the backward pass.
+
+        They are the layer's seed, uint32 (2,), after the index of the pass's first micro-batch if
+        the step has several passes.
+        """
         if self._settings.seed_spec is None:
             return []
         assert step.seed is not None
-        tag = popxl.constant(_phase_seed(self._seed_name), popxl.uint32)
+        tag = popxl.constant(_name_hash(self._seed_name), popxl.uint32)
         seed = create_random_seed(create_random_seed(step.seed, tag), ops.cast(row, popxl.uint32))
         first = step.first_micro_batch
         return [seed] if first is None else [first, seed]
 
-    def _begins(self, name: str) -> bool:
-        """Whether the gradient of a borrowed variable begins with this phase's.
+    def _overwrites_grad(self, name: str) -> bool:
+        """True if this phase overwrites, rather than adds to, the gradient of a borrowed variable.
 
-        It does where this phase alone borrows it. The layers of a loop are alike, so all of them
-        add to what is there.
+        It does so if it is the only borrower. Layers in a loop run the same ops, so all of them
+        add.
         """
         return self.entries == 1 and self._owner_of[name]._borrowers[name] == [self]
 
     def zero_shared_grads(self) -> None:
-        """Let the gradients that other phases add to start from zero, after the last update."""
+        """Zero the gradients that borrowing phases add to."""
         for name, borrowers in sorted(self._borrowers.items()):
-            if borrowers[0]._begins(name):
+            if borrowers[0]._overwrites_grad(name):
                 continue
-            buffer = self._store_of(name).grads.get(name)
+            buffer = self._variables_with(name).grads.get(name)
             zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, 0, zero)
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
-        """Run layer `row` on all micro-batches; first its update, if one is pending."""
+        """Run layer `row` on all micro-batches of a pass, after its update if one is pending."""
         with self.part("forward"):
             self._load_code(self.fwd.graph)
-            self.fwd.bind(self._load(row, step)).call(row, *self._seed(row, step))
+            self.fwd.bind(self._load(row, step)).call(row, *self._seed_args(row, step))
 
     def backward(self, row: popxl.Tensor, step: StepInputs, squares: popxl.Tensor) -> popxl.Tensor:
-        """Run the gradient of layer `row` on the micro-batches of a pass; after the last pass,
-        reduce and store gradients.
+        """Run the gradient graph of layer `row` on all micro-batches of a pass.
+
+        The last pass of a step also reduces and stores the gradients.
 
         Returns:
-            `squares`, and this replica's part of the sum of squares of the gradients that are
-            complete now.
+            `squares` plus this replica's share of the sum of squares of the gradients that are now
+            complete, float32 scalar.
         """
         if self.bwd is None:
             return squares
@@ -448,9 +458,9 @@ class Phase:
             )
             values = {**self._load_for_gradients(row, step).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
-            # Where activations are kept, so are the masks of dropout: there is no seed to pass.
+            # Saved activations include dropout masks; no seed is needed.
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
-            bound.call(row, *(self._seed(row, step) if takes_seed else []))
+            bound.call(row, *(self._seed_args(row, step) if takes_seed else []))
             if not step.is_last:
                 self._weights_owner._sums.store(row, accumulators, is_first=step.is_first)
                 return squares
@@ -459,20 +469,23 @@ class Phase:
 
     @cached_property
     def _sums(self) -> GradientSums:
-        """Buffers of accumulators between passes: for gradients that are stored whole, and that no
-        other phase adds to, their own. Known once all phases are there."""
-        at_hand, dtype = {}, self._settings.gradient_dtype
+        """Buffers of the accumulators between passes, created once all phases exist.
+
+        A gradient that is not sharded, and to which no other phase adds, uses its own buffer.
+        """
+        reusable, dtype = {}, self._settings.gradient_dtype
         for name in self.trainable:
             if name not in self._owner_of and name not in self._borrowers:
-                buffer = self._store_of(name).grads.get(name)
+                buffer = self._variables_with(name).grads.get(name)
                 if not buffer.meta_shape:
-                    at_hand[f"accum.{name}"] = buffer
+                    reusable[f"accum.{name}"] = buffer
         dtypes = {f"accum.{name}": dtype for name in self.trainable}
-        return GradientSums.create(self._grad_facts, at_hand, dtypes, self.entries)
+        return GradientSums.create(self._grad_facts, reusable, dtypes, self.entries)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
+        """Reduce and store the gradients of layer `row`; returns this replica's squares of them."""
         if self.fp8:
             self.fp8.observe(row, accumulators)
         if not self.trainable:
@@ -481,23 +494,23 @@ class Phase:
         reduced = dict(zip(self._reduced, outputs, strict=True))
         complete = {}
         for name, grad in reduced.items():
-            foreign = name in self._owner_of
-            buffer = self._store_of(name).grads.get(name)
-            at = popxl.constant(0, popxl.int32) if foreign else row
-            if name in self._borrowers or (foreign and not self._begins(name)):
-                grad = grad + ops.cast(ops.remote_load(buffer, at), grad.dtype)
-            ops.remote_store(buffer, at, addons.round_by_hash(grad, buffer.tensor_dtype))
-            if not foreign:
+            borrowed = name in self._owner_of
+            buffer = self._variables_with(name).grads.get(name)
+            entry = popxl.constant(0, popxl.int32) if borrowed else row
+            if name in self._borrowers or (borrowed and not self._overwrites_grad(name)):
+                grad = grad + ops.cast(ops.remote_load(buffer, entry), grad.dtype)
+            ops.remote_store(buffer, entry, addons.round_by_hash(grad, buffer.tensor_dtype))
+            if not borrowed:
                 complete[name] = grad
         if not self.variables:
             return popxl.constant(0.0, popxl.float32)
         return weighted_squares(complete, self.variables, self._settings.config.gradient_scaling)
 
     def update(self, row: popxl.Tensor, update: UpdateInputs) -> dict[str, popxl.Tensor]:
-        """Optimizer step of layer `row`.
+        """Run the optimizer step of layer `row`.
 
         Returns:
-            The new variables, as this replica stores them, and FP8 state, by name.
+            This replica's new shards of variables, and the new FP8 state, by name.
         """
         if self.optimizer is None:
             return {}
@@ -507,24 +520,24 @@ class Phase:
 
 
 def _output_grads(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
-    """The inputs of a gradient graph for gradients of the layer's outputs, and these outputs."""
+    """Map each gradient input of a gradient graph to the forward output that it belongs to."""
     expected = grad.grad_graph_info.expected_inputs
-    given = popxl.transforms.ExpectedConnectionType.FwdGrad
+    fwd_grad = popxl.transforms.ExpectedConnectionType.FwdGrad
     pairs = zip(grad.graph.inputs, expected, strict=False)
-    return {t: c.fwd_tensor for t, c in pairs if c.connection_type == given}
+    return {t: c.fwd_tensor for t, c in pairs if c.connection_type == fwd_grad}
 
 
 def _forward_residuals(
     forward: addons.GraphWithNamedArgs, grad: addons.GraphWithNamedArgs
 ) -> list[popxl.Tensor]:
-    """What a gradient graph takes from its forward graph, besides inputs."""
+    """Tensors that a gradient graph takes from inside its forward graph."""
     inputs = set(forward.graph.inputs)
     expected = grad.grad_graph_info.expected_inputs
-    taken = popxl.transforms.ExpectedConnectionType.Fwd
-    tensors = [c.fwd_tensor for c in expected if c.connection_type == taken]
+    fwd = popxl.transforms.ExpectedConnectionType.Fwd
+    tensors = [c.fwd_tensor for c in expected if c.connection_type == fwd]
     return [t for t in tensors if t not in inputs]
 
 
-def _phase_seed(name: str) -> int:
-    """A number for the name of a phase, the same in every process."""
+def _name_hash(name: str) -> int:
+    """32-bit hash of a phase's name, equal in every process."""
     return zlib.crc32(name.encode())

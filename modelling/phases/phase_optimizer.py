@@ -1,4 +1,4 @@
-"""The optimizer on sharded variables, layer by layer."""
+"""Optimizer state and updates of a phase's sharded variables, layer by layer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from popxl_addons.optimizers.adafactor import MatrixLayout
 from popxl_addons.remote import NamedRemoteBuffers, named_variable_buffers
 from popxl_addons.variable_factory import NamedVariableFactories
 
-_VARIABLE = ""  # among the names of its state
+_VARIABLE = ""  # key of the variable itself, next to the names of its state
 _SCALAR = popxl.TensorSpec((), popxl.float32)
 
 
 @dataclass(frozen=True)
 class PhaseOptimizer:
-    """The optimizer state of a phase, and the graphs that update its variables.
+    """Optimizer state of a phase and the graphs that update its variables.
 
     Attributes:
-        steps: the update of each variable.
-        names: of what `load` gives.
+        facts: factories of the state, by variable.
+        buffers: remote buffers of the state, by variable.
+        clips: True if the updates clip gradients to a global norm.
+        steps: update graph of each variable.
     """
 
     facts: NamedVariableFactories
@@ -39,16 +41,19 @@ class PhaseOptimizer:
     def create(
         cls, variables: PhaseVariables, phase: str, entries: int, settings: PhaseSettings
     ) -> PhaseOptimizer:
-        """State and graphs for the trained variables of a phase; vectors (norms, biases) have no
-        weight decay."""
-        made, steps = {}, {}
-        loaded = dict(zip(variables.names, variables.load.graph.outputs, strict=True))
+        """Create state and update graphs for the trainable variables of a phase.
+
+        Vectors (norms, biases) have no weight decay.
+        """
+        state_facts, steps = {}, {}
+        loaded = dict(zip(variables.names, variables.load_graph.graph.outputs, strict=True))
         for name in variables.grads.keys_flat():
             shard = loaded[name]
             factory = variables.facts.get(name)
             matrix_layout = partial(settings.matrix_layout, phase, name)
-            made[name], steps[name] = _graph(matrix_layout, shard.spec, factory, settings)
-        facts = NamedVariableFactories.from_dict(made)
+            args = matrix_layout, shard.spec, factory, settings
+            state_facts[name], steps[name] = _build_update_graph(*args)
+        facts = NamedVariableFactories.from_dict(state_facts)
         buffers = named_variable_buffers(facts, entries, False)
         label_buffers(buffers, "moments")
         clips = settings.config.training.optimizer.gradient_clipping is not None
@@ -57,14 +62,14 @@ class PhaseOptimizer:
     def update(
         self, variables: PhaseVariables, row: popxl.Tensor, update: UpdateInputs
     ) -> dict[str, popxl.Tensor]:
-        """One optimizer step on the variables of layer `row`; none if the norm is not finite.
+        """Run one optimizer step on the variables of layer `row`, if the norm is finite.
 
-        A step that is left out leaves all bits of variables and state as they were, the counter
-        of Adam's bias correction among them. The variables are updated one after the other, so that
-        the device holds the state of few at a time.
+        A skipped step changes no bit of variables and state, including the step counter of Adam's
+        bias correction. Variables are updated one after the other, so the device holds the state
+        of a few at a time.
 
         Returns:
-            The new variables, as this replica stores them, by name.
+            The new shards of this replica, by variable.
         """
         finite = ops.isfinite(update.norm)
         updated = {}
@@ -72,29 +77,29 @@ class PhaseOptimizer:
             buffers = _buffers_of(name, variables, self)
             tensors = {key: ops.remote_load(b, row) for key, b in buffers.items()}
             grad = ops.remote_load(variables.grads.to_dict()[name], row)
-            before = {key: ops.identity(t) for key, t in tensors.items()}
+            old = {key: ops.identity(t) for key, t in tensors.items()}
             shard = tensors[_VARIABLE]
             state = {key: t for key, t in tensors.items() if key != _VARIABLE}
             step.bind(addons.NamedTensors.from_dict(state)).call(
                 shard, grad, update.lr, *self._norm(update.norm)
             )
-            new = _select(finite, tensors, before)
+            new = _select(finite, tensors, old)
             for key, t in new.items():
                 ops.remote_store(buffers[key], row, t)
             updated[name] = new[_VARIABLE]
         return updated
 
     def _norm(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
-        """The global norm, if the optimizer graphs take it."""
+        """Arguments for the global norm: none where the updates do not clip."""
         return [norm] if self.clips else []
 
 
 def _select(
     condition: popxl.Tensor, new: dict[str, popxl.Tensor], old: dict[str, popxl.Tensor]
 ) -> dict[str, popxl.Tensor]:
-    """`new` where the condition holds, else `old`.
+    """Select `new` where the condition holds, else `old`.
 
-    A selection, not a branch around the update: it is fused into the update's loop over elements.
+    A selection, unlike a branch, is fused into the update's loop over elements.
     """
     return {key: ops.where(condition, t, old[key]) for key, t in new.items()}
 
@@ -102,23 +107,23 @@ def _select(
 def _buffers_of(
     name: str, variables: PhaseVariables, optimizer: PhaseOptimizer
 ) -> dict[str, popxl.RemoteBuffer]:
-    """The buffers of a variable and of its optimizer state."""
+    """Remote buffers of a variable and of its optimizer state."""
     state = optimizer.buffers.get(name).to_dict()
     return {_VARIABLE: variables.buffers.to_dict()[name], **state}
 
 
-def _graph(
+def _build_update_graph(
     matrix_layout: Callable[[], MatrixLayout],
     spec: popxl.TensorSpec,
     factory: addons.VariableFactory,
     settings: PhaseSettings,
 ) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """The update of a variable, of which a replica has a part of `spec`."""
+    """Build the update graph of a variable, whose shard on a replica has `spec`."""
     optimizer = settings.config.training.optimizer
     rank = len(factory.shape_on_replica)
-    kept = None if spec.dtype == popxl.float32 else settings.config.master_slot
-    step, own = optimizer.record.build_step(optimizer, rank, matrix_layout)
-    module = step() if kept is None else with_master_weight(step, kept)()
+    master = None if spec.dtype == popxl.float32 else settings.config.master_slot
+    step, kwargs = optimizer.record.build_step(optimizer, rank, matrix_layout)
+    module = step() if master is None else with_master_weight(step, master)()
     clipping = {}
     if optimizer.gradient_clipping is not None:
         clipping = {"global_norm": _SCALAR, "global_norm_max": optimizer.gradient_clipping}
@@ -130,7 +135,7 @@ def _graph(
         lr=_SCALAR,
         weight_decay=optimizer.weight_decay if rank > 1 else 0.0,
         loss_scaling=settings.config.gradient_scaling,
-        **own,
+        **kwargs,
         **clipping,
     )
 
@@ -138,9 +143,9 @@ def _graph(
 def weighted_squares(
     grads: dict[str, popxl.Tensor], variables: PhaseVariables, scaling: float
 ) -> popxl.Tensor:
-    """This replica's part of the sum of squares of unscaled gradients, float32 scalar."""
+    """This replica's share of the sum of squares of unscaled gradients, float32 scalar."""
     total: popxl.Tensor = popxl.constant(0.0, popxl.float32)
     for name, grad in grads.items():
-        part = ops.sumsquare(grad / scaling)
-        total = total + part * variables.square_weight(name)
+        squares = ops.sumsquare(grad / scaling)
+        total = total + squares * variables.square_weight(name)
     return total

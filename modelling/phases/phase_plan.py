@@ -1,4 +1,4 @@
-"""A model's phases, and the order in which a step runs them."""
+"""The phases of a model and the order in which a training step runs them."""
 
 from __future__ import annotations
 
@@ -14,78 +14,79 @@ from modelling.phases.step_inputs import StepInputs, UpdateInputs
 from modelling.phases.streamed_experts import StreamedExperts
 
 
-def _nothing() -> None:
-    """There is nothing to begin."""
+def _no_op() -> None:
+    pass
 
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """Layers of a phase that run one after the other."""
+    """Consecutive layers of a phase.
+
+    Attributes:
+        rows: indices of the layers in the phase.
+        experts: streamed experts of these layers; the experts of a layer run right after it.
+        zero_grads: zeros the gradients that these layers add to, before their backward pass.
+    """
 
     phase: Phase
     rows: range
-    """Of its layers, those that run."""
-
     experts: StreamedExperts | None = None
-    """The experts of these layers: those of a layer run after it."""
-
-    zero_grads: Callable[[], None] = _nothing
-    """Lets gradients be zero that they add to, before they run backwards."""
+    zero_grads: Callable[[], None] = _no_op
 
     @property
     def phases(self) -> list[Phase]:
-        """Both phases, as far as there are."""
+        """The phase of the layers and, if experts are streamed, the phase of the experts."""
         return [self.phase] if self.experts is None else [self.phase, self.experts.phase]
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """What a family provides: its phases, built in the current Ir.
+    """All phases of a model in the current Ir, in execution order.
 
     Attributes:
-        inputs: of a step.
-        order: in which layers run forwards; backwards it is the opposite. A phase that keeps
-            variables comes before those that borrow them, the loss is the last.
-        begin_forward: lets values be zero that layers add to, before the forward phases.
+        inputs: buffers of a step's batch.
+        order: runs of layers in forward order; the backward pass reverses it. A phase that owns
+            variables comes before the phases that borrow them; the loss comes last.
+        zero_activations: zeros the activations that layers add to, before the forward pass.
     """
 
     inputs: InputBuffers
     order: Sequence[PhaseRun]
-    zero_activations: Callable[[], None] = _nothing
+    zero_activations: Callable[[], None] = _no_op
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """All phases, each once, in the order of their first layers."""
+        """Each phase once, ordered by its first layer."""
         return list(dict.fromkeys(phase for run in self.order for phase in run.phases))
 
     @property
     def head(self) -> LossPhase:
-        """The phase of the loss."""
+        """The phase that computes the loss."""
         head = self.order[-1].phase
         assert isinstance(head, LossPhase)
         return head
 
     def forward(self, step: StepInputs) -> None:
-        """All phases forwards, without the loss in training."""
+        """Run the forward pass of all phases; in training without the loss."""
         self.zero_activations()
         for run in self.order:
 
             def body(
-                row: popxl.Tensor, *given: popxl.Tensor, run: PhaseRun = run
+                row: popxl.Tensor, *tensors: popxl.Tensor, run: PhaseRun = run
             ) -> list[popxl.Tensor]:
-                run.phase.forward(row, step.with_tensors(given))
+                run.phase.forward(row, step.with_tensors(tensors))
                 if run.experts is not None:
-                    run.experts.forward(row, step.with_tensors(given))
+                    run.experts.forward(row, step.with_tensors(tensors))
                 return []
 
-            _over(run, run.rows, body, (), step)
+            _loop(run, run.rows, body, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
-        """All phases backwards, the loss first.
+        """Run the backward pass of all phases, starting with the loss.
 
         Returns:
-            This replica's part of the sum of squares of all gradients, float32 scalar; zero before
-            the last pass.
+            This replica's share of the sum of squares of all gradients, float32 scalar; zero
+            before the last pass of the step.
         """
         if step.is_last:
             for phase in self.phases:
@@ -100,38 +101,38 @@ class PhasePlan:
             def body(
                 row: popxl.Tensor,
                 squares: popxl.Tensor,
-                *given: popxl.Tensor,
+                *tensors: popxl.Tensor,
                 run: PhaseRun = run,
             ) -> list[popxl.Tensor]:
                 if run.experts is not None:
-                    squares = run.experts.backward(row, step.with_tensors(given), squares)
-                return [run.phase.backward(row, step.with_tensors(given), squares)]
+                    squares = run.experts.backward(row, step.with_tensors(tensors), squares)
+                return [run.phase.backward(row, step.with_tensors(tensors), squares)]
 
-            (squares,) = _over(run, run.rows[::-1], body, [squares], step)
+            (squares,) = _loop(run, run.rows[::-1], body, [squares], step)
         return squares
 
     def update(self, update: UpdateInputs) -> None:
-        """The optimizer's update of all layers."""
+        """Run the optimizer update of all layers."""
         for phase in self.phases:
 
             def body(
-                row: popxl.Tensor, *given: popxl.Tensor, phase: Phase = phase
+                row: popxl.Tensor, *tensors: popxl.Tensor, phase: Phase = phase
             ) -> list[popxl.Tensor]:
-                phase.update(row, UpdateInputs(*given))
+                phase.update(row, UpdateInputs(*tensors))
                 return []
 
             if phase.optimizer is not None and phase.owns_variables:
                 loop_over_layers(range(phase.entries), body, (), update.tensors)
 
 
-def _over(
+def _loop(
     run: PhaseRun,
     rows: range,
     body: Callable[..., list[popxl.Tensor]],
     carry: Sequence[popxl.Tensor],
     step: StepInputs,
 ) -> list[popxl.Tensor]:
-    """Run layers of a phase in a loop of the program, or the only one as it is."""
+    """Run `body` for each row in a loop of the program; a phase of one layer needs no loop."""
     if run.phase.entries == 1:
         return body(popxl.constant(0, popxl.int32), *carry, *step.tensors)
     return loop_over_layers(rows, body, carry, step.tensors)

@@ -21,18 +21,18 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 @dataclass(frozen=True)
 class PhaseVariables:
-    """The variables a phase owns: where they are and how to bring them to the device.
+    """The variables that a phase owns: their remote buffers and the graphs that load them.
 
     Attributes:
-        facts: factories of what is stored: the variables, or the parts of those that are packed.
-        buffers: their remote buffers; one entry for each layer of the phase.
-        grads: buffers of gradients of those that are trained, sharded as the variables are.
-        shard_groups: for each variable, the replicas it is sharded over (a group of 1: not).
-        names: of what `load` and `gather` give.
-        load: graph that loads the entry of a layer.
-        gather: graph from what `load` gives to what is stored, whole.
-        packed: the variables that are packed, by name.
-        few_bits: how they are.
+        facts: factories of the stored tensors: variables, or the fields of quantized ones.
+        buffers: remote buffers of the stored tensors, with one entry per layer of the phase.
+        grads: buffers of the gradients of trainable variables, sharded like the variables.
+        shard_groups: replicas that each variable is sharded over; a group of 1 if it is not.
+        names: names of the outputs of `load_graph` and `gather_graph`.
+        load_graph: graph that loads the shards of a layer.
+        gather_graph: graph that gathers loaded shards to full tensors.
+        quantized: the quantized variables by name.
+        few_bits: their quantization.
     """
 
     facts: NamedVariableFactories
@@ -40,11 +40,11 @@ class PhaseVariables:
     grads: NamedRemoteBuffers
     shard_groups: dict[str, popxl.ReplicaGrouping]
     names: list[str]
-    load: addons.GraphWithNamedArgs
-    gather: addons.GraphWithNamedArgs
+    load_graph: addons.GraphWithNamedArgs
+    gather_graph: addons.GraphWithNamedArgs
     quantized: Mapping[str, DequantSpec] = field(default_factory=dict)
     quant: QuantConfig | None = None
-    _full: dict[str, popxl.RemoteBuffer] = field(default_factory=dict)
+    _full_buffers: dict[str, popxl.RemoteBuffer] = field(default_factory=dict)
 
     @classmethod
     def create(
@@ -55,107 +55,109 @@ class PhaseVariables:
         settings: PhaseSettings,
         trainable: Sequence[str] = (),
     ) -> PhaseVariables:
-        """Buffers and graphs for the variables of `facts`, of `entries` layers of a phase."""
-        facts, in_few_bits = quantize_factories(facts, phase, settings)
-        groupings = _cut_over(facts)
+        """Create buffers and graphs for the variables of `facts` in each of `entries` layers.
+
+        Args:
+            trainable: names of the variables that have gradients.
+        """
+        facts, quantized = quantize_factories(facts, phase, settings)
+        groupings = _shard_groups(facts)
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
-        over = {n: settings.shards(phase, n, shapes[n], groupings[n]) for n in shapes}
-        alone = popxl.gir().replica_grouping(group_size=1)
-        buffers = named_variable_buffers(facts, entries, over)
+        shards = {n: settings.shards(phase, n, shapes[n], groupings[n]) for n in shapes}
+        single = popxl.gir().replica_grouping(group_size=1)
+        buffers = named_variable_buffers(facts, entries, shards)
         dtype = settings.gradient_dtype
         grads = buffers.filter_keys(trainable).map(lambda b: _gradient_buffer(b, entries, dtype))
         label_buffers(buffers, "weights")
         label_buffers(grads, "gradients")
-        load, names, gather = _loading(buffers, groupings)
+        load, names, gather = _build_graphs(buffers, groupings)
         return cls(
             facts,
             buffers,
             grads,
-            {n: groupings[n] if over[n] > 1 else alone for n in shapes},
+            {n: groupings[n] if shards[n] > 1 else single for n in shapes},
             names,
             load,
             gather,
-            in_few_bits,
+            quantized,
             settings.config.model.quant,
         )
 
     def subset(self, names: Sequence[str]) -> PhaseVariables:
-        """A store for a graph that needs no more than these; itself, if that is all there is."""
+        """Returns these stored tensors alone; `self` if they are all."""
         if list(names) == self.names:
             return self
-        wanted = self.facts.filter_keys(names)
-        buffers = self.buffers.filter_keys(names)
-        load, loaded_names, gather = _loading(buffers, _cut_over(wanted))
-        return replace(
-            self, facts=wanted, buffers=buffers, names=loaded_names, load=load, gather=gather
-        )
+        facts, buffers = self.facts.filter_keys(names), self.buffers.filter_keys(names)
+        load, loaded, gather = _build_graphs(buffers, _shard_groups(facts))
+        subset = replace(self, facts=facts, buffers=buffers)
+        return replace(subset, names=loaded, load_graph=load, gather_graph=gather)
 
     def of_variables(self, variables: Sequence[str]) -> PhaseVariables:
-        """A store of these variables alone, by the names that a layer gives them."""
+        """Returns these variables alone, with all fields of quantized ones."""
         return self.subset([n for n in self.names if _variable_of(n, self.quantized) in variables])
 
     def load_shards(
-        self, row: popxl.Tensor, at_hand: Mapping[str, popxl.Tensor] | None = None
+        self, row: popxl.Tensor, updated: Mapping[str, popxl.Tensor] | None = None
     ) -> addons.NamedTensors:
-        """The variables of layer `row` as this replica stores them.
+        """Load this replica's shards of the variables of layer `row`.
 
         Args:
-            at_hand: those that need not be loaded, after an update.
+            updated: shards that are on the device after an update, and are not loaded.
         """
-        missing = [name for name in self.names if name not in (at_hand or {})]
+        missing = [name for name in self.names if name not in (updated or {})]
         if missing == self.names:
-            return addons.NamedTensors.pack(self.names, self.load.call(row))
+            return addons.NamedTensors.pack(self.names, self.load_graph.call(row))
         loaded = self.subset(missing).load_shards(row).to_dict() if missing else {}
-        shards = {**loaded, **(at_hand or {})}
+        shards = {**loaded, **(updated or {})}
         return addons.NamedTensors.from_dict({name: shards[name] for name in self.names})
 
     def load_dequantized(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """The variables of layer `row` as it takes them, gathered."""
-        return self.dequantized(self.load_full(row))
+        """Load, gather and dequantize the variables of layer `row`."""
+        return self.dequantize(self.load_full(row))
 
     def load_full(
-        self, row: popxl.Tensor, at_hand: Mapping[str, popxl.Tensor] | None = None
+        self, row: popxl.Tensor, updated: Mapping[str, popxl.Tensor] | None = None
     ) -> addons.NamedTensors:
-        """The variables of layer `row`, gathered as they are stored; see `load_shards`."""
-        shards = self.load_shards(row, at_hand)
-        return addons.NamedTensors.pack(self.names, self.gather.bind(shards).call())
+        """Load and gather the stored tensors of layer `row`; `updated` as for `load_shards`."""
+        shards = self.load_shards(row, updated)
+        return addons.NamedTensors.pack(self.names, self.gather_graph.bind(shards).call())
 
     def store_gathered(self, row: popxl.Tensor, full: addons.NamedTensors) -> None:
-        """Keep the gathered variables of layer `row` for the passes of this step."""
-        for name, buffer in self._gathered().items():
+        """Store the gathered tensors of layer `row` for the other passes of the step."""
+        for name, buffer in self._gathered_buffers().items():
             ops.remote_store(buffer, row, full.get(name))
 
     def load_gathered(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Like `load_full`, from what `store_gathered` kept."""
-        kept = {n: ops.remote_load(b, row) for n, b in self._gathered().items()}
-        others = [name for name in self.names if name not in kept]
-        loaded = self.subset(others).load_full(row).to_dict() if others else {}
-        return addons.NamedTensors.from_dict({**loaded, **kept})
+        """Load the tensors that `store_gathered` stored; equal to `load_full`."""
+        gathered = {n: ops.remote_load(b, row) for n, b in self._gathered_buffers().items()}
+        missing = [name for name in self.names if name not in gathered]
+        loaded = self.subset(missing).load_full(row).to_dict() if missing else {}
+        return addons.NamedTensors.from_dict({**loaded, **gathered})
 
-    def dequantized(self, full: addons.NamedTensors) -> addons.NamedTensors:
-        """Variables as a layer takes them, of those that `load_full` gives."""
+    def dequantize(self, full: addons.NamedTensors) -> addons.NamedTensors:
+        """Dequantize the tensors that `load_full` returns."""
         return dequantize_variables(full, self.quantized, self.quant) if self.quant else full
 
-    def _gathered(self) -> dict[str, popxl.RemoteBuffer]:
-        """Buffers of full variables, for those that replicas share; made when first needed."""
+    def _gathered_buffers(self) -> dict[str, popxl.RemoteBuffer]:
+        """Buffers for gathered copies of sharded variables, created at first use."""
         for name, buffer in self.buffers.to_dict().items():
-            if buffer.meta_shape and name not in self._full:
+            if buffer.meta_shape and name not in self._full_buffers:
                 shape = self.facts.get(name).shape_on_replica
                 full = popxl.remote_buffer(shape, buffer.tensor_dtype, buffer.entries)
                 full.kind = "gathered weights"
-                self._full[name] = full
-        return {name: self._full[name] for name in self.names if name in self._full}
+                self._full_buffers[name] = full
+        return {n: self._full_buffers[n] for n in self.names if n in self._full_buffers}
 
     def square_weight(self, name: str) -> float:
-        """Weight of a replica's sum of squares of a gradient in the sum over all replicas.
+        """Weight of a replica's sum of squared gradient elements in the sum over all replicas.
 
-        Replicas that hold the same elements each count their part.
+        It is below 1 where several replicas hold the same elements.
         """
         group = self.facts.get(name).replica_grouping
         return self.shard_groups[name].group_size / group.group_size
 
     def gradient_variables(self, row: int, prefix: str) -> addons.NamedTensors:
-        """Variables through which the host reads the gradients of layer `row`."""
+        """Create variables through which the host reads the gradients of layer `row`."""
         variables = {}
         for name, buffer in self.grads.to_dict().items():
             factory = self.facts.get(name)
@@ -177,27 +179,29 @@ class PhaseVariables:
 
 
 def _variable_of(stored: str, quantized: Mapping[str, DequantSpec]) -> str:
-    """The variable that something stored is, or is a part of."""
-    whole, _, _ = stored.rpartition(".")
-    return whole if whole in quantized else stored
+    """Name of the variable that a stored tensor belongs to."""
+    variable, _, _ = stored.rpartition(".")
+    return variable if variable in quantized else stored
 
 
 def label_buffers(buffers: NamedRemoteBuffers, kind: str) -> None:
-    """Say what buffers hold; see `planning.hardware.disk_offload`."""
+    """Label buffers with the kind of their contents, for plans and `disk_offload`."""
     for buffer in buffers.to_dict().values():
         buffer.kind = kind
 
 
-def _cut_over(facts: NamedVariableFactories) -> dict[str, popxl.ReplicaGrouping]:
-    """The replicas over which each variable may be cut, of those that hold it alike: within runs
-    of neighbours where these have no constant stride, as PopXL does."""
+def _shard_groups(facts: NamedVariableFactories) -> dict[str, popxl.ReplicaGrouping]:
+    """Replicas over which each variable can be sharded, among those that hold equal values.
+
+    Where those have no constant stride, they are runs of consecutive replicas, as in PopXL.
+    """
     return {n: group.const_rg for n, group in facts.replica_groupings.to_dict().items()}
 
 
-def _loading(
+def _build_graphs(
     buffers: NamedRemoteBuffers, groupings: Mapping[str, popxl.ReplicaGrouping]
 ) -> tuple[addons.GraphWithNamedArgs, list[str], addons.GraphWithNamedArgs]:
-    """`VariableStore.load`, `names` and `gather` of some buffers."""
+    """Build `load_graph`, `names` and `gather_graph` of `PhaseVariables`."""
     load, names = addons.load_remote_graph(buffers)
     shards = addons.NamedTensors.pack(names, load.graph.outputs)
     gather, _ = all_gather_replica_sharded_graph(

@@ -1,7 +1,7 @@
-"""Frozen weights in few bits: packed in host memory and on the link, expanded once they are loaded.
+"""Quantized frozen weights: 4 or 8 bits in host memory and on the link, dequantized after loading.
 
-So a layer's graphs are those of whole weights, bit for bit; there is an expanded copy of the
-weights of a layer as long as it is at work.
+A layer's graphs are the same as without quantization; while the layer runs, the device holds a
+dequantized copy of its weights.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import popxl
 import popxl_addons as addons
 from config.model import QuantConfig
 from modelling.phases.settings import PhaseSettings
-from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
+from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
 class DequantSpec(NamedTuple):
-    """What a packed variable is expanded to.
+    """The dequantized form of a quantized variable.
 
     Attributes:
-        axis: that of the input features.
+        dtype: data type of the dequantized variable.
+        axis: axis of the input features.
     """
 
     dtype: popxl.dtype
@@ -33,35 +34,36 @@ class DequantSpec(NamedTuple):
 def quantize_factories(
     facts: NamedVariableFactories, phase: str, settings: PhaseSettings
 ) -> tuple[NamedVariableFactories, dict[str, DequantSpec]]:
-    """The factories of what a phase stores for its variables.
+    """Factories of the tensors that a phase stores for its variables.
 
     Returns:
-        Factories, three for a variable that is packed, and what these variables are, by name.
+        Factories, of which a quantized variable has three (`QUANT_FIELDS`), and the quantized
+        variables by name.
     """
     stored: dict[str, VariableFactory] = {}
-    dequantize_variables: dict[str, DequantSpec] = {}
+    quantized: dict[str, DequantSpec] = {}
     for name, factory in facts.to_dict().items():
         quant = settings.quant(phase, name)
         if quant is None:
             stored[name] = factory
             continue
         axis = settings.mapping(phase, name).input_axis
-        dequantize_variables[name] = DequantSpec(factory.dtype, axis)
+        quantized[name] = DequantSpec(factory.dtype, axis)
         shapes = quantized_shapes(factory.shape_on_replica, quant, axis)  # type: ignore[arg-type]
-        for part, shape, dtype in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True):
+        for field, shape, dtype in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True):
             zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
             group = factory.replica_grouping
-            stored[f"{name}.{part}"] = VariableFactory(zeros, dtype, part, replica_grouping=group)
-    return NamedVariableFactories.from_dict(stored), dequantize_variables
+            stored[f"{name}.{field}"] = VariableFactory(zeros, dtype, field, replica_grouping=group)
+    return NamedVariableFactories.from_dict(stored), quantized
 
 
 def dequantize_variables(
-    stored: addons.NamedTensors, wholes: Mapping[str, DequantSpec], quant: QuantConfig
+    stored: addons.NamedTensors, quantized: Mapping[str, DequantSpec], quant: QuantConfig
 ) -> addons.NamedTensors:
-    """Whole variables from what is stored; `wholes` are the packed ones."""
+    """Dequantize those stored tensors that `quantized` names; the others stay as they are."""
     tensors = stored.to_dict()
-    for name, (dtype, axis) in wholes.items():
+    for name, (dtype, axis) in quantized.items():
         if f"{name}.{QUANT_FIELDS[0]}" in tensors:
-            parts = [tensors.pop(f"{name}.{part}") for part in QUANT_FIELDS]
-            tensors[name] = dequantize(parts, quant, dtype, axis)
+            fields = [tensors.pop(f"{name}.{field}") for field in QUANT_FIELDS]
+            tensors[name] = dequantize(fields, quant, dtype, axis)
     return addons.NamedTensors.from_dict(tensors)

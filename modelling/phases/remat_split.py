@@ -1,4 +1,4 @@
-"""The stages of layers that are alike, of which some may keep their activations."""
+"""Split the layers of a phase into those that recompute and those that save activations."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from modelling.phases.phase_plan import PhaseRun
 
 
 def split_by_remat(phase: Phase) -> list[PhaseRun]:
-    """All layers of a phase, in order. Where some keep their activations and others compute them
-    again, those that keep them are the last: theirs wait the shortest time for the backward pass.
+    """Split a phase into recomputed layers and saved layers, in order.
+
+    The last layers save their activations, because these wait the shortest time for the backward
+    pass.
     """
-    again = phase.entries - phase.saved_layers
-    if not again or not phase.saved_layers:
+    recomputed = phase.entries - phase.saved_layers
+    if not recomputed or not phase.saved_layers:
         return [PhaseRun(phase, range(phase.entries))]
     return [
-        PhaseRun(phase, range(again)),
-        PhaseRun(phase.saved_tail(), range(again, phase.entries)),
+        PhaseRun(phase, range(recomputed)),
+        PhaseRun(phase.saved_tail(), range(recomputed, phase.entries)),
     ]
 
 
 def slice_runs(runs: Sequence[PhaseRun], rows: range) -> list[PhaseRun]:
-    """The stages of some neighbouring layers alone."""
-    cut = [
-        replace(run, rows=range(max(own.start, rows.start), min(own.stop, rows.stop)))
+    """Restrict runs to the layers in `rows`; runs without such a layer are dropped."""
+    sliced = [
+        replace(run, rows=range(max(run.rows.start, rows.start), min(run.rows.stop, rows.stop)))
         for run in runs
-        for own in (run.rows,)
     ]
-    return [run for run in cut if run.rows]
+    return [run for run in sliced if run.rows]

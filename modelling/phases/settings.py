@@ -1,4 +1,4 @@
-"""What all phases of a program have in common."""
+"""Settings that all phases of a program share."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from popxl_addons.optimizers import state_8bit
 from popxl_addons.optimizers.adafactor import MatrixLayout
 
 ALL = "*"
-"""In `PhaseSettings.saved_fractions`: phases that it does not name."""
+"""Key of `PhaseSettings.saved_fractions` for all phases that it does not name."""
 
 
 @dataclass(frozen=True)
 class PhaseSettings:
-    """Facts of a run that graphs are built from.
+    """Settings of a run that the graphs of all phases are built from.
 
     Attributes:
         config: the run's configuration.
         groups: replica groups of data and tensor parallelism.
-        table: the model's weights: which are trained (None: all), and what optimizers treat one by
-            one, or pack together.
-        keeping: which fraction of a phase's layers, its last ones, keep their activations, where
-            the configuration leaves it open.
-        per_pass: see `execution.micro_batches_per_pass`, where the configuration leaves it open;
-            None: all.
+        weight_map: the model's weights, which say what is trainable and how matrices are laid out;
+            None: all weights are trainable.
+        saved_fractions: fraction of the layers, by phase, that save their activations (the last
+            ones), where `execution.activations` is auto.
+        per_pass: micro-batches per pass where `execution.micro_batches_per_pass` is auto; None:
+            all.
     """
 
     config: RunConfig
@@ -51,8 +51,8 @@ class PhaseSettings:
         """Micro-batches that run through all layers before the next ones, on one replica."""
         if not self.training:
             return self.micro_batches
-        given = self.config.execution.micro_batches_per_pass
-        return (self.per_pass or self.micro_batches) if given == "auto" else given
+        count = self.config.execution.micro_batches_per_pass
+        return (self.per_pass or self.micro_batches) if count == "auto" else count
 
     @property
     def passes(self) -> int:
@@ -60,44 +60,43 @@ class PhaseSettings:
         return self.micro_batches // self.micro_batches_per_pass
 
     def num_saved_layers(self, phase: str, layers: int) -> int:
-        """How many layers of a phase keep their activations for the backward pass."""
-        wanted = self.config.execution.activations
-        if wanted == "auto":
-            return round(
-                self.saved_fractions.get(phase, self.saved_fractions.get(ALL, 0.0)) * layers
-            )
-        return layers if wanted == "keep" else 0
+        """Number of layers of a phase that save their activations for the backward pass."""
+        mode = self.config.execution.activations
+        if mode == "auto":
+            fraction = self.saved_fractions.get(phase, self.saved_fractions.get(ALL, 0.0))
+            return round(fraction * layers)
+        return layers if mode == "keep" else 0
 
     @property
     def training(self) -> bool:
-        """Whether there are backward and optimizer phases, and what they need."""
+        """True if the program has backward and optimizer phases."""
         return not self.config.model.eval
 
     @property
     def dtype(self) -> popxl.dtype:
-        """Type of weights and activations."""
+        """Data type of weights and activations."""
         return popxl.dtype.from_name(self.config.model.precision)
 
     @property
     def gradient_dtype(self) -> popxl.dtype:
-        """Type of stored gradients of weights."""
+        """Data type of stored weight gradients."""
         return popxl.dtype.from_name(self.config.training.gradients)
 
     @property
     def adds_gradients(self) -> bool:
-        """True if gradients add up within a pass.
+        """True if a pass accumulates gradients over its micro-batches.
 
-        Not those of one micro-batch, where sums of passes are narrower than float32 and added by
-        themselves: in float32 they would only be written and read back.
+        A pass of one micro-batch need not, if the sums over passes are narrower than float32 and
+        accumulated separately: a float32 accumulator would only be written and read back.
         """
-        alone = self.passes > 1 and self.micro_batches_per_pass == 1
-        return not alone or self.gradient_dtype == popxl.float32
+        single = self.passes > 1 and self.micro_batches_per_pass == 1
+        return not single or self.gradient_dtype == popxl.float32
 
     @property
     def activation_shards(self) -> popxl.ReplicaGrouping | None:
-        """Replicas over which activations between phases are cut; None: not cut."""
-        wanted = self.config.execution.shards_activations and self.groups.tensor_parallel > 1
-        return self.groups.tp if wanted else None
+        """Replicas over which activations between phases are sharded; None if they are not."""
+        sharded = self.config.execution.shards_activations and self.groups.tensor_parallel > 1
+        return self.groups.tp if sharded else None
 
     @property
     def seed_spec(self) -> popxl.TensorSpec | None:
@@ -108,8 +107,11 @@ class PhaseSettings:
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
     def layers_per_phase(self, phase: str, layers: int) -> dict[str, int]:
-        """The phases that a family's phase of so many layers is cut into, where not all of them are
-        trained alike, and how many layers each has; see `WeightMap.phase_splits`."""
+        """Number of layers of each phase that a family's phase is split into.
+
+        Layers with different trainable weights are in different phases; see
+        `WeightMap.phase_splits`.
+        """
         if self.weight_map is None:
             return {phase: layers}
         return {
@@ -118,28 +120,27 @@ class PhaseSettings:
         }
 
     def is_phase_trainable(self, phase: str) -> bool:
-        """Whether anything that a phase owns is trained."""
+        """True if the phase owns a trainable variable."""
         if self.weight_map is None or not self.training:
             return self.training
-        return any(
-            row.is_updated for row in self.weight_map.layers[self.weight_map.phases[phase][0]]
-        )
+        layer = self.weight_map.phases[phase][0]
+        return any(mapping.is_updated for mapping in self.weight_map.layers[layer])
 
     def is_variable_trainable(self, phase: str, variable: str) -> bool:
-        """Whether a variable of the layers of a phase is trained."""
+        """True if a variable of the phase's layers is trainable."""
         return self.weight_map is None or self.mapping(phase, variable).is_updated
 
     def mapping(self, phase: str, variable: str) -> WeightMapping:
-        """The table's row for a variable of the layers of a phase."""
+        """Weight mapping of a variable of the phase's layers."""
         assert self.weight_map is not None, "this needs the weight map"
         layer = self.weight_map.phases[phase][0]
-        for row in self.weight_map.layers[layer]:
-            if row.path == variable:
-                return row
+        for mapping in self.weight_map.layers[layer]:
+            if mapping.path == variable:
+                return mapping
         raise WeightsError(missing_mapping(layer, variable))
 
     def quant(self, phase: str, variable: str) -> QuantConfig | None:
-        """How a variable is stored that is expanded before a layer takes it; None: as it is."""
+        """Quantization of a variable that is dequantized on load; None if it is not quantized."""
         if not self.training or self.weight_map is None:
             return None
         return (
@@ -147,18 +148,24 @@ class PhaseSettings:
         )
 
     def matrix_layout(self, phase: str, variable: str) -> MatrixLayout:
-        """To which matrices a variable belongs, for optimizers that treat weights as such."""
-        row = self.mapping(phase, variable)
-        return MatrixLayout(len(row.weights), row.axis, self.groups.replicated)
+        """Layout of the matrices in a variable, for optimizers that update weights as matrices."""
+        mapping = self.mapping(phase, variable)
+        return MatrixLayout(len(mapping.weights), mapping.axis, self.groups.replicated)
 
     def shards(
         self, phase: str, variable: str, shape: tuple[int, ...], grouping: popxl.ReplicaGrouping
     ) -> int:
-        """Over how many replicas a variable is sharded, which has a shape on each: of a group, or
-        1, also where shards would split a quantization block of the optimizer state."""
+        """Number of replicas that a variable is sharded over: those of a group, or 1.
+
+        Small variables are not sharded, nor are those whose shards would be unequal or would split
+        a quantization block of the optimizer state.
+
+        Args:
+            shape: shape of the variable on a replica.
+        """
         nelms, count = math.prod(shape), grouping.group_size
-        small = nelms < self.config.execution.rts_weights_threshold
-        if small or nelms % count:
+        is_small = nelms < self.config.execution.rts_weights_threshold
+        if is_small or nelms % count:
             return 1
         if self.config.training.optimizer.is_8bit and len(shape) == 2:
             axis = self.matrix_layout(phase, variable).unsharded_axis

@@ -1,4 +1,4 @@
-"""Inputs that all phases of an optimizer step take; loops over layers hand them on."""
+"""Inputs that all phases of an optimizer step share, passed through the loops over layers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import popxl
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What an optimizer update takes besides gradients and state; float32 scalars.
+    """Inputs of an optimizer update besides gradients and state; float32 scalars.
 
     Attributes:
-        norm: global norm of the unscaled gradients; not finite: the update changes nothing.
-        rate: learning rate.
+        norm: global norm of the unscaled gradients; if it is not finite, nothing is updated.
+        lr: learning rate.
     """
 
     norm: popxl.Tensor
@@ -22,7 +22,7 @@ class UpdateInputs:
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
-        """All of it, as a graph takes it."""
+        """Both tensors, as the arguments of a graph."""
         return [self.norm, self.lr]
 
 
@@ -31,13 +31,13 @@ class StepInputs:
     """Inputs of one pass of micro-batches through all layers.
 
     Attributes:
-        seed: of dropout, the step's, uint32 (2,); None: nothing is random.
-        update: that of the step before, which each layer does where the step first needs its
-            variables; None: nothing is pending.
-        first_micro_batch: number in the step of the pass's first micro-batch, int32 scalar; None:
+        seed: seed of the step, for dropout, uint32 (2,); None: nothing is random.
+        update: deferred update of the previous step, which each layer runs before the step first
+            uses its variables; None: no update is pending.
+        first_micro_batch: index in the step of the pass's first micro-batch, int32 scalar; None:
             the step has one pass.
-        is_first, is_last: which pass of the step it is. Sums of gradients start from zero in the
-            first, and are complete after the last.
+        is_first: True for the first pass of the step, whose gradient sums start from zero.
+        is_last: True for the last pass of the step, which completes the gradients.
     """
 
     seed: popxl.Tensor | None = None
@@ -48,14 +48,14 @@ class StepInputs:
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
-        """All tensors, as a graph takes them."""
-        given = [t for t in (self.seed, self.first_micro_batch) if t is not None]
-        return given if self.update is None else [*given, *self.update.tensors]
+        """All tensors, as the arguments of a graph."""
+        tensors = [t for t in (self.seed, self.first_micro_batch) if t is not None]
+        return tensors if self.update is None else [*tensors, *self.update.tensors]
 
     def with_tensors(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
-        """These inputs in another graph, from their `tensors` there."""
-        given = list(tensors)
-        seed = None if self.seed is None else given.pop(0)
-        first = None if self.first_micro_batch is None else given.pop(0)
-        update = None if self.update is None else UpdateInputs(*given)
+        """The same inputs in another graph, whose tensors are in the order of `tensors`."""
+        remaining = list(tensors)
+        seed = None if self.seed is None else remaining.pop(0)
+        first = None if self.first_micro_batch is None else remaining.pop(0)
+        update = None if self.update is None else UpdateInputs(*remaining)
         return replace(self, seed=seed, first_micro_batch=first, update=update)

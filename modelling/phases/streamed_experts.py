@@ -1,4 +1,4 @@
-"""The experts of layers, a group of which is on the device at a time."""
+"""Experts that are streamed to the device one group at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from modelling.phases.step_inputs import StepInputs
 
 @dataclass(frozen=True)
 class StreamedExperts:
-    """The experts of layers, in groups.
+    """The experts of a phase's layers, run group by group.
 
     Attributes:
-        phase: has an entry for each group: those of a layer one after the other.
-        groups: of a layer.
-        begin: lets gradients be zero that the groups of a layer add to.
+        phase: phase with one row per group; the groups of a layer are consecutive rows.
+        groups: number of groups of a layer.
+        zero_grads: zeros the gradients that the groups of a layer add to.
     """
 
     phase: Phase
@@ -26,10 +26,10 @@ class StreamedExperts:
     zero_grads: Callable[[], None]
 
     def forward(self, layer: popxl.Tensor, step: StepInputs) -> None:
-        """Run all groups of a layer forwards, one after the other."""
+        """Run the forward pass of all groups of layer `layer`, an int32 scalar."""
 
-        def body(row: popxl.Tensor, *given: popxl.Tensor) -> list[popxl.Tensor]:
-            self.phase.forward(row, step.with_tensors(given))
+        def body(row: popxl.Tensor, *tensors: popxl.Tensor) -> list[popxl.Tensor]:
+            self.phase.forward(row, step.with_tensors(tensors))
             return []
 
         first = layer * self.groups
@@ -38,18 +38,18 @@ class StreamedExperts:
     def backward(
         self, layer: popxl.Tensor, step: StepInputs, squares: popxl.Tensor
     ) -> popxl.Tensor:
-        """Run all groups of a layer backwards, the last one first.
+        """Run the backward pass of all groups of layer `layer`, last group first.
 
         Returns:
-            `squares`, and those of the groups' gradients, see `Phase.backward`.
+            `squares` plus the squares of the groups' gradients; see `Phase.backward`.
         """
         if self.phase.bwd is None:
             return squares
 
         def body(
-            row: popxl.Tensor, squares: popxl.Tensor, *given: popxl.Tensor
+            row: popxl.Tensor, squares: popxl.Tensor, *tensors: popxl.Tensor
         ) -> list[popxl.Tensor]:
-            return [self.phase.backward(row, step.with_tensors(given), squares)]
+            return [self.phase.backward(row, step.with_tensors(tensors), squares)]
 
         with self.phase.part("backward"):
             self.zero_grads()

@@ -1,4 +1,4 @@
-"""The program of an optimizer step: the same for all families."""
+"""Build the training program: forward, backward and optimizer phases, for any model family."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.building import build_ir
 from modelling.devices import platform
+from modelling.ir_building import build_ir
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs, UpdateInputs
@@ -21,23 +21,22 @@ from popxl import ops
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """An Ir that trains, its streams and its variables.
+    """An Ir that trains, with its streams and variables.
 
     Attributes:
-        inputs: streams of the batch by name, each with `ir.num_host_transfers` transfers a run.
-        learning_rate, seed: streams used once for each optimizer step of a run (seed: None if
-            nothing is random).
-        loss: stream of the loss of each micro-batch; their mean over micro-batches and replicas
-            is the loss of the step.
-        aux_outputs: streams of what the head tells of a micro-batch besides, by name, see
-            `LMHeadLoss`.
-        gradient_norm: stream with the global norm of each optimizer step.
-        only_update: stream that says whether a run does the update that is pending and nothing
-            else; None: no update is pending after a run.
-        variables: by phase and layer: `variables[phase name][layer]` has trees `fwd` and `optim`
-            (and `grad`, if asked for).
-        layers: phases that may keep their activations, by the kind of their layers.
-        undivided: kinds of which all layers keep their activations, or none.
+        inputs: streams of the batch by name, each with `ir.num_host_transfers` transfers per run.
+        learning_rate: stream with one transfer per optimizer step of a run.
+        seed: stream with one transfer per optimizer step of a run; None if nothing is random.
+        loss: stream of the loss of each micro-batch; the mean over micro-batches and replicas is
+            the loss of the step.
+        aux_outputs: streams of the head's further outputs per micro-batch, by name.
+        gradient_norm: stream of the global gradient norm of each optimizer step.
+        update_only: stream of a bool: True makes a run do the pending update and nothing else;
+            None if no update is pending after a run.
+        variables: `variables[phase][layer]` has the trees `fwd` and `optim`, and `grad` if
+            gradients were requested.
+        phases_by_type: names of the phases that can save activations, by layer type.
+        all_or_none_types: layer types of which all layers save activations, or none.
     """
 
     ir: popxl.Ir
@@ -53,8 +52,8 @@ class TrainingProgram:
     all_or_none_types: Set[str]
 
 
-NOTHING: Mapping[str, float] = {}
-"""No phase keeps its activations."""
+RECOMPUTE_ALL: Mapping[str, float] = {}
+"""No layer saves its activations."""
 
 
 def build_training(
@@ -62,16 +61,16 @@ def build_training(
     build_phases: Callable[[PhaseSettings], PhasePlan],
     gradients: bool = False,
     weight_map: WeightMap | None = None,
-    saved_fractions: Mapping[str, float] = NOTHING,
+    saved_fractions: Mapping[str, float] = RECOMPUTE_ALL,
     per_pass: int | None = None,
 ) -> TrainingProgram:
     """Build the training program of a configuration.
 
     Args:
-        layout_of: builds the family's phases in the current Ir.
-        gradients: let the host read the gradients of the last step, as variables.
-        table: the family's weights; Adafactor needs them.
-        keeping, per_pass: see `PhaseSettings`.
+        build_phases: builds the family's phases in the current Ir.
+        gradients: True to create variables with the gradients of the last step for the host.
+        weight_map: the model's weights; Adafactor needs them.
+        saved_fractions, per_pass: fields of `PhaseSettings`.
     """
     iterations = config.execution.device_iterations
     with build_ir(config) as (ir, groups):
@@ -105,34 +104,35 @@ def build_training(
         training_step.norm,
         update_only,
         variables,
-        _layers(phase_plan),
-        {run.experts.phase.layer for run in phase_plan.order if run.experts is not None},
+        _phases_by_type(phase_plan),
+        {run.experts.phase.layer_type for run in phase_plan.order if run.experts is not None},
     )
 
 
-def _layers(phase_plan: PhasePlan) -> dict[str, list[str]]:
-    by_kind: dict[str, list[str]] = defaultdict(list)
+def _phases_by_type(phase_plan: PhasePlan) -> dict[str, list[str]]:
+    """Names of the phases with a backward pass by layer type, without the loss."""
+    names: dict[str, list[str]] = defaultdict(list)
     for phase in phase_plan.phases:
         if phase is not phase_plan.head and phase.bwd is not None:
-            by_kind[phase.layer].append(phase.name)
-    return by_kind
+            names[phase.layer_type].append(phase.name)
+    return names
 
 
 def defers_update(config: RunConfig) -> bool:
-    """Whether updates run before the next forward pass; "auto": where that hides their transfers.
+    """True if updates run in the next forward pass; "auto": if that hides transfers.
 
-    Devices that share the host's memory have none to hide, but those of a disk.
+    A device that shares the host's memory has no transfers to hide, except those of a disk.
     """
     execution = config.execution
     if execution.update == "auto":
-        moves = platform(config) != "cpu" or execution.disk is not None
-        return moves and config.rounds_behind
+        has_transfers = platform(config) != "cpu" or execution.disk is not None
+        return has_transfers and config.rounds_behind
     return execution.update == "behind"
 
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """The parts of an optimizer step, added to the current graph, and its streams."""
+    """The streams of an optimizer step, and methods that add its parts to the current graph."""
 
     phase_plan: PhasePlan
     settings: PhaseSettings
@@ -141,85 +141,88 @@ class TrainingStep:
     norm: popxl.DeviceToHostStream
 
     def run(self) -> None:
-        """Gradients, and at the end the update."""
-        self.update(self.gradients())
+        """Run forward, backward and optimizer phases of a step."""
+        self.update(self.compute_gradients())
 
-    def gradients(self, pending: UpdateInputs | None = None) -> UpdateInputs:
-        """Forward and backward phases; where layers are first used, they do a pending update.
+    def compute_gradients(self, pending: UpdateInputs | None = None) -> UpdateInputs:
+        """Run forward and backward phases; each layer runs a pending update before its first use.
 
         Returns:
-            What the update of this step takes.
+            The inputs of this step's update.
         """
         step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending)
-        squares = self._one_pass(step) if self.settings.passes == 1 else self._passes(step)
+        squares = self._run_pass(step) if self.settings.passes == 1 else self._run_passes(step)
         norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
         ops.host_store(self.norm, norm)
         return UpdateInputs(norm, ops.host_load(self.lr))
 
-    def _one_pass(self, step: StepInputs) -> popxl.Tensor:
-        """Micro-batches forwards and backwards through all layers; see `Layout.backward`."""
+    def _run_pass(self, step: StepInputs) -> popxl.Tensor:
+        """Run a pass of micro-batches through all layers; returns as `PhasePlan.backward`."""
         self.phase_plan.inputs.load()
         self.phase_plan.forward(step)
         return self.phase_plan.backward(step)
 
-    def _passes(self, step: StepInputs) -> popxl.Tensor:
-        """All passes of a step: the first does the pending update, the last completes gradients.
-        Those between them are a loop of the program."""
+    def _run_passes(self, step: StepInputs) -> popxl.Tensor:
+        """Run all passes of a step; returns as `PhasePlan.backward`.
+
+        The first pass runs the pending update, the last completes the gradients, and those between
+        them are a loop of the program.
+        """
         passes, count = self.settings.passes, self.settings.micro_batches_per_pass
 
-        def number(micro_batch: int) -> popxl.Tensor:
+        def index(micro_batch: int) -> popxl.Tensor:
             return popxl.constant(micro_batch, popxl.int32)
 
-        self._one_pass(replace(step, first_micro_batch=number(0), is_last=False))
+        self._run_pass(replace(step, first_micro_batch=index(0), is_last=False))
         later = replace(step, update=None, is_first=False)
 
         def body(first: popxl.Tensor, *seed: popxl.Tensor) -> popxl.Tensor:
-            given = replace(later, first_micro_batch=first, is_last=False)
-            self._one_pass(given.with_tensors([*seed, first]))
+            inputs = replace(later, first_micro_batch=first, is_last=False)
+            self._run_pass(inputs.with_tensors([*seed, first]))
             return first + count
 
         if passes > 2:
             seeds = [] if step.seed is None else [step.seed]
-            graph = popxl.gir().create_graph(body, number(count), *seeds)
-            ops.repeat(graph, passes - 2, number(count), *seeds)
-        return self._one_pass(replace(later, first_micro_batch=number(count * (passes - 1))))
+            graph = popxl.gir().create_graph(body, index(count), *seeds)
+            ops.repeat(graph, passes - 2, index(count), *seeds)
+        return self._run_pass(replace(later, first_micro_batch=index(count * (passes - 1))))
 
     def update(self, update: UpdateInputs) -> None:
-        """The optimizer phases."""
+        """Run the optimizer phases."""
         self.phase_plan.update(update)
 
 
 def _run_deferred_updates(step: TrainingStep, iterations: int) -> popxl.HostToDeviceStream:
-    """Run optimizer steps, each with the update of the one before it in its forward pass.
+    """Run optimizer steps, each with the update of the previous step in its forward pass.
 
-    What the last update takes waits in variables for the next run. Before the first step these hold
-    a norm that is not finite, as after a step that is left out: the update changes nothing.
+    The inputs of the last update wait in variables for the next run. Before the first step the norm
+    among them is NaN, as after a skipped step, so that update changes nothing.
 
     Returns:
-        See `TrainingProgram.update_only`.
+        The stream `TrainingProgram.update_only`.
     """
     ir = popxl.gir()
     norm = popxl.variable(math.nan, popxl.float32, name="pending_norm")
     lr = popxl.variable(0.0, popxl.float32, name="pending_lr")
 
     def one_step(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
-        return step.gradients(UpdateInputs(norm, lr)).tensors
+        return step.compute_gradients(UpdateInputs(norm, lr)).tensors
 
-    def steps(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
+    def run_steps(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
         return list(ops.repeat(ir.create_graph(one_step, norm, lr), iterations, norm, lr))
 
-    def update(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
+    def run_update(norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
         step.update(UpdateInputs(norm, lr))
         return [popxl.constant(math.nan, popxl.float32), lr + 0]
 
     update_only = popxl.h2d_stream((), popxl.bool, "update_only")
-    new_norm, new_rate = ops.conditional(
+    new_norm, new_lr = ops.conditional(
         ops.host_load(update_only),
-        ir.create_graph(update, norm, lr),
-        ir.create_graph(steps, norm, lr),
+        ir.create_graph(run_update, norm, lr),
+        ir.create_graph(run_steps, norm, lr),
         [norm, lr],
         [norm, lr],
     )
     ops.var_updates.copy_var_update_(norm, new_norm)
-    ops.var_updates.copy_var_update_(lr, new_rate)
+    ops.var_updates.copy_var_update_(lr, new_lr)
     return update_only

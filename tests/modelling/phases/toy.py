@@ -51,7 +51,7 @@ def build_toy_phases(settings: PhaseSettings) -> PhasePlan:
     batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
     spec, scalar = (popxl.TensorSpec(shape, popxl.float32) for shape in ((batch, WIDTH), ()))
     inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
-    chain = ActivationRows(spec, settings, trained=settings.is_phase_trainable("first"))
+    chain = ActivationRows(spec, settings, requires_grad=settings.is_phase_trainable("first"))
     first = Phase("first", Layer(), inputs.layer_ios(["x"]), [chain.last_row], settings)
     lent = {"scale": first}
     x, y = chain.reserve(layers - 1, settings.is_phase_trainable("rest"))
