@@ -27,8 +27,8 @@ from modelling.layers.encoder_decoder import (
     StackContext,
     with_packed_positions,
 )
-from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.packing import Packing
+from modelling.layers.wrapped import LayerWrapper
 from modelling.phases.buffers import ActivationRows, InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
