@@ -388,7 +388,7 @@ class ExpertGroup(Module):
     def build(
         self,
         normed: Tensor,
-        weights: Tensor,
+        topk_weights: Tensor,
         topk_experts: Tensor,
         number: Tensor,
         seed: Tensor | None = None,
@@ -396,11 +396,11 @@ class ExpertGroup(Module):
         """The output of these experts, to be added to x, of its shape.
 
         Args:
-            normed, weights, chosen: see `Context.defer_experts`.
+            normed, topk_weights, topk_experts: see `Context.defer_experts`.
             number: of the group, int32 scalar.
         """
         experts = self.mlp.experts
         own = topk_experts - number * experts.held
         routes = sort_local_experts(own, experts=experts.held)
         tokens = normed.reshape((-1, normed.shape[-1]))
-        return experts(tokens, weights, own, routes).reshape(normed.shape)
+        return experts(tokens, topk_weights, own, routes).reshape(normed.shape)

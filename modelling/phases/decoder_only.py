@@ -50,14 +50,14 @@ def build_decoder_only_phases(
     blocks = layers.map_modules(RouterOnlyBlock if streams_experts else TrainingBlock)
     first_layer = 0
     for name, count in settings.layers_per_phase("layer", len(layers.type_of_layer)).items():
-        part = blocks.part(range(first_layer, first_layer + count))
+        modules = blocks.take(range(first_layer, first_layer + count))
         args = activations, inputs.layer_ios(extra), settings, usage_grad
         if decoder.experts is None:
-            runs += build_dense_runs(name, part, *args)
+            runs += build_dense_runs(name, modules, *args)
         else:
             group = adapters.attach_to_experts(decoder.experts(), decoder.layer_names[first_layer])
             names = name, name.replace("layer", "experts", 1)
-            runs += build_moe_runs(names, part, group, *args)
+            runs += build_moe_runs(names, modules, group, *args)
         first_layer += count
     head_inputs = by_name(rows.last_row for rows in activations) | inputs.layer_ios(loss_inputs)
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
