@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from popdist._process_info import Place, place_of_environment
+from popdist._process_info import ProcessInfo, process_info_from_env
 from tests.children import child
 
 ROOT = Path(__file__).parents[2]
@@ -27,11 +27,11 @@ def place(monkeypatch):
     for name in [n for n in os.environ if n.startswith(("OMPI_", "SLURM_", "PMIX_", "POPDIST_"))]:
         monkeypatch.delenv(name)
 
-    def found(variables: dict[str, str]) -> Place:
+    def found(variables: dict[str, str]) -> ProcessInfo:
         with monkeypatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            return place_of_environment()
+            return process_info_from_env()
 
     return found
 
@@ -89,7 +89,7 @@ def test_skypilot_tells_its_nodes_who_they_are(place, tmp_path):
     )  # fmt: skip
     lines = [line.partition("=") for line in done.stdout.splitlines()]
     found = place({name: value for name, _, value in lines if name.startswith("POPDIST_")})
-    assert found == Place(1, 2, "10.0.0.4:61440", "sky-1")
+    assert found == ProcessInfo(1, 2, "10.0.0.4:61440", "sky-1")
     saved = re.search(r"--save (\S+)", (tmp_path / "command").read_text())
     assert saved is not None
     assert any(saved[1].startswith(f"{mount}/") for mount in task["volumes"])

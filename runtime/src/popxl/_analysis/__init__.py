@@ -1,1 +1,1 @@
-"""What is found out about graphs: effects, aliases, the functional form, text."""
+"""Analyses of graphs: effects, aliases, functionalization, shape inference, printing."""

@@ -1,4 +1,4 @@
-"""Which tensors share storage: results in place are other tensors, views show parts of owners.
+"""Alias analysis: which tensors share storage through in-place ops and views.
 
 Chains of changes and of views are as long as a program makes them, so nothing here recurses along
 them.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AliasAnalysis:
-    """What is known of the storage of a program's tensors.
+    """Storage of a program's tensors: in-place results, views and the tensors that own the memory.
 
     Attributes:
         replacements: for some views, an op that does the same as theirs.
@@ -30,7 +30,7 @@ class AliasAnalysis:
         self._roots: dict[Tensor, Tensor] = {}
 
     def root(self, t: Tensor) -> Tensor:
-        """The tensor that `t` is, if `t` is the result of ops in place: not one itself."""
+        """Returns the tensor at the start of a chain of in-place ops that ends in `t`."""
         passed = []
         while t not in self._roots:
             op = t._producer
@@ -44,17 +44,17 @@ class AliasAnalysis:
 
     # ---- of tensors that are no results in place ------------------------------------------------
     def view_op(self, t: Tensor) -> Op | None:
-        """The op by which `t` is a view; None: it owns its storage."""
+        """Returns the op that makes `t` a view; None if `t` owns its storage."""
         op = self.replacements.get(t, t._producer)
         return op if op is not None and op.view else None
 
     def parents(self, t: Tensor) -> list[Tensor]:
-        """What `t` is a view of; empty if it owns its storage."""
+        """Returns the tensors that `t` is a direct view of; empty if `t` owns its storage."""
         op = self.view_op(t)
         return [] if op is None else list(map(self.root, op.inputs))
 
     def chain(self, t: Tensor) -> Iterator[Tensor]:
-        """`t` and all that it is a view of, each once and after what it is a view of."""
+        """Yields `t` and all tensors that it is a view of, each once, parents before views."""
         waiting, done = [(t, False)], set()
         while waiting:
             t, is_ready = waiting.pop()
@@ -66,11 +66,11 @@ class AliasAnalysis:
                 waiting += [(p, False) for p in self.parents(t)]
 
     def owners(self, t: Tensor) -> list[Tensor]:
-        """The owners of the storage of `t`."""
+        """Returns the tensors that own the storage of `t`."""
         return [part for part in self.chain(self.root(t)) if self.view_op(part) is None]
 
     def evaluate_view(self, t: Tensor, own: Callable[[Tensor], np.ndarray]) -> np.ndarray:
-        """What `t` shows of numbers of its owners' elements.
+        """Evaluates the view `t` on arrays of its owners: int32, of the shape of `t`.
 
         Args:
             own: an owner's numbers, int32 of its shape.
@@ -95,10 +95,10 @@ class AliasAnalysis:
 
 
 def element_numbers(t: Tensor, first: int = 0) -> np.ndarray:
-    """Numbers of the elements of `t`, int32."""
+    """Returns consecutive numbers for the elements of `t`: int32, of its shape."""
     return np.arange(first, first + t.nelms, dtype=np.int32).reshape(t.shape)
 
 
 def owners(t: Tensor) -> list[Tensor]:
-    """The owners of the storage of `t`."""
+    """Returns the tensors that own the storage of `t`."""
     return AliasAnalysis().owners(t)

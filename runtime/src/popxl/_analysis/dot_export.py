@@ -1,4 +1,4 @@
-"""DOT files of a program at checkpoints, for `ir.dot_checkpoint` and sessions."""
+"""DOT (Graphviz) files of a program, for `ir.dot_checkpoint` and sessions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FINAL = "Final"
 
 
 def ir_dot(ir: Ir) -> str:
-    """A program in the DOT language: each graph is a box around its ops, which are boxes, and its
-    tensors, which are the arrows between them."""
+    """Returns a program in the DOT language: graphs are clusters, ops are nodes, tensors are
+    edges."""
     lines = ["digraph {", "  node [shape=box];"]
     for number, graph in enumerate(ir._graphs):
         lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(graph.id)};"]
@@ -47,14 +47,14 @@ def _quoted(text: str) -> str:
 
 
 def _requested_checkpoints(options: SessionOptions) -> set[str]:
-    """The names of the checkpoints to write, in upper case."""
+    """Returns the names of the checkpoints to write, in upper case."""
     names = {*options.dotChecks, *os.environ.get("POPART_DOT_CHECKS", "").split(":")}
     return {name.upper() for name in names} - {""}
 
 
 @register_analysis
 def write_dot_checkpoint(ir: Ir, name: str) -> None:
-    """Write the program to `<name>.dot` in the folder `logDir`, if the checkpoint is chosen."""
+    """Writes the program to `<name>.dot` in the folder `logDir`, if this checkpoint is enabled."""
     options = ir._pb_ir.getSessionOptions()
     if not _requested_checkpoints(options) & {"ALL", name.upper()}:
         return

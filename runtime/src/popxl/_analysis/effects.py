@@ -1,4 +1,4 @@
-"""The state a graph reads and writes, directly and through the graphs it calls.
+"""Side effects of graphs: the state that they read and write, callees included.
 
 State is remote buffers and stream positions (variables reach graphs as by-reference inputs). The
 lowering threads exactly this state through loops and branches.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Effects:
-    """Ordered sets (dicts with None values) of the state touched."""
+    """Ordered sets (dicts with None values) of the state that ops read and write."""
 
     reads: dict[RemoteBuffer, None] = field(default_factory=dict)
     writes: dict[RemoteBuffer, None] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Effects:
 def combine_effects(
     ops: Iterable[tuple[Op, Iterable[Region[G]]]], of_graph: Callable[[G], Effects]
 ) -> Effects:
-    """State touched by ops, each given with what it runs."""
+    """Returns the effects of ops and of the graphs in their regions."""
     effects = Effects()
     for op, inside in ops:
         if op.defn.effects is not None:
@@ -61,17 +61,17 @@ def combine_effects(
 
 
 def op_effects(op: Op) -> Effects:
-    """State touched by one op, called graphs included."""
+    """Returns the effects of one op, called graphs included."""
     return combine_effects([(op, regions(op))], graph_effects)
 
 
 @graph_cached
 def graph_effects(graph: Graph) -> Effects:
-    """State touched by running `graph` once."""
+    """Returns the effects of running `graph` once."""
     return combine_effects(((op, regions(op)) for op in graph._ops), graph_effects)
 
 
 @register_analysis
 def program_effects(ir: Ir) -> Effects:
-    """State touched by a run of the whole program."""
+    """Returns the effects of a run of the whole program."""
     return graph_effects(ir.main_graph)

@@ -1,4 +1,4 @@
-"""The functional form of a graph: what is scheduled, compiled and planned.
+"""Functionalization: the pure form of a graph, which is scheduled, compiled and planned.
 
 What a program writes mutates: ops in place, views that write through to what they show, inputs by
 reference. Its functional form does not. A tensor that owns its storage has a `Value` for each state
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Value:
-    """What a tensor holds at one point of a program.
+    """The value of a tensor at one point of a program (SSA).
 
     Attributes:
         tensor: the tensor: it owns its storage, or is a view that is read or written here.
@@ -58,7 +58,7 @@ class Value:
 
 
 class Node:
-    """A step of a functional graph.
+    """A node of a functional graph.
 
     Attributes:
         kind: "op": an op; "view": what a view shows of its inputs; "write": the inputs of a view
@@ -89,12 +89,12 @@ class Node:
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """Attributes of its op."""
+        """Attributes of the node's op."""
         return {} if self.op is None else self.op.attrs
 
     @property
     def callee(self) -> FunctionalGraph | None:
-        """The graph that it runs once, if it is a call."""
+        """The graph that the node calls; None if it is not a call."""
         match self.regions:
             case (region,) if region.count == 1 and region.kind == "always":
                 return region.graph
@@ -102,13 +102,13 @@ class Node:
 
     @property
     def is_rematerialized(self) -> bool:
-        """Whether it is computed wherever its result is read, and not where it stands."""
+        """True if the node is computed again at each use, instead of once."""
         return self.kind in ("view", "zeros", "barrier")
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the host executes it, or part of what it runs: it moves an entry of a remote
-        buffer, runs a graph that holds such a node, or calls an outlined graph."""
+        """True if the host executes the node or a part of it: a load or store of a remote buffer, a
+        graph that holds such a node, or a call of an outlined graph."""
         if self.op is not None and "host" in self.op.defn.tags:
             return True
         graphs = (region.graph for region in self.regions if region.kind != "derivative")
@@ -120,7 +120,7 @@ class Node:
 
 @dataclass(eq=False)
 class FunctionalGraph:
-    """The functional form of a graph.
+    """The pure form of a graph: in-place ops, views and references are replaced by values.
 
     Attributes:
         graph: the graph.
@@ -144,22 +144,22 @@ class FunctionalGraph:
 
     @graph_cached_property
     def effects(self) -> Effects:
-        """State touched by running it once, graphs that it runs included."""
+        """Effects of running the graph once, callees included."""
         return effects_of_nodes(self.nodes)
 
     @graph_cached_property
     def has_host_nodes(self) -> bool:
-        """Whether the host executes one of its nodes."""
+        """True if the host executes one of the nodes."""
         return any(node.is_on_host for node in self.nodes)
 
     @graph_cached_property
     def num_roundings(self) -> int:
-        """Random roundings of one execution (see `Op.is_rounded`)."""
+        """Number of stochastic roundings of one execution (see `Op.is_rounded`)."""
         return sum(map(count_roundings, self.nodes))
 
     @graph_cached_property
     def transfers(self) -> Counter[Stream]:
-        """Loads and stores of each stream in one execution; the larger branch counts."""
+        """Number of loads and stores of each stream in one execution; the larger branch counts."""
         total: Counter[Stream] = Counter()
         for node in self.nodes:
             if node.kind == "op" and "stream" in node.attrs:
@@ -176,11 +176,11 @@ class FunctionalGraph:
 
     @cached_property
     def used_values(self) -> set[Value]:
-        """Values that nodes read, or that it returns."""
+        """Values that nodes read or the graph returns."""
         return {*self.outputs, *(v for node in self.nodes for v in node.inputs)}
 
     def with_zeros(self, zeros: Sequence[int]) -> FunctionalGraph:
-        """The same graph with zeros in the place of some inputs."""
+        """Returns the same graph with some inputs replaced by zeros."""
         given = [Value(v.tensor) for v in self.inputs]
         copy = NodeCopier(dict(zip(self.inputs, given, strict=True)))
         copy.nodes += [Node("zeros", None, (), [given[i]]) for i in zeros]
@@ -194,7 +194,7 @@ class FunctionalGraph:
 
 
 class NodeCopier:
-    """Nodes copied to another place, with values of their own.
+    """Copies nodes into another graph and maps their values.
 
     Attributes:
         new: what stands for values there; others, such as constants, stand for themselves.
@@ -206,11 +206,11 @@ class NodeCopier:
         self.nodes: list[Node] = []
 
     def map_values(self, values: Iterable[Value]) -> list[Value]:
-        """What stands for the values."""
+        """Returns the copies of values; values without a copy, such as constants, stay."""
         return [self.mapping.get(v, v) for v in values]
 
     def add(self, node: Node, part: str = "") -> None:
-        """Copy a node; `part` labels it if nothing does."""
+        """Copies a node; `part` labels it if it has no label of its own."""
         outputs = [Value(v.tensor, v.version) for v in node.outputs]
         inputs, label = self.map_values(node.inputs), node.part or part
         self.nodes.append(Node(node.kind, node.op, inputs, outputs, node.regions, label))
@@ -219,13 +219,14 @@ class NodeCopier:
 
 # ---- what nodes do ------------------------------------------------------------------------------
 def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
-    """State touched by nodes, graphs that they run included."""
+    """Returns the effects of nodes, graphs in their regions included."""
     ops = ((node.op, node.regions) for node in nodes if node.op is not None and node.kind == "op")
     return combine_effects(ops, lambda graph: graph.effects)
 
 
 def count_roundings(node: Node) -> int:
-    """Random roundings of one execution of a node: iterations multiply, of branches the most."""
+    """Returns the number of stochastic roundings of one execution of a node: times the iterations
+    of a loop; of branches, the larger number."""
     if node.op is None or node.kind != "op":
         return 0
     if node.op.is_rounded:
@@ -239,7 +240,7 @@ def count_roundings(node: Node) -> int:
 @register_analysis
 @graph_cached
 def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
-    """The functional form of `graph`; of the main graph the inputs are its variables.
+    """Returns the functional form of `graph`; the inputs of the main graph are its variables.
 
     Args:
         extra_tensors: tensors whose values at the end follow the graph's outputs.
@@ -248,17 +249,17 @@ def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
 
 
 class _GraphWriter:
-    """Nodes under construction, and the value that each owner has now."""
+    """Functional nodes under construction, with the current value of each owner."""
 
     def __init__(self, current: dict[Tensor, Value], views: MergedViews) -> None:
-        """Args: `current`: values of owners."""
+        """Args: `current`: values of owners; `views`: alias analysis of the graph."""
         self.nodes: list[Node] = []
         self.current, self.views = current, views
         self._shown: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
         self._versions: dict[Tensor, int] = {}
 
     def new_value(self, t: Tensor) -> Value:
-        """The next value of `t`."""
+        """Returns the next value (SSA version) of `t`."""
         t = self.views.root(t)
         self._versions[t] = self._versions.get(t, -1 if t._producer else 0) + 1
         return Value(t, self._versions[t])
@@ -269,7 +270,7 @@ class _GraphWriter:
         return node
 
     def read(self, t: Tensor) -> Value:
-        """The value of `t` now."""
+        """Returns the current value of `t`; adds view nodes where `t` is a view."""
         t = self.views.root(t)
         values: dict[Tensor, Value] = {}
         for part in self.views.chain(t):
@@ -285,11 +286,11 @@ class _GraphWriter:
         return values[t]
 
     def _elements(self, t: Tensor) -> list[Value]:
-        """The numbers of the elements that a view picks, if it does."""
+        """Returns the constant of element numbers of a view that gathers; else an empty list."""
         return [Value(self.views.elements[t])] if t in self.views.elements else []
 
     def write(self, t: Tensor, value: Value) -> None:
-        """Let `t` hold `value`; views write through to their owners."""
+        """Makes `value` the current value of `t`; a view writes through to its owners."""
         waiting = [(self.views.root(t), value)]
         while waiting:
             t, value = waiting.pop()
@@ -305,14 +306,14 @@ class _GraphWriter:
 
 
 class _FunctionalizePass(_GraphWriter):
-    """Makes the functional form of one graph."""
+    """Builds the functional form of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__({}, MergedViews())
         self._graph = graph
 
     def form(self, extra_tensors: Sequence[Tensor]) -> FunctionalGraph:
-        """See `functionalize`."""
+        """Runs the pass over all ops of the graph."""
         graph = self._graph
         is_main = graph is graph.ir.main_graph
         inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
@@ -427,7 +428,7 @@ class _FunctionalizePass(_GraphWriter):
     def _branch(
         self, op: Op, region: Region[Graph], form: FunctionalGraph, owners: Sequence[Tensor]
     ) -> FunctionalGraph:
-        """A branch that is also given the caller's owners, and returns them."""
+        """Returns a branch with the caller's owners as further inputs and outputs."""
         given = [Value(t) for t in owners]
         writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
         own = len(region.outputs)

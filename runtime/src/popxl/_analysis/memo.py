@@ -1,5 +1,4 @@
-"""What is found about graphs is found once, however many calls lead to a graph and however deep
-they are nested."""
+"""Memoization of analyses: each graph is analyzed once, at any depth of nested calls."""
 
 from __future__ import annotations
 
@@ -16,12 +15,11 @@ T = TypeVar("T")
 
 
 class _DepthExceeded(BaseException):
-    """What is asked for, as `Memo.get_or_compute` is given it, has to be made first."""
+    """Unwinds the stack; its arguments are the computation that has to run first."""
 
 
 class Memo(local):
-    """Results that are made of others of their kind, as those of a graph are of those of the graphs
-    that it runs, without Python's stack growing with the depth."""
+    """Memoized recursion over nested graphs, without growing Python's stack."""
 
     MAX_DEPTH = 20  # results under way, of which each waits for the next
 
@@ -29,7 +27,7 @@ class Memo(local):
         self._depth = 0
 
     def get_or_compute(self, results: MutableMapping[Any, T], key: Any, make: Callable[[], T]) -> T:
-        """What `results` has for `key`, or else what `make` gives, from now on.
+        """Returns `results[key]`, computed by `make` on first use.
 
         What is asked for too deep is made before what waits for it, which begins again: `make` has
         no effects that would be wrong twice.
@@ -62,7 +60,7 @@ _ANALYSES = Memo()
 
 
 class graph_cached_property(Generic[S, T]):  # noqa: N801 - used as `cached_property` is
-    """A property that is found once, of graphs that run others."""
+    """A cached property of graphs that depend on the graphs they call."""
 
     def __init__(self, find: Callable[[S], T]) -> None:
         self._find = find
@@ -74,10 +72,7 @@ class graph_cached_property(Generic[S, T]):  # noqa: N801 - used as `cached_prop
 
 
 def graph_cached(analysis: Callable[..., T]) -> Callable[..., T]:
-    """Remember what `analysis(graph, *about)` finds until the graph, or one that it runs, changes
-    (`Graph._changes`). Nobody may change what is returned. Of threads that ask at once, all
-    get what one of them found.
-    """
+    """Decorates `analysis(graph, *args)`: caches its result until the graph or a callee changes."""
 
     @wraps(analysis)
     def cached(graph: Graph, *about: Any) -> Any:
@@ -91,7 +86,7 @@ _KEPT = 2**14
 
 
 def get_cached(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    """What `make` gives for `key`, once while the cache, which begins anew when full, has it."""
+    """Returns `cache[key]`, computed by `make` on a miss; a full cache is cleared."""
     results = cache.get(key)
     if results is not None:
         return results

@@ -1,4 +1,4 @@
-"""The text form of ops, graphs and programs: what `print(graph)` shows to people."""
+"""Text form of ops, graphs and programs, as `print(graph)` shows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def format_spec(spec: TensorSpec) -> str:
-    """`float32[2, 3]`, with `of [4, 3]` appended for a shard."""
+    """Formats a spec: `float32[2, 3]`, with `of [4, 3]` appended for a shard."""
     text = f"{spec.dtype.name}{list(spec.shape)}"
     return f"{text} of {list(spec.meta_shape)}" if spec.meta_shape else text
 
@@ -37,7 +37,7 @@ def _value(value: Any) -> str:
 
 @register_analysis
 def format_op(op: Op) -> str:
-    """`%y: float32[2, 2] = matmul(%x, %w)` with attributes and hints."""
+    """Formats an op: `%y: float32[2, 2] = matmul(%x, %w)`, with attributes and hints."""
     left = ", ".join(_declared(t) for t in op.outputs)
     args = ", ".join(f"%{short_name(t)}" for t in op.inputs)
     attrs = "".join(f" {k}={_value(v)}" for k, v in op.attrs.items() if v is not None)
@@ -50,7 +50,7 @@ def format_op(op: Op) -> str:
 
 @register_analysis
 def format_graph(graph: Graph) -> str:
-    """A graph with its inputs, variables, constants, ops and outputs."""
+    """Formats a graph with its inputs, variables, constants, ops and outputs."""
     from popxl.tensor import Shard, Variable
 
     ins = ", ".join(_declared(t) for t in graph._inputs)
@@ -77,7 +77,7 @@ def _initial(t: Any) -> str:
 
 @register_analysis
 def format_ir(ir: Ir) -> str:
-    """The whole program: header, buffers, streams, graphs."""
+    """Formats the whole program: header, buffers, streams, graphs."""
     header = f"replicas={ir.replication_factor} host_transfers={ir.num_host_transfers}"
     lines = [f"ir {header}"]
     lines += [repr(b) for b in ir._buffers]
@@ -86,7 +86,7 @@ def format_ir(ir: Ir) -> str:
 
 
 def first_error_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
+    """Returns the first line of an error's message, or its type if it has no message."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -94,7 +94,7 @@ def first_error_line(error: BaseException) -> str:
 # ---- the functional form ------------------------------------------------------------------------
 @register_analysis
 def format_node(node: Node) -> str:
-    """`%v'1 = add_(%v, %c)`, with what it runs."""
+    """Formats a functional node: `%v'1 = add_(%v, %c)`, with the graphs that it runs."""
     left = ", ".join(map(_bound, node.outputs))
     args = ", ".join(map(repr, node.inputs))
     name = node.kind if node.op is None else node.op.defn.name
@@ -114,7 +114,7 @@ def _bound(value: Value) -> str:
 
 @register_analysis
 def format_functional(form: FunctionalGraph) -> str:
-    """The functional form of a graph."""
+    """Formats the functional form of a graph."""
     ins = ", ".join(map(_bound, form.inputs))
     own = len(form.outputs) - len(form.changed)
     outs = ", ".join(map(repr, form.outputs[:own]))

@@ -1,4 +1,4 @@
-"""References: tensors by which a graph changes what its caller passes."""
+"""Checks by-reference arguments: tensors that a callee changes must not overlap."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
 @register_analysis
 def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
-    """Indices of the inputs of the region's graph that it changes, and whose changes reach what
-    `op` passes."""
+    """Returns the inputs that the callee changes and whose changes reach the caller, by index."""
     references = _writable_inputs(op, region)
     return references and references.intersection(functionalize(region.graph).changed)
 
 
 def _writable_inputs(op: Op, region: Region[Graph]) -> set[int]:
-    """Indices of the inputs of the region's graph whose changes reach what `op` passes."""
+    """Returns the inputs of the callee whose changes would reach the caller, by index."""
     if region.kind == "derivative":
         return set()
     return {i for i in range(len(region.inputs)) if region.writes_back(op, i)}
 
 
 def check_references(op: Op) -> None:
-    """Check that the references by which a graph changes tensors do not overlap.
+    """Checks that tensors passed by reference, which the callee changes, do not overlap.
 
     Raises:
         ValueError: two do, so that one of the changes would be lost.
@@ -64,7 +63,7 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
 
 
 def _overlap(views: AliasAnalysis, owner: Tensor, parts: list[Tensor]) -> bool:
-    """Whether two tensors show an element of `owner` in common."""
+    """True if two views share an element of `owner`."""
 
     def own(part: Tensor) -> np.ndarray:
         numbers = element_numbers(part)

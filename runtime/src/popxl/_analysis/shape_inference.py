@@ -1,4 +1,4 @@
-"""Shapes and dtypes of an op's results, and the errors when its inputs do not fit."""
+"""Shape and dtype inference of ops, with errors that name the op and the user's line."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CACHE: dict[Any, tuple[Any, ...]] = {}
 
 
 def describe_op(op: Op) -> str:
-    """`name(x: float32[2, 3], ...)` for error messages."""
+    """Formats an op for error messages: `name(x: float32[2, 3], ...) at file:line`."""
     args = ", ".join(f"{t.name}: {t.dtype.name}{list(t.shape)}" for t in op.inputs)
     return f"{op.name}({args}) at {op.location}"
 
 
 def infer_specs(op: Op) -> Sequence[TensorSpec]:
-    """Specs of the outputs of `op`. Raises SpecError with the op, its inputs and the location."""
+    """Returns the specs of the outputs of `op`; raises SpecError with op, inputs and location."""
     defn = op.defn
     if defn.dtypes == "same" and len({t.dtype for t in op.inputs}) > 1:
         raise SpecError(
@@ -57,7 +57,7 @@ def _check_inplace(op: Op, specs: Sequence[TensorSpec]) -> None:
 
 
 def infer_by_tracing(op: Op) -> Any:
-    """The default rule: trace the meaning of the op on abstract values."""
+    """Returns the default inference rule: `jax.eval_shape` of the op's lowering."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
         key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), attr_key(attrs))
@@ -72,7 +72,7 @@ def infer_by_tracing(op: Op) -> Any:
 
 
 def abstract_outputs(defn: Any, specs: Sequence[TensorSpec], attrs: Any) -> list[Any]:
-    """`ShapeDtypeStruct`s of the results of a pure op."""
+    """Returns the `ShapeDtypeStruct`s of the results of a pure op."""
     # As JAX computes: sessions refuse elements of 64 bits, and from 0.11 on JAX warns of them here.
     dtypes_of = (jax.dtypes.canonicalize_dtype(s.dtype.as_jax()) for s in specs)
     args = [jax.ShapeDtypeStruct(s.shape, d) for s, d in zip(specs, dtypes_of, strict=True)]
@@ -91,7 +91,7 @@ def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> Tenso
 
 
 def attr_key(value: Any) -> Any:
-    """A key of caches for attributes: it is of no program, and says what groupings are now."""
+    """Returns a hashable key for an attribute's value, which holds no object of a program."""
     if isinstance(value, ReplicaGrouping):
         return ReplicaGrouping, tuple(value.assignment)
     if isinstance(value, dict):

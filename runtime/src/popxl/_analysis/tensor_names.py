@@ -1,4 +1,4 @@
-"""Names of tensors as people read them."""
+"""Short tensor names for the text form."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _LONG = 40  # characters of a result's name, without its scopes
 
 @graph_cached
 def _short_names(graph: Graph) -> dict[Tensor, str]:
-    """What results of long names are called in the text form, since results of views and casts
-    are named after their inputs: the first and the last words, and a number if that is not one's
-    own."""
+    """Returns shortened names of results: first and last words of the name, made unique by a
+    number."""
     short: dict[Tensor, str] = {}
     times: Counter[str] = Counter()
     for t in graph._tensors.values():
@@ -32,5 +31,5 @@ def _short_names(graph: Graph) -> dict[Tensor, str]:
 
 
 def short_name(t: Tensor) -> str:
-    """The name of a tensor, cut if it is that of a long chain of ops."""
+    """Returns the name of a tensor, shortened if a long chain of ops made it."""
     return _short_names(t._graph).get(t, t.name)

@@ -1,4 +1,4 @@
-"""What an op can ask of the machine that executes it."""
+"""Protocol of the tracer that structural ops use while they are lowered."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class TracerProtocol(Protocol):
-    """Runs functional graphs while JAX traces a segment, and holds what ops touch by themselves."""
+    """Interface of `popxl._compile.lower_to_jax.SegmentTracer` for ops."""
 
     def run(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of a graph."""
+        """Returns the outputs of a graph."""
 
     def host_load(self, stream: Stream) -> Any:
-        """The next transfer of a host-to-device stream."""
+        """Returns the next transfer of a host-to-device stream."""
 
     def host_store(self, stream: Stream, value: Any) -> None:
-        """Append to a device-to-host stream."""
+        """Appends to a device-to-host stream."""

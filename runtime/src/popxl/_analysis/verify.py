@@ -1,4 +1,4 @@
-"""The checker of graphs: run after each transform in tests, and by sessions with POPXL_VERIFY=1."""
+"""IR verifier: tests run it after each transform, sessions with POPXL_VERIFY=1."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 def verify_if_enabled(ir: Ir) -> None:
-    """Verify if a person wants it."""
+    """Verifies all graphs if POPXL_VERIFY is set."""
     if is_on(VERIFY):
         verify_ir(ir)
 
 
 def verify_ir(ir: Ir) -> None:
-    """Verify all graphs of `ir`."""
+    """Verifies all graphs of `ir`."""
     for graph in ir._graphs:
         verify(graph)
 
 
 def verify(graph: Graph) -> None:
-    """Check that each tensor is bound once and defined before use, that specs are as inferred,
-    and that calls fit the graphs they call.
+    """Checks one graph: each tensor is bound once and before its use, specs are as inferred, calls
+    match the graphs they call.
 
     Raises:
         VerificationError: with the text of the offending op.
@@ -72,7 +72,7 @@ def verify(graph: Graph) -> None:
 
 
 def check_replicas(ir: Ir) -> None:
-    """Check that the groupings of variables and ops are for as many replicas as the Ir has now.
+    """Checks that the groupings of variables and ops are for the Ir's number of replicas.
 
     Raises:
         ValueError: the number was changed after a grouping, or a shape, was made from it.
@@ -93,7 +93,8 @@ def check_replicas(ir: Ir) -> None:
 
 
 def check_calls(ir: Ir) -> None:
-    """Check what a graph may have come to do after it was called: see `check_references`.
+    """Checks all calls again, since callees can have changed after the call: see
+    `check_references`.
 
     Raises:
         ValueError: as it does.
@@ -105,7 +106,7 @@ def check_calls(ir: Ir) -> None:
 
 
 def check_transfers(ir: Ir) -> None:
-    """Check that no stream is used more often in a run than the host provides for.
+    """Checks that no stream is used more often in a run than `ir.num_host_transfers`.
 
     Raises:
         popart_exception: one is used more often than `ir.num_host_transfers`.
@@ -119,7 +120,7 @@ def check_transfers(ir: Ir) -> None:
 
 
 def check_remote_variables(ir: Ir) -> None:
-    """Check that the entries of remote buffers can hold the variables in them.
+    """Checks that the entries of remote buffers have the sizes of the variables in them.
 
     Raises:
         ValueError: an entry has another number of elements than the variable, or its shard.
@@ -137,7 +138,7 @@ def check_remote_variables(ir: Ir) -> None:
 
 
 def check_widths(ir: Ir) -> None:
-    """Check that no variable and no tensor of an op has elements of 64 bits.
+    """Checks that no variable and no tensor has 64-bit elements.
 
     Raises:
         popart_exception: one has; devices compute with 32 bits, and would change its values.

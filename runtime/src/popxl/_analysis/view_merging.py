@@ -1,4 +1,4 @@
-"""Views of views as one op: merged where ops know how, else one that picks elements by number."""
+"""Merging of views of views into one op; long chains become a gather by element numbers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ longer chains XLA makes index arithmetic that overflows, and recurses until it d
 
 
 class MergedViews(AliasAnalysis):
-    """Views of views that are merged where ops know how; those that are still far from their owners
-    pick elements.
+    """Alias analysis in which a view of a view is one op, and a long chain is one gather.
 
     Attributes:
         elements: of the views that pick elements: their numbers.
@@ -43,7 +42,7 @@ class MergedViews(AliasAnalysis):
         ] = {}  # views that pick, and how, if somebody has asked
 
     def add(self, op: Op) -> None:
-        """Note a view."""
+        """Records the output of a view op."""
         (t,) = op.outputs
         first = super().view_op(self.root(op.inputs[0]))
         if first is not None and op.defn.merge is not None:
@@ -57,7 +56,7 @@ class MergedViews(AliasAnalysis):
         self._index_bits[t] = own if t in self._far_views else bits
 
     def view_op(self, t: Tensor) -> Op | None:
-        """The op by which `t` is a view; None: it owns its storage."""
+        """Returns the op that makes `t` a view; None if `t` owns its storage."""
         if t not in self._far_views:
             return super().view_op(t)
         if self._far_views[t] is None:
@@ -65,8 +64,8 @@ class MergedViews(AliasAnalysis):
         return self._far_views[t]
 
     def _gather_elements(self, t: Tensor) -> Op:
-        """An op that picks elements of the owners of `t`, by numbers that are a constant: XLA takes
-        gigabytes for code in which they are written."""
+        """Returns an op that gathers the elements of `t` from its owners. Their numbers are a
+        constant tensor: as literals in the code they would cost XLA gigabytes."""
         op, owners = super().view_op(t), self._merged.owners(t)
         assert op is not None
         first = dict(zip(owners, accumulate((o.nelms for o in owners), initial=0), strict=False))

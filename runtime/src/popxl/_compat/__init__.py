@@ -1,1 +1,1 @@
-"""What programs reach of PopART, and XLA has no use for: options, handles, module paths."""
+"""PopART's session options, handles and module paths, most of which have no effect on XLA."""

@@ -1,4 +1,4 @@
-"""Modules that exist for their paths: `from popxl.ops.add import add` works.
+"""Module paths of PopXL, so that `from popxl.ops.add import add` works.
 
 PopXL has a module for each op; in `popxl.ops` a module holds a family of ops. Each path of PopXL
 stands for the families that have what the path's module has.
@@ -43,7 +43,7 @@ _PATHS = {
 
 
 class _AliasModule(ModuleType):
-    """A module that finds its names in others."""
+    """A module that looks its names up in other modules."""
 
     def __init__(self, name: str, families: list[ModuleType]) -> None:
         super().__init__(name, f"Stands for {', '.join(f.__name__ for f in families)}.")
@@ -61,7 +61,7 @@ class _AliasModule(ModuleType):
 
 
 def register_module_paths(package: str) -> None:
-    """Make the paths importable. `package` keeps its attributes: `ops.add` stays the function."""
+    """Makes PopXL's module paths importable; `ops.add` stays the function."""
     for names, paths in _PATHS.items():
         families = [importlib.import_module(f"{package}.{name}") for name in names.split()]
         for path in paths.split():

@@ -1,4 +1,4 @@
-"""The options object that programs reach through `ir._pb_ir.getSessionOptions()`.
+"""Session options, which programs reach through `ir._pb_ir.getSessionOptions()`.
 
 PopART's session options steer a compiler this runtime does not have. Attributes may be set and
 read freely; setting one that has no meaning on XLA is mentioned once in the log.
@@ -60,7 +60,7 @@ class _EngineOptions(dict[str, str]):
 
 
 class SessionOptions:
-    """Live options: set any attribute at any time; a session reads them when it is created."""
+    """Mutable options; a session reads them when it is created."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "_values", dict(_DEFAULTS))
@@ -84,7 +84,7 @@ class SessionOptions:
 
 
 class IrHandle:
-    """Stands for PopART's binding of an Ir: the few members that programs use."""
+    """Stand-in for PopART's Ir binding, with the few members that programs use."""
 
     def __init__(self, ir: Any) -> None:
         self._ir = ir

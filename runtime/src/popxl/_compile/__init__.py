@@ -1,1 +1,1 @@
-"""From segments to executables."""
+"""Lowering of segments to JAX, compilation by XLA, and the executable cache."""

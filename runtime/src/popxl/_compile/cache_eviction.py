@@ -1,4 +1,4 @@
-"""How much the folder of executables holds: what was not used for longest is deleted first."""
+"""Size limit of the executable cache: least recently used files are deleted first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WRITTEN_WITHIN = 3600  # seconds
 
 
 def max_cache_bytes() -> float:
-    """Bytes: `POPXL_CACHE_GB` gigabytes, or 20.
+    """Returns the limit in bytes: `POPXL_CACHE_GB` gigabytes, default 20.
 
     Raises:
         ValueError: it is no number, or less than 0.
@@ -33,8 +33,7 @@ def max_cache_bytes() -> float:
 
 
 def prune(folder: Path, max_bytes: float) -> None:
-    """Delete executables until the others take no more bytes than `max_bytes`, and what killed
-    processes left half written.
+    """Deletes the least recently used executables above `max_bytes`, and stale partial files.
 
     Raises:
         OSError: the folder cannot be read.

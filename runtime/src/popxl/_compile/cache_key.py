@@ -1,4 +1,4 @@
-"""What determines a compiled segment, as one digest: the key of the executable cache.
+"""Cache key of a compiled segment: a digest of everything that reaches the compiler.
 
 The text form of an Ir is for people: it shortens constants and leaves out what ops mean. Here every
 fact that reaches the compiler is written down, and none that does not: no ids of objects, no source
@@ -54,12 +54,12 @@ _BUILTIN_CALLS = re.compile(r"Sharding$|SPMD|TopK$|__gpu\$|tpu_custom_call$")
 
 
 class Uncacheable(Exception):
-    """The program has a part whose meaning cannot be written down; the message says which."""
+    """A part of the program has no stable description; the message names it."""
 
 
 def segment_key(program: CompileTarget, segment: Segment) -> str:
-    """SHA-256 of all that determines the executable of `segment`, in hexadecimal. Equal segments
-    have equal keys, wherever in a program they are.
+    """Returns the SHA-256 (hex) of all that determines a segment's executable. Equal segments have
+    equal keys.
 
     Raises:
         Uncacheable: the segment acts on the outside world, or an op or attribute has no stable
@@ -90,19 +90,20 @@ def _environment_lines(program: CompileTarget) -> Iterator[str]:
 
 
 def _own_switches(compiler_options: Mapping[str, Any]) -> Iterator[str]:
-    """The compiler's switches but for those that its flags, which are told apart, say too."""
+    """Yields the platform's compiler options, except those that XLA_FLAGS sets to the same
+    value."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     return (s for n, v in compiler_options.items() if (s := f"--{n}={str(v).lower()}") not in flags)
 
 
 def jax_settings() -> Iterator[str]:
-    """Settings of JAX that change what is traced or compiled."""
+    """Yields the JAX settings that change tracing or compilation."""
     yield from (f"{name}={jax.config.values.get(name)}" for name in _JAX_SETTINGS)
 
 
 @cache
 def _processor() -> str:
-    """Model and instruction sets of the CPU; XLA compiles for exactly these."""
+    """Returns model and instruction sets of the CPU, which XLA compiles for."""
     names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -116,7 +117,7 @@ def _processor() -> str:
 
 @cache
 def _source_digest() -> str:
-    """Digest of the source files that give ops their meaning."""
+    """Returns a digest of the runtime's source files, which define the ops."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
     for package in _OWN_PACKAGES:
@@ -130,7 +131,7 @@ def _source_digest() -> str:
 def segment_lines(
     ir: Ir, platform: str, segment: Segment, with_labels: bool = False
 ) -> Iterator[str]:
-    """The segment as lines of text; equal lines mean equal segments on one machine.
+    """Yields a segment as lines of text; equal lines mean equal segments on one machine.
 
     Args:
         with_labels: equal segments also belong to the same parts of a program (`popxl.plan.part`).
@@ -156,7 +157,7 @@ def segment_lines(
 
 
 class _SegmentWriter:
-    """Writes down nodes, with names that are the same in all equal segments."""
+    """Writes nodes as text, with names that depend on the segment alone."""
 
     def __init__(self, target: str, watched: Mapping[Op, int], with_labels: bool = False) -> None:
         self._target, self._watched, self._with_labels = target, watched, with_labels
@@ -210,7 +211,7 @@ class _SegmentWriter:
         return f"graph:{self._graphs.setdefault(graph, len(self._graphs))}"
 
     def graphs(self) -> Iterator[str]:
-        """The graphs that were named, and those that they name."""
+        """Yields all graphs that the segment runs, nested ones included."""
         done = 0
         while done < len(self._graphs):
             graph = list(self._graphs)[done]
@@ -220,7 +221,7 @@ class _SegmentWriter:
             done += 1
 
     def attribute(self, value: Any) -> str:
-        """A text that equal attributes share and different ones do not."""
+        """Returns a text for an attribute; different attributes have different texts."""
         if value is None or isinstance(value, (bool, int, float, str, bytes, Enum)):
             return f"{type(value).__name__}:{value!r}"
         match value:
@@ -243,8 +244,7 @@ class _SegmentWriter:
         raise Uncacheable(f"an attribute of type {type(value).__name__}")
 
     def _place(self, t: Tensor) -> str:
-        """A tensor of a graph that the op runs: regions list the values of those that are no
-        inputs in the same order."""
+        """Returns a text for a tensor of a called graph: its input index, or its number."""
         ins = t._graph._inputs
         return f"input {ins.index(t)}" if t in ins else self.tensor(t)
 
@@ -273,7 +273,8 @@ def _is_builtin(defn: OpDef) -> bool:
 
 
 def _user_defined(op: Op, target: str) -> Iterator[str]:
-    """What an op of the user's means: the StableHLO it lowers to, and that its gradient does."""
+    """Yields the digest of the StableHLO of a user-defined op, whose code is not in the source
+    digest."""
     defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
     if not _is_builtin(defn):
         yield _meaning(op, target)

@@ -1,4 +1,4 @@
-"""Whose executables are run: those that this user or root wrote where nobody else can."""
+"""Permissions of the executable cache: only files of this user or root are loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def distrust_reason(found: os.stat_result) -> str | None:
-    """Returns why another user may have changed a file or a folder; None: nobody can.
+    """Returns why another user could have changed a file or folder; None if nobody could.
 
     Args:
         found: its owner and mode.
@@ -23,7 +23,7 @@ def distrust_reason(found: os.stat_result) -> str | None:
 
 
 def folder_distrust_reason(folder: Path) -> str | None:
-    """Returns why a folder's files are not to be run; None: they are, or it is still to be made."""
+    """Returns why a cache folder is not trusted; None if it is trusted or does not exist."""
     try:
         return distrust_reason(folder.stat())
     except OSError:

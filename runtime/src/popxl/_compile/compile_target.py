@@ -1,4 +1,4 @@
-"""What segments are compiled for."""
+"""Protocol of a program as the compiler sees it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class CompileTarget(Protocol):
-    """A program on its devices, as far as compiling it asks: a `Program`."""
+    """Ir, mesh and platform of a program; implemented by `popxl._run.program.Program`."""
 
     ir: Ir
     mesh: Mesh
     platform: Platform
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
-        """`ShapeDtypeStruct`s with shardings of a segment's arguments and results."""
+        """Returns the `ShapeDtypeStruct`s, with shardings, of a segment's arguments and results."""

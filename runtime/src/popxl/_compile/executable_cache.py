@@ -1,4 +1,4 @@
-"""Executables on disk: a second start neither traces nor compiles.
+"""Executable cache on disk: a second start neither traces nor compiles.
 
 One file for each segment, named by the digest of everything that determines it. A file is a line
 of JSON (format, key, signature, digest of what follows) and the executable as XLA serialises it. A
@@ -43,7 +43,7 @@ _unwritable: set[Path] = set()
 
 @dataclass
 class Statistics:
-    """What sessions of this process did, counted.
+    """Cache hits, misses, traces and compilations of this process.
 
     Attributes:
         hits: executables loaded from the cache.
@@ -63,7 +63,7 @@ statistics = Statistics()
 
 @dataclass(frozen=True)
 class Startup:
-    """What creating a session did.
+    """Time, traces and compilations of creating a session.
 
     Attributes:
         seconds: wall-clock time of the whole.
@@ -79,7 +79,7 @@ class Startup:
 
 
 class StartupTimer:
-    """Measures a `Startup`, from its creation on.
+    """Measures a `Startup`, starting when it is created.
 
     It reads the counters of the process: sessions created at once in several threads are counted
     with each other.
@@ -90,7 +90,7 @@ class StartupTimer:
         self._start = time.perf_counter()
 
     def read(self) -> Startup:
-        """What happened until now."""
+        """Returns the measurements so far."""
         return Startup(
             seconds=time.perf_counter() - self._start,
             from_cache=statistics.hits > self._before.hits,
@@ -100,7 +100,7 @@ class StartupTimer:
 
 
 class SegmentCache:
-    """Loads or compiles the segments of one program; may be used by several threads."""
+    """Loads or compiles the segments of one program; thread-safe."""
 
     def __init__(self, program: CompileTarget) -> None:
         self._program = program
@@ -108,7 +108,7 @@ class SegmentCache:
         self._lock = Lock()
 
     def key(self, segment: Segment) -> str:
-        """A text that equal segments share; a segment that cannot be described has its own."""
+        """Returns the cache key of a segment; an uncacheable segment gets a unique one."""
         try:
             return segment_key(self._program, segment)
         except Uncacheable as reason:
@@ -116,7 +116,7 @@ class SegmentCache:
             return f"uncacheable {id(segment)}"
 
     def load(self, segment: Segment) -> Any | None:
-        """The executable of a segment, if it is in the folder."""
+        """Loads the executable of a segment; None if the cache does not have it."""
         path, key = self._path_and_key(segment)
         if path is None:
             return None
@@ -124,7 +124,7 @@ class SegmentCache:
         return _load(self._program.specs_of(segment), devices, path, key)
 
     def compile(self, segment: Segment) -> Any:
-        """Compile a segment, and put its executable into the folder."""
+        """Compiles a segment and stores its executable in the cache."""
         path, key = self._path_and_key(segment)
         compiled = self._compile(segment)
         if path is not None:
@@ -148,14 +148,14 @@ class SegmentCache:
         return compiled
 
     def count(self, what: str) -> None:
-        """Count one of the `statistics`."""
+        """Increments one of the `statistics`."""
         with self._lock:
             setattr(statistics, what, getattr(statistics, what) + 1)
 
 
 def cache_folder(ir: Ir) -> Path | None:
-    """`POPXL_CACHE_DIR`, else `POPART_CACHE_DIR`, else the session option `cachePath` if
-    `enableEngineCaching` is set, else None: no cache."""
+    """Returns the cache folder: `POPXL_CACHE_DIR`, `POPART_CACHE_DIR`, or the session option
+    `cachePath` if `enableEngineCaching` is set; None: no cache."""
     for variable in _VARIABLES:
         if os.environ.get(variable):
             return Path(os.path.expanduser(os.environ[variable]))
@@ -166,7 +166,7 @@ def cache_folder(ir: Ir) -> Path | None:
 
 
 def _if_trusted(folder: Path | None) -> Path | None:
-    """The folder, if no other user can put executables into it; they are run as they are."""
+    """Returns the folder, or None with a warning if another user can write to it."""
     reason = None if folder is None else folder_distrust_reason(folder)
     if reason is None:
         return folder
@@ -176,7 +176,7 @@ def _if_trusted(folder: Path | None) -> Path | None:
 
 # ---- files --------------------------------------------------------------------------------------
 class _InvalidFile(Exception):
-    """The file is not what its name promises."""
+    """The file is damaged, of another format or of another segment."""
 
 
 def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegment | None:
@@ -216,7 +216,7 @@ def _payload(file: Any, specs: Specs, key: str) -> bytes:
 
 
 def _store(specs: Specs, compiled: Any, path: Path, key: str, max_bytes: float) -> None:
-    """Write the file in one step: readers see all of it or nothing. Keep the folder in its limit.
+    """Writes an executable atomically, then prunes the folder to its limit.
 
     Args:
         max_bytes: bytes of all files.

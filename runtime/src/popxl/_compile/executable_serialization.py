@@ -1,4 +1,4 @@
-"""A compiled segment as bytes and back, without pickle and without tracing.
+"""Serialization of compiled segments, without pickle and without tracing again.
 
 XLA serialises an executable to bytes by itself. What JAX keeps with it (order, shapes and
 shardings of arguments and results) follows from the segment, so nothing else has to be stored.
@@ -17,7 +17,7 @@ Specs = tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]  # argumen
 
 
 def serialize(specs: Specs, compiled: Any) -> bytes:
-    """The executable of a `jax.stages.Compiled` as bytes.
+    """Returns the executable of a `jax.stages.Compiled` as bytes.
 
     Raises:
         ValueError: its arguments are not those of the segment.
@@ -30,7 +30,8 @@ def serialize(specs: Specs, compiled: Any) -> bytes:
 
 
 def signature(specs: Specs) -> dict[str, list[list[Any]]]:
-    """Arguments and results in the order of the executable: [shape, dtype, memory kind] of each."""
+    """Returns [shape, dtype, memory kind] of each argument and result, in the executable's
+    order."""
     return {
         name: [[list(s.shape), str(s.dtype), s.sharding.memory_kind] for s in part]
         for name, part in zip(("arguments", "results"), specs, strict=True)
@@ -38,7 +39,7 @@ def signature(specs: Specs) -> dict[str, list[list[Any]]]:
 
 
 class LoadedSegment:
-    """An executable made from bytes; called like the `Compiled` that it was."""
+    """An executable deserialized from bytes; called like a `jax.stages.Compiled`."""
 
     def __init__(self, specs: Specs, devices: Sequence[Any], payload: bytes) -> None:
         """
@@ -64,7 +65,7 @@ class LoadedSegment:
         ]
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        """Run the segment.
+        """Runs the segment.
 
         Raises:
             TypeError: an argument has another shape, dtype or sharding.
@@ -85,19 +86,19 @@ class LoadedSegment:
                 )
 
     def as_text(self) -> str:
-        """The optimised HLO."""
+        """Returns the optimized HLO."""
         return "\n".join(m.to_string() for m in self._executable.hlo_modules())
 
     def memory_analysis(self) -> Any:
-        """XLA's account of memory, as of `jax.stages.Compiled`."""
+        """Returns XLA's memory statistics, as `jax.stages.Compiled` does."""
         return self._executable.get_compiled_memory_stats()
 
     def runtime_executable(self) -> Any:
-        """XLA's executable."""
+        """Returns XLA's executable."""
         return self._executable
 
 
 def _has_sharding(x: jax.Array, s: jax.ShapeDtypeStruct) -> bool:
-    """Whether an array is where an argument must be; mostly it has the very sharding."""
+    """True if an array has the sharding of an argument."""
     at, wanted = x.sharding, s.sharding
     return at is wanted or at == wanted or at.is_equivalent_to(wanted, x.ndim)

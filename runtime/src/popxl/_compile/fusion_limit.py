@@ -1,4 +1,4 @@
-"""A bound on what XLA fuses on a CPU.
+"""Limit on the number of ops that XLA fuses into one CPU kernel.
 
 It makes one kernel of ops that work on elements, however many they are, and the time that it takes
 to compile one grows faster than the kernel: with 500 steps of a chain and its gradient in one, it
@@ -24,7 +24,7 @@ _ALSO_FUSED = ("grad_sum", "grad_maximum", "slice_grad", "ipu_copy", "io_tile_co
 
 
 class FusionLimiter:
-    """The ops that XLA may compute in one kernel with each value, while a segment is traced."""
+    """Tracks which ops XLA could fuse into the kernel of each value, while a segment is traced."""
 
     def __init__(self) -> None:
         # By the identity of an array, which is kept so that no other has it.
@@ -32,7 +32,8 @@ class FusionLimiter:
         self._numbers = count()
 
     def limit(self, node: Node, arrays: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of a node, in memory where their kernel would have too many ops."""
+        """Returns a node's results, materialized in memory where their kernel would have too many
+        ops."""
         if traced_platform() != "cpu" or not _is_fused(node):
             return results
         before = (self._ops[id(x)][1] for x in arrays if id(x) in self._ops)

@@ -1,4 +1,4 @@
-"""Running graphs while JAX traces a segment: values of tensors, and the state that persists.
+"""Lowering of ops to JAX: runs the nodes of functional graphs while JAX traces a segment.
 
 `SegmentTracer` holds the state that ops of the segment touch by themselves: data and positions of
 host streams, faults found, numbers of random roundings. Values of a graph are a dict by `Value`.
@@ -36,7 +36,7 @@ PART_SCOPE = "part"  # marks the labels of parts among the scopes that JAX knows
 
 @dataclass
 class SegmentTracer:
-    """State of the program while a segment is traced.
+    """Lowers nodes to JAX and holds the state of the program while a segment is traced.
 
     Attributes:
         streams: data of each stream on this replica, (transfers, *shape).
@@ -73,25 +73,25 @@ class SegmentTracer:
         return at
 
     def host_load(self, stream: Stream) -> jax.Array:
-        """The next transfer of a host-to-device stream."""
+        """Returns the next transfer of a host-to-device stream."""
         data = self.streams[stream]
         return lax.dynamic_index_in_dim(data, self.next_position(stream), 0, keepdims=False)
 
     def host_store(self, stream: Stream, value: jax.Array) -> None:
-        """Append to a device-to-host stream."""
+        """Appends to a device-to-host stream."""
         at = self.next_position(stream)
         self.streams[stream] = lax.dynamic_update_index_in_dim(self.streams[stream], value, at, 0)
 
     # ---- checks ---------------------------------------------------------------------------------
     def check(self, op: Op, inputs: Sequence[jax.Array]) -> None:
-        """Note a fault if `op` has a rule on values and `inputs` break it."""
+        """Records a fault if `inputs` break the runtime check of `op`."""
         if op in self.checks and op.defn.check is not None:
             broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
             self._note_fault(broken, self.checks[op])
 
     def watch(self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]) -> None:
-        """Note a fault if an op makes what is not finite of inputs that are. What an op runs by its
-        regions is watched itself."""
+        """Records a fault if an op makes NaN (or infinity) from finite inputs. Ops in its regions
+        are watched themselves."""
         op = node.op
         if op is None or node.kind != "op" or op not in self.watched:
             return
@@ -110,7 +110,7 @@ class SegmentTracer:
 
     @contextmanager
     def checks_disabled(self) -> Iterator[None]:
-        """Check and watch nothing inside."""
+        """Context without runtime checks."""
         kept = self.checks, self.watched
         self.checks, self.watched = {}, {}
         try:
@@ -120,7 +120,8 @@ class SegmentTracer:
 
     # ---- rounding -------------------------------------------------------------------------------
     def rounding_args(self, op: Op) -> dict[str, Any]:
-        """The argument `rounding_args` of `op`, if it is an update that rounds at random."""
+        """Returns the keyword argument `rounding` of `op`, if it rounds stochastically; else
+        nothing."""
         if self.seed is None or not op.is_rounded:
             return {}
         number = self.rounding_index
@@ -129,7 +130,8 @@ class SegmentTracer:
 
     # ---- running --------------------------------------------------------------------------------
     def run(self, graph: FunctionalGraph, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """The outputs of a graph. Calls do not recurse, however deep they are nested."""
+        """Returns the outputs of a graph; nested calls use an explicit stack instead of
+        recursion."""
         at = _GraphFrame(None, graph, inputs)
         callers: list[_GraphFrame] = []
         with ExitStack() as stack:
@@ -150,7 +152,7 @@ class SegmentTracer:
                     at.values.update(zip(node.outputs, _call_results(node, outputs), strict=True))
 
     def _enter_call(self, node: Node, values: Mapping[Value, jax.Array]) -> _GraphFrame:
-        """The graph that a call runs, given what it is given."""
+        """Returns the frame of the graph that a call node runs."""
         (region,), op = node.regions, node.op
         assert op is not None
         arrays = [self.read(v, values) for v in node.inputs]
@@ -160,7 +162,7 @@ class SegmentTracer:
         return at
 
     def read(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
-        """The array of a value, or of a constant."""
+        """Returns the array of a value or constant."""
         if value in values:
             return values[value]
         # Never kept: an array made while tracing a loop body must not be used outside it.
@@ -169,7 +171,7 @@ class SegmentTracer:
         return jnp.asarray(device_view(t._data)) if given is None else given
 
     def execute(self, node: Node, values: dict[Value, jax.Array]) -> None:
-        """Run one node; its outputs are added to `values`.
+        """Lowers one node; its outputs are added to `values`.
 
         Raises:
             popart_exception: with the op and the user's line, if what it means cannot be computed.
@@ -235,7 +237,8 @@ class SegmentTracer:
     def _loop(
         self, region: Region[FunctionalGraph], given: list[jax.Array]
     ) -> Sequence[jax.Array | None]:
-        """A call, or a `lax.fori_loop` that carries exactly what the graph changes."""
+        """Lowers a call, or a loop as a `lax.fori_loop` that carries only what the graph
+        changes."""
         graph = region.graph
         if region.count == 1:
             return self.run(graph, given)
@@ -260,7 +263,7 @@ class SegmentTracer:
     def _branch(
         self, branches: Sequence[Region[FunctionalGraph]], arrays: list[jax.Array]
     ) -> Sequence[jax.Array]:
-        """`lax.cond` between two graphs."""
+        """Lowers a conditional to `lax.cond`."""
         state = LoopState(self, [region.graph for region in branches])
 
         def branch(region: Region[FunctionalGraph]) -> Any:
@@ -278,7 +281,8 @@ class SegmentTracer:
 
 
 class LoopState:
-    """The streams that the graphs use, and what their checks found, as one pytree.
+    """The stream data, stream positions and fault number that a loop or branch carries, as one
+    pytree.
 
     Args:
         graphs: of which one runs in each iteration.
@@ -302,7 +306,7 @@ class LoopState:
         )
 
     def snapshot(self) -> Any:
-        """The state now."""
+        """Returns the current state as a pytree."""
         tracer = self._tracer
         return (
             [tracer.streams[s] for s in self._stores],
@@ -311,7 +315,7 @@ class LoopState:
         )
 
     def set_final(self, saved: Any) -> None:
-        """Make `saved`, which the last iteration left, the state."""
+        """Makes `saved`, the state after the last iteration, the current state."""
         self._restore(saved)
         self._tracer.rounding_index = (
             self._rounding_index + self._count * self._roundings_per_iteration
@@ -327,7 +331,7 @@ class LoopState:
 
     @contextmanager
     def restored(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
-        """Run a body on the state `saved`; afterwards the state is as before."""
+        """Context in which the state is `saved`; afterwards it is as before."""
         tracer = self._tracer
         kept = dict(tracer.streams), dict(tracer.positions), tracer.fault
         self._restore(saved)
@@ -344,7 +348,7 @@ class LoopState:
 
 
 class _GraphFrame:
-    """A graph that is run.
+    """Call frame of a graph: its values, and the nodes that are still to run.
 
     Args:
         node: the call; None: it is not run by one.
@@ -366,7 +370,7 @@ def _is_call(node: Node) -> bool:
 
 
 def _call_results(node: Node, outputs: Sequence[Any]) -> list[Any]:
-    """What a node makes, of the outputs of what it runs."""
+    """Returns the results of a call node from the outputs of its graph."""
     results = dict(zip(node.regions[0].outputs, outputs, strict=True))
     return [results[i] for i in range(len(node.outputs))]
 
@@ -376,5 +380,5 @@ def _zeros(spec: TensorSpec) -> jax.Array:
 
 
 def part_scope(part: str) -> AbstractContextManager[Any]:
-    """Label what JAX traces inside as part of the program; "": leave the label as it is."""
+    """Context that labels traced ops with a part of the program; "" keeps the label."""
     return jax.named_scope(f"{PART_SCOPE}<{part}>") if part else nullcontext()

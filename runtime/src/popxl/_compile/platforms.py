@@ -1,4 +1,4 @@
-"""What differs between the platforms that programs run on, as one object for each.
+"""CPU, GPU and TPU: compiler options, host memory, launchers and movers of each platform.
 
 Nothing else in the engine asks which platform it is. What ops are traced to differs as well:
 `popxl.ops._reductions.traced_platform` tells them.
@@ -47,19 +47,18 @@ class Platform:
     device_put = staticmethod(device_put_batch)
 
     def check(self) -> None:
-        """Refuse to run where programs are known to be wrong."""
+        """Raises if programs are known to be wrong with this version of JAX."""
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
-        """Compiler options of a program."""
+        """Returns the compiler options of a lowered program."""
         return dict(self.compiler_options)
 
     def launcher(self, replicas: int, processes: int) -> DirectLauncher | cpu.CpuLauncher:
-        """Launches the executables of a program."""
+        """Returns the launcher of a program's executables."""
         return DirectLauncher()
 
     def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
-        """Note in a schedule how far ahead of their use its entries move: within a window of bytes;
-        None: two layers' entries."""
+        """Sets the prefetch window of a schedule in bytes; None: the entries of two layers."""
         if self.host_memory != "device":
             schedule.window, schedule.preview = window or default_window(schedule), loads_ahead
 
@@ -71,7 +70,7 @@ class Platform:
         entries: Mapping[RemoteBuffer, BufferStorage],
         in_flight: InFlight,
     ) -> InPlaceMover | PrefetchMover:
-        """Moves the entries of a run.
+        """Returns the mover that loads and stores the entries of a run.
 
         Args:
             window: see `PrefetchMover`; None: they need not move.
@@ -84,7 +83,7 @@ class Platform:
 
 
 class DirectLauncher:
-    """Launches executables at once; see `popxl._devices.cpu.CpuLauncher`."""
+    """Launches executables immediately; see `popxl._devices.cpu.CpuLauncher`."""
 
     def __call__(
         self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
@@ -93,11 +92,11 @@ class DirectLauncher:
         return results
 
     def release_arrays(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no arrays are held."""
 
 
 class Gpu(Platform):
-    """NVIDIA's and AMD's."""
+    """NVIDIA and AMD GPUs."""
 
     name = "gpu"
     compiler_options: ClassVar[dict[str, Any]] = {
@@ -127,7 +126,7 @@ class Gpu(Platform):
 
 
 class Cpu(Platform):
-    """The host itself: see `popxl._devices.cpu`."""
+    """The host's CPU: see `popxl._devices.cpu`."""
 
     name = "cpu"
     host_memory = "device"
@@ -142,7 +141,7 @@ class Cpu(Platform):
 
 
 def get_platform(name: str) -> Platform:
-    """The platform that JAX knows as "cpu", "gpu", "cuda", "rocm" or "tpu"."""
+    """Returns the platform with JAX's name "cpu", "gpu", "cuda", "rocm" or "tpu"."""
     return _PLATFORMS[name]
 
 

@@ -1,4 +1,4 @@
-"""The function of a segment, as JAX traces and XLA compiles it."""
+"""JAX function of a segment: `shard_map` over the replicas, traced and lowered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def replica_function(segment: Segment) -> Any:
-    """The function of one replica: flat arguments to flat results, as their specs say."""
+    """Returns the function of one replica: flat arguments to flat results."""
 
     def run(*given: Any) -> tuple[Any, ...]:
         values = list(given)
@@ -57,7 +57,7 @@ def replica_function(segment: Segment) -> Any:
 
 
 def global_function(segment: Segment, mesh: Any) -> Any:
-    """The function of all replicas, on arrays as `global_shape` says.
+    """Returns the function of all replicas, on arrays of `global_shape`.
 
     Arrays of no elements are made on each side: XLA's partitioner crashes where the function of a
     replica takes or returns one.
@@ -98,7 +98,7 @@ def global_function(segment: Segment, mesh: Any) -> Any:
 
 
 def lower_segment(segment: Segment, mesh: Any, specs: Any) -> Any:
-    """Trace and lower: a `jax.stages.Lowered`.
+    """Traces and lowers a segment to a `jax.stages.Lowered`.
 
     Args:
         specs: `ShapeDtypeStruct`s with shardings of the arguments.

@@ -1,4 +1,4 @@
-"""The one place where XLA compiles: platform switches that keep results right and memory in place.
+"""XLA compilation, with the compiler options that each platform needs for right results.
 
 Each switch answers a measured fault of XLA; tests/popxl/test_xla_faults.py shows each fault
 without its switch.
@@ -12,5 +12,5 @@ from popxl._compile.platforms import get_platform
 
 
 def compile_lowered(lowered: Any, platform: str) -> Any:
-    """Compile a `jax.stages.Lowered` for `platform` with its switches."""
+    """Compiles a `jax.stages.Lowered` with the compiler options of `platform`."""
     return lowered.compile(compiler_options=get_platform(platform).options(lowered))

@@ -1,1 +1,1 @@
-"""The devices that run a program, and what only a CPU needs."""
+"""Devices and their mesh, host memory, and workarounds for XLA's CPU backend."""

@@ -1,4 +1,4 @@
-"""What the control groups of this process leave it of memory: version 1 and 2, and nested ones."""
+"""Memory limits of control groups (cgroups v1 and v2, nested groups included)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def cgroup_free_bytes() -> int | None:
-    """Bytes; cached files count as free. None: nothing limits it.
+    """Returns the bytes that cgroups still allow; None without a limit. Cached files count as free.
 
     Slurm and systemd limit a group within another: the least of all counts.
     """
@@ -23,7 +23,7 @@ def cgroup_free_bytes() -> int | None:
 
 
 def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Each group that holds this process, and the names of its files."""
+    """Yields each cgroup of this process, with the names of its files."""
     try:
         lines = _PROC_CGROUP.read_text(encoding="utf-8").splitlines()
     except OSError:

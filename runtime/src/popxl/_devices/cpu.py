@@ -1,4 +1,4 @@
-"""What only XLA's CPU backend needs: other devices take none of this.
+"""XLA's CPU backend: version check, virtual devices, compiler options, host arrays, launcher.
 
 - Some versions of JAX were wrong on CPUs alone: newer ones than were tested are refused.
 - Replicas are virtual devices; to make more of them the backend has to be started anew.
@@ -31,7 +31,7 @@ _NEWEST = (0, 11, 2)  # that the tests have run with: newer ones have had new fa
 
 
 def check_version() -> None:
-    """Refuse a JAX that is newer than any that programs are known to be right with on a CPU.
+    """Refuses a JAX newer than the versions that the tests have run with on a CPU.
 
     Raises:
         VersionError: JAX is too new.
@@ -49,17 +49,17 @@ _epoch = 0
 
 
 def backend_epoch() -> int:
-    """Counts restarts of the backend: what was compiled before one is void."""
+    """Returns the number of backend restarts; executables of an earlier epoch are void."""
     return _epoch
 
 
 def is_count_fixed() -> bool:
-    """Whether the user has set the number of virtual devices; then it stays."""
+    """True if the user has set the number of virtual devices in XLA_FLAGS."""
     return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
 
 
 def request_devices(replicas: int) -> None:
-    """Ask for virtual devices; has an effect only before the first use of the backend.
+    """Requests virtual devices; has no effect once the backend runs.
 
     There is one for each processor that this process may use, at most 64, or for each replica. XLA
     has a thread for each processor or, if there are more, for each device, whether a program uses
@@ -78,7 +78,7 @@ def request_devices(replicas: int) -> None:
 
 
 def restart_backend(count: int) -> list[Any]:
-    """Start the backend anew with more devices; compiled programs are rebuilt on next use."""
+    """Restarts the backend with more devices; programs are compiled again on next use."""
     global _epoch
     from jax.extend import backend
 
@@ -103,7 +103,7 @@ _FLOAT32_PRODUCT = re.compile(r": \(tensor<[\dx]*f32>, tensor<[\dx]*f32>\) -> te
 
 
 def compiler_options_for(stablehlo: str) -> dict[str, Any]:
-    """Compiler options besides `COMPILER_OPTIONS` for a program."""
+    """Returns the compiler options that a program needs besides `COMPILER_OPTIONS`."""
     options: dict[str, Any] = {}
     products = _PRODUCT.findall(stablehlo)
     if products and all(map(_FLOAT32_PRODUCT.search, products)):
@@ -123,7 +123,7 @@ def compiler_options_for(stablehlo: str) -> dict[str, Any]:
 
 # ---- memory -------------------------------------------------------------------------------------
 def return_free_memory() -> None:
-    """Give the heap's free pages back to the system, where the C library can.
+    """Returns free heap pages to the operating system (glibc's `malloc_trim`).
 
     glibc keeps what lies between blocks that are in use: after values were made and copied, some
     hundred megabytes that nothing of their size fits into later.
@@ -137,7 +137,7 @@ _ADOPTED = 64  # bytes
 
 
 def force_copy(x: np.ndarray) -> np.ndarray:
-    """The same values in memory that XLA will copy.
+    """Returns the same values in memory that XLA copies instead of aliasing.
 
     XLA adopts a host array that happens to lie on an `_ADOPTED` boundary, even if asked not to
     alias; adopted memory cannot be donated, so that the program would copy it instead.
@@ -153,7 +153,7 @@ def force_copy(x: np.ndarray) -> np.ndarray:
 
 
 def memory_view(array: jax.Array) -> np.ndarray:
-    """The bytes of an array of one device, which has to outlive them: XLA does not know of them."""
+    """Returns the bytes of an array of one device (uint8, no copy); the array must outlive them."""
     array.block_until_ready()
     if not array.nbytes:
         return np.empty(0, np.uint8)
@@ -162,15 +162,15 @@ def memory_view(array: jax.Array) -> np.ndarray:
 
 
 class BufferPool:
-    """Arrays of one device that nobody has any more, for what is read into their memory."""
+    """Free device arrays, reused for entries that are read from disk."""
 
     def __init__(self, max_free_bytes: int) -> None:
-        """Args: `max_free_bytes`: bytes of free arrays that are kept at most."""
+        """Args: `max_free_bytes`: largest total size of the free arrays."""
         self._free: dict[tuple[Any, ...], list[jax.Array]] = defaultdict(list)
         self._max_free_bytes, self._nbytes, self._lock = max_free_bytes, 0, threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
-        """An array of any content."""
+        """Returns an array with undefined contents."""
         key = shape, np.dtype(dtype), device, _epoch
         with self._lock:
             if self._free[key]:
@@ -180,7 +180,7 @@ class BufferPool:
         return _compile_empty(*key)().block_until_ready()
 
     def put_back(self, array: jax.Array) -> None:
-        """Take an array that the caller alone has, and that programs may still read."""
+        """Returns an array to the pool; programs that run can still read it."""
         key = array.shape, array.dtype, array.device, _epoch
         # Starts when all that read the array are done, and is the same memory.
         same = _compile_donating_identity(*key)(array)
@@ -213,7 +213,7 @@ _UNFINISHED = 8  # executables of a program of replicas
 
 
 class CpuLauncher:
-    """Launches the executables of a program.
+    """Launches the executables of a program on XLA's CPU backend.
 
     One replica: from several threads by turns. XLA runs what one thread launches one after the
     other, whether or not it depends on each other: cores that an executable leaves idle stay idle.
@@ -236,7 +236,7 @@ class CpuLauncher:
     def __call__(
         self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
     ) -> Sequence[jax.Array]:
-        """Launch an executable.
+        """Launches an executable.
 
         Args:
             nbytes: of arguments and results. What moves little is launched by the caller at once.
@@ -264,11 +264,11 @@ class CpuLauncher:
         return executable(*arguments)
 
     def release_arrays(self) -> None:
-        """Let go of arrays, which would keep their memory."""
+        """Releases the arrays that it holds."""
         self._unfinished.clear()
 
 
 @cache
 def _helpers() -> list[ThreadPoolExecutor]:
-    """One thread each; all programs of the process share them."""
+    """Returns launch threads, shared by all programs of the process."""
     return [ThreadPoolExecutor(1, thread_name_prefix="popxl-launch") for _ in range(_HELPERS)]

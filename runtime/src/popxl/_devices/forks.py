@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has devices: they get its memory, but not XLA's threads.
+"""Detection of forked processes: a fork inherits the devices' memory, but not XLA's threads.
 
 There nothing runs, and nothing may be cleaned up: a client of devices waits for its threads when it
 is destroyed, and files belong to the process that goes on.
@@ -19,17 +19,17 @@ _is_forked = False
 
 
 def register_devices(devices: Iterable[Any]) -> None:
-    """This process has devices from now on."""
+    """Records that this process uses devices."""
     _clients.update(device.client for device in devices)
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from one that had devices."""
+    """True if this process was forked from one that used devices."""
     return _is_forked
 
 
 def check_not_forked() -> None:
-    """Raise popart_exception if this process was."""
+    """Raises popart_exception in a process that was forked from one that used devices."""
     if _is_forked:
         raise popart_exception(
             "this process was forked from one that has devices, which a fork loses: start it anew, "

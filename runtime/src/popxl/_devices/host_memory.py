@@ -1,4 +1,4 @@
-"""The memory of this host that programs can still take."""
+"""Free memory of this host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def host_memory() -> int | None:
-    """Bytes that processes of this host can still allocate, within their container if they have
-    one; None if unknown. Cached files count as free."""
+    """Returns the bytes that processes of this host (or container) can still allocate; None if
+    unknown. Cached files count as free."""
     limits = [_available(), cgroup_free_bytes()]
     return min((n for n in limits if n is not None), default=None)
 

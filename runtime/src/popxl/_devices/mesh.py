@@ -1,4 +1,4 @@
-"""Which devices run the replicas, and the mesh they form; what XLA reads when it starts them."""
+"""Device mesh of the replicas, shardings, and XLA's environment variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from popxl.ops._collective import AXIS
 
 
 def platform_of(device_desc: str) -> str:
-    """JAX platform of a device description.
+    """Returns the JAX platform of a device description.
 
     "cpu" and "ipu_model": CPU. "gpu", "tpu": that. "ipu_hw": the best platform present.
 
@@ -38,14 +38,14 @@ def platform_of(device_desc: str) -> str:
 
 
 def lowering_target(platform: str, device: Any) -> str:
-    """What programs for a device are traced for: its platform, of NVIDIA's GPUs with their compute
-    capability: "gpu 9.0"."""
+    """Returns the target that programs are traced for: "cpu", "tpu", or "gpu 9.0" with the compute
+    capability."""
     found = re.fullmatch(r"\d+\.\d+", str(getattr(device, "compute_capability", "")))
     return f"{platform} {found[0]}" if found else platform
 
 
 def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
-    """A mesh of one device for each replica.
+    """Returns a mesh with one device for each replica.
 
     Args:
         instances: processes that share the replicas equally, in order; with 1, this process alone.
@@ -69,7 +69,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
 
 
 def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mesh:
-    """The mesh of a program that all processes run."""
+    """Returns the mesh of a program that runs in several processes."""
     popdist.init()
     if popdist.getNumInstances() != instances or replicas % instances:
         raise popdist.DistributedError(
@@ -94,7 +94,7 @@ def _mesh(devices: Sequence[Any]) -> Mesh:
 
 
 def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) -> list[Any]:
-    """The devices of a platform, of which there is at least one."""
+    """Returns the devices of a platform; raises DeviceError if there are none."""
     platform = "cpu" if device_desc == "ipu_hw" else platform_of(device_desc)
     try:
         platform = platform_of(device_desc)
@@ -122,18 +122,18 @@ def _too_few(devices: Sequence[Any], needed: int, there_are: str) -> DeviceError
 
 
 def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of an array of which each replica has a part of `shape`: the parts one after the other
-    along the first axis, so that a replica's part is just its value; numbers side by side."""
+    """Returns the shape of the global array: replicas' local arrays of `shape`, concatenated along
+    axis 0; scalars become (replicas,)."""
     return (replicas * shape[0], *shape[1:]) if shape else (replicas,)
 
 
 def per_replica(mesh: Mesh, memory: str = "device") -> NamedSharding:
-    """Sharding of an array whose first axis is divided among the replicas."""
+    """Returns the sharding of an array whose axis 0 is split over the replicas."""
     return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind=memory)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of an array that each replica has whole."""
+    """Returns the sharding of an array that each replica holds in full."""
     return NamedSharding(mesh, PartitionSpec(), memory_kind="device")
 
 
@@ -150,7 +150,7 @@ _FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRA
 
 
 def prepare_environment() -> None:
-    """Settings XLA reads once, when a backend starts. Values the user has set stay."""
+    """Sets XLA's environment variables before a backend starts; values of the user stay."""
     if _PINNED not in os.environ:  # by default it is 64; ours holds the whole model state
         os.environ[_PINNED] = str(_pinned_gb())
     if _FRACTION not in os.environ and _OLD_FRACTION not in os.environ:
@@ -163,9 +163,8 @@ def prepare_environment() -> None:
 
 
 def _pinned_gb() -> int:
-    """GiB that the pool of pinned host memory may grow to. It grows by doubling and never shrinks;
-    pages that it holds are of no use to others, so that without a limit it could take all there
-    are for a program that needs little more than half."""
+    """Returns the limit of pinned host memory in GiB. The pool doubles and never shrinks, so
+    without a limit it could take all memory for a program that needs half."""
     free = host_memory()
     if free is None:
         return 64  # XLA's default
@@ -173,7 +172,7 @@ def _pinned_gb() -> int:
 
 
 def copy_array(x: jax.Array) -> jax.Array:
-    """The same values in an array of its own. JAX would not cut one of no elements."""
+    """Returns a copy of an array. JAX cannot shard an array without elements."""
     if x.size:
         return jax.numpy.copy(x)
     return jax.make_array_from_callback(
