@@ -1,1 +1,1 @@
-"""The IR as data: ops, their definitions, and what graphs and tensors are made of."""
+"""Intermediate representation: ops, op definitions, regions, sharding metadata."""

@@ -1,4 +1,4 @@
-"""What classes of the IR do by analyses, which are a layer above them.
+"""Registry of analyses that IR classes call without importing them.
 
 An analysis attaches itself when it is imported, as `popxl.ops` attaches the operators of tensors.
 """
@@ -15,6 +15,6 @@ analyses = SimpleNamespace()
 
 
 def register_analysis(analysis: F) -> F:
-    """Let the IR call a function as an attribute of `analyses`, by its name."""
+    """Decorates a function: the IR calls it as `analyses.<its name>`."""
     setattr(analyses, analysis.__name__, analysis)
     return analysis

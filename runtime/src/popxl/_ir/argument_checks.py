@@ -1,4 +1,4 @@
-"""Arguments as their types: what cannot be taken is refused by its name."""
+"""Checks of function arguments, with errors that name the function and the argument."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_integer(function: str, name: str, value: Any, minimum: int) -> int:
-    """Return an argument as an integer.
+    """Returns an argument as an integer.
 
     Args:
         function: the function that takes it.
@@ -32,7 +32,7 @@ def check_integer(function: str, name: str, value: Any, minimum: int) -> int:
 def check_integers(
     function: str, name: str, values: Iterable[int], minimum: int = 0
 ) -> tuple[int, ...]:
-    """Return an argument as a tuple of integers, such as a shape.
+    """Returns an argument as a tuple of integers, such as a shape.
 
     Raises:
         TypeError: it is none.
@@ -50,6 +50,6 @@ def check_integers(
 
 
 def check_type(function: str, name: str, value: Any, kind: type) -> None:
-    """Raise TypeError unless an argument is of a type."""
+    """Raises TypeError unless an argument has a type."""
     if not isinstance(value, kind):
         raise TypeError(f"{function}: {name} must be a {kind.__name__}, not {value!r}")

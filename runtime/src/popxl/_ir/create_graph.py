@@ -1,4 +1,4 @@
-"""How `ir.create_graph` turns a Python callable and its arguments into a graph."""
+"""Tracing of a Python function into a graph, for `ir.create_graph`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def build_graph(
     ir: Ir, fn: Callable[..., Any] | Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Graph:
-    """See `Ir.create_graph`."""
+    """Calls `fn` with graph inputs in place of its tensor arguments and returns the new graph."""
     target = fn.build if isinstance(fn, Module) else fn
     if not callable(fn):
         raise TypeError(f"create_graph: fn must be a function or a Module, not {fn!r}")
@@ -57,7 +57,7 @@ def _name(fn: Callable[..., Any] | Module) -> str:
 
 
 def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = None) -> Any:
-    """Replace the tensors and specs in `value` by inputs of `graph`."""
+    """Replaces the tensors and specs in `value` by inputs of `graph`."""
     if isinstance(value, Tensor):
         if value.ir is not graph.ir:
             raise ValueError(
@@ -84,7 +84,7 @@ def _has_tensors(items: Iterable[Any]) -> bool:
 
 
 def _check_unmixed(items: Iterable[Any], name: str) -> None:
-    """Raise TypeError if there is anything but tensors and specs."""
+    """Raises TypeError if a list holds tensors and something else."""
     for item in items:
         nested = isinstance(item, (list, tuple)) and _has_tensors(item)
         if not (nested or isinstance(item, (Tensor, TensorSpec))):

@@ -1,4 +1,4 @@
-"""The environment variables by which an engineer looks into a program; "" and 0 mean off.
+"""Environment variables for debugging a program; "" and 0 mean off.
 
 Those of the cache are in `popxl._compile.executable_cache`. All processes of a program must have
 the same values.
@@ -23,12 +23,12 @@ CHECK = "POPXL_CHECK"
 
 
 def is_on(switch: str) -> bool:
-    """Whether a switch is set."""
+    """True if a debug flag is set."""
     return os.environ.get(switch, "0") not in ("", "0")
 
 
 def checked_nonfinite() -> str:
-    """What `CHECK` asks for: "nan", "inf" or "".
+    """Returns which non-finite values POPXL_CHECK stops at: "nan", "inf" (both) or "".
 
     Raises:
         ValueError: it is something else.

@@ -1,4 +1,4 @@
-"""Data of the host as arrays."""
+"""Conversion of host data (scalars, sequences, NumPy, PyTorch) to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SHARED_CONSTANTS: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
 
 
 def host_array(x: Any) -> np.ndarray:
-    """A scalar, sequence, array or tensor of PyTorch as an array, in its own memory if it has any.
+    """Returns a scalar, sequence, array or PyTorch tensor as a NumPy array, without a copy where
+    possible.
 
     Raises:
         ValueError: an empty list, which has no dtype, or rows of different lengths.
@@ -32,7 +33,7 @@ def host_array(x: Any) -> np.ndarray:
 
 
 def _from_torch(x: Any) -> np.ndarray:
-    """A tensor of PyTorch; of bfloat16 and float8, which NumPy itself lacks, the bits."""
+    """Returns a PyTorch tensor as a NumPy array; bfloat16 and float8 by their bits."""
     import torch
 
     if not x.dtype.is_floating_point or x.dtype.itemsize > 2:
@@ -42,8 +43,7 @@ def _from_torch(x: Any) -> np.ndarray:
 
 
 def round_to_odd(x: np.ndarray) -> np.ndarray:
-    """float64 numbers as float32, so that these round to narrower types as those do: of the two
-    neighbours of a number that float32 lacks, the one whose last bit is 1."""
+    """Rounds float64 to float32 to odd, so that a second rounding to a narrower type is exact."""
     with np.errstate(over="ignore"):
         near = x.astype(np.float32)
     is_even = near.view(np.uint32) & 1 == 0
@@ -52,13 +52,13 @@ def round_to_odd(x: np.ndarray) -> np.ndarray:
 
 
 def device_view(x: np.ndarray) -> np.ndarray:
-    """Host data in the dtype that the device uses (float8 is a record on the host)."""
+    """Returns host data in the device's dtype (float8 is a record dtype on the host)."""
     return x.view(dtypes.dtype.as_dtype(x.dtype).as_jax()) if x.dtype.names else x
 
 
 def deduplicate_constant(array: np.ndarray) -> np.ndarray:
-    """A copy for a constant; large constants of equal bytes share one, which is read-only. A memory
-    map is the user's storage, and stays as it is."""
+    """Returns a copy of a constant's data; large equal constants share one read-only copy. A memory
+    map is returned as it is."""
     if isinstance(array, np.memmap):
         return array
     if array.nbytes <= INLINE_BYTES:

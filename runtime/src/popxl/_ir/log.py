@@ -1,4 +1,4 @@
-"""The runtime's log. Warnings reach standard error also where no program has set logging up."""
+"""The runtime's logger; warnings reach standard error even without a logging setup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ logger = logging.getLogger("popxl")
 
 
 class _ToStandardError(logging.Handler):
-    """Prints what no handler of the program prints there already."""
+    """Prints records that no handler of the program prints to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         streams = [getattr(h, "stream", None) for h in logging.getLogger().handlers]

@@ -1,4 +1,4 @@
-"""`Op`: one node of a graph. `popxl.ops._emit` makes them."""
+"""`Op`: a node of a graph, created by `popxl.ops._emit`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROUNDED = (dtypes.float16, dtypes.bfloat16)
 
 
 class Op:
-    """A use of an `OpDef` in a graph.
+    """An instance of an `OpDef` in a graph.
 
     Attributes:
         defn: the definition.
@@ -62,12 +62,12 @@ class Op:
 
     @property
     def name(self) -> str:
-        """Name as printed: in-place ops and views end in `_`."""
+        """Printed name; in-place ops and views end in `_`."""
         return self.defn.name + ("_" if self.inplace is not None or self.view else "")
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it rounds a float32 value to the 16-bit type of the variable it updates.
+        """True if the op rounds a float32 value to the 16-bit type of the variable it updates.
 
         With the session option `enableStochasticRounding` that is at random. Every such update of a
         run has a number, the same on all replicas; with the seed of the run it selects a stream of
@@ -78,14 +78,14 @@ class Op:
         return self.defn.rounds and self.inputs[0].dtype in _ROUNDED
 
     def modified_inputs(self) -> set[int]:
-        """Indices of the inputs whose value this op changes."""
+        """Returns the indices of the inputs whose values the op changes."""
         modified = set() if self.inplace is None else {self.inplace}
         for region in regions(self):
             modified.update(map(region.position, analyses.changed_inputs(self, region)))
         return modified
 
     def called_graphs(self) -> tuple[Graph, ...]:
-        """Graphs this op runs."""
+        """Returns the graphs that the op runs."""
         graphs = (r.graph for r in regions(self) if r.kind != "derivative")
         return tuple(dict.fromkeys(graphs))
 
@@ -97,7 +97,7 @@ class Op:
 
 
 def add_outputs(op: Op, specs: Sequence[Any], names: Sequence[str] = ()) -> list[Tensor]:
-    """Give `op` further outputs, called `names` or else as its definition says; returns them."""
+    """Adds outputs to `op`, named by `names` or else by its definition, and returns them."""
     from popxl.tensor import Tensor
 
     added = []

@@ -1,4 +1,4 @@
-"""An op is one block: its meaning, shape rule and gradient stand together in an `OpDef`.
+"""Op definitions and their registry: lowering, shape inference and gradient of each op.
 
 A *pure* op has `lower`, a JAX function from arrays (and attributes) to arrays, which is its
 meaning. Shapes and dtypes follow from it by `jax.eval_shape`, gradients by `jax.vjp`, unless the
@@ -28,14 +28,14 @@ NameRule = str | Callable[["Op"], "Sequence[str]"]
 
 @dataclass(frozen=True)
 class NoGrad:
-    """A gradient rule that says why there is none; its inputs receive no gradient."""
+    """A gradient rule with the reason why an op has no gradient; its inputs receive none."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RuntimeCheck:
-    """A rule on values, which only a running program can break.
+    """A check of input values that runs with the program.
 
     Attributes:
         broken: `broken(*arrays, **attrs) -> bool array of one element`, from an op's inputs.
@@ -50,7 +50,7 @@ class RuntimeCheck:
 
 @dataclass(frozen=True, eq=False)
 class OpDef:
-    """Definition of an op.
+    """Definition of an op: lowering to JAX, inference, gradient, regions and effects.
 
     Args:
         name: unique name, shown in the text form.
@@ -112,7 +112,7 @@ class OpDef:
             raise ValueError(f"op {self.name!r} needs one of `lower`, `execute` and `regions`")
 
     def result_names(self, op: Op, count: int) -> Sequence[str]:
-        """What the `count` results of `op` are called, before their names are made unique."""
+        """Returns the names of the `count` results of `op`, before they are made unique."""
         in_place = op.inplace is not None or op.view
         rule = self.inplace_result if in_place else self.result
         names = (rule,) * count if isinstance(rule, str) else rule(op)
@@ -132,7 +132,7 @@ _REGISTRY: dict[str, OpDef] = {}
 
 
 def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) -> OpDef:
-    """Register an op definition and return it. Arguments as for `OpDef`; `tags` any iterable.
+    """Registers an op definition and returns it. Arguments as for `OpDef`; `tags` any iterable.
 
     `home` is the calling module; a function that defines ops on behalf of others must pass theirs.
     """
@@ -147,5 +147,5 @@ def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) ->
 
 
 def registry() -> Mapping[str, OpDef]:
-    """All definitions by name."""
+    """Returns all op definitions by name."""
     return dict(_REGISTRY)

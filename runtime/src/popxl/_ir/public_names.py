@@ -1,4 +1,4 @@
-"""What a package of modules offers."""
+"""Public names of a package, for its `__all__`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def collect_public_names(package: dict[str, Any]) -> list[str]:
-    """The names that a package imports from its modules, for its `__all__`.
+    """Returns the names that a package imports from its modules, for its `__all__`.
 
     Args:
         package: its `globals()`.

@@ -1,4 +1,4 @@
-"""What an op that runs graphs runs, as data: of a program, and of its functional form.
+"""Regions: the graphs that an op runs, with the mapping of inputs and outputs.
 
 Everything that walks a program (effects, the functional form, plans, the verifier) walks regions;
 nothing else has to know which ops run graphs, or how they name them.
@@ -19,7 +19,7 @@ G = TypeVar("G")  # a `Graph`, or a `FunctionalGraph`
 
 @dataclass(frozen=True, eq=False)
 class Region(Generic[G]):
-    """A graph that an op runs, or a functional graph that a node does.
+    """A graph that an op runs, or a functional graph that a node runs.
 
     Attributes:
         graph: the graph.
@@ -43,13 +43,13 @@ class Region(Generic[G]):
     extra_tensors: tuple[Tensor, ...] = ()
 
     def position(self, index: int) -> int:
-        """Position among the op's inputs of the tensor that input `index` of the graph is given."""
+        """Returns which input of the op is passed as input `index` of the graph."""
         position = self.inputs[index]
         assert position is not None, f"input {index} of {self.graph!r} is given by the op itself"
         return position
 
     def writes_back(self: Region[Graph], op: Op, index: int) -> bool:
-        """Whether changes of input `index` of the graph reach the tensor that `op` gives it."""
+        """True if changes of input `index` of the graph reach the tensor that the op passes."""
         position = self.inputs[index]
         return position is not None and (
             self.graph._inputs[index]._by_ref or position in op.site_modified
@@ -57,5 +57,5 @@ class Region(Generic[G]):
 
 
 def regions(op: Op) -> tuple[Region[Graph], ...]:
-    """The regions of `op`, in the order in which they run."""
+    """Returns the regions of `op`, in execution order."""
     return () if op.defn.regions is None else tuple(op.defn.regions(op))

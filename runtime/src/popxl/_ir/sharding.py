@@ -1,4 +1,4 @@
-"""How a tensor is cut over replicas: the one place that knows.
+"""Sharding arithmetic: how a tensor is split over replicas.
 
 A whole of n elements in `count` shards: the flat whole is padded with zeros and cut into shards of
 ceil(n / count) elements. Over a group of more replicas than shards, consecutive members hold one
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class MetaShape(tuple[int, ...]):
-    """Shape of the whole of which a tensor is a shard; () for a tensor that is none.
+    """Full shape of a tensor that is a shard; () for a tensor that is not sharded.
 
     To programs it is a plain tuple. It also knows into how many shards the whole is cut, so that
     the number goes wherever programs pass the shape on: buffers, loaded tensors, graph inputs.
@@ -30,12 +30,12 @@ class MetaShape(tuple[int, ...]):
 
 
 def shard_elements(shape: Iterable[int], count: int) -> int:
-    """Elements of each of `count` shards of a whole of `shape`."""
+    """Returns the number of elements of each of `count` shards of a tensor of `shape`."""
     return -(-math.prod(shape) // count)
 
 
 def shard_count(whole: Iterable[int], elements: int, group_size: int) -> int:
-    """Into how many shards a whole is cut among a group of `group_size` replicas.
+    """Returns how many shards a tensor has in a group of `group_size` replicas.
 
     Args:
         whole: its shape; a `MetaShape` that knows the number decides.
@@ -68,7 +68,8 @@ def shard_count(whole: Iterable[int], elements: int, group_size: int) -> int:
 
 
 def common_meta_shape(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The meta shape that tensors share, or (); preferably one that knows the number of shards."""
+    """Returns the meta shape that tensors share, or (); prefers one with a known number of
+    shards."""
     shapes = [m for m in metas if m]
     if not shapes:  # the usual case, and this runs for every op
         return ()

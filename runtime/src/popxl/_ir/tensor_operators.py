@@ -1,4 +1,4 @@
-"""Operators and methods of tensors that stand for ops.
+"""Python operators and methods of tensors, which call ops.
 
 Ops are a layer above tensors: `popxl.ops` attaches itself here when it is imported.
 """
@@ -16,35 +16,35 @@ _getitem: Any = None
 
 
 def register_ops(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None:
-    """Say which ops the operators stand for, and what `tensor[key]` does."""
+    """Sets the module of ops that operators call, and the function for `tensor[key]`."""
     global ops, _getitem
     ops, _getitem = module, getitem
 
 
 def _operator(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
-    """The operator of an op."""
+    """Returns an operator method that calls an op."""
     return lambda self, other: getattr(ops, name)(self, self._ensure_tensor(other))
 
 
 def _reflected(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
-    """The operator of an op, for what has a tensor on its right."""
+    """Returns an operator method that calls an op with swapped operands."""
     return lambda self, other: getattr(ops, name)(self._ensure_tensor(other), self)
 
 
 class Operators(Generic[TensorT]):
-    """A tensor as far as it is written with operators."""
+    """Mixin with the operators and methods of a tensor."""
 
     def _ensure_tensor(self, other: Any) -> TensorT:
-        """`other` itself, or a constant of this tensor's dtype."""
+        """Returns `other` if it is a tensor, else a constant of this tensor's dtype."""
         raise NotImplementedError
 
     # ---- shape methods --------------------------------------------------------------------------
     def transpose(self, permutation: Iterable[int] | None = None) -> TensorT:
-        """Permute the axes; default: reverse them."""
+        """Permutes the axes; default: reverses them."""
         return ops.transpose(self, _tuple_or_none(permutation))
 
     def transpose_(self, permutation: Iterable[int] | None = None) -> TensorT:
-        """Like `transpose`, as a view."""
+        """Permutes the axes as a view, like `transpose`."""
         return ops.transpose_(self, _tuple_or_none(permutation))
 
     @property
@@ -94,7 +94,7 @@ class Operators(Generic[TensorT]):
     __ror__ = _reflected("logical_or")
 
     def __iadd__(self, other: Any) -> TensorT:
-        """Add in place: this tensor's value changes."""
+        """Adds in place: this tensor's value changes."""
         return ops.add_(self, self._ensure_tensor(other))
 
     def __invert__(self) -> TensorT:
@@ -104,8 +104,8 @@ class Operators(Generic[TensorT]):
         return ops.negate(self)
 
     def __getitem__(self, key: Any) -> TensorT:
-        """Integers and slices slice; an integer tensor or array gathers along axis 0; a bool
-        mask of this tensor's shape keeps the chosen elements and sets the others to 0."""
+        """Slices with integers and slices; gathers along axis 0 with an integer tensor; with a bool
+        mask of the same shape, zeroes the other elements."""
         return _getitem(self, key)
 
 

@@ -1,1 +1,1 @@
-"""A compiled program, and the walk over its schedule that runs it."""
+"""Execution of a compiled program: schedule executor, variables on devices, streams, timing."""

@@ -1,4 +1,4 @@
-"""Values of variables on the devices of a program: put there, found there, and read back."""
+"""Upload of variables to the devices and download of their values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from popxl.tensor import Shard, Variable
 
 
 def upload(program: Program, values: HostValues, disk_queue: DiskQueue | None) -> ProgramState:
-    """The host's values of all variables, on the devices.
+    """Puts the host's values of all variables on the devices and returns the program state.
 
     Args:
         disk_queue: see `open_disk_queue`; the state closes it.
@@ -50,7 +50,7 @@ def upload(program: Program, values: HostValues, disk_queue: DiskQueue | None) -
 
 
 def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> DiskQueue | None:
-    """That of the folder for entries on disk; None if there are none.
+    """Returns the queue of the folder for entries on disk; None if no buffer has such entries.
 
     Raises:
         DiskError: it cannot be used.
@@ -69,7 +69,7 @@ def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> Di
 def put_variables(
     program: Program, state: ProgramState, variables: Iterable[Variable], values: HostValues
 ) -> Iterator[Variable]:
-    """Replace variables' values on the devices by the host's, one after the other."""
+    """Replaces variables' values on the devices by the host's; yields each variable when done."""
     make = partial(_local_value, program, values)
     for var, value in compute_ahead(variables, values.concurrent, make):
         _put_variable(program, state, var, value, values)
@@ -79,7 +79,7 @@ def put_variables(
 def _put_variable(
     program: Program, state: ProgramState, var: Variable, value: Source, values: HostValues
 ) -> None:
-    """Replace a variable's value on the devices by the host's, which `value` gives."""
+    """Replaces a variable's value on the devices by `value()`."""
     if var._remote is None:
         resident, sharding = _device_tensor(var), per_replica(program.mesh)
         state.variables[resident] = replica_arrays.put_variable(
@@ -92,7 +92,8 @@ def _put_variable(
 
 
 def _local_value(program: Program, values: HostValues, var: Variable) -> np.ndarray:
-    """The host's value, as far as devices of this process hold it."""
+    """Returns the host's value; with several processes, only the shards of this process are
+    filled."""
     source = values.lazy_value(var)
     if source is None or jax.process_count() == 1:
         return values.value(var)
@@ -100,7 +101,7 @@ def _local_value(program: Program, values: HostValues, var: Variable) -> np.ndar
 
 
 def _share_entry(entries: BufferStorage, index: int, shared_value: SharedValue | None) -> bool:
-    """Whether an entry is that of a program that lends it its value."""
+    """Shares the entry of another session's program; False if that is not possible."""
     if shared_value is None:
         return False
     state, remote = shared_value.state(), shared_value.variable._remote
@@ -110,13 +111,13 @@ def _share_entry(entries: BufferStorage, index: int, shared_value: SharedValue |
 
 
 def changeable_variables(program: Program) -> set[Variable]:
-    """The variables that a run may change."""
+    """Returns the variables that a run can change."""
     changed = {_variable_of(t) for t in program.changed}
     return changed.union(*(b._variables.values() for b in program.effects.writes))
 
 
 def take_changed_variables(program: Program, state: ProgramState) -> set[Variable]:
-    """What runs have changed since this was asked last."""
+    """Returns the variables that runs have changed since the last call."""
     changed = {_variable_of(t) for t in program.changed}
     for buffer, entries in state.entries.items():
         changed.update(v for i, v in buffer._variables.items() if i in entries.stored)
@@ -125,7 +126,7 @@ def take_changed_variables(program: Program, state: ProgramState) -> set[Variabl
 
 
 def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.ndarray:
-    """The value on the devices, which all processes ask for together; it may be a view of their
+    """Returns a variable's value from the devices (collective); it can be a view of their
     memory."""
     parts = replica_arrays.replica_shards(*_stored_array(program, state, var))
     same_shard = _local_replicas(program, var)
@@ -138,8 +139,8 @@ def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.n
 
 
 def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...]] | None:
-    """By replica, those that hold what it does, if each of several processes has one of them; else
-    None: then they must ask each other, or none need be asked."""
+    """Returns, by replica, the replicas with the same shard, if each process holds every shard;
+    None if processes must exchange shards, or there is one process."""
     if var._retrieval == "all_replicas":
         return None
     parts = shards_of(program, var)
@@ -151,7 +152,7 @@ def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...
 
 
 def shards_of(program: Program, var: Variable) -> IdentityTuple[VariableShard]:
-    """The parts that make up a variable's value; the same object for variables cut alike."""
+    """Returns the shards of a variable's value; equally sharded variables get the same object."""
     return variable_shards(var, tuple(d.process_index for d in program.mesh.devices.flat))
 
 
@@ -165,7 +166,7 @@ def _local_shards(
 def local_shard(
     program: Program, state: ProgramState, var: Variable, holders: Sequence[int]
 ) -> np.ndarray:
-    """What one of the `holders` has of a variable; one of them is of this process."""
+    """Returns a shard of a variable from the one of `holders` that belongs to this process."""
     devices, here = program.mesh.devices.flat, jax.process_index()
     own = next(r for r in holders if devices[r].process_index == here)
     return replica_arrays.replica_shards(*_stored_array(program, state, var), own)[own]
@@ -174,7 +175,7 @@ def local_shard(
 def _stored_array(
     program: Program, state: ProgramState, var: Variable
 ) -> tuple[jax.Array, int, tuple[int, ...]]:
-    """The array of a variable, the number of replicas, and the shape of what each holds."""
+    """Returns the array of a variable, the number of replicas, and the shape on each replica."""
     replicas = program.mesh.devices.size
     if var._remote is None:
         resident = _device_tensor(var)
@@ -184,10 +185,11 @@ def _stored_array(
 
 
 def _variable_of(t: Variable | Shard) -> Variable:
-    """The variable that a tensor on the devices holds the value of."""
+    """Returns the variable of a tensor on the devices."""
     return t._of if isinstance(t, Shard) else t
 
 
 def _device_tensor(var: Variable) -> Variable | Shard:
-    """What the devices hold of a variable that is in no remote buffer."""
+    """Returns the tensor on the devices of a variable outside remote buffers: the variable or its
+    shard."""
     return var if var._shard is None else var._shard

@@ -1,4 +1,4 @@
-"""Values that replicas of other processes hold, brought to all processes.
+"""All-gather of replicas' values across processes.
 
 Everything here is collective: all processes call it, in the same order.
 """
@@ -20,7 +20,7 @@ _AXIS = "processes"
 
 
 def replica_scalars(x: jax.Array) -> np.ndarray:
-    """The number of every replica, of an array (replicas,)."""
+    """Returns the scalar of every replica: an array (replicas,) on each process."""
     if x.is_fully_addressable:
         return np.asarray(x)
     replicated_array = _copier(replicated(x.sharding.mesh))(x)
@@ -30,7 +30,7 @@ def replica_scalars(x: jax.Array) -> np.ndarray:
 def gather_shards(
     local: Mapping[int, np.ndarray], needed: Sequence[int], mesh: Mesh
 ) -> Mapping[int, np.ndarray]:
-    """What each of the `needed` replicas holds.
+    """Returns the shards of the `needed` replicas, from all processes.
 
     Args:
         local: what the replicas of this process hold, all of one shape and dtype.
@@ -57,8 +57,7 @@ def gather_shards(
 
 
 def all_gather_processes(local: np.ndarray, mesh: Mesh) -> np.ndarray:
-    """The arrays of all processes of a mesh, (processes, *shape); all have the same shape, and a
-    dtype that devices have."""
+    """Gathers one array per process: `shape` on each → (processes, *shape) on all."""
     across = _one_device_each(mesh)
     put_async = put_shards(
         lambda _: local[None], local[None], NamedSharding(across, PartitionSpec(_AXIS))
@@ -68,7 +67,7 @@ def all_gather_processes(local: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 
 def _positions_in_owner(owners: Sequence[int]) -> list[tuple[int, int]]:
-    """Each part's owner, and its place among the owner's parts."""
+    """Returns (owner, index among the owner's shards) of each shard."""
     seen: dict[int, int] = {}
     positions = []
     for owner in owners:
@@ -78,7 +77,7 @@ def _positions_in_owner(owners: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _one_device_each(mesh: Mesh) -> Mesh:
-    """The first device of each process, in the order of the processes."""
+    """Returns a mesh of the first device of each process, in process order."""
     first: dict[int, Any] = {}
     for device in mesh.devices.flat:
         first.setdefault(device.process_index, device)
@@ -87,5 +86,5 @@ def _one_device_each(mesh: Mesh) -> Mesh:
 
 @cache
 def _copier(sharding: NamedSharding) -> Any:
-    """Copies arrays into a sharding."""
+    """Returns a compiled copy into a sharding."""
     return jax.jit(lambda x: x, out_shardings=sharding)

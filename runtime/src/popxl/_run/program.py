@@ -1,4 +1,4 @@
-"""A whole program, compiled: its schedule, and an executable for each segment.
+"""A compiled program: its schedule, and an executable for each segment.
 
 A run takes the state from the session and gives it back; if it fails, the state is gone. After a
 run the session alone has variables and entries: the program keeps constants, numbers, and arrays
@@ -66,7 +66,7 @@ _IN_FLIGHT = 64 * 2**20  # bytes, where a load is no copy
 
 @dataclass
 class ProgramState:
-    """What a program changes and keeps from run to run.
+    """State of a program between runs: variables, remote buffers, the disk queue.
 
     Attributes:
         variables: arrays of the variables on the device, or of their shards (see `global_shape`).
@@ -82,14 +82,14 @@ class ProgramState:
         self._closed = None if self.disk_queue is None else finalize(self, self.disk_queue.close)
 
     def close(self) -> None:
-        """Remove the entries on disk. Also done, some time, when nobody has the state any more."""
+        """Removes the entries on disk; also done when the state is garbage collected."""
         for entries in self.entries.values():
             entries.close()
         if self._closed is not None:
             self._closed()
 
     def run_context(self, main: Routine, fetched: FetchedScalars) -> AbstractContextManager[None]:
-        """A context for a run of the program."""
+        """Context for one run of the program."""
         if self.disk_queue is None:
             return nullcontext()
         return self.disk_queue.run(lookahead_events(main, fetched.subscribe()), self.entries)
@@ -98,7 +98,7 @@ class ProgramState:
 def make_program_context(
     schedule: Schedule, ir: Ir, target: str, watched: str = ""
 ) -> ProgramContext:
-    """What the program of `ir` says to its segments.
+    """Returns the settings that all segments of a program share.
 
     Args:
         target: see `ProgramContext`.
@@ -123,7 +123,7 @@ def make_program_context(
 
 
 class Program:
-    """What a session compiles and runs."""
+    """The compiled form of an Ir on a mesh of devices."""
 
     def __init__(self, ir: Ir, mesh: Mesh) -> None:
         self.ir, self.mesh = ir, mesh
@@ -148,17 +148,17 @@ class Program:
 
     @property
     def changed(self) -> list[Variable | Shard]:
-        """The variables on the device that a run may change."""
+        """Variables on the device that a run can change."""
         return [self.variables[i] for i in self.schedule.graph.changed]
 
     @property
     def rounds_stochastically(self) -> bool:
-        """Whether updates of 16-bit variables round at random."""
+        """True if updates of 16-bit variables use stochastic rounding."""
         return self.context.rounding
 
     @property
     def _rules(self) -> list[tuple[Op, str]]:
-        """Ops whose values are checked, each with its rule; number n of a fault is the n-th."""
+        """Runtime checks: ops with their rules; fault number n is the n-th."""
         rules = [
             (op, op.defn.check.rule) for op in self.context.checks if op.defn.check is not None
         ]
@@ -174,14 +174,14 @@ class Program:
 
     @cached_property
     def buffers(self) -> list[RemoteBuffer]:
-        """The buffers that the program uses or that variables live in."""
+        """Remote buffers that the program uses or variables live in."""
         used = dict.fromkeys([*self.effects.reads, *self.effects.writes])
         used.update(dict.fromkeys(b for b in self.ir._buffers if b._variables))
         return sorted(used, key=lambda b: b.remote_buffer_id)
 
     # ---- compiling ------------------------------------------------------------------------------
     def compile(self) -> None:
-        """Load or compile an executable for each segment; equal segments share one."""
+        """Loads or compiles an executable for each segment; equal segments share one."""
         start, cache = time.perf_counter(), SegmentCache(self)
         keys = {segment: cache.key(segment) for segment in self.schedule.segments}
         first = {keys[s]: s for s in reversed(self.schedule.segments)}
@@ -196,7 +196,7 @@ class Program:
         logger.info("compiled or loaded %d executables in %.2f s", len(made), seconds)
 
     def _missing_in_any_process(self, loaded: Mapping[str, Any]) -> list[str]:
-        """The keys of what a process has not loaded, of any process that runs the program.
+        """Returns the keys of executables that at least one process did not find in its cache.
 
         On GPUs XLA tunes what it compiles together with all processes, and waits for each: all
         compile an executable, or none does.
@@ -208,7 +208,7 @@ class Program:
         return [key for key, *lacks in zip(loaded, *everyones, strict=True) if any(lacks)]
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
-        """`ShapeDtypeStruct`s with shardings of a segment's arguments and results."""
+        """Returns the `ShapeDtypeStruct`s, with shardings, of a segment's arguments and results."""
         own, whole = per_replica(self.mesh), replicated(self.mesh)
 
         def struct(spec: TensorSpec, private: bool) -> jax.ShapeDtypeStruct:
@@ -220,7 +220,7 @@ class Program:
         return arguments, [struct(spec, True) for spec in result_specs(segment)]
 
     def code(self, name: str, stage: Literal["stablehlo", "hlo"]) -> str:
-        """What a segment is to XLA: see `popxl.Session.code`."""
+        """Returns the StableHLO or HLO of a segment: see `popxl.Session.code`."""
         segments = {segment.name: segment for segment in self.schedule.segments}
         if name not in segments:
             raise ValueError(f"there is no segment {name!r}; there are {', '.join(segments)}")
@@ -237,7 +237,7 @@ class Program:
         return {content: put_array(device_view(data), whole) for content, data in used.items()}
 
     def _put_scalar(self, value: int, spec: TensorSpec) -> jax.Array:
-        """A number of the host on the devices; numbers come again, so they are kept."""
+        """Puts a number of the host on the devices; equal numbers share one array."""
         key = value, spec.shape, spec.dtype
         if key not in self._scalars:
             if len(self._scalars) > _MAX_CACHED_SCALARS:
@@ -258,7 +258,7 @@ class Program:
     def run(
         self, state: ProgramState, inputs: dict[Any, jax.Array], seed: jax.Array | None
     ) -> dict[Any, jax.Array]:
-        """Run the program once. `state` is changed; it is lost if the run fails.
+        """Runs the program once. `state` is changed in place; a failed run loses it.
 
         Args:
             inputs: data of the host-to-device streams, (replicas * transfers, *shape).
@@ -293,13 +293,14 @@ class Program:
 
     @cached_property
     def _changes(self) -> list[tuple[int, Register, bool]]:
-        """Variables that a run changes, the registers that they end in, and if they alone do."""
+        """Variables that a run changes: (index, output register, True if nothing else aliases
+        it)."""
         main, changed = self.schedule.main, self.schedule.graph.changed
         return [(i, main.outputs[k], is_exclusive(main, k, i)) for k, i in enumerate(changed)]
 
     @cached_property
     def _unchanged(self) -> list[int]:
-        """Variables that a run only reads."""
+        """Indices of the variables that a run only reads."""
         changed = set(self.schedule.graph.changed)
         return [i for i in range(len(self.variables)) if i not in changed]
 
@@ -323,7 +324,7 @@ class Program:
         return self._is_stepwise or (self.timing is not None and self.timing.synchronize)
 
     def wait_all(self, state: ProgramState | None = None) -> None:
-        """Wait until the devices have done what runs have asked for, and changed in `state`."""
+        """Waits until all dispatched work, and the variables of `state`, are ready."""
         if state is not None:
             jax.block_until_ready([x for x in state.variables.values() if not x.is_deleted()])
         self._in_flight.wait_all()
@@ -333,7 +334,7 @@ class Program:
 
     @cached_property
     def _zero(self) -> jax.Array:
-        """A zero for each replica, which no segment is donated."""
+        """A zero for each replica, which is never donated."""
         zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
         return put_array(zeros, per_replica(self.mesh))
 

@@ -1,4 +1,4 @@
-"""Runs a schedule: the host goes ahead of the devices, and waits only where it has to.
+"""Executor of schedules: dispatches steps asynchronously and waits only where it must.
 
 JAX runs what it is asked to in the background. So the executor asks for the next layer's entries
 while the devices still compute the current one; it waits for values that it has to know, and when
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunGlobals:
-    """What segments use besides their arguments, in one run.
+    """Data of one run that segments use besides their arguments.
 
     Attributes:
         streams: data of each stream, (replicas * transfers, *shape).
@@ -63,13 +63,13 @@ class RunGlobals:
 
 
 def fetch_scalar(array: jax.Array) -> Index:
-    """The number that an array holds, once it is there; one for each replica where they differ."""
+    """Waits for a scalar and returns it as an int; a tuple if replicas differ."""
     values = tuple(int(x.item()) for x in replica_scalars(array))
     return values[0] if len(set(values)) == 1 else values
 
 
 class ScheduleExecutor:
-    """One run of a program.
+    """Executes the schedule of a program once.
 
     Args:
         call: runs a segment: `call(segment, arguments) -> results`.
@@ -105,7 +105,7 @@ class ScheduleExecutor:
         }
 
     def run(self, main: Routine, inputs: list[Any]) -> list[Any]:
-        """Run the program; returns the registers of its main routine. `inputs` is emptied."""
+        """Runs the program and returns the registers of its main routine. `inputs` is emptied."""
         main_frame, handlers = Frame(main, inputs), self._handlers
         step, frame = None, main_frame
         try:

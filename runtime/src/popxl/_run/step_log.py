@@ -1,5 +1,5 @@
-"""The steps of a run on standard error, with POPXL_STEPS=1: each before it is done, so the
-last line is what a run that hangs waits for."""
+"""Log of executed steps on standard error (POPXL_STEPS=1); the last line shows what a hung run
+waits for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def log_steps(steps: Steps) -> Steps:
-    """Write each step, with the numbers that the host knows, and the seconds since the first."""
+    """Prints each step before it runs, with known scalars and seconds since the start."""
     start = time.perf_counter()
 
     def write(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Data of host streams: what a user gives and gets, and the arrays of a run."""
+"""Conversion of stream data between the user's host arrays and device arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 
 
 class HostStreams:
-    """The streams of a program. With several processes, their data is that of the replicas here."""
+    """Host streams of a program; with several processes, the data of the local replicas."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -40,11 +40,12 @@ class HostStreams:
         return self._ir.instance_replication_factor
 
     def full_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
+        """Returns the shape of a stream's host array: host transfers and replicas, where not 1, in
+        front."""
         return (*(n for n in (self._transfers, self._replicas) if n > 1), *shape)
 
     def outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
-        """Arrays of zeros for the program's results."""
+        """Returns arrays of zeros for the program's outputs."""
         return {
             s: np.zeros(self.full_shape(s.shape), s.dtype.as_numpy()) for s in self._program.d2h
         }
@@ -54,7 +55,7 @@ class HostStreams:
         results: Mapping[DeviceToHostStream, jax.Array],
         targets: Mapping[DeviceToHostStream, np.ndarray],
     ) -> None:
-        """Write the results of a run into the user's arrays."""
+        """Writes the outputs of a run into the user's arrays."""
         for stream, target in targets.items():
             shape = (self._replicas, self._transfers, *stream.shape)
             value = np.moveaxis(local_data(results[stream]).reshape(shape), 0, 1)
@@ -63,7 +64,7 @@ class HostStreams:
     def to_devices(
         self, inputs: h2dStreamBufferMaps, downcast: bool
     ) -> dict[HostToDeviceStream, jax.Array]:
-        """What `Program.run` takes.
+        """Returns the user's inputs as device arrays, as `Program.run` takes them.
 
         Raises:
             ValueError: inputs are missing, unexpected or do not fit.
@@ -96,7 +97,7 @@ class HostStreams:
     def _normalise(
         self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
     ) -> np.ndarray:
-        """Data of shape (host_transfers, replicas, *shape) in the stream's dtype."""
+        """Returns data as (host_transfers, replicas, *shape), in the stream's dtype."""
         array = self._in_dtype(stream, data, downcast)
         t, r = self._transfers, self._replicas
         shape = stream.shape
@@ -128,7 +129,7 @@ class HostStreams:
             raise ValueError(f"input {stream.tensor_id!r}: {error}") from error
 
     def checked_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
-        """The arrays for the program's results.
+        """Returns the user's arrays for the outputs, after checking shapes and dtypes.
 
         Raises:
             ValueError: one is missing or has the wrong shape or dtype.
@@ -148,5 +149,6 @@ class HostStreams:
 
 
 def _stands_for(given: np.dtype, wanted: np.dtype) -> bool:
-    """Whether numbers written in Python, which are `given` as an array, can be `wanted`."""
+    """True if Python numbers, which have dtype `given` as an array, can be converted to
+    `wanted`."""
     return (given.kind, wanted.kind) == ("i", "u") or np.can_cast(given, wanted, "same_kind")

@@ -1,4 +1,4 @@
-"""Times of a program's parts, measured while the host walks its schedule.
+"""Timing of a program's parts, measured by the host while it executes the schedule.
 
 Two questions have two answers. As a program runs, the host asks for work and the devices do it
 later: what can be seen is how long the host takes to ask, and how long it waits. If the host waits
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TimingSums:
-    """What was measured of one kind of work.
+    """Count and times of one kind of step.
 
     Attributes:
         count: steps of the schedule.
@@ -46,7 +46,7 @@ class TimingSums:
 
 @dataclass
 class PartTimes:
-    """Times of a part of the program (see `popxl.plan.part`), all on the host's clock.
+    """Times of a part of the program (see `popxl.plan.part`), on the host's clock.
 
     Attributes:
         loads, stores: transfers from and to remote buffers.
@@ -65,18 +65,18 @@ class PartTimes:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the host that were not waiting."""
+        """Seconds that the host spent without waiting."""
         return sum(sums.seconds for sums in self.all)
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds of the host that were."""
+        """Seconds that the host waited."""
         return sum(sums.wait_seconds for sums in self.all)
 
 
 @dataclass
 class Timing:
-    """What the runs in a `Session.timing` context took.
+    """Times of the runs in a `Session.timing` context.
 
     Attributes:
         synchronize: the host waited for each step of the schedule before the next.
@@ -96,7 +96,7 @@ class Timing:
 
     @contextmanager
     def program(self) -> Iterator[None]:
-        """Measure a run of the program."""
+        """Context that measures one run of the program."""
         start = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - start
@@ -104,13 +104,13 @@ class Timing:
 
 
 class Timer:
-    """Measures the steps of a walk, and names their parts in a profiler's trace."""
+    """Measures the steps of an execution, and labels them in a profiler's trace."""
 
     def __init__(self, timing: Timing, mover: InPlaceMover | PrefetchMover) -> None:
         self._timing, self._mover = timing, mover
 
     def __call__(self, steps: Steps) -> Steps:
-        """See `popxl._schedule.schedule_walk`."""
+        """Yields the steps unchanged and measures each: an observer of `schedule_walk`."""
         for step, frame in steps:
             if isinstance(step, (Loop, Branch)):
                 yield step, frame
@@ -140,8 +140,7 @@ class Timer:
                 part.host_steps.add(seconds, wait_seconds)
 
     def _wait_for_transfer(self, step: Step, registers: list[Any]) -> None:
-        """Wait for a transfer; for segments the program does, since results may have no
-        register."""
+        """Waits for a load or store; the program itself waits for segments."""
         match step:
             case Load():
                 jax.block_until_ready(registers[step.out])

@@ -1,1 +1,1 @@
-"""What the host does in a run, as data: no arrays, and no JAX."""
+"""Schedules: the host's steps in a run, as data without arrays and without JAX."""

@@ -1,4 +1,4 @@
-"""Which memory may be used again: last uses, donations, and the copies that these make necessary.
+"""Buffer donation: which segments reuse the memory of their arguments, and where copies are needed.
 
 Values never change, so this follows from registers alone. A register's value is in memory of its
 own, in that of an input of the routine, or in that of an entry of a remote buffer; after a branch,
@@ -43,7 +43,7 @@ MemoryRef = tuple[str, Any]  # "own", "input" (with its index) or "entry", and w
 
 
 def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
-    """Decide for all steps of `routine`, in place.
+    """Decides donations and copies of all steps of `routine`, in place.
 
     Args:
         donatable_inputs: inputs that callers may be asked to donate.
@@ -52,7 +52,8 @@ def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
 
 
 def is_exclusive(routine: Routine, index: int, source: int | None = None) -> bool:
-    """Whether nobody else has the memory of an output (but the caller, as input `source`)."""
+    """True if an output shares its memory with nothing but, possibly, input `source` of the
+    caller."""
     memory = routine.output_memory[index]
     private = all(kind == "own" or (kind, which) == ("input", source) for kind, which in memory)
     return private and memory.isdisjoint(routine.shared_memory)
@@ -60,7 +61,8 @@ def is_exclusive(routine: Routine, index: int, source: int | None = None) -> boo
 
 @dataclass
 class _DonationPass:
-    """
+    """Donation pass over one routine.
+
     Attributes:
         memory: where the value of a register may be.
         last_users: of the registers that may be in it, the two that are used last, the last one
@@ -192,7 +194,7 @@ class _DonationPass:
     def _output_memory_of(
         self, call_args: CallArgs, output: int, carried: Mapping[int, int] = MappingProxyType({})
     ) -> set[MemoryRef]:
-        """Where an output of a routine that is called may be.
+        """Returns the memory that an output of a called routine can be in.
 
         Args:
             carried: for inputs of a loop, the output that they are in the next iteration.
@@ -213,7 +215,7 @@ class _DonationPass:
 
     # ---- the end --------------------------------------------------------------------------------
     def _record_output_memory(self) -> None:
-        """Say in which memory outputs are, and until when and as which outputs memory is used.
+        """Records the memory of outputs, its last use and its aliases in the routine.
 
         What no output tells apart is one memory: branches in branches would double it each time.
         """
@@ -246,7 +248,7 @@ class _DonationPass:
         }
 
     def _record_dead_registers(self) -> None:
-        """Let each step free what is not needed after it."""
+        """Records in each step the registers that are dead after it."""
         known = set(self.routine.constants)
         for i, step in enumerate(self.routine.steps):
             donated = set(step.body.donated) if isinstance(step, Loop) else set()
@@ -258,14 +260,16 @@ class _DonationPass:
 
 
 def _changed_first(segment: Segment) -> list[int]:
-    """Arguments in the order of donation: first those of tensors that the segment changes."""
+    """Returns the arguments in donation order: those of tensors that the segment changes come
+    first."""
     changed = {v.tensor for v in segment.results}
     return sorted(range(len(segment.args)), key=lambda i: segment.args[i].tensor not in changed)
 
 
 # ---- entries ------------------------------------------------------------------------------------
 def _updating_loads(routine: Routine) -> dict[Register, Load]:
-    """Loads whose entry is stored to before anything else touches the buffer, by their register."""
+    """Returns, by register, the loads whose entry is stored to before the buffer is used
+    otherwise."""
     loads: dict[Register, Load] = {}
     pending: dict[RemoteBuffer, Load] = {}
     for step in routine.steps:
@@ -282,8 +286,8 @@ def _updating_loads(routine: Routine) -> dict[Register, Load]:
 
 
 def copy_shared_entries(routines: Sequence[Routine]) -> None:
-    """Let loads and stores make copies where a load of the buffer donates its entry while the value
-    is still needed: both may be the same entry.
+    """Marks loads and stores that must copy: another load donates the entry while its value is
+    used.
 
     Args:
         routines: those that others call come first.
@@ -314,7 +318,7 @@ def copy_shared_entries(routines: Sequence[Routine]) -> None:
 def _entry_aliases(
     step: Step, returned: Mapping[Routine, Sequence[tuple[int, Load | Store]]]
 ) -> list[tuple[Register, Load | Store]]:
-    """RegisterFile that share memory with an entry from `step` on, and the step that let them.
+    """Returns registers that share memory with an entry after `step`, with the load or store.
 
     Args:
         returned: of the routines that `step` may call, outputs that do.
@@ -342,7 +346,7 @@ def _donated_buffers(step: Step) -> Set[RemoteBuffer]:
 
 
 def _record_buffers(routine: Routine) -> None:
-    """Say of a routine which buffers it touches, and of which it donates entries."""
+    """Records in a routine the buffers that it uses, and those whose entries it donates."""
     steps = routine.steps
     called = (call_args.routine.used_buffers for step in steps for call_args in calls(step))
     own = (step.buffer for step in steps if isinstance(step, (Load, Store)))

@@ -1,4 +1,4 @@
-"""Nodes that run routines of their own: calls, loops and branches of the host."""
+"""Calls, loops and branches that the host executes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ if TYPE_CHECKING:
 
 
 class ControlFlow:
-    """Adds such nodes to the steps of a routine."""
+    """Adds calls, loops and branches to a routine."""
 
     def __init__(self, builder: RoutineBuilder, routine_of: Callable[..., Routine]) -> None:
-        """Args: `routine_of`: makes the routine of a graph, or finds it
-        (`_ScheduleBuilder.routine`)."""
+        """Args: `routine_of`: returns the routine of a graph (`_ScheduleBuilder.routine`)."""
         self._builder, self._routine_of = builder, routine_of
 
     # ---- calls and loops ------------------------------------------------------------------------
     def add_loop(self, node: Node) -> None:
-        """A loop, or a call: a loop of one iteration."""
+        """Adds a loop; a call is a loop of one iteration."""
         (region,) = node.regions
         scalar_inputs = self._scalar_inputs(node, region)
         zeros = self._zero_inputs(node, region)
@@ -51,7 +50,7 @@ class ControlFlow:
         zeros: Sequence[int],
         iterations: range,
     ) -> list[Register | None]:
-        """Run the graph of `region` for some of the iterations of `node`.
+        """Adds a loop step for a range of the iterations of `node`.
 
         Args:
             args: what the graph is given, by input; afterwards, what a further iteration is given.
@@ -68,7 +67,7 @@ class ControlFlow:
         carried = {i: k for k, i in region.carried if i in args}
 
         def place(k: int) -> tuple[Register | None, Register | None]:
-            """Where output `k` is, and the register that the step gives it."""
+            """Returns where output `k` is, and the register that the step writes it to."""
             register = routine.outputs[k]
             if region.outputs[k] is None:
                 return None, None
@@ -104,7 +103,8 @@ class ControlFlow:
         return outputs
 
     def _zero_inputs(self, node: Node, region: Region[FunctionalGraph]) -> tuple[int, ...]:
-        """Inputs of the graph that are zeros at first, and that it changes."""
+        """Returns the inputs that are zeros before the first iteration and that the graph
+        changes."""
         changed = {i for k, i in region.carried if k >= len(region.graph.graph._outputs)}
         return tuple(
             i
@@ -113,7 +113,7 @@ class ControlFlow:
         )
 
     def _scalar_inputs(self, node: Node, region: Region[FunctionalGraph]) -> frozenset[int]:
-        """Inputs of the graph that are numbers in all iterations."""
+        """Returns the inputs that are host scalars in all iterations."""
         own = len(region.graph.graph._outputs)
         changed = {i for k, i in region.carried if k >= own}
         scalar_inputs = {
@@ -143,7 +143,7 @@ class ControlFlow:
 
     # ---- branches -------------------------------------------------------------------------------
     def add_branch(self, node: Node) -> None:
-        """A conditional."""
+        """Adds a conditional."""
         builder = self._builder
         condition = builder.number(node.inputs[0])
         if condition is None:
@@ -171,7 +171,7 @@ class ControlFlow:
 
 
 def _forwarded_register(forwarded: CallArgs, output: int) -> Register | None:
-    """The caller's register that an output of a routine is; None: it is another."""
+    """Returns the caller's register that a routine returns unchanged; None if the output is new."""
     routine = forwarded.routine
     register = routine.outputs[output]
     return forwarded.args[routine.inputs.index(register)] if register in routine.inputs else None

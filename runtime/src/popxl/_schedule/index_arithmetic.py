@@ -1,4 +1,4 @@
-"""Whole numbers that the host knows: counters of loops and offsets into buffers.
+"""Integer arithmetic on the host: loop counters and offsets into remote buffers.
 
 The host folds sums, differences, products, quotients and remainders (of rings of entries) of
 counters and constants, which wrap around as on the device. XLA computes everything else, and the
@@ -25,12 +25,12 @@ Rule = Callable[..., tuple[int, ...]]
 
 
 def _remainder(x: int, y: int) -> int:
-    """The remainder with the sign of `x`, as in XLA; `x` itself if `y` is 0."""
+    """Returns the remainder with the sign of `x`, as XLA does; `x` if `y` is 0."""
     return x if y == 0 else (abs(x) % abs(y)) * (1 if x >= 0 else -1)
 
 
 def _quotient(x: int, y: int) -> int:
-    """`x` / `y` towards zero, as in XLA; -1 over zero."""
+    """Returns `x` / `y` rounded toward zero, as XLA does; -1 for division by zero."""
     return -1 if y == 0 else abs(x) // abs(y) * (1 if (x >= 0) == (y >= 0) else -1)
 
 
@@ -48,18 +48,18 @@ _FOLDED: dict[str, Callable[..., int]] = {
 
 
 def is_host_scalar_spec(spec: TensorSpec) -> bool:
-    """Whether a value of that spec can be one that the host knows."""
+    """True if a spec has one integer or bool element, so that the host can compute its value."""
     return math.prod(spec.shape) == 1 and np.dtype(spec.dtype.as_jax()).kind in "iub"
 
 
 def host_constant(t: Tensor) -> int | None:
-    """The number that a constant holds; None if it is no constant, or no number."""
+    """Returns the number that a constant holds; None if it is not a constant scalar."""
     return int(t._data.item()) if isinstance(t, Constant) and is_host_scalar_spec(t.spec) else None
 
 
 def host_rule(op: Op) -> Rule | None:
-    """A function from the op's inputs to its outputs as ints; None if the host has none. Hints have
-    no outputs."""
+    """Returns a function from the op's inputs to its outputs, as ints; None if the host cannot
+    compute the op."""
     if "hint" in op.defn.tags:
         return tuple
     function = _FOLDED.get(op.defn.name)
@@ -76,5 +76,5 @@ def host_rule(op: Op) -> Rule | None:
 
 
 def _wrap(function: Callable[..., int], low: int, count: int, *numbers: int) -> tuple[int, ...]:
-    """`function`, in the `count` integers that there are from `low` on."""
+    """Returns the result of `function`, wrapped around to `count` integers from `low` on."""
     return ((function(*numbers) - low) % count + low,)

@@ -1,4 +1,4 @@
-"""Calls that are taken apart before a routine is made of the graph that makes them.
+"""Inlining of calls before a graph is scheduled, and barriers around outlined graphs.
 
 Calls of graphs that do little but move entries are written out where they stand, so that their
 transfers and the segments around them are ordered together. A call of an outlined graph becomes one
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Inliner:
-    """Takes graphs apart, each once."""
+    """Inlines calls in functional graphs; each graph is processed once."""
 
     def __init__(self) -> None:
         self._memo = Memo()
@@ -37,7 +37,7 @@ class Inliner:
         self._pruned: dict[tuple[FunctionalGraph, tuple[Value, ...]], _PrunedGraph] = {}
 
     def __call__(self, graph: FunctionalGraph) -> FunctionalGraph:
-        """The same graph with such calls taken apart."""
+        """Returns the graph with small calls inlined."""
         return self._memo.get_or_compute(
             self._inlined_graphs, graph, lambda: self._inline_calls(graph)
         )
@@ -76,8 +76,8 @@ class Inliner:
 
     # ---- calls that are written out --------------------------------------------------------------
     def _should_inline(self, node: Node) -> bool:
-        """Whether a call is written out where it stands, because its graph does little but move
-        entries and call outlined graphs, or passes its inputs on."""
+        """True if a call is inlined: its graph only moves entries, calls outlined graphs or
+        forwards its inputs."""
         graph = node.callee
         if graph is None:
             return False
@@ -104,7 +104,7 @@ class Inliner:
 
     # ---- outlined graphs ------------------------------------------------------------------------
     def _call_used_outputs(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
-        """Add a call of what the caller uses; it makes the views that it reads."""
+        """Adds a call of an outlined graph that computes only the outputs in use."""
         (region,) = node.regions
         graph = region.graph
         pairs = zip(graph.outputs, region.outputs, strict=True)
@@ -135,20 +135,20 @@ class Inliner:
 
 # ---- boundaries ---------------------------------------------------------------------------------
 def is_outlined_call(node: Node | None) -> bool:
-    """Whether a node calls a graph that is compiled apart."""
+    """True if a node calls a graph that is compiled separately."""
     graph = None if node is None else node.callee
     return graph is not None and graph.is_outlined and not graph.has_host_nodes
 
 
 def _runs_on_device(node: Node | None) -> bool:
-    """Whether devices compute a node, for the segment that reads it."""
+    """True if a node runs on devices, in the segment that reads it."""
     return node is not None and not (node.is_rematerialized or node.is_on_host)
 
 
 def _add_barriers(
     copy: NodeCopier, node: Node, needs_barrier: Callable[[Node | None], bool]
 ) -> None:
-    """Put boundaries behind inputs of a node whose makers are to be compiled apart."""
+    """Adds fusion barriers to the inputs of a node that come from separately compiled nodes."""
     for v in dict.fromkeys(node.inputs):
         if needs_barrier(copy.mapping.get(v, v).node) and v.spec.shape:
             _add_barrier(copy, v)
@@ -162,7 +162,7 @@ def _add_barrier(copy: NodeCopier, value: Value) -> None:
 
 # ---- parts of graphs ----------------------------------------------------------------------------
 class _PrunedGraph(NamedTuple):
-    """A graph of what makes some outputs of another graph, and values of that graph.
+    """The part of a graph that computes some of its outputs.
 
     Attributes:
         arguments: those that it takes.
@@ -195,8 +195,7 @@ def _prune(graph: FunctionalGraph, outputs: Sequence[Value]) -> _PrunedGraph:
 def _live_nodes(
     nodes: Sequence[Node], values: Iterable[Value], effect_nodes: Sequence[Node] = ()
 ) -> list[Node]:
-    """Those of the nodes that values are made by, or that `effect_nodes` names, and what they
-    need."""
+    """Returns the nodes that `values` and `effect_nodes` depend on (dead-code elimination)."""
     live, kept = set(values), []
     for n in reversed(nodes):
         if n in effect_nodes or not live.isdisjoint(n.outputs):
@@ -206,14 +205,14 @@ def _live_nodes(
 
 
 def _call_inputs(copy: NodeCopier, node: Node) -> list[Value]:
-    """The caller's values for the inputs of the graph that a node calls."""
+    """Returns the caller's values for the inputs of a called graph."""
     return copy.map_values(
         node.inputs[position] for position in node.regions[0].inputs if position is not None
     )
 
 
 def _materialized_sources(values: Iterable[Value]) -> dict[Value, None]:
-    """The values that have to be there for these to be read: views and zeros are made anew."""
+    """Returns the stored values that `values` are computed from; views and zeros are recomputed."""
     sources: dict[Value, None] = {}
     worklist, seen = list(values), set()
     while worklist:

@@ -1,4 +1,4 @@
-"""What a schedule will do next, as far as the host knows it: its loads, stores and runs in order.
+"""Look-ahead: the loads, stores and runs that a schedule will execute next.
 
 The indices of entries follow from constants, counters and numbers that were fetched, so a walk
 with numbers alone, which runs nothing, is ahead of the executor by as much as one likes. It stops
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LookaheadEvent(NamedTuple):
-    """A load, store or run of a schedule.
+    """A load, store or run that the schedule will execute.
 
     Attributes:
         entry: index of the entry; of a run 0.
@@ -42,7 +42,7 @@ class LookaheadEvent(NamedTuple):
 
 
 def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:
-    """The events of a run in the order in which the executor does them.
+    """Yields the events of a run, in the order in which the executor reaches them.
 
     Args:
         fetched: numbers that the executor has fetched from the devices, in order; they are taken.
@@ -69,7 +69,7 @@ def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEv
 
 
 def static_events(schedule: Schedule) -> Iterator[LookaheadEvent | None]:
-    """The events of a run if each number that only devices know is 0; None where one is fetched."""
+    """Yields the events of a run without running it: fetched scalars count as 0."""
     fetched = deque[Any]()
     for event in lookahead_events(schedule.main, fetched):
         if event is None:
@@ -78,26 +78,25 @@ def static_events(schedule: Schedule) -> Iterator[LookaheadEvent | None]:
 
 
 class FetchedScalars:
-    """Numbers that the executor has fetched from the devices, for the walks that are ahead of
-    it."""
+    """Scalars fetched from the devices, queued for each look-ahead."""
 
     def __init__(self) -> None:
         self._queues: list[deque[Any]] = []
 
     def subscribe(self) -> deque[Any]:
-        """Those that a walk has not taken yet, see `lookahead_events`."""
+        """Returns a new queue of fetched scalars, for `lookahead_events`."""
         self._queues.append(deque())
         return self._queues[-1]
 
     def append(self, number: Index) -> None:
-        """The executor has fetched one more."""
+        """Adds a fetched scalar to all queues."""
         for queue in self._queues:
             queue.append(number)
 
 
 # ---- the window ---------------------------------------------------------------------------------
 def default_window(schedule: Schedule) -> int:
-    """Bytes of two layers' entries on one replica: how much may be on its way ahead of its use.
+    """Returns the default prefetch window: bytes of the entries of two layers, on one replica.
 
     A layer is an iteration of a loop that loads entries, with one iteration of each loop inside it
     (a micro-batch); a loop around such loops is an optimizer step. What is loaded outside of loops
@@ -126,7 +125,7 @@ def default_window(schedule: Schedule) -> int:
 
 
 def _nbytes(step: Step, loaded: Mapping[Routine, int]) -> int:
-    """Bytes that a step loads, given what routines do."""
+    """Returns the bytes that a step loads."""
     if isinstance(step, Load):
         return step.nbytes
     return max((loaded[call_args.routine] for call_args in calls(step)), default=0)

@@ -1,4 +1,4 @@
-"""Values in registers, nodes in segments: what a routine is put together from.
+"""Builder of routines: assigns values to registers and nodes to segments.
 
 Device nodes are added to the segment that is open. It takes arguments as its nodes read values that
 it has not made, and gives as results what later steps ask for. Loads come before it and stores
@@ -25,7 +25,7 @@ Labelled = TypeVar("Labelled", bound=Step)
 
 
 class RegisterFile:
-    """The registers of a routine.
+    """Virtual registers of a routine.
 
     Attributes:
         specs: of arrays.
@@ -83,14 +83,14 @@ class _SegmentBuilder:
 
 
 def with_label(step: Labelled, node: Node) -> Labelled:
-    """Give a step the part and the location of the op of a node."""
+    """Sets a step's part and source location from a node, and returns it."""
     step.part = node.part
     step.location = "" if node.op is None else node.op.location
     return step
 
 
 class RoutineBuilder:
-    """The steps of one routine, while they are made.
+    """The steps, registers and segments of one routine under construction.
 
     Attributes:
         rounding_offset: random roundings so far.
@@ -114,16 +114,16 @@ class RoutineBuilder:
             )
 
     def step(self, step: Step, node: Node) -> None:
-        """Add what the host does for a node."""
+        """Adds a host step for a node."""
         self.steps.append(with_label(step, node))
 
     # ---- where values are -----------------------------------------------------------------------
     def place(self, value: Value, register: Register) -> None:
-        """Let a value be in `register`."""
+        """Records that a value is in `register`."""
         self._locations[value] = register
 
     def number(self, value: Value) -> Register | None:
-        """The register of a number that the host knows."""
+        """Returns the register of a host scalar; None if the host does not know the value."""
         place = self._locations.get(value)
         if isinstance(place, int):
             return place if place in self.registers.scalars else None
@@ -131,8 +131,7 @@ class RoutineBuilder:
         return None if constant is None else self.registers.constant(constant)
 
     def array(self, value: Value) -> Register:
-        """A register with the array of a value; it may be given it when the open segment has
-        run."""
+        """Returns a register with the array of a value, computed by the open segment if need be."""
         place = self._locations.get(value)
         if isinstance(place, _SegmentBuilder):
             return self._result(place, value)
@@ -142,7 +141,7 @@ class RoutineBuilder:
         return self._result(self.open_segment, value)
 
     def fetch(self, value: Value, node: Node) -> Register:
-        """A number that only the devices know, fetched."""
+        """Adds a fetch of a scalar from the devices and returns its register."""
         array = self.array(value)
         self.close()
         number = self.registers.number()
@@ -150,7 +149,7 @@ class RoutineBuilder:
         return number
 
     def is_zeros(self, value: Value) -> bool:
-        """Whether a value is zeros, which nothing has to hold."""
+        """True if a value is zeros, which need no memory."""
         return value.node is not None and value.node.kind == "zeros"
 
     def _result(self, segment_builder: _SegmentBuilder, value: Value) -> Register:
@@ -160,7 +159,7 @@ class RoutineBuilder:
 
     # ---- the open segment -----------------------------------------------------------------------
     def read(self, value: Value) -> None:
-        """Let the open segment have a value."""
+        """Makes a value available in the open segment: as an argument, or computed again."""
         waiting = [(value, False)]  # views of views may be many: no recursion
         while waiting:
             value, is_ready = waiting.pop()
@@ -183,7 +182,7 @@ class RoutineBuilder:
                 waiting += [(v, False) for v in node.inputs]
 
     def run(self, node: Node) -> None:
-        """Let the open segment run a node."""
+        """Adds a node to the open segment."""
         for v in node.inputs:
             self.read(v)
         self._add(node)
@@ -200,7 +199,7 @@ class RoutineBuilder:
         return _SegmentBuilder(Segment(f"{self.title}.{len(self._closed_segments)}"))
 
     def close(self) -> None:
-        """Complete the open segment, and do what waits for it."""
+        """Closes the open segment and adds its pending stores."""
         segment_builder = self.open_segment
         if segment_builder.segment.nodes or segment_builder.results:
             segment_builder.run = Run(
@@ -218,7 +217,7 @@ class RoutineBuilder:
         self.steps += segment_builder.pending_stores
 
     def finish(self) -> None:
-        """Close, and give segments the results that were asked for."""
+        """Closes the last segment, and sets arguments and results of all segments."""
         self.close()
         for segment_builder in self._closed_segments:
             assert segment_builder.run is not None

@@ -1,4 +1,4 @@
-"""What the host does in a run, as plain data: `print(session.schedule)` shows it.
+"""The schedule of a program, as data: `print(session.schedule)` shows it.
 
 A program becomes a `Routine` for its main graph, with one more for each graph that holds steps of
 the host. A routine's steps act on numbered registers, which are resolved when it is built: arrays
@@ -28,7 +28,7 @@ Index = int | tuple[int, ...]  # of an entry; one for each replica where they di
 
 @dataclass(eq=False, kw_only=True)
 class Step:
-    """Something the host does.
+    """One step of the host.
 
     Attributes:
         dead_registers: registers whose value nothing needs after this step, and that it does not
@@ -42,17 +42,17 @@ class Step:
     location: str = ""
 
     def reads(self) -> Iterator[Register]:
-        """RegisterFile whose values it takes."""
+        """Yields the registers that the step reads."""
         yield from ()
 
     def writes(self) -> Iterator[Register]:
-        """RegisterFile to which it gives values."""
+        """Yields the registers that the step writes."""
         yield from ()
 
 
 @dataclass(eq=False, kw_only=True)
 class Transfer(Step):
-    """Move entry `entry_index` of a remote buffer."""
+    """A load or store of entry `entry_index` of a remote buffer."""
 
     buffer: RemoteBuffer
     entry_index: Register
@@ -65,7 +65,7 @@ class Transfer(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Load(Transfer):
-    """Bring entry `entry_index` of a remote buffer to the device.
+    """Loads entry `entry_index` of a remote buffer to the device.
 
     Attributes:
         donates: the entry donates its memory: a later step stores to it before anything else
@@ -86,7 +86,7 @@ class Load(Transfer):
 
 @dataclass(eq=False, kw_only=True)
 class Store(Transfer):
-    """Make an array entry `entry_index` of a remote buffer.
+    """Stores an array to entry `entry_index` of a remote buffer.
 
     Attributes:
         copies: the entry must not share memory with the array, which somebody else has as well.
@@ -101,7 +101,7 @@ class Store(Transfer):
 
 @dataclass(eq=False, kw_only=True)
 class Compute(Step):
-    """Compute numbers on the host."""
+    """Computes scalars on the host."""
 
     name: str
     rule: Rule
@@ -117,7 +117,7 @@ class Compute(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Fetch(Step):
-    """Wait for a number that only the devices know."""
+    """Waits for a scalar from the devices."""
 
     value: Register
     out: Register
@@ -131,7 +131,7 @@ class Fetch(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Run(Step):
-    """Let the devices run a segment.
+    """Runs a segment on the devices.
 
     Attributes:
         args: for each argument of the segment its register.
@@ -153,7 +153,7 @@ class Run(Step):
 
 @dataclass(eq=False, kw_only=True)
 class CallArgs:
-    """How a frame of a routine gets its inputs, and what comes back.
+    """Argument and result registers of a routine call.
 
     Attributes:
         args: register for each input of the routine.
@@ -178,7 +178,7 @@ class CallArgs:
 
 @dataclass(eq=False, kw_only=True)
 class Loop(Step):
-    """Run a routine `count` times; a call is a loop of one iteration.
+    """Runs a routine `count` times; a call is a loop of one iteration.
 
     Attributes:
         carried: pairs of an output and the input that it is in the next iteration.
@@ -201,7 +201,7 @@ class Loop(Step):
 
 @dataclass(eq=False, kw_only=True)
 class Branch(Step):
-    """Run one of two routines.
+    """Runs one of two routines.
 
     Attributes:
         condition: register of a number; not 0: the first.
@@ -223,7 +223,7 @@ class Branch(Step):
 
 
 def calls(step: Step) -> tuple[CallArgs, ...]:
-    """The frames of other routines that a step makes."""
+    """Returns the routine calls of a step."""
     if isinstance(step, Loop):
         return (step.body,)
     return step.branches if isinstance(step, Branch) else ()
@@ -231,7 +231,7 @@ def calls(step: Step) -> tuple[CallArgs, ...]:
 
 @dataclass(eq=False)
 class Routine:
-    """The steps of a graph.
+    """The steps of one graph.
 
     Attributes:
         title: for people.
@@ -270,7 +270,7 @@ class Routine:
 
 @dataclass(eq=False)
 class Schedule:
-    """What the host does in a run of a program.
+    """The host's steps in a run of a program.
 
     Attributes:
         graph: the main graph in functional form: its inputs are the variables on the device.
@@ -322,7 +322,7 @@ def _format_registers(registers: Any) -> str:
 
 
 def step_text(step: Step, known: Mapping[Register, Index]) -> str:
-    """A step as text, with the numbers of registers where they are known."""
+    """Formats a step; known scalars replace their registers."""
 
     def number(register: Register) -> str:
         return str(known[register]) if register in known else f"%{register}"

@@ -1,4 +1,4 @@
-"""From graphs to schedules: which ops the host does, and how the rest is cut into segments.
+"""Builder of schedules: which nodes the host executes, and how the others form segments.
 
 Device nodes between host-executed ones are grouped: a load moves in front of the open segment, a
 store waits until it is closed. So a segment is closed only where the host has to wait for it, where
@@ -36,7 +36,7 @@ _MAX_LOADED_ENTRIES = (
 
 
 def build_schedule(ir: Ir) -> Schedule:
-    """The schedule of the program of `ir`.
+    """Returns the schedule of the program of `ir`.
 
     Raises:
         ValueError: it reads an input of the main graph.
@@ -62,7 +62,7 @@ def _check_inputs(ir: Ir) -> None:
 
 
 class _ScheduleBuilder:
-    """Routines made so far, and what is known of graphs."""
+    """The routines built so far, by graph and arguments."""
 
     def __init__(self) -> None:
         self.routines: dict[Any, Routine] = {}
@@ -76,7 +76,7 @@ class _ScheduleBuilder:
         arrays: Iterable[int],
         zeros: Sequence[int] = (),
     ) -> Routine:
-        """The routine of a graph.
+        """Returns the routine of a graph, built on first use.
 
         Args:
             scalar_inputs: inputs that are numbers which the host knows.
@@ -90,7 +90,7 @@ class _ScheduleBuilder:
 
 
 class _GraphScheduler:
-    """Makes the routine of one graph."""
+    """Builds the routine of one graph."""
 
     def __init__(
         self,
@@ -164,7 +164,8 @@ class _GraphScheduler:
             self._run_outlined_call(node)
 
     def _fold_on_host(self, node: Node) -> bool:
-        """Compute a node on the host, if it knows all inputs."""
+        """Adds a host computation for a node whose inputs the host knows; False if that is
+        impossible."""
         if node.op is None or node.kind != "op" or not all(
             is_host_scalar_spec(v.spec) for v in node.outputs
         ):  # fmt: skip
@@ -194,7 +195,7 @@ class _GraphScheduler:
         return any(store.buffer is buffer for store in self._builder.open_segment.pending_stores)
 
     def _limit_segment_loads(self, buffer: RemoteBuffer) -> None:
-        """Close the open segment if it has enough entries already."""
+        """Closes the open segment if it has loaded enough entries already."""
         nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
         segment_builder = self._builder.open_segment
         is_full = (
@@ -231,14 +232,14 @@ class _GraphScheduler:
 
     # ---- outlined graphs ------------------------------------------------------------------------
     def _run_outlined_call(self, node: Node) -> None:
-        """A call that shares its segment with no other such call."""
+        """Adds a call of an outlined graph; a segment holds at most one."""
         if any(map(is_outlined_call, self._builder.open_segment.segment.nodes)):
             self._builder.close()
         self._builder.run(node)
 
 
 def _donatable_inputs(graph: FunctionalGraph) -> set[int]:
-    """Inputs that callers donate: those that change, and those that are carried on."""
+    """Returns the inputs that callers donate: those that the graph changes or a loop carries."""
     if graph.is_branch:
         return set()
     donatable_inputs = set(graph.changed)

@@ -1,4 +1,4 @@
-"""The one way to walk a schedule: its steps, in the order in which a run does them.
+"""Iteration over a schedule's steps in execution order, with calls, loops and branches expanded.
 
 A walk keeps the registers and follows calls, loops and branches; who iterates over it does each
 step: the executor with arrays, the look-ahead with numbers. An observer is a generator between the
@@ -24,7 +24,7 @@ from popxl._schedule.schedule import (
 
 
 class Frame:
-    """A routine that runs.
+    """Call frame of a routine, with its registers.
 
     Args:
         inputs: values of the routine's inputs; the list is emptied.
@@ -48,27 +48,27 @@ class Frame:
         inputs.clear()
 
     def set_registers(self, registers: Sequence[Register | None], values: Iterable[Any]) -> None:
-        """Put values into registers; those for None are dropped."""
+        """Writes values to registers; values for None are dropped."""
         own_registers = self.registers
         for register, value in zip(registers, values, strict=True):
             if register is not None:
                 own_registers[register] = value
 
     def take_outputs(self) -> list[Any]:
-        """The outputs; the frame lets go of all values."""
+        """Returns the outputs and clears the registers."""
         outputs = [self.registers[register] for register in self.routine.outputs]
         self.registers.clear()
         return outputs
 
     def part_of(self, step: Step) -> str:
-        """The part of the program that a step belongs to; a segment may hold ops of several."""
+        """Returns the label of the part of the program that a step belongs to."""
         if isinstance(step, Run) and not step.part:
             parts = [node.part for node in step.segment.nodes if node.part]
             return " + ".join(dict.fromkeys(parts)) or self.part
         return step.part or self.part
 
     def format_step(self, step: Step) -> str:
-        """A step of the routine as text, with the numbers that the host knows."""
+        """Formats a step, with the scalars that the host knows."""
         return step_text(
             step, {i: x for i, x in enumerate(self.registers) if isinstance(x, int | tuple)}
         )
@@ -79,7 +79,7 @@ Observer = Callable[[Steps], Steps]
 
 
 def compute(step: Compute, frame: Frame) -> None:
-    """Do a step that computes numbers."""
+    """Executes a step that computes scalars."""
     registers = frame.registers
     for register, number in zip(
         step.outs, step.rule(*[registers[i] for i in step.ins]), strict=True
@@ -88,7 +88,7 @@ def compute(step: Compute, frame: Frame) -> None:
 
 
 def walk(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -> Steps:
-    """The steps of a frame and of those in it.
+    """Yields the steps of a frame and of the frames that it calls.
 
     The caller does each step before it asks for the next one: the results are then in registers.
     Loops and branches come before the steps inside them; by then a branch's condition is one
@@ -109,7 +109,7 @@ def walk(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -> Step
 
 
 def _steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Step, Frame] | Frame]:
-    """The steps of a frame, and those in it, each walked through before the next item."""
+    """Yields the steps of a frame, and the frames that it calls."""
     registers = frame.registers
     for step in frame.routine.steps:
         yield step, frame
@@ -127,7 +127,7 @@ def _steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Step, Fra
 
 
 def _iterations(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterator[Frame]:
-    """The frames of a loop's body, each walked through before the next is asked for."""
+    """Yields the frame of each iteration of a loop."""
     body, routine = step.body, step.body.routine
     current = [frame.registers[register] for register in body.args]
     for i in body.copies:
@@ -163,8 +163,8 @@ def _iterations(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterato
 def routines_by_part(
     main: Routine, skipped: Callable[[Step], bool] = lambda step: False
 ) -> Iterator[tuple[Routine, str]]:
-    """All routines, those first that others call, however often they run: each once for each part
-    of the program that calls it, unless the steps that call it are skipped."""
+    """Yields all routines, callees first, once for each part of the program that calls them; calls
+    by `skipped` steps are ignored."""
 
     def callees_of(routine: Routine, part: str) -> Iterator[tuple[Routine, str]]:
         for step in routine.steps:

@@ -1,4 +1,4 @@
-"""Segments: the parts of a program that the devices run, each compiled once.
+"""Segments: the parts of a program that run on the devices, each compiled once.
 
 A segment is a list of nodes of a functional graph, the values that they take, and those that later
 steps ask for. Its function takes and returns flat lists of arrays, of which each replica sees its
@@ -29,7 +29,7 @@ ROUNDING_COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundi
 
 @dataclass(frozen=True)
 class ProgramContext:
-    """What a program says to all of its segments.
+    """Settings that all segments of a program share.
 
     Attributes:
         checks: ops whose rules on values are checked, with a number from 1 for each.
@@ -53,7 +53,7 @@ class ProgramContext:
 
 @dataclass(eq=False)
 class Segment:
-    """What the devices run between two steps of the host.
+    """Nodes that the devices run between two steps of the host.
 
     Attributes:
         name: for people.
@@ -74,29 +74,29 @@ class Segment:
 
     @cached_property
     def effects(self) -> Effects:
-        """Streams it uses, checks, and whether it acts on the outside world."""
+        """Streams, checks and side effects of the nodes."""
         return effects_of_nodes(self.nodes)
 
     @cached_property
     def streams(self) -> list[Stream]:
-        """Streams it loads from and stores to."""
+        """Streams that the segment loads from or stores to."""
         return sorted({*self.effects.loads, *self.effects.stores}, key=lambda s: s.tensor_id)
 
     @cached_property
     def output_streams(self) -> list[Stream]:
-        """Streams it stores to."""
+        """Streams that the segment stores to."""
         return sorted(self.effects.stores, key=lambda s: s.tensor_id)
 
     @cached_property
     def constants(self) -> list[Constant]:
-        """The constants that it takes as arguments, each content once."""
+        """Constants that the segment takes as arguments, without duplicates."""
         constants = _constants_of(self.nodes)
         _note_constants(self.results, constants)
         return list(constants.values())
 
     @cached_property
     def num_roundings(self) -> int:
-        """How many random roundings it does."""
+        """Number of stochastic roundings."""
         return sum(map(count_roundings, self.nodes))
 
     @property
@@ -111,23 +111,23 @@ class Segment:
 
     @cached_property
     def has_checks(self) -> bool:
-        """Whether it has ops whose rules on values are checked, or whose results are watched."""
+        """True if the segment has runtime checks or checks for non-finite values."""
         context = program_context(self)
         return bool(context.watched) or not context.checks.keys().isdisjoint(self.effects.checks)
 
     @cached_property
     def rounds_stochastically(self) -> bool:
-        """Whether it rounds at random."""
+        """True if the segment rounds stochastically."""
         return program_context(self).rounding and self.num_roundings > 0
 
     @cached_property
     def result_bytes(self) -> int:
-        """Bytes of its results on one replica."""
+        """Bytes of the results on one replica."""
         return nbytes_of(self.result_specs)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of its arguments and results on one replica, those of streams not included."""
+        """Bytes of arguments and results on one replica, without stream data."""
         return nbytes_of(self.arg_specs) + self.result_bytes
 
 
@@ -136,7 +136,7 @@ def nbytes_of(specs: Iterable[TensorSpec]) -> int:
 
 
 def program_context(segment: Segment) -> ProgramContext:
-    """What the program says to `segment`."""
+    """Returns the settings of the program that `segment` belongs to."""
     assert segment.context is not None
     return segment.context
 
@@ -148,7 +148,7 @@ def _note_constants(values: Iterable[Value], constants: dict[int, Constant]) -> 
 
 
 def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
-    """The constants that nodes read, and the graphs that they run."""
+    """Returns the constants that nodes and their regions read, by content."""
     constants: dict[int, Constant] = {}
     seen: set[FunctionalGraph] = set()
     worklist = [nodes]
@@ -165,8 +165,8 @@ def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
 
 # ---- its function, as data -----------------------------------------------------------------------
 def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
-    """Spec of each argument, with whether each replica has its own: arguments, data and positions
-    of streams, constants, fault, seed and number of updates."""
+    """Returns the spec of each argument, and True where each replica has its own value: arguments,
+    stream data and positions, constants, fault, seed and rounding count."""
     specs = [(s, i not in segment.scalar_args) for i, s in enumerate(segment.arg_specs)]
     specs += [
         (TensorSpec((program_context(segment).transfers, *s.shape), s.dtype), True)
@@ -181,7 +181,7 @@ def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
 
 
 def result_specs(segment: Segment) -> list[TensorSpec]:
-    """Spec of each result: results, data of streams stored to, positions of streams, fault."""
+    """Returns the spec of each result: results, stream data and positions, fault."""
     specs = segment.result_specs
     specs += [
         TensorSpec((program_context(segment).transfers, *s.shape), s.dtype)
@@ -192,7 +192,7 @@ def result_specs(segment: Segment) -> list[TensorSpec]:
 
 
 def donated_argnums(segment: Segment) -> tuple[int, ...]:
-    """The arguments that are donated: those that the schedule gives, and streams stored to."""
+    """Returns the donated arguments: those chosen by the donation pass, and output streams."""
     first = len(segment.args)
     streams = () if is_on(STEPWISE) else segment.streams
     output_streams = [first + i for i, s in enumerate(streams) if s in segment.output_streams]

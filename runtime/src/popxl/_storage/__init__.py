@@ -1,1 +1,1 @@
-"""Where values live: entries of remote buffers, on disk too, and variables."""
+"""Storage of remote buffers (host, device, disk) and of variables, and the movers between them."""

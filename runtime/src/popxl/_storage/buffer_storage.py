@@ -1,4 +1,4 @@
-"""Remote buffers while a session is attached: one array for each entry.
+"""Storage of a remote buffer in a session: one array for each entry.
 
 An entry lives in the host's memory, or stays in the device's if its buffer says so (`resident`), or
 lies in a file (`on_disk`). On CPU the first two are the same, and a load is no copy. An entry that
@@ -32,7 +32,7 @@ _FIRST = 4096  # bytes that tell nearly all values from zeros
 
 
 class BufferStorage:
-    """The entries of one buffer, each an array of all replicas' parts (see `global_shape`).
+    """The entries of one buffer, each a global array over all replicas (see `global_shape`).
 
     Attributes:
         stored: the entries that the program has stored to since `stored` was last cleared.
@@ -74,7 +74,7 @@ class BufferStorage:
         return file
 
     def close(self) -> None:
-        """Remove the file."""
+        """Removes the file."""
         if self._file is not None:
             self._file.disk_queue.wait_all()
             self._closed()
@@ -84,7 +84,7 @@ class BufferStorage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what this process holds of them."""
+        """Bytes of the entries in this process's memory."""
         shards = (s for array in self._arrays.values() for s in array.addressable_shards)
         return sum(shard.data.nbytes for shard in shards)
 
@@ -93,13 +93,13 @@ class BufferStorage:
 
     # ---- from the schedule ----------------------------------------------------------------------
     def needs_copy(self, index: Index) -> bool:
-        """Whether a load takes device memory of its own: not if the entry is there already."""
+        """True if a load copies the entry to device memory; False if it is there already."""
         if isinstance(index, tuple):
             return True
         return self._needs_transfer and index not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> jax.Array:
-        """The entry on the device.
+        """Returns the entry on the device.
 
         Args:
             donate: the entry is left without a value, and the result may be donated.
@@ -117,7 +117,7 @@ class BufferStorage:
         return self._move(array, self._device, copies)
 
     def _read_entry(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
-        """An entry that is not in memory, and whether nobody else has this array."""
+        """Returns an entry that is not in memory, and True if nothing else uses the array."""
         self._check(index)
         place = None if index in self._shared_entries else self.disk_slot(index)
         if place is None:
@@ -129,7 +129,7 @@ class BufferStorage:
         return file.load(at, donate) or (self._zeros(index), True)
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
-        """Replace the entry.
+        """Replaces the entry.
 
         Args:
             copies: the entry shares no memory with `value`.
@@ -154,7 +154,7 @@ class BufferStorage:
         self.stored.add(index)
 
     def load_source(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
-        """The entry where it is stored, and the device's sharding; see `load`."""
+        """Returns the entry where it is stored, and the device's sharding; see `load`."""
         self._note(Load, index)
         array = self.array(index)
         if donate:
@@ -162,17 +162,17 @@ class BufferStorage:
         return array, self._device
 
     def store_sharding(self, index: int) -> NamedSharding:
-        """The sharding in which the entry is stored."""
+        """Returns the sharding in which the entry is stored."""
         self._check(index)
         return self._sharding(index)
 
     def commit_store(self, index: int, array: jax.Array) -> None:
-        """Let an array, which is where the entry is stored, be the entry."""
+        """Makes an array with `store_sharding` the entry."""
         self._set(index, array)
         self._note(Store, index)
 
     def _move(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
-        """The array in other memory; in memory of its own, if `copies`."""
+        """Returns the array in another memory; a copy if `copies`."""
         if self._needs_transfer and array.sharding.memory_kind != to.memory_kind:
             return jax.device_put(array, to)
         return copy_array(array) if copies else array
@@ -207,7 +207,7 @@ class BufferStorage:
 
     # ---- from the session -----------------------------------------------------------------------
     def array(self, index: int) -> jax.Array:
-        """The entry where it is stored; one of a file in memory."""
+        """Returns the entry where it is stored; an entry on disk is read into memory."""
         self._check(index)
         if index in self._shared_entries:
             source, source_index = self._shared_entries[index]
@@ -226,7 +226,7 @@ class BufferStorage:
         return put_array(np.broadcast_to(np.zeros((), dtype), self._shape), sharding)
 
     def put(self, index: int, var: Variable, value: np.ndarray) -> None:
-        """Fill an entry with a variable's value. Zeros are not written to a file."""
+        """Sets an entry to a variable's value; zeros are not written to disk."""
         self._check(index)
         if self._file is not None and index in self._disk_indices and _is_zeros(value):
             self._shared_entries.pop(index, None)
@@ -237,7 +237,8 @@ class BufferStorage:
         self.stored.discard(index)
 
     def share_entry(self, index: int, source: BufferStorage, source_index: int) -> bool:
-        """Let an entry be that of another program, if they are alike. Storing to it ends that."""
+        """Shares an entry of another program's storage until this one stores to it; False if shapes
+        or dtypes differ."""
         own, other = self.buffer, source.buffer
         alike = own.tensor_shape == other.tensor_shape and own.tensor_dtype == other.tensor_dtype
         if not (alike and self._host == source._host):
@@ -249,11 +250,11 @@ class BufferStorage:
     # ---- files ----------------------------------------------------------------------------------
     @property
     def may_be_on_disk(self) -> bool:
-        """Whether some are in a file, or another program's, which may have one."""
+        """True if entries can be on disk: own ones, or shared ones of another program."""
         return self._file is not None or bool(self._shared_entries)
 
     def disk_slot(self, index: int) -> tuple[EntryFile, int] | None:
-        """The file that has an entry, and the entry's place there; None if none has."""
+        """Returns the file of an entry and its index in the file; None if it is not on disk."""
         if index in self._shared_entries:
             source, source_index = self._shared_entries[index]
             return source.disk_slot(source_index)
@@ -262,12 +263,12 @@ class BufferStorage:
         return self._file, self._disk_indices[index]
 
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
-        """This process's part of an array, by replica."""
+        """Returns the local shards of an array, by replica."""
         return {(s.index[0].start or 0) // self._rows: s.data for s in array.addressable_shards}
 
 
 def _is_zeros(value: np.ndarray) -> bool:
-    """Whether all bits are zero."""
+    """True if all bits are zero."""
     content = np.asarray(value, order="C").reshape(-1).view(np.uint8)
     end = content.size - content.size % 8
     if content[:_FIRST].any() or content[end:].any():

@@ -1,4 +1,4 @@
-"""Copies between host and device memory: many arrays in one transfer."""
+"""Batched copies between host and device memory (`jax.device_put`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def device_put_interleaved(
     arrays: Sequence[jax.Array], to: Sequence[NamedSharding]
 ) -> list[jax.Array]:
-    """Like `device_put_batch`, of arrays that all go one way, for XLA's GPU client.
+    """Copies arrays in one direction, like `device_put_batch`, with spacers for XLA's GPU streams.
 
     It puts copies on four streams in turn, so that loads would wait for the stores before them.
     A copy of one number after each load, and before each store, is a spacer: loads have every other
@@ -41,7 +41,7 @@ def _spacer(mesh: Mesh) -> jax.Array:
 
 
 def device_put_batch(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -> list[jax.Array]:
-    """Move arrays between memories of the devices that they are on, all in one transfer.
+    """Copies arrays between host and device memory in one transfer.
 
     Of arrays that several processes share, each moves what it has: JAX would compile a program for
     each transfer of a whole one.

@@ -1,4 +1,4 @@
-"""Entries on disk while a program runs: written behind its back, and read ahead of it.
+"""Disk queue of remote-buffer entries: asynchronous writes, and reads ahead of loads.
 
 A store hands an array to a thread, and a load of what is not written yet takes that array. Threads
 read what comes next (`popxl._schedule.lookahead`), within a number of bytes. The memory of what is
@@ -53,13 +53,12 @@ _ENOUGH = 64  # reads: with so many on their way, or there, nobody looks for mor
 
 
 def fits_window(pop_read_ahead: int, nbytes: int, window: int) -> bool:
-    """Whether a window of bytes takes more; one thing it always takes."""
+    """True if a window of bytes has room for another item; an empty window takes any item."""
     return not pop_read_ahead or pop_read_ahead + nbytes <= window
 
 
 class DiskEntries(Protocol):
-    """What is asked of the entries of a buffer: see
-    `popxl._storage.buffer_storage.BufferStorage`."""
+    """Interface of `popxl._storage.buffer_storage.BufferStorage` for the disk queue."""
 
     @property
     def may_be_on_disk(self) -> bool: ...
@@ -68,7 +67,8 @@ class DiskEntries(Protocol):
 
 
 class DiskQueue:
-    """What the programs of a process do with entries in a folder. One of them runs at a time.
+    """Queue of reads and writes of a folder, shared by the programs of a process; one of them runs
+    at a time.
 
     Attributes:
         scratch: the folder.
@@ -97,7 +97,7 @@ class DiskQueue:
 
     @classmethod
     def open_shared(cls, folder: str | os.PathLike[str], process: int) -> DiskQueue:
-        """That of a folder, which is in use from now on until it is closed as often.
+        """Returns the queue of a folder and counts its users; each user closes it once.
 
         Raises:
             DiskError: see `Scratch`.
@@ -107,7 +107,7 @@ class DiskQueue:
             return cls._by_folder.get(scratch) or cls._by_folder.setdefault(scratch, cls(scratch))
 
     def close(self) -> None:
-        """The folder is used no more.
+        """Releases the folder; the last user removes its files.
 
         The garbage collector may find that out in a thread of the disk, which cannot wait for
         itself: then another does.
@@ -124,7 +124,7 @@ class DiskQueue:
     def run(
         self, events: Iterator[LookaheadEvent | None], entries: Mapping[RemoteBuffer, DiskEntries]
     ) -> Iterator[None]:
-        """Inside, a program runs.
+        """Context for a run of a program.
 
         Args:
             events: what it does, from `popxl._schedule.lookahead.lookahead_events`.
@@ -140,7 +140,7 @@ class DiskQueue:
                 self._drop_read_ahead()
 
     def advance(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
-        """An entry is about to be loaded, or was stored."""
+        """Records that an entry will be loaded now or was stored, and reads further ahead."""
         if buffer not in self._disk_entries:
             return
         at = 0  # loads are done in their order, stores in theirs; loads may be done earlier
@@ -154,7 +154,7 @@ class DiskQueue:
             self._read_ahead()
 
     def _peek_event(self) -> bool:
-        """Look at one more event; whether one is known."""
+        """Takes one more event from the look-ahead; False if none is known."""
         for event in self._events:
             if event is None:
                 break
@@ -164,7 +164,7 @@ class DiskQueue:
         return False
 
     def pop_read_ahead(self, file: EntryFile, index: int) -> Future[jax.Array] | None:
-        """What was read ahead of an entry, if it was; nobody has it any more."""
+        """Removes and returns the read-ahead of an entry; None if there is none."""
         with self.write_done:
             future = self._pending_reads.pop((file, index), None)
             if future is not None:
@@ -172,7 +172,7 @@ class DiskQueue:
             return future
 
     def _read_ahead(self) -> None:
-        """Read what is loaded next, but not past a store to the same entry."""
+        """Starts reads of the next loads, but none past a store to the same entry."""
         stored: set[tuple[RemoteBuffer, int]] = set()
         at = 0
         while at < _LOOKED_AT and (at < len(self._upcoming_transfers) or self._peek_event()):
@@ -186,7 +186,7 @@ class DiskQueue:
                 return
 
     def _start_reads(self, step: Load, indices: Iterable[int]) -> bool:
-        """Begin to read entries for a load; whether there was room."""
+        """Starts reads for a load; False if the window is full."""
         for index in indices:
             place = self._disk_entries[step.buffer].disk_slot(index)
             if place is None or place in self._pending_reads:
@@ -201,7 +201,7 @@ class DiskQueue:
         return True
 
     def wait_all(self) -> None:
-        """Wait until everything is written; forget what was read."""
+        """Waits until everything is written, and drops what was read ahead."""
         self._drop_read_ahead()
         with self.write_done:
             self.write_done.wait_for(lambda: not self.pending_write_bytes)
@@ -216,13 +216,13 @@ class DiskQueue:
 
 @dataclass(eq=False)
 class _PendingWrite:
-    """An entry that was stored and is not written; afterwards without its array."""
+    """A stored entry that is not on disk yet; its array is dropped once it is written."""
 
     array: jax.Array | None
 
 
 class _PendingRead:
-    """An entry on its way from a file.
+    """An entry that is being read from a file.
 
     Args:
         future: is told the array, or what went wrong.
@@ -242,7 +242,7 @@ class _PendingRead:
         self._lock = threading.Lock()
 
     def run_request(self, request: Callable[[], None]) -> None:
-        """Do one of the requests; the last one to end makes the array."""
+        """Runs one read request; the last one to finish creates the array."""
         failed: BaseException | None = None
         try:
             request()
@@ -261,7 +261,7 @@ class _PendingRead:
 
 
 class EntryFile:
-    """A file with the entries of a buffer: what this process holds of each.
+    """A file with the local shards of a buffer's entries.
 
     Args:
         entries: how many.
@@ -278,16 +278,16 @@ class EntryFile:
         self._error: BaseException | None = None
 
     def close(self) -> None:
-        """Remove the file."""
+        """Removes the file."""
         if not forks.is_forked():
             self._file.close()
 
     def is_written(self, index: int) -> bool:
-        """Whether the file has the entry's newest value."""
+        """True if the file has the newest value of the entry."""
         return index in self._stored_once and index not in self._pending_writes
 
     def store(self, index: int, array: jax.Array) -> None:
-        """Replace an entry, later on.
+        """Replaces an entry asynchronously.
 
         Raises:
             DiskError: this or another entry could not be written.
@@ -308,14 +308,14 @@ class EntryFile:
             self._check()
 
     def discard(self, index: int) -> None:
-        """Let an entry be one that was never stored."""
+        """Resets an entry to zeros, as if it had never been stored."""
         with self.disk_queue.write_done:
             self._pending_writes.pop(index, None)
             self._stored_once.discard(index)
         self.disk_queue.pop_read_ahead(self, index)
 
     def load(self, index: int, donates: bool = False) -> tuple[jax.Array, bool] | None:
-        """An entry, and whether nobody else has its array; None if it was never stored.
+        """Returns an entry, and True if nothing else uses its array; None if it was never stored.
 
         Args:
             donates: the array may be donated.
@@ -334,8 +334,7 @@ class EntryFile:
         return (self.read(index, donates) if ahead is None else ahead.result()), True
 
     def start_read(self, index: int, donates: bool) -> Future[jax.Array]:
-        """Let the folder's threads read an entry that is in the file, all of them together: it is
-        wanted before those after it."""
+        """Starts reading an entry with all threads of the folder."""
         future, pool = Future[jax.Array](), self.disk_queue.scratch.pool
 
         def requests() -> None:
@@ -353,7 +352,7 @@ class EntryFile:
         return future
 
     def read(self, index: int, donates: bool) -> jax.Array:
-        """An entry that is in the file."""
+        """Reads an entry from the file."""
         views, array = self._memory.allocate(donates)
         for request in self._requests(index, views):
             request()

@@ -1,4 +1,4 @@
-"""The memory of an entry of a file: what is written of an array, and where it is read into."""
+"""Memory of disk entries: the bytes to write of an array, and the memory to read into."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Allocation = tuple[list[np.ndarray], Callable[[], jax.Array]]
 
 
 class EntryMemory:
-    """What this process has of the entries of a buffer.
+    """Memory layout of the local shards of a buffer's entries.
 
     Args:
         shape: of an entry's array.
@@ -61,14 +61,16 @@ class EntryMemory:
         return [of[replica] for replica in sorted(of)]
 
     def views(self, array: jax.Array) -> list[np.ndarray]:
-        """The bytes of each replica's part. On CPUs the array has to outlive them."""
+        """Returns the bytes (uint8) of each replica's shard; on CPUs the array must outlive
+        them."""
         shards = self._shards(array)
         if self._is_shared:  # NumPy's views would make XLA copy what is donated later
             return [memory_view(shard) for shard in shards]
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
 
     def allocate(self, donates: bool) -> Allocation:
-        """Bytes for each replica's part of an entry, and what makes the array when they are there.
+        """Returns memory for each local shard of an entry, and a function that makes the array of
+        it.
 
         Args:
             donates: the array may be donated. On CPUs it lies in memory of XLA's own then: a
@@ -94,7 +96,7 @@ class EntryMemory:
         return views, lambda: jax.make_array_from_single_device_arrays(whole, sharding, parts)
 
     def release(self, array: jax.Array) -> None:
-        """Use the memory of an array again, which the caller alone has."""
+        """Returns the memory of an array, which only the caller uses, to the pool."""
         if self._is_shared:
             for part in self._shards(array):
                 self._buffer_pool.put_back(part)

@@ -1,4 +1,4 @@
-"""Values of variables on the host: what the user of a session writes and reads.
+"""Host values of a session's variables, which the user reads and writes.
 
 A session begins with the data of the program's variables. Whatever it is given or brings to the
 host from then on is its own: two sessions of one program do not see each other's values. Arrays
@@ -32,7 +32,7 @@ Source = Callable[[], np.ndarray]
 
 @dataclass(frozen=True)
 class SharedValue:
-    """The value of another session's variable, for `Session.write_variables_data`.
+    """A variable's value in another session, for `Session.write_variables_data`.
 
     Where both are entries of remote buffers that are alike, the value is not copied: the entry
     belongs to both, until the program that borrows it stores to it.
@@ -52,7 +52,8 @@ class SharedValue:
 
 @dataclass(frozen=True)
 class LazyValue:
-    """The value of a variable, for `Session.write_variables_data`, which can also be made in part.
+    """A variable's value computed on demand, in full or by shards, for
+    `Session.write_variables_data`.
 
     Attributes:
         make_full: makes it.
@@ -68,7 +69,7 @@ class LazyValue:
 
 
 class HostValues:
-    """The host's values of a session.
+    """Host values of a session's variables.
 
     Attributes:
         stale: variables that the devices hold a newer value of.
@@ -90,18 +91,18 @@ class HostValues:
 
     @property
     def variables(self) -> list[Variable]:
-        """The variables that there were when the session was made."""
+        """Variables that existed when the session was created."""
         return list(self._arrays)
 
     @property
     def read_only(self) -> Variable | None:
-        """A variable in a read-only memory map; with one, no variable is written back."""
+        """A variable in a read-only memory map; if there is one, no variable is written back."""
         maps = (v for v, array in self._arrays.items() if isinstance(array, np.memmap))
         return next((v for v in maps if not self._arrays[v].flags.writeable), None)
 
     # ---- checks ---------------------------------------------------------------------------------
     def check(self, t: Any, *kinds: type[Variable | Constant]) -> None:
-        """Raise unless `t` is of one of `kinds`, and a tensor of the session."""
+        """Raises unless `t` has one of the types `kinds` and belongs to the session."""
         if not isinstance(t, kinds):
             names = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
             raise TypeError(f"only {names} have host data, not {t!r}")
@@ -116,7 +117,7 @@ class HostValues:
             )
 
     def check_known(self, var: Variable) -> None:
-        """Raise if the value of a variable is lost."""
+        """Raises if the value of a variable is lost."""
         if var in self.lost:
             raise popart_exception(
                 f"the value of variable {var.id!r} is lost: a run stopped in the middle, or its "
@@ -124,7 +125,7 @@ class HostValues:
             )
 
     def check_complete(self, what: str) -> None:
-        """Raise if the value of any variable is lost."""
+        """Raises if the value of any variable is lost."""
         if self.lost:
             names = sorted(repr(v.id) for v in self.lost)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -134,7 +135,7 @@ class HostValues:
             )
 
     def convert(self, var: Variable, data: Any) -> np.ndarray | Source:
-        """Data to write, in the variable's type; of a function, one that makes such data."""
+        """Returns data in the variable's dtype; for a function, one that returns such data."""
         if not isinstance(var, Variable):
             raise TypeError(f"only variables can be written, not {var!r}")
         self._check_owner(var)
@@ -162,7 +163,7 @@ class HostValues:
 
     # ---- reading --------------------------------------------------------------------------------
     def value(self, var: Variable) -> np.ndarray:
-        """The value; what has a source is made anew, and kept by nobody."""
+        """Returns the value; a function's result is computed again, and not kept."""
         if var in self._sources:
             return self._sources[var]()
         with self.ir._host_lock:
@@ -171,21 +172,21 @@ class HostValues:
             return np.array(array) if owned else array
 
     def lazy_value(self, var: Variable) -> LazyValue | None:
-        """What makes the value, or a part of it, if it was given so."""
+        """Returns the `LazyValue` that was written; None if there is none."""
         source = self._sources.get(var)
         return source if isinstance(source, LazyValue) else None
 
     def shared_value(self, var: Variable) -> SharedValue | None:
-        """Whose value it is, if another session lends it."""
+        """Returns the `SharedValue` that was written; None if there is none."""
         source = self._sources.get(var)
         return source if isinstance(source, SharedValue) else None
 
     def on_replica(self, var: Variable, replica: int) -> np.ndarray:
-        """What a replica stores of the value."""
+        """Returns the part of the value that a replica stores."""
         return stored_entry(var, self.value(var), replica)
 
     def live_array(self, t: Variable | Constant) -> np.ndarray:
-        """The live array, filled with the value that was written or read last."""
+        """Returns the session's own array, filled with the value written or read last."""
         if isinstance(t, Constant):
             return t._data
         if t in self._sources:
@@ -202,7 +203,7 @@ class HostValues:
 
     # ---- writing --------------------------------------------------------------------------------
     def write(self, var: Variable, data: np.ndarray | Source, concurrent: bool = False) -> None:
-        """Make `data` the value.
+        """Sets the value to `data`.
 
         Args:
             concurrent: a function that any thread may call.
@@ -219,7 +220,7 @@ class HostValues:
         self.lost.discard(var)
 
     def set_from_device(self, var: Variable, value: np.ndarray) -> None:
-        """Make what was read from the devices the value."""
+        """Sets the value to what was read from the devices."""
         if var._retrieval == "all_replicas":
             np.copyto(self._replica_arrays.setdefault(var, np.array(value)), value)
             first = [members[0] for members in var._grouping.groups]
@@ -228,7 +229,7 @@ class HostValues:
         self.stale.discard(var)
 
     def fill(self, var: Variable, value: np.ndarray) -> None:
-        """Copy a value into the session's array, which new sessions then begin with."""
+        """Copies a value into the session's array, with which new sessions start."""
         with self.ir._host_lock:
             self._copy_if_shared(var)
             array = self._arrays[var]
@@ -242,13 +243,13 @@ class HostValues:
         self.concurrent.discard(var)
 
     def flush(self) -> None:
-        """Write memory maps to their files."""
+        """Writes memory maps to their files."""
         for array in self._arrays.values():
             if isinstance(array, np.memmap):
                 array.flush()
 
     def _copy_if_shared(self, var: Variable) -> None:
-        """Let the array be one that no other session writes to. A memory map is one for all."""
+        """Makes the array private to this session; a memory map stays shared."""
         array = self._arrays[var]
         if var in self._owned or isinstance(array, np.memmap):
             return
@@ -257,7 +258,7 @@ class HostValues:
         self._owned.add(var)
 
     def _copy_for_sharers(self, var: Variable, array: np.ndarray) -> None:
-        """Give sessions that begin with `array` what it holds now: it changes."""
+        """Gives sessions that share `array` a copy, before it changes."""
         sharing = self._sharers_of(var, array)
         if sharing:
             kept = np.array(array)
@@ -269,16 +270,16 @@ class HostValues:
 
     # ---- runs -----------------------------------------------------------------------------------
     def begin_run(self, may_change: Iterable[Variable]) -> None:
-        """A run begins. Nobody holds what it may change until it has come to its end."""
+        """Marks the variables that a run can change as lost until it ends."""
         self.lost.update(may_change)
 
     def end_run(self, changed: Iterable[Variable]) -> None:
-        """The run has come to its end: the devices hold what it changed."""
+        """Marks the variables that the run has changed as stale on the host."""
         self.stale.update(changed)
         self.lost.clear()
 
     def detach(self, brings_back: bool) -> None:
-        """The devices are left.
+        """Updates stale and lost values when the session leaves the devices.
 
         Args:
             brings_back: the session brings the newest values to the host before; what is still
@@ -304,5 +305,6 @@ def _convert(var: Variable, data: Any) -> np.ndarray:
 
 
 def storage_order(var: Variable) -> tuple[int, int]:
-    """A key that brings variables of one remote buffer together, in the order of its entries."""
+    """Returns a sort key: variables of one remote buffer together, in the order of their
+    entries."""
     return (var._remote[0].remote_buffer_id, var._remote[1]) if var._remote else (-1, 0)

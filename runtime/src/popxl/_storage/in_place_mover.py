@@ -1,4 +1,4 @@
-"""Entries that a run loads and stores, where host and device share their memory.
+"""In-place mover: loads and stores of entries where host and device share memory.
 
 The movers of a run, this one and `popxl._storage.prefetch`, are asked alike;
 `popxl._compile.platforms` chooses. A mover has the entries until the run is finished, and then only
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class BufferStorageProtocol(Protocol):
-    """What is asked of the entries of a buffer: see
-    `popxl._storage.buffer_storage.BufferStorage`."""
+    """Interface of `popxl._storage.buffer_storage.BufferStorage` for movers."""
 
     def needs_copy(self, index: Index) -> bool: ...
 
@@ -39,7 +38,7 @@ class BufferStorageProtocol(Protocol):
 
 
 def wait_for(array: Any) -> None:
-    """Wait until an array is there, unless it was given away."""
+    """Waits until an array is ready, unless it was donated."""
     if not array.is_deleted():
         array.block_until_ready()
 
@@ -50,7 +49,7 @@ def is_ready(array: Any) -> bool:
 
 @dataclass
 class InFlight:
-    """Arrays that were asked for and may not be there yet: a window of bytes.
+    """Arrays that were dispatched and can still be pending, limited in bytes.
 
     Attributes:
         limit: bytes on one replica; more are waited for.
@@ -63,7 +62,7 @@ class InFlight:
     _nbytes: int = 0
 
     def add(self, array: Any, nbytes: int) -> None:
-        """Note `nbytes` that are there when `array` is."""
+        """Adds `nbytes` that are ready when `array` is; waits while the limit is exceeded."""
         self.release_ready()
         self._pending.append((array, nbytes))
         self._nbytes += nbytes
@@ -75,19 +74,19 @@ class InFlight:
             self._nbytes -= size
 
     def release_ready(self) -> None:
-        """Forget arrays that are there: they would keep their memory."""
+        """Releases arrays that are ready."""
         while self._pending and is_ready(self._pending[0][0]):
             self._nbytes -= self._pending.popleft()[1]
 
     def wait_all(self) -> None:
-        """Wait for all of them."""
+        """Waits for all pending arrays."""
         while self._pending:
             wait_for(self._pending.popleft()[0])
         self._nbytes = 0
 
 
 class InPlaceMover:
-    """Loads and stores entries in their place.
+    """Loads and stores entries when the executor reaches them, without prefetch.
 
     Attributes:
         wait_seconds: seconds that the host waited for arrays.
@@ -103,7 +102,7 @@ class InPlaceMover:
         return self._in_flight.wait_seconds
 
     def load(self, step: Load, index: Index) -> Any:
-        """The entry on the device."""
+        """Returns the entry on the device."""
         entries = self._entries[step.buffer]
         array = entries.load(index, step.donates, step.copies)
         if step.copies or entries.needs_copy(index):
@@ -111,26 +110,26 @@ class InPlaceMover:
         return array
 
     def store(self, step: Store, index: Index, value: Any) -> None:
-        """Make an array an entry."""
+        """Stores an array to an entry."""
         self._entries[step.buffer].store(index, value, step.copies)
 
     def before_run(self, step: Run) -> None:
-        """`step` is dispatched next."""
+        """Called before `step` is dispatched."""
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
-        """It was."""
+        """Called after `step` was dispatched."""
         if results:
             self._in_flight.add(results[0], step.segment.result_bytes)
 
     def wait_for_store(self, step: Store, index: Index) -> None:
-        """Wait until a store is done."""
+        """Waits until a store is done."""
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_for(self._entries[step.buffer].array(i))
 
     def finish_run(self) -> None:
-        """The run has asked for everything."""
+        """Called when all steps of the run are dispatched."""
         self._entries = {}
         self._in_flight.release_ready()
 
     def wait_all(self) -> None:
-        """Wait for what is on its way: whoever has `InFlight` does."""
+        """Does nothing: the owner of `InFlight` waits."""

@@ -1,4 +1,4 @@
-"""Values of variables that functions make: several at a time, and few ahead of their use."""
+"""Lazy variable values, computed by threads shortly before they are used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREADS = 4
 def compute_ahead(
     variables: Iterable[Variable], which: Set[Variable], make: Callable[[Variable], np.ndarray]
 ) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
-    """Variables in their order, each with a function that gives its value.
+    """Yields the variables, each with a function that returns its value.
 
     Threads make the values of some before they are asked for. So many wait as take no more memory
     than the largest of them alone, at least one.
@@ -52,7 +52,7 @@ def compute_ahead(
 
 
 def _result(held: list[Future[np.ndarray]]) -> np.ndarray:
-    """What a thread has made, which nobody holds any more afterwards."""
+    """Returns a thread's result and drops the reference to it."""
     return held.pop().result()
 
 

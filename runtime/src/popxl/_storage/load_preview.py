@@ -1,4 +1,4 @@
-"""Which loads are dispatched before which runs, as text: a walk that moves nothing."""
+"""Preview of prefetching: which loads are dispatched before which runs, as text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
-    """What is dispatched before a run and is for later ones, on average over a run of the program
-    whose stores arrive at once."""
+    """Returns, by run, the average number of loads that are prefetched before it, as text; stores
+    are taken to finish at once."""
     mover = _RecordingMover(schedule)
     title = {step: routine.title for routine in schedule.routines for step in routine.steps}
     before: dict[Run, Counter[str]] = defaultdict(Counter)
@@ -42,7 +42,7 @@ def _text(loads: Counter[str], times: int) -> str:
 
 
 class _RecordingMover(PrefetchMover):
-    """Notes the loads that it dispatches in `dispatched`."""
+    """A mover that records the loads that it dispatches in `dispatched`."""
 
     def __init__(self, schedule: Schedule) -> None:
         buffers = {step.buffer for r in schedule.routines for step in r.steps
@@ -59,7 +59,7 @@ class _RecordingMover(PrefetchMover):
 
 
 class _ReadyArray:
-    """Stands for an array that is there."""
+    """Stand-in for an array that is ready."""
 
     def is_deleted(self) -> bool:
         return False
@@ -72,8 +72,7 @@ _READY = _ReadyArray()
 
 
 class _SimulatedStorage:
-    """Entries of a buffer, without values; see
-    `popxl._storage.in_place_mover.BufferStorageProtocol`."""
+    """Storage of a buffer without values, for `BufferStorageProtocol`."""
 
     def __init__(self, buffer: RemoteBuffer) -> None:
         self._resident = buffer.resident_entries

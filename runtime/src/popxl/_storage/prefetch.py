@@ -1,4 +1,4 @@
-"""Entries on their way between the host's memory and the device's.
+"""Prefetch: copies of entries to the device are issued ahead of the runs before them.
 
 On a GPU a copy to the device starts only after all compute that was dispatched before it, since
 the memory it goes to may still be in use by that (XLA's allocator hands it out at dispatch). A load
@@ -28,8 +28,8 @@ Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 class PrefetchMover:
-    """The loads and stores of one run of a program, some of them ahead of their turn; see
-    `popxl._storage.in_place_mover.InPlaceMover`.
+    """Loads and stores entries of one run, with loads prefetched within a window; see
+    `InPlaceMover`.
 
     Args:
         put: moves arrays, all at once: `put(arrays, shardings) -> arrays`.
@@ -61,7 +61,7 @@ class PrefetchMover:
 
     # ---- called by the executor ------------------------------------------------------------------
     def load(self, step: Load, index: Index) -> Any:
-        """The entry on the device."""
+        """Returns the entry on the device."""
         self.dispatch_stores()
         if not self._advance_executor(step):  # it could not be dispatched ahead
             self._fetch_consecutive()
@@ -74,7 +74,7 @@ class PrefetchMover:
         return array
 
     def store(self, step: Store, index: Index, value: Any) -> None:
-        """Make an array an entry."""
+        """Stores an array to an entry."""
         if self._advance_executor(step):
             for key in _keys(step, index):
                 self._stores_ahead[key] -= 1
@@ -89,7 +89,7 @@ class PrefetchMover:
             self._pending_stores.append((step, index, value, to))
 
     def before_run(self, step: Run) -> None:
-        """Dispatch what `step`, which is dispatched next, can hide."""
+        """Dispatches pending stores, and the loads that `step` can hide."""
         self.dispatch_stores()
         if not self._advance_executor(step):
             self._advance()
@@ -98,28 +98,28 @@ class PrefetchMover:
             self._look_ahead()
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
-        """`step` was dispatched."""
+        """Called after `step` was dispatched."""
 
     def wait_for_store(self, step: Store, index: Index) -> None:
-        """Wait until a store is done."""
+        """Waits until a store is done."""
         self.dispatch_stores()
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_for(self._entries[step.buffer].array(i))
 
     def finish_run(self) -> None:
-        """Dispatch what is left, and let go of what has arrived."""
+        """Dispatches pending stores, and releases arrays that are ready."""
         self.dispatch_stores()
         self._entries = {}
         self._release_stored()
 
     def wait_all(self) -> None:
-        """Wait for all stores."""
+        """Waits for all stores."""
         while self._dispatched_stores:
             self._wait_for_oldest()
 
     # ---- order ----------------------------------------------------------------------------------
     def _advance_executor(self, step: Load | Store | Run) -> bool:
-        """Note that the executor is at `step`; whether the look-ahead has been there."""
+        """Records that the executor is at `step`; True if the look-ahead has passed it."""
         if self._events_ahead:
             self._events_ahead -= 1
             return True
@@ -129,7 +129,7 @@ class PrefetchMover:
         return False
 
     def _peek(self) -> LookaheadEvent | None:
-        """The first event that was not looked at; None: unknown, or there is none."""
+        """Returns the next event of the look-ahead; None if it is unknown or there is none."""
         if self._next is None:
             self._next = next(self._events, None)
         return self._next
@@ -140,7 +140,7 @@ class PrefetchMover:
 
     # ---- loads ----------------------------------------------------------------------------------
     def _look_ahead(self) -> None:
-        """Dispatch the loads that come next, in one transfer, as far as the window allows."""
+        """Dispatches the next loads in one transfer, as far as the window allows."""
         batch: list[tuple[Load, int]] = []
         runs_passed = 0
         while (
@@ -164,7 +164,7 @@ class PrefetchMover:
         self._dispatch_loads(batch)
 
     def _fetch_consecutive(self) -> None:
-        """Dispatch the next load and those that follow it before any run or store."""
+        """Dispatches the next load and those that follow it before any run or store."""
         batch: list[tuple[Load, int]] = []
         while (event := self._peek()) is not None and isinstance(event.step, Load):
             step, index = event.step, event.entry
@@ -193,8 +193,8 @@ class PrefetchMover:
             raise
 
     def _fits_window(self, nbytes: int) -> bool:
-        """Whether the window takes another load. Loads may always have half of it; stores that
-        take more are waited for."""
+        """True if the window has room for another load. Loads can always use half of it; stores
+        that take more are waited for."""
         self._release_stored()
         while (
             self._dispatched_stores
@@ -206,7 +206,7 @@ class PrefetchMover:
 
     # ---- stores ---------------------------------------------------------------------------------
     def dispatch_stores(self) -> None:
-        """Dispatch the stores that wait, in one transfer."""
+        """Dispatches the pending stores in one transfer."""
         if not self._pending_stores:
             return
         pending, self._pending_stores = self._pending_stores, []
@@ -224,7 +224,7 @@ class PrefetchMover:
         self._dispatched_store_bytes -= nbytes
 
     def _release_stored(self) -> None:
-        """Forget stores that have arrived."""
+        """Releases stores that are done."""
         while self._dispatched_stores and is_ready(self._dispatched_stores[0][0]):
             self._dispatched_store_bytes -= self._dispatched_stores.popleft()[1]
 

@@ -1,4 +1,4 @@
-"""Between host arrays of variables and the arrays of all replicas."""
+"""Conversion between variables' host arrays and global arrays over all replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 def put_array(x: np.ndarray, sharding: Sharding) -> jax.Array:
-    """A device array of global value `x`; each process passes at least its own part.
+    """Returns a device array of global value `x`; each process passes at least its own part.
 
     The array owns its memory: `x` may change afterwards, and the array can be donated and updated
     in place.
@@ -33,14 +33,14 @@ def put_array(x: np.ndarray, sharding: Sharding) -> jax.Array:
 
 
 def put_async(x: np.ndarray, sharding: Sharding) -> jax.Array:
-    """Like `put_array`, but `x` may change only once the array is there."""
+    """Returns a device array like `put_array`; `x` must not change until the array is ready."""
     return jax.make_array_from_callback(x.shape, sharding, lambda index: force_copy(x[index]))
 
 
 def put_shards(
     part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
-    """Like `put_array`, of what each replica has (see `global_shape`).
+    """Returns a global array from each replica's array (see `global_shape`), like `put_array`.
 
     Args:
         part: gives what a replica has; called for those of this process.
@@ -52,7 +52,7 @@ def put_shards(
 def put_shards_async(
     part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
-    """Like `put_shards`, but what `part` gives may change only once the array is there."""
+    """Returns a global array like `put_shards`; the shards must not change until it is ready."""
     replicas = sharding.mesh.devices.size
     full = global_shape(replicas, spec.shape)
     if not spec.size:
@@ -67,7 +67,7 @@ def put_shards_async(
 
 
 def local_data(x: jax.Array) -> np.ndarray:
-    """What this process has of an array that is cut along its first axis."""
+    """Returns this process's part of an array that is sharded along axis 0."""
     if x.is_fully_addressable:
         return np.asarray(x)
     shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
@@ -75,7 +75,8 @@ def local_data(x: jax.Array) -> np.ndarray:
 
 
 def _shard_group(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
-    """The replicas that share the shards of a variable with `replica`, and its place among them."""
+    """Returns the replicas that share a variable's shards with `replica`, and its index among
+    them."""
     const = var._grouping.const_rg
     members = const.groups[const.assignment[replica]]
     return members, members.index(replica)
@@ -91,7 +92,8 @@ def _shard(full: np.ndarray, shards: int, index: int) -> np.ndarray:
 
 
 def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
-    """What `replica` stores of a variable's `value`: its group's, or its shard of it."""
+    """Returns the part of a variable's `value` that `replica` stores: its group's value, or a
+    shard."""
     group = var._grouping.assignment[replica]
     data = value[group] if var._grouping.num_groups > 1 else value
     if not var._sharded:
@@ -103,7 +105,7 @@ def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
 def put_variable(
     var: Variable, value: np.ndarray, shape: tuple[int, ...], sharding: NamedSharding
 ) -> jax.Array:
-    """What the replicas of this process store of a variable's `value`, in the given shape."""
+    """Returns a global array of a variable's `value`; each replica's part has `shape`."""
     spec = np.broadcast_to(device_view(np.zeros(1, value.dtype)).reshape(()), shape)
     return put_shards(
         lambda replica: device_view(stored_entry(var, value, replica)).reshape(shape),
@@ -115,7 +117,7 @@ def put_variable(
 def replica_shards(
     x: jax.Array, replicas: int, shape: tuple[int, ...], only: int | None = None
 ) -> dict[int, np.ndarray]:
-    """What each replica of this process holds, of `shape`; of one of them, if `only` names it.
+    """Returns the local replicas' parts of an array, by replica; only one if `only` names it.
 
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
@@ -138,20 +140,21 @@ def replica_shards(
 
 
 def host_value(var: Variable, per_replica: Any) -> np.ndarray:
-    """The host array of a variable from `per_replica(replica) -> what that replica stores`."""
+    """Returns a variable's host array from `per_replica(replica)`, the part that a replica
+    stores."""
     values = [_full_value(var, r, per_replica) for r in _retrieved_replicas(var)]
     return values[0] if len(values) == 1 else np.stack(values)
 
 
 def _retrieved_replicas(var: Variable) -> list[int]:
-    """The replicas whose values make up the host array of a variable."""
+    """Returns the replicas whose values make up the host array of a variable."""
     if var._retrieval == "all_replicas":
         return list(range(len(var._grouping.assignment)))
     return [members[0] for members in var._grouping.groups]
 
 
 def replicas_needed(var: Variable) -> list[int]:
-    """The replicas that `host_value` asks for what they store, in order."""
+    """Returns the replicas whose parts `host_value` needs, in order."""
     asked: dict[int, None] = {}
     for replica in _retrieved_replicas(var):
         asked.update(dict.fromkeys(_shard_holders(var, replica) if var._sharded else [replica]))
@@ -159,7 +162,7 @@ def replicas_needed(var: Variable) -> list[int]:
 
 
 class IdentityTuple(tuple[Item, ...]):
-    """A tuple that is compared, and looked up, by identity: it may be long."""
+    """A tuple that is compared and hashed by identity, since it can be long."""
 
     __slots__ = ()
     __eq__ = object.__eq__
@@ -168,7 +171,7 @@ class IdentityTuple(tuple[Item, ...]):
 
 
 class VariableShard(NamedTuple):
-    """Consecutive elements of a variable's value, as some replicas hold them.
+    """A shard of a variable's value: consecutive elements, and the replicas that hold them.
 
     Attributes:
         group: of the variable's replica grouping.
@@ -185,7 +188,7 @@ class VariableShard(NamedTuple):
 
 
 def variable_shards(var: Variable, owners: tuple[int, ...]) -> IdentityTuple[VariableShard]:
-    """The parts that make up a variable's value; the same object for variables cut alike.
+    """Returns the shards of a variable's value; equally sharded variables get the same object.
 
     Args:
         owners: the process of each replica. Processes and replicas need not be there.
@@ -227,7 +230,7 @@ def _full_value(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
 
 
 def _shard_holders(var: Variable, replica: int) -> tuple[int, ...]:
-    """The replicas that hold the shards of what `replica` holds a shard of."""
+    """Returns the replicas that hold the shards of the same value as `replica`."""
     members, place = _shard_group(var, replica)
     first = place - place % var._shards
     return members[first : first + var._shards]

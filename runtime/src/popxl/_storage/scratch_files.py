@@ -1,4 +1,4 @@
-"""Entries of remote buffers in files: a folder of scratch, read ahead and written behind.
+"""Scratch files for remote-buffer entries on disk: direct I/O with checksums.
 
 Requests are large, aligned, and past the page cache where the file system allows it (O_DIRECT):
 what is read is needed once, and the cache would take the memory that the files are to save. They
@@ -56,19 +56,18 @@ _POOL = "popxl-disk"  # what the names of its threads begin with
 
 
 def _aligned(nbytes: int) -> int:
-    """`nbytes`, rounded up."""
+    """Returns `nbytes` rounded up to the alignment of direct I/O."""
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
 def slot_bytes(nbytes: int) -> int:
-    """Bytes that so many take in a file, or in a block of memory."""
+    """Returns the bytes that data of `nbytes` takes in a file or memory block, padding included."""
     return _aligned(LEAD + nbytes)
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
-    """Memory at a page boundary; in huge pages where the system has them, which takes a fraction of
-    the kernel's time for page faults and for requests past the page cache. Python's default, memory
-    to share with other processes, would be a file to the kernel, in small pages."""
+    """Returns page-aligned private memory, in huge pages where possible: these cut the kernel's
+    time for direct I/O. Shared memory, Python's default, would get small pages."""
     block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
@@ -77,24 +76,24 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 
 def request_offsets(nbytes: int) -> range:
-    """Where the requests for so many bytes begin in their slot."""
+    """Returns the offsets of the I/O requests for data of `nbytes` in its slot."""
     return range(0, slot_bytes(nbytes), REQUEST)
 
 
 class BlockPool:
-    """Blocks of memory at page boundaries, which are used again.
+    """Pool of page-aligned memory blocks.
 
     A block comes back when nobody holds the array that was made of it; XLA may.
     """
 
     def __init__(self, max_free_bytes: int) -> None:
-        """Args: `max_free_bytes`: bytes of free blocks that are kept at most."""
+        """Args: `max_free_bytes`: largest total size of the free blocks."""
         self._max_free_bytes, self._free_bytes = max_free_bytes, 0
         self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> np.ndarray:
-        """Bytes of a block, at least `nbytes`."""
+        """Returns memory of at least `nbytes` (uint8)."""
         size = slot_bytes(nbytes)
         with self._lock:
             free = self._free[size]
@@ -115,7 +114,7 @@ class BlockPool:
 
 
 class Scratch:
-    """A folder of files that nobody needs after the process.
+    """A folder of temporary files, which are deleted when the process ends.
 
     Attributes:
         direct: whether requests go past the page cache.
@@ -128,8 +127,7 @@ class Scratch:
     """Of these, and of how many use each; the garbage collector may close one meanwhile."""
 
     def __init__(self, folder: Path, process: int = 0, max_free_bytes: int = 2**28) -> None:
-        """Make the folder if it is not there, and throw away what the last run left in it: its host
-        went down, and a network file system gave its files other names (NFS: `.nfs*`).
+        """Creates the folder, and deletes files that a crashed host or NFS (`.nfs*`) left in it.
 
         Args:
             process: which of a program's, each of which has a folder of its own inside.
@@ -186,7 +184,7 @@ class Scratch:
         return bool(flag)
 
     def nameless_file(self, flags: int) -> int:
-        """The descriptor of a new file in the folder, which does not list it."""
+        """Creates a file, unlinks it and returns its descriptor."""
         self._count += 1
         path = self.folder / str(self._count)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | flags, 0o600)
@@ -195,7 +193,7 @@ class Scratch:
 
     @classmethod
     def open_shared(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
-        """The folder, which several programs of a process share. Each closes it once."""
+        """Returns the folder, which programs of a process share; each user closes it once."""
         key = Path(folder).absolute(), process
         while True:
             with cls._opening:
@@ -208,7 +206,7 @@ class Scratch:
             scratch._closed.wait()
 
     def close(self) -> None:
-        """Remove the files, when nobody uses the folder any more."""
+        """Removes the files once the last user has closed the folder."""
         with self._opening:
             self._users -= 1
             if self._users > 0 or self._closing:
@@ -225,11 +223,11 @@ class Scratch:
 
     @property
     def is_pool_thread(self) -> bool:
-        """Whether this is asked in a thread of `pool`."""
+        """True if the calling thread belongs to `pool`."""
         return threading.current_thread().name.startswith(_POOL)
 
     def file(self, nbytes: int) -> ScratchFile:
-        """A new file with room for so many bytes.
+        """Creates a file of `nbytes`.
 
         Raises:
             DiskError: the disk is full.
@@ -237,14 +235,14 @@ class Scratch:
         return ScratchFile(self, nbytes)
 
     def count(self, read: int = 0, written: int = 0) -> None:
-        """Count bytes of requests that are done."""
+        """Adds to the bytes read and written."""
         with self._counting:
             self.read += read
             self.written += written
 
     @contextmanager
     def time_request(self) -> Iterator[float]:
-        """A context for a request of this thread; gives the monotonic time."""
+        """Context of a request of this thread; yields its start time."""
         now = self._request_starts[threading.get_ident()] = time.monotonic()
         try:
             yield now
@@ -253,12 +251,12 @@ class Scratch:
 
     @property
     def oldest_request_seconds(self) -> float:
-        """Seconds for which the oldest request has been under way."""
+        """Seconds since the oldest unfinished request started."""
         now = time.monotonic()
         return max((now - started for started in list(self._request_starts.values())), default=0.0)
 
     def staging(self) -> np.ndarray:
-        """This thread's bytes for a request."""
+        """Returns this thread's staging memory for a request."""
         if not hasattr(self._local, "bytes"):
             self._local.bytes = np.frombuffer(_mapped(REQUEST), np.uint8)
         return self._local.bytes
@@ -269,7 +267,7 @@ _Request = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
 
 
 class ScratchFile:
-    """A file of a `Scratch`."""
+    """A file of a `Scratch` folder."""
 
     def __init__(self, scratch: Scratch, nbytes: int) -> None:
         self._scratch, self.nbytes = scratch, nbytes
@@ -285,11 +283,11 @@ class ScratchFile:
             raise self._error("have room for", nbytes, error) from error
 
     def close(self) -> None:
-        """Free the file."""
+        """Frees the file."""
         os.close(self._file)
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Write bytes into a slot, which begins at an aligned offset; see `slot_bytes`.
+        """Writes data to the slot at an aligned offset; see `slot_bytes`.
 
         Raises:
             DiskError: the disk is full or broken.
@@ -306,7 +304,7 @@ class ScratchFile:
         self._scratch.count(written=data.size)
 
     def read(self, offset: int, data: np.ndarray) -> None:
-        """Fill bytes with those of a slot.
+        """Reads a slot into `data`.
 
         Raises:
             DiskError: the disk is broken, or has not what was written.
@@ -315,7 +313,7 @@ class ScratchFile:
             self.read_one(offset, data, start)
 
     def read_one(self, offset: int, data: np.ndarray, start: int) -> None:
-        """Do one of the requests of `read`; several threads may do those of a slot.
+        """Runs one of the requests of `read`; several threads can read one slot.
 
         Args:
             start: of `request_offsets(data.size)`.
@@ -332,7 +330,7 @@ class ScratchFile:
         self._scratch.count(read=max(end - max(start, LEAD), 0))
 
     def _verify(self, at: int, checksum: int, nbytes: int) -> None:
-        """Compare what a request has read with what was written."""
+        """Compares the checksum of read data with that of the written data."""
         if self._checksums.get(at, checksum) != checksum:
             raise DiskError(
                 f"the disk folder {self._scratch.place} returns other bytes than were written "
@@ -341,8 +339,8 @@ class ScratchFile:
             )
 
     def _request(self, start: int, data: np.ndarray) -> _Request:
-        """The memory of a request: whole pages of `data`, where those in memory are those in the
-        file; the rest, or else all, in this thread's staging memory."""
+        """Returns the memory of a request: whole pages of `data` where page boundaries in memory
+        and file coincide, staging memory elsewhere."""
         staging = self._scratch.staging()
         end = min(start + REQUEST, slot_bytes(data.size))
         first, last = max(start, LEAD), min(end, LEAD + data.size)
@@ -363,7 +361,7 @@ class ScratchFile:
     def _run_request(
         self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int
     ) -> None:
-        """One request; the kernel may do it in several parts, or later."""
+        """Runs a request; the kernel can split or delay it."""
         with self._scratch.time_request() as started:
             self._transfer_parts(do, parts, at, started + PATIENCE)
         if not self._scratch.direct:
@@ -399,7 +397,7 @@ class ScratchFile:
 
 
 def _checksum(data: np.ndarray, start: int) -> int:
-    """The checksum of a request's part of the data."""
+    """Returns the CRC-32C of a request's part of the data."""
     part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
     return google_crc32c.value(part)
 
@@ -417,13 +415,13 @@ def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
 
 
 def _format_bytes(nbytes: int) -> str:
-    """Bytes in a unit that fits."""
+    """Formats a number of bytes: `1.23 GB`."""
     power = min(next(i for i in range(9) if nbytes < 999.5 * 1000**i), 4)
     return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def _allocate(descriptor: int, nbytes: int) -> None:
-    """Give a file its size, and its blocks where the file system can (NFS: from 4.2).
+    """Sets the size of a file, and allocates its blocks where the file system can (NFS: from 4.2).
 
     `os.posix_fallocate` would write into each block where it cannot: O_DIRECT refuses that, and
     over a network it takes hours.
