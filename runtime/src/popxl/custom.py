@@ -109,8 +109,8 @@ def _with_gradient(function: JaxFunction, grad: JaxGradient) -> JaxFunction:
             ys = function(*xs, **attributes)
             return ys, (xs, ys)
 
-        def backward(kept: Any, dys: Any) -> tuple[Any, ...]:
-            xs, ys = kept
+        def backward(residuals: Any, dys: Any) -> tuple[Any, ...]:
+            xs, ys = residuals
             dxs = grad(xs, _as_tuple(ys), _as_tuple(dys), **attributes)
             return _as_tuple(dxs)
 

@@ -291,7 +291,7 @@ class Session:
 
     @contextmanager
     def timing(self, synchronize: bool = False) -> Iterator[Timing]:
-        """Time the parts of the program (`popxl.plan.part`) in the runs inside.
+        """Time the parts of the program (`popxl.plan.shard`) in the runs inside.
 
             with session.timing() as times:
                 session.run(inputs)
@@ -473,7 +473,7 @@ class Session:
         self._values.check(variable, Variable)
         return device_variables.shards_of(self._program, variable)
 
-    def read_variable_shard(self, variable: Variable, part: VariableShard) -> np.ndarray:
+    def read_variable_shard(self, variable: Variable, shard: VariableShard) -> np.ndarray:
         """Elements [size] of a shard that this process holds.
 
         Other processes are not asked, as `read_variable_data` asks them. Not in PopXL.
@@ -481,11 +481,11 @@ class Session:
         self._check_readable(variable)
         if self._state is not None and variable in self._values.stale:
             array = device_variables.local_shard(
-                self._program, self._state, variable, part.replicas
+                self._program, self._state, variable, shard.replicas
             )
         else:
-            array = self._values.on_replica(variable, part.replicas[0])
-        return np.array(array.reshape(-1)[: part.size]).view(variable.dtype.as_numpy())
+            array = self._values.on_replica(variable, shard.replicas[0])
+        return np.array(array.reshape(-1)[: shard.size]).view(variable.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
         """Write host data to a variable, and to the devices if attached.

@@ -337,12 +337,12 @@ class Variable(_Initialised):
         if not self._sharded:
             return 1
         if self._shard is not None:
-            whole, elements = self._shard.spec.meta_shape, self._shard.nelms
+            full_shape, elements = self._shard.spec.meta_shape, self._shard.nelms
         else:
             assert self._remote is not None
             buffer = self._remote[0]
-            whole, elements = buffer._meta_shape, math.prod(buffer.tensor_shape)
-        return shard_count(whole, elements, self._grouping.const_rg.group_size)
+            full_shape, elements = buffer._meta_shape, math.prod(buffer.tensor_shape)
+        return shard_count(full_shape, elements, self._grouping.const_rg.group_size)
 
     @property
     def replica_grouping(self) -> ReplicaGrouping:
@@ -500,10 +500,10 @@ def remote_replica_sharded_variable(
     _check_is_buffer(remote_buffer)
     array, grouping = _host_data(data, dtype, downcast, replica_grouping, log2_scale,
                                  nan_on_overflow)  # fmt: skip
-    whole = _shape_on_replica(array, grouping)
-    if remote_buffer.meta_shape and remote_buffer.meta_shape != whole:
+    full_shape = _shape_on_replica(array, grouping)
+    if remote_buffer.meta_shape and remote_buffer.meta_shape != full_shape:
         raise ValueError(
-            f"the data has shape {whole}, but the remote buffer holds shards of "
+            f"the data has shape {full_shape}, but the remote buffer holds shards of "
             f"{remote_buffer.meta_shape}"
         )
     _check_buffer(remote_buffer, array, offset)
@@ -511,7 +511,7 @@ def remote_replica_sharded_variable(
     self._sharded = True
     _occupy(self, remote_buffer, offset)
     if not remote_buffer.meta_shape:
-        remote_buffer.meta_shape = whole
+        remote_buffer.meta_shape = full_shape
     return self
 
 
@@ -535,24 +535,24 @@ def replica_sharded_buffer(
         ValueError: `shard_over` does not divide the group size, or `shape` lacks the groups' axis.
     """
     const = _grouping(replica_grouping).const_rg
-    whole = check_integers("replica_sharded_buffer", "shape", shape)
+    full_shape = check_integers("replica_sharded_buffer", "shape", shape)
     if const.num_groups > 1:
-        if not whole:
+        if not full_shape:
             raise ValueError(
                 f"the shape on the host must begin with the {const.num_groups} groups of {const!r}"
             )
-        whole = whole[1:]
+        full_shape = full_shape[1:]
     shards = _checked_shards("replica_sharded_buffer", const, shard_over)
-    return _sharded_buffer(whole, dtype, shards, entries)
+    return _sharded_buffer(full_shape, dtype, shards, entries)
 
 
 def _sharded_buffer(
-    whole: tuple[int, ...], dtype: dtypes.dtype, shards: int, entries: int
+    full_shape: tuple[int, ...], dtype: dtypes.dtype, shards: int, entries: int
 ) -> RemoteBuffer:
     from popxl.remote_buffer import remote_buffer
 
-    buffer = remote_buffer((shard_elements(whole, shards),), dtype, entries)
-    buffer.meta_shape = MetaShape(whole, shards)
+    buffer = remote_buffer((shard_elements(full_shape, shards),), dtype, entries)
+    buffer.meta_shape = MetaShape(full_shape, shards)
     return buffer
 
 

@@ -161,24 +161,24 @@ def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype)
     if array.dtype == dtype:
         return
     kinds = _kind(array.dtype), _kind(dtype)
-    theirs, ours = (dtypes.dtype.as_dtype(d).name for d in (array.dtype, dtype))
+    src, dst = (dtypes.dtype.as_dtype(d).name for d in (array.dtype, dtype))
     if kinds[0] != kinds[1]:
         raise ValueError(
-            f"{source} holds {theirs} for {name!r}, but the variable is {ours}: convert it first"
+            f"{source} holds {src} for {name!r}, but the variable is {dst}: convert it first"
         )
     if kinds[0] == "f" and not np.can_cast(array.dtype, dtype):
         with np.errstate(over="ignore"):
             lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
         if lost.any():
             raise ValueError(
-                f"{source} holds numbers for {name!r}, {theirs}, that the variable's {ours} does "
+                f"{source} holds numbers for {name!r}, {src}, that the variable's {dst} does "
                 "not reach"
             )
 
 
 def _kind(dtype: np.dtype) -> str:
     """Dtypes of one kind hold the same sort of numbers."""
-    ours = dtypes.dtype.as_dtype(dtype)
-    if ours.is_int:
+    kind = dtypes.dtype.as_dtype(dtype)
+    if kind.is_int:
         return "i"
-    return "f" if ours.is_floating_point and ours.itemsize > 1 else ours.name
+    return "f" if kind.is_floating_point and kind.itemsize > 1 else kind.name

@@ -69,12 +69,12 @@ def _check_once(what: str, tensors: list[Tensor]) -> None:
 
 # ---- what is given and wanted -------------------------------------------------------------------
 def _provided(
-    module: Module, fwd_graph: GraphWithNamedArgs, chosen: Iterable[Tensor] | None
+    module: Module, fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> list[Tensor]:
     """Outputs whose gradients are provided; default: those of `build`."""
     outputs = fwd_graph.graph.outputs
-    provided = list(fwd_graph._build_outputs if chosen is None else chosen)
-    if chosen is not None:
+    provided = list(fwd_graph._build_outputs if requested is None else requested)
+    if requested is not None:
         _check_once("grads_provided", provided)
     for t in provided:
         if t not in outputs:
@@ -90,10 +90,10 @@ def _provided(
 
 
 def _required(
-    fwd_graph: GraphWithNamedArgs, chosen: Iterable[Tensor] | None
+    fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Inputs whose gradients are required: non-variables, and variables by name."""
-    required = list(fwd_graph.graph.inputs if chosen is None else chosen)
+    required = list(fwd_graph.graph.inputs if requested is None else requested)
     _check_once("grads_required", required)
     names = {t: name for name, t in fwd_graph.args.to_dict().items()}
     for t in required:

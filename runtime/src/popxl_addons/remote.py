@@ -110,19 +110,19 @@ def named_variable_buffers(
 
 
 def _shards_wanted(
-    name: str, factory: VariableFactory, wanted: Mapping[str, int] | int | bool, threshold: int
+    name: str, factory: VariableFactory, sharding: Mapping[str, int] | int | bool, threshold: int
 ) -> int:
     size = factory.replica_grouping.const_rg.group_size
-    if isinstance(wanted, Mapping):
-        wanted = wanted.get(name, True)
-    if isinstance(wanted, bool):
-        shards = size if wanted else 1
-    elif isinstance(wanted, int) and 1 <= wanted <= size:
-        shards = wanted
+    if isinstance(sharding, Mapping):
+        sharding = sharding.get(name, True)
+    if isinstance(sharding, bool):
+        shards = size if sharding else 1
+    elif isinstance(sharding, int) and 1 <= sharding <= size:
+        shards = sharding
     else:
         raise ValueError(
-            f"variable {name!r} cannot be sharded over {wanted!r}: shard_over_dict holds a bool or "
-            f"a number of replicas from 1 to {size}, the size of the variable's groups"
+            f"variable {name!r} cannot be sharded over {sharding!r}: shard_over_dict holds "
+            f"a bool or a number of replicas from 1 to {size}, the size of the variable's groups"
         )
     if factory.replica_sharded:
         return factory.shard_over

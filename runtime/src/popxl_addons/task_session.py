@@ -226,10 +226,10 @@ class TaskSession(Session):
         saved = _saved(folder / _MODEL, current)
         _report(current, saved, report_missing, str(folder))
         _report(self.session_state, info, report_missing, str(folder), "entries of session state")
-        wanted = [n for n in current if n in saved]
+        expected_names = [n for n in current if n in saved]
         if skip_memmap:
-            wanted = [n for n in wanted if not isinstance(current[n], np.memmap)]
-        arrays = {n: _load_array(folder / _MODEL, n, saved[n], current[n]) for n in wanted}
+            expected_names = [n for n in expected_names if not isinstance(current[n], np.memmap)]
+        arrays = {n: _load_array(folder / _MODEL, n, saved[n], current[n]) for n in expected_names}
         self._write_named(arrays, current, str(folder))
         self.session_state = info
         if self._dataloader is not None:
@@ -322,17 +322,17 @@ def _load_array(
 
 
 def _report(
-    wanted: Iterable[str],
+    expected_names: Iterable[str],
     saved: Iterable[str],
     method: ReportMissingMethods,
     source: str,
     what: str = "variables",
 ) -> None:
     """Warn about missing and unused names."""
-    wanted, saved = set(wanted), set(saved)
-    if missing := sorted(wanted - saved):
+    expected_names, saved = set(expected_names), set(saved)
+    if missing := sorted(expected_names - saved):
         _tell(f"{source} has no data for the {what} {missing}; they keep their values", method)
-    if unknown := sorted(saved - wanted):
+    if unknown := sorted(saved - expected_names):
         _tell(f"{source} has data for {unknown}, which are no {what} of this session", method)
 
 

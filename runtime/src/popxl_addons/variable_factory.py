@@ -226,21 +226,21 @@ class VariableFactory:
             ValueError: the file holds another dtype or shape, or has another size.
         """
         path = memmap_path(memmap_dir, name)
-        wanted = StoredArray(path.name, self.dtype.name, self.shape_on_host)
+        required = StoredArray(path.name, self.dtype.name, self.shape_on_host)
         if path.exists():
-            held = read_index(path.parent).get(name, wanted)
-            if held.file == wanted.file and held != wanted:
+            held = read_index(path.parent).get(name, required)
+            if held.file == required.file and held != required:
                 raise ValueError(
                     f"{path} holds {held.dtype} of shape {held.shape}, but variable {name!r} is "
-                    f"{wanted.dtype} of shape {wanted.shape}: give another folder, or remove it"
+                    f"{required.dtype} of shape {required.shape}: give another folder, or remove it"
                 )
             mode = "r" if read_only_if_exists else "r+"
-            return map_file(path.parent, wanted, mode, wanted.nbytes)
+            return map_file(path.parent, required, mode, required.nbytes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = np.memmap(path, wanted.host_dtype, "w+", shape=wanted.shape)
+        made = np.memmap(path, required.host_dtype, "w+", shape=required.shape)
         if not empty:
             made[...] = self.next_data()
-        add_to_index(path.parent, {name: wanted})
+        add_to_index(path.parent, {name: required})
         return made
 
     def __repr__(self) -> str:

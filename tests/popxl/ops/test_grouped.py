@@ -136,7 +136,12 @@ WRONG: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("other rows", [X, M, SIZES, ((2,), N)], {"into": 4}, "`rows` has a number for each row"),
     ("into nothing", [X, M, SIZES], {"into": 4}, "there are none"),
     ("negative", [X, M, SIZES, ROWS], {"into": -1}, "into must be at least 0, not -1"),
-    ("fraction", [X, M, SIZES, ROWS], {"usual": 2.5}, "usual must be an integer, not 2.5"),
+    (
+        "fraction",
+        [X, M, SIZES, ROWS],
+        {"expected_rows": 2.5},
+        "expected_rows must be an integer, not 2.5",
+    ),
 ]
 
 

@@ -33,7 +33,7 @@ def check_limits(window: Any, cap: float | None) -> None:
         raise ValueError(f"attention: cap must be positive and finite, not {cap}")
 
 
-def check_inputs(q: Any, k: Any, v: Any, others: ExtraInputs) -> None:
+def check_inputs(q: Any, k: Any, v: Any, extra_inputs: ExtraInputs) -> None:
     """Raises TypeError or ValueError where dtypes or shapes do not fit."""
     for t in (q, k, v):
         check_floating(t)
@@ -48,17 +48,17 @@ def check_inputs(q: Any, k: Any, v: Any, others: ExtraInputs) -> None:
         raise ValueError(f"the shapes of q, k and v do not fit: {shapes}")
     if not k.shape[-2]:
         raise ValueError(f"it needs at least one key, but k has shape {k.shape}")
-    _check_biases(q, k, others.biases)
-    for sinks in others.sinks:
+    _check_biases(q, k, extra_inputs.biases)
+    for sinks in extra_inputs.sinks:
         check_floating(sinks)
         if q.ndim < 3 or sinks.shape != q.shape[-3:-2]:
             raise ValueError(
                 "sinks have a number for each head of q, the axis before the queries, but have "
                 f"shape {sinks.shape}, and q {q.shape}"
             )
-    _check_pair("positions", q, k, others.positions)
-    _check_pair("segments", q, k, others.segments)
-    for lengths in others.lengths:
+    _check_pair("positions", q, k, extra_inputs.positions)
+    _check_pair("segments", q, k, extra_inputs.segments)
+    for lengths in extra_inputs.lengths:
         _check_int32("lengths", lengths)
         if q.ndim != 4 or lengths.shape != q.shape[:1]:
             raise ValueError(

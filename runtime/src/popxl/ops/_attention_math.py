@@ -71,47 +71,50 @@ class ExtraInputs(NamedTuple):
         return [*self.biases, *self.sinks]
 
 
-def group_extra_inputs(rest: Sequence[Any], settings: AttentionAttrs) -> ExtraInputs:
+def group_extra_inputs(extra: Sequence[Any], settings: AttentionAttrs) -> ExtraInputs:
     """Group the inputs after q, k and v by kind."""
-    left = list(rest)
+    remaining = list(extra)
 
     def take(n: int) -> list[Any]:
-        taken, left[:] = left[:n], left[n:]
-        return taken
+        selected, remaining[:] = remaining[:n], remaining[n:]
+        return selected
 
     counts = (
         settings.biases, int(settings.sinks), 2 * settings.positions, 2 * settings.segments,
         int(settings.lengths),
     )  # fmt: skip
     biases, sinks, positions, segments, lengths = map(take, counts)
-    return ExtraInputs(biases, sinks, positions, segments, lengths, left)
+    return ExtraInputs(biases, sinks, positions, segments, lengths, remaining)
 
 
 def attention_with_weights(
-    q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs
+    q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
     """Attention: (output, exponentials of the scores, 1 / their sums), then those of sinks.
 
     A row whose scores are all -inf has exponentials of 0, and so an output and gradients of 0.
     """
-    others = group_extra_inputs(rest, settings)
+    extra_inputs = group_extra_inputs(extra, settings)
     scores = _capped(_scores(q, k, settings.scale), settings.cap)
-    for bias in others.biases:
+    for bias in extra_inputs.biases:
         scores = scores + bias
-    seen = visibility_mask(q.shape[-2], k.shape[-2], others, settings)
-    if seen is not None:
-        scores = jnp.where(seen, scores, -jnp.inf)
+    visible = visibility_mask(q.shape[-2], k.shape[-2], extra_inputs, settings)
+    if visible is not None:
+        scores = jnp.where(visible, scores, -jnp.inf)
     largest = jnp.maximum(max_over(scores, -1, keepdims=True), _LOWEST)  # -inf - -inf is NaN
-    sinks = [sink.astype(jnp.float32)[:, None, None] for sink in others.sinks]
+    sinks = [sink.astype(jnp.float32)[:, None, None] for sink in extra_inputs.sinks]
     largest = reduce(jnp.maximum, sinks, largest)
     exponentials = jnp.exp(scores - largest)
-    of_sinks = [jnp.exp(sink - largest) for sink in sinks]
-    total = sum(of_sinks, sum_over(exponentials, -1, keepdims=True))
+    sink_exponentials = [jnp.exp(sink - largest) for sink in sinks]
+    total = sum(sink_exponentials, sum_over(exponentials, -1, keepdims=True))
     normaliser = 1 / jnp.maximum(total, 1)  # at least 1, of the largest, unless all are 0
     weights = exponentials.astype(v.dtype)
-    kept = _grouped(_apply_dropout(weights, others.seed, settings.p), v)
-    out = _product("...qk,...kd->...qd", kept, v).reshape(*q.shape[:-1], v.shape[-1]) * normaliser
-    return out.astype(v.dtype), weights, normaliser, *of_sinks
+    dropped_weights = _grouped(_apply_dropout(weights, extra_inputs.seed, settings.p), v)
+    out = (
+        _product("...qk,...kd->...qd", dropped_weights, v).reshape(*q.shape[:-1], v.shape[-1])
+        * normaliser
+    )
+    return out.astype(v.dtype), weights, normaliser, *sink_exponentials
 
 
 def _grouped(t: Any, k: Any) -> Any:
@@ -132,21 +135,23 @@ def _capped(scores: Any, cap: float | None) -> Any:
     return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
-def visibility_mask(queries: int, keys: int, others: ExtraInputs, settings: AttentionAttrs) -> Any:
+def visibility_mask(
+    queries: int, keys: int, extra_inputs: ExtraInputs, settings: AttentionAttrs
+) -> Any:
     """Bool mask of the keys that each query attends to, broadcastable to the scores; None: all."""
     conditions = []
     if settings.causal:
         of_queries, of_keys = _pair_for_comparison(
-            others.positions or (jnp.arange(queries), jnp.arange(keys))
+            extra_inputs.positions or (jnp.arange(queries), jnp.arange(keys))
         )
         conditions.append(of_keys <= of_queries)
         if settings.window is not None:
             conditions.append(of_queries - of_keys < settings.window)
     if settings.segments:
-        of_queries, of_keys = _pair_for_comparison(others.segments)
+        of_queries, of_keys = _pair_for_comparison(extra_inputs.segments)
         conditions.append(of_queries == of_keys)
     if settings.lengths:
-        conditions.append(jnp.arange(keys) < others.lengths[0][:, None, None, None])
+        conditions.append(jnp.arange(keys) < extra_inputs.lengths[0][:, None, None, None])
     return reduce(jnp.logical_and, conditions) if conditions else None
 
 
@@ -164,7 +169,7 @@ def _apply_dropout(weights: Any, seed: Sequence[Any], p: float) -> Any:
 
 
 def attention_grads(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, weights: Any, normaliser: Any, *others: Any,
+    dy: Any, q: Any, k: Any, v: Any, out: Any, weights: Any, normaliser: Any, *extra_inputs: Any,
     scale: float, p: float, cap: float | None, sinks: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of q, k, v and of the scores, and those of sinks if there are, float32.
@@ -173,7 +178,7 @@ def attention_grads(
         out, weights, normaliser: what `attention_with_weights` gave.
         others: the exponentials of sinks, if there are; then the seed.
     """
-    of_sinks, seed = others[: int(sinks)], others[int(sinks) :]
+    sink_exponentials, seed = extra_inputs[: int(sinks)], extra_inputs[int(sinks) :]
     scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
     rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
     dp = _product("...qd,...kd->...qk", _grouped(scaled, v), v).reshape(weights.shape)
@@ -191,7 +196,7 @@ def attention_grads(
         dq, dk = dq * scale, dk * scale
     return (
         dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), ds,
-        *(_sinks_grad(rows * share) for share in of_sinks),
+        *(_sinks_grad(rows * share) for share in sink_exponentials),
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ HALVED, MASKED = "_causal", "_causal_masked"
 that add a mask of several texts to the rest, which takes as long as another quarter (H200)."""
 
 
-def is_supported(q: Any, k: Any, v: Any, rest: Sequence[Any], settings: AttentionAttrs) -> bool:
+def is_supported(q: Any, k: Any, v: Any, extra: Sequence[Any], settings: AttentionAttrs) -> bool:
     """True if cuDNN's kernel covers these inputs and attributes on the traced platform.
 
     It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
@@ -41,7 +41,8 @@ def is_supported(q: Any, k: Any, v: Any, rest: Sequence[Any], settings: Attentio
     """
     shapes = (q.shape[-2], k.shape[-2])
     biases = [
-        jnp.broadcast_shapes(b.shape, (1, 1, *shapes)) for b in _bias_and_mask(q, k, rest, settings)
+        jnp.broadcast_shapes(b.shape, (1, 1, *shapes))
+        for b in _bias_and_mask(q, k, extra, settings)
     ]
     batch, heads = (max((b[axis] for b in biases), default=1) for axis in (0, 1))
     return (
@@ -87,11 +88,11 @@ def _mask_kind(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
     return settings._replace(causal=bool(causal), lengths=False)
 
 
-def _bias_and_mask(q: Any, k: Any, rest: Sequence[Any], settings: AttentionAttrs) -> list[Any]:
+def _bias_and_mask(q: Any, k: Any, extra: Sequence[Any], settings: AttentionAttrs) -> list[Any]:
     """Tensors added to the scores: biases, and a mask from segments and positions."""
-    others = group_extra_inputs(rest, settings)
-    seen = visibility_mask(q.shape[-2], k.shape[-2], others, _mask_kind(q, k, settings))
-    return others.biases if seen is None else [*others.biases, jnp.where(seen, 0.0, -jnp.inf)]
+    others = group_extra_inputs(extra, settings)
+    visible = visibility_mask(q.shape[-2], k.shape[-2], others, _mask_kind(q, k, settings))
+    return others.biases if visible is None else [*others.biases, jnp.where(visible, 0.0, -jnp.inf)]
 
 
 def _finite(bias: Any, dtype: Any) -> Any:
@@ -102,10 +103,10 @@ def _finite(bias: Any, dtype: Any) -> Any:
     return jnp.where(bias == -jnp.inf, hidden, wide).astype(dtype)
 
 
-def _attend_head_group(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
+def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
     """Attention of one group of heads: q, k, v -> (batch, tokens, heads, features)."""
-    others = group_extra_inputs(rest, settings)
-    added = _bias_and_mask(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), rest, settings)
+    others = group_extra_inputs(extra, settings)
+    added = _bias_and_mask(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), extra, settings)
     bias = sum(map(_of_rank_4, added)) if added else None
     sees_a_key = _sees_a_key(bias, q.shape[1], k.shape[1], others, settings)
     if bias is not None:
@@ -135,8 +136,8 @@ def _sees_a_key(
     if bias is None and not others.lengths:
         return None
     conditions = [] if bias is None else [bias != -jnp.inf]
-    seen = visibility_mask(queries, keys, others, settings)
-    conditions += [] if seen is None else [_of_rank_4(seen)]
+    visible = visibility_mask(queries, keys, others, settings)
+    conditions += [] if visible is None else [_of_rank_4(visible)]
     return jnp.swapaxes(reduce(jnp.logical_and, conditions).any(-1, keepdims=True), 1, 2)
 
 
@@ -163,22 +164,24 @@ def _groups(q: Any, keys: int, key_heads: int) -> int:
     return heads
 
 
-def _cudnn(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
+def _cudnn(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
     groups = _groups(q.shape, k.shape[2], k.shape[1])
-    biases, others = rest[: settings.biases], rest[settings.biases :]
+    biases, others = extra[: settings.biases], extra[settings.biases :]
 
-    def one(given: Any) -> Any:
-        return _attend_head_group(*given, *others, settings=settings)
+    def attend_group(arrays: Any) -> Any:
+        return _attend_head_group(*arrays, *others, settings=settings)
 
     q, k, v = (jnp.swapaxes(t, 1, 2) for t in (q, k, v))
     if groups == 1:
-        return jnp.swapaxes(one([q, k, v, *biases]), 1, 2)
+        return jnp.swapaxes(attend_group([q, k, v, *biases]), 1, 2)
     # A loop: the calls in a row ended in an IndexError of XLA's (JAX 0.11.2, CUDA 13.0).
-    parts = [
+    head_groups = [
         *(_split_head_groups(t, 2, groups) for t in (q, k, v)),
         *(_split_head_groups(b, -3, groups) for b in biases),
     ]
-    out = jnp.moveaxis(lax.map(one, parts), 0, 2)  # (batch, queries, groups, heads, features)
+    out = jnp.moveaxis(
+        lax.map(attend_group, head_groups), 0, 2
+    )  # (batch, queries, groups, heads, features)
     return jnp.swapaxes(out.reshape(*q.shape[:3], v.shape[-1]), 1, 2)
 
 
@@ -189,20 +192,20 @@ def _split_head_groups(t: Any, axis: int, groups: int) -> Any:
         return jnp.broadcast_to(t, (groups, *t.shape))
     axis %= t.ndim
     count = min(groups, heads)  # where groups share heads, there are fewer
-    parts = t.reshape(*t.shape[:axis], count, heads // count, *t.shape[axis + 1 :])
-    return jnp.repeat(jnp.moveaxis(parts, axis, 0), groups // count, 0)
+    head_groups = t.reshape(*t.shape[:axis], count, heads // count, *t.shape[axis + 1 :])
+    return jnp.repeat(jnp.moveaxis(head_groups, axis, 0), groups // count, 0)
 
 
-def attention_kernel(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
+def attention_kernel(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
     # In the form that a gradient asks for: where both are in one program, they are one call.
-    biases, fixed = rest[: settings.biases], rest[settings.biases :]
+    biases, fixed = extra[: settings.biases], extra[settings.biases :]
     return jax.vjp(lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases)[0]
 
 
 def attention_grads_kernel(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: AttentionAttrs
+    dy: Any, q: Any, k: Any, v: Any, out: Any, *extra: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
-    biases, fixed = rest[: settings.biases], rest[settings.biases :]
+    biases, fixed = extra[: settings.biases], extra[settings.biases :]
     _, pullback = jax.vjp(
         lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases
     )

@@ -32,8 +32,8 @@ def product_operands(*operands: Any) -> tuple[Any, ...]:
     return tuple(map(widen, operands)) if traced_platform() == "cpu" else operands
 
 
-def accumulation_dtype(dtype: Any, wanted: Any) -> Any:
-    """`preferred_element_type` of a product of operands of `dtype` with result `wanted`;
+def accumulation_dtype(dtype: Any, result_dtype: Any) -> Any:
+    """`preferred_element_type` of a product of operands of `dtype` with result `result_dtype`;
     None: JAX's default.
 
     Sums of halves are in float32. Where the device's products round these as they write them, they
@@ -42,7 +42,9 @@ def accumulation_dtype(dtype: Any, wanted: Any) -> Any:
     """
     if dtype not in _HALVES:
         return None
-    return wanted if wanted == dtype and traced_platform() in _ROUNDS_ONCE else jnp.float32
+    return (
+        result_dtype if result_dtype == dtype and traced_platform() in _ROUNDS_ONCE else jnp.float32
+    )
 
 
 def round_between_ops(x: Any) -> Any:
@@ -116,9 +118,9 @@ def check_same_dtype(*arrays: Any) -> None:
 def number_op(fn: Lowering) -> Lowering:
     """`fn` on any numeric arrays, without a change of the first one's dtype."""
 
-    def lower(x: Any, *rest: Any, **attrs: Any) -> Any:
+    def lower(x: Any, *others_: Any, **attrs: Any) -> Any:
         check_arithmetic(x)
-        return fn(x, *rest, **attrs).astype(x.dtype)
+        return fn(x, *others_, **attrs).astype(x.dtype)
 
     return lower
 
@@ -126,8 +128,8 @@ def number_op(fn: Lowering) -> Lowering:
 def float_op(fn: Lowering) -> Lowering:
     """`fn` on floating-point arrays, computed in float32 for half types, rounded once."""
 
-    def lower(x: Any, *rest: Any, **attrs: Any) -> Any:
+    def lower(x: Any, *others_: Any, **attrs: Any) -> Any:
         check_floating(x)
-        return fn(widen(x), *map(widen, rest), **attrs).astype(x.dtype)
+        return fn(widen(x), *map(widen, others_), **attrs).astype(x.dtype)
 
     return lower

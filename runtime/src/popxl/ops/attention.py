@@ -33,25 +33,25 @@ _GRADS = define(
 
 
 def _attention_grad(ctx: Any, op: Op, dy: Tensor, *_: Any) -> list[Tensor | None]:
-    q, k, v, *rest = op.inputs
-    others = group_extra_inputs(rest, AttentionAttrs(**op.attrs))
-    kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *others.seed)]
+    q, k, v, *extra = op.inputs
+    extra_inputs = group_extra_inputs(extra, AttentionAttrs(**op.attrs))
+    kept = [ctx.fwd(t) for t in (q, k, v, *op.outputs, *extra_inputs.seed)]
     attrs = {name: op.attrs[name] for name in ("scale", "p", "cap", "sinks")}
     dq, dk, dv, ds, *d_sinks = emit(_GRADS, [dy, *kept], attrs)
-    of_biases = enumerate(others.biases, 3)
+    of_biases = enumerate(extra_inputs.biases, 3)
     grads = [
         *(dq, dk, dv),
         *(sum_to_like(ds, b) if ctx.needs(op, i) else None for i, b in of_biases),
-        *(sum_to_like(d, t) for d, t in zip(d_sinks, others.sinks, strict=True)),
+        *(sum_to_like(d, t) for d, t in zip(d_sinks, extra_inputs.sinks, strict=True)),
     ]
     needed = [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
     return needed + [None] * (len(op.inputs) - len(grads))
 
 
-def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> tuple[Any, ...]:
+def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> tuple[Any, ...]:
     settings = AttentionAttrs(**attrs)
-    check_inputs(q, k, v, group_extra_inputs(rest, settings))
-    return attention_with_weights(q, k, v, *rest, settings=settings)
+    check_inputs(q, k, v, group_extra_inputs(extra, settings))
+    return attention_with_weights(q, k, v, *extra, settings=settings)
 
 
 _ATTENTION = define("attention", _attention, grad=_attention_grad)

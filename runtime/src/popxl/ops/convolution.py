@@ -174,16 +174,16 @@ def _transpose_attrs(
         (n - 1) * s + k + e
         for n, s, k, e in zip(t.shape[2:], attrs["strides"], extents, extra, strict=True)
     ]
-    wanted = _spatial(op, output_shape, t, rank)
-    if not wanted and kind.startswith("same"):
-        wanted = tuple(n * s for n, s in zip(t.shape[2:], attrs["strides"], strict=True))
-    if wanted:
-        pads = tuple(halves(f - w, kind) for f, w in zip(full, wanted, strict=True))
+    output_sizes = _spatial(op, output_shape, t, rank)
+    if not output_sizes and kind.startswith("same"):
+        output_sizes = tuple(n * s for n, s in zip(t.shape[2:], attrs["strides"], strict=True))
+    if output_sizes:
+        pads = tuple(halves(f - w, kind) for f, w in zip(full, output_sizes, strict=True))
     else:
         given = per_axis(op, "padding", padding, 2 * rank, 0)
         pads = padding_pairs(t.shape[2:], extents, attrs["strides"], given, kind)
-    cut = tuple((b, e - x) for (b, e), x in zip(pads, extra, strict=True))
-    return {**attrs, "pads": cut}
+    output_pads = tuple((b, e - x) for (b, e), x in zip(pads, extra, strict=True))
+    return {**attrs, "pads": output_pads}
 
 
 def _spatial(op: str, output_shape: Iterable[int] | None, t: Tensor, rank: int) -> tuple[int, ...]:
@@ -200,7 +200,7 @@ def _spatial(op: str, output_shape: Iterable[int] | None, t: Tensor, rank: int) 
 def _infer_transpose(
     x: TensorSpec,
     w: TensorSpec,
-    *rest: TensorSpec,
+    *scale_specs: TensorSpec,
     strides: tuple[int, ...],
     pads: Pairs,
     dilations: tuple[int, ...],
@@ -215,10 +215,10 @@ def _infer_transpose(
         for n, s, k, (b, e) in zip(x.shape[2:], strides, extents, pads, strict=True)
     ]
     if min(sizes) > 0:
-        defn = _TRANSPOSE_SCALED if rest else _TRANSPOSE
-        (output,) = abstract_outputs(defn, (x, w, *rest), attrs)
+        defn = _TRANSPOSE_SCALED if scale_specs else _TRANSPOSE
+        (output,) = abstract_outputs(defn, (x, w, *scale_specs), attrs)
         return [TensorSpec(output.shape, dtypes.dtype.as_dtype(output.dtype))]
-    dtype = dtypes.float16 if rest else x.dtype
+    dtype = dtypes.float16 if scale_specs else x.dtype
     return [TensorSpec._unchecked((x.shape[0], w.shape[1] * groups, *sizes), dtype)]
 
 

@@ -52,18 +52,18 @@ def _emit(
     """Check a part of the first input that begins at the second, and add the op."""
     op, (t, index, *_) = defn.name, inputs
     check_indices(op, index)
-    given, wanted = tuple(normalize_axis(op, t, a) for a in axes), tuple(int(s) for s in sizes)
-    if len(given) != len(wanted) or len(set(given)) != len(given):
-        raise ValueError(f"{op}: axes {given} and sizes {wanted} must pair up, each axis once")
-    for axis, size in zip(given, wanted, strict=True):
+    axes_, sizes_ = tuple(normalize_axis(op, t, a) for a in axes), tuple(int(s) for s in sizes)
+    if len(axes_) != len(sizes_) or len(set(axes_)) != len(axes_):
+        raise ValueError(f"{op}: axes {axes_} and sizes {sizes_} must pair up, each axis once")
+    for axis, size in zip(axes_, sizes_, strict=True):
         if not 0 <= size <= t.shape[axis]:
             raise ValueError(
                 f"{op}: size {size} exceeds axis {axis} of {t.id!r} of shape {t.shape}"
             )
-    if index.nelms == len(given):
-        places = [t.shape[a] - n + 1 for a, n in zip(given, wanted, strict=True)]
-        check_known(op, index, np.reshape(places, index.shape))
-    attrs = {"axes": given, "sizes": wanted, "no_overlap": bool(no_overlap)}
+    if index.nelms == len(axes_):
+        last_starts = [t.shape[a] - n + 1 for a, n in zip(axes_, sizes_, strict=True)]
+        check_known(op, index, np.reshape(last_starts, index.shape))
+    attrs = {"axes": axes_, "sizes": sizes_, "no_overlap": bool(no_overlap)}
     return emit(defn, inputs, attrs, inplace=inplace)[0]
 
 

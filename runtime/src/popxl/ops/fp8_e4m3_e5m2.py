@@ -93,7 +93,7 @@ class ScaleRule:
         _, exponent = jnp.frexp(ratio)  # ratio = m * 2**exponent, with m in [0.5, 1)
         return jnp.where(jnp.isinf(ratio), 127, exponent - 1)
 
-    def __call__(self, amax: Any, largest: Any, before: Any) -> Any:
+    def __call__(self, amax: Any, largest: Any, fallback: Any) -> Any:
         """Scales for arrays of amaxes.
 
         Args:
@@ -111,7 +111,7 @@ class ScaleRule:
             scale = jnp.ldexp(jnp.float32(1), jnp.where(jnp.isinf(ratio), 127, powers))
         else:
             scale = jnp.minimum(ratio * jnp.float32(2.0**-self.margin), jnp.finfo(jnp.float32).max)
-        return jnp.where((amax > 0) & jnp.isfinite(amax), scale, before).astype(jnp.float32)
+        return jnp.where((amax > 0) & jnp.isfinite(amax), scale, fallback).astype(jnp.float32)
 
 
 EXACT = ScaleRule()
@@ -161,8 +161,8 @@ def _operand(
     """(t in float8, its scale, its amax); `which`: its place in `OPERANDS`."""
     check_floating(t)
     amax, dtype = _amax(t), FORMATS[format].forward
-    own = scale[0][which] if rule is None else _current(rule, amax, dtype)
-    return _saturate(t, own, dtype), own, amax
+    this_scale = scale[0][which] if rule is None else _current(rule, amax, dtype)
+    return _saturate(t, this_scale, dtype), this_scale, amax
 
 
 def _linear(
@@ -187,12 +187,12 @@ def _linear_grads(
 ) -> tuple[Any, ...]:  # fmt: skip
     """(dx, dw) in the types `results`, and with delayed scaling the three amaxes."""
     amax, dtype = _amax(dy), FORMATS[format].gradient
-    own = scale[0][2] if rule is None else _current(rule, amax, dtype)
-    dy8 = _saturate(dy, own, dtype).reshape((-1, dy.shape[-1]))
+    this_scale = scale[0][2] if rule is None else _current(rule, amax, dtype)
+    dy8 = _saturate(dy, this_scale, dtype).reshape((-1, dy.shape[-1]))
     x8_rows = x8.reshape((-1, x8.shape[-1]))
     of_x, of_w = (t.as_jax() for t in results)
-    dx = _product(dy8, w8, own, w_scale, (1, 1), of_x, exact).reshape(x8.shape)
-    dw = _product(x8_rows, dy8, x_scale, own, (0, 0), of_w, exact)
+    dx = _product(dy8, w8, this_scale, w_scale, (1, 1), of_x, exact).reshape(x8.shape)
+    dw = _product(x8_rows, dy8, x_scale, this_scale, (0, 0), of_w, exact)
     return (dx, dw) if rule is not None else (dx, dw, jnp.stack([x_amax, w_amax, amax]))
 
 
@@ -209,11 +209,11 @@ def _operand_grad(ctx: Any, op: Op, dt: Tensor | None, *_: Any) -> list[Tensor |
 
 
 def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    kept = [ctx.fwd(t) for t in op.inputs]
-    bias = [kept.pop()] if op.attrs["biased"] else []
+    residuals = [ctx.fwd(t) for t in op.inputs]
+    bias = [residuals.pop()] if op.attrs["biased"] else []
     attrs = {k: v for k, v in op.attrs.items() if k not in ("of", "biased")}
-    dx, dw, *seen = emit(_LINEAR_GRADS, [dy, *kept], attrs | {"results": op.attrs["of"][:2]})
-    grads: list[Tensor | None] = [dx, None, None, dw, None, None, *seen]
+    dx, dw, *amaxes = emit(_LINEAR_GRADS, [dy, *residuals], attrs | {"results": op.attrs["of"][:2]})
+    grads: list[Tensor | None] = [dx, None, None, dw, None, None, *amaxes]
     grads += [sum_to_like(dy, b) if ctx.needs(op, len(op.inputs) - 1) else None for b in bias]
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
 
@@ -262,13 +262,13 @@ def linear(
         raise ValueError("fp8.linear: give `scale` for delayed scaling or `rule` for current")
     _check_format(format)
     attrs: dict[str, Any] = {"format": format, "rule": None if rule is None else astuple(rule)}
-    own = [] if scale is None else [scale]
+    this_scale = [] if scale is None else [scale]
     # Ops of their own, for all that the gradient takes: where a forward pass is run again for it,
     # the product of which only the layer's output is made is left out.
     operands = [
         part
         for which, t in enumerate((x, weight))
-        for part in emit(_OPERAND, [t, *own], attrs | {"which": which})
+        for part in emit(_OPERAND, [t, *this_scale], attrs | {"which": which})
     ]
     attrs |= {
         "exact": powers_of_2 if rule is None else rule.power_of_2,
@@ -276,7 +276,7 @@ def linear(
         "of": (x.dtype, weight.dtype, output_type or x.dtype),
     }
     op = _LINEAR if rule is None else _LINEAR_CURRENT
-    return emit(op, [*operands, *own, *([] if bias is None else [bias])], attrs)[0]
+    return emit(op, [*operands, *this_scale, *([] if bias is None else [bias])], attrs)[0]
 
 
 def _check_format(name: str) -> None:
@@ -293,11 +293,11 @@ def _delayed_scales(
     format: str, rule: _Rule, amax_of: AmaxOf, interval: int,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Lowering of `delayed_scales`."""
-    seen = jnp.where(jnp.isfinite(amax), amax, 0)
-    history = jnp.concatenate([seen[:, None], history[:, :-1]], 1)
+    amaxes = jnp.where(jnp.isfinite(amax), amax, 0)
+    history = jnp.concatenate([amaxes[:, None], history[:, :-1]], 1)
     largest = jnp.asarray([LARGEST[t] for t in FORMATS[format].types], jnp.float32)
-    chosen = history.max(1) if amax_of == "max" else history[:, 0]
-    new = ScaleRule(*rule)(chosen, largest, scale)
+    amax_used = history.max(1) if amax_of == "max" else history[:, 0]
+    new = ScaleRule(*rule)(amax_used, largest, scale)
     if not step:
         return new, history
     return jnp.where(step[0] % interval == 0, new, scale), history, step[0] + 1

@@ -44,18 +44,18 @@ _QUERIES = -2
 def _split_into_tiles(t: Any, axis: int) -> Any:
     """Split the axis into tiles, the last padded with zeros: (tiles, ..., TILE, ...)."""
     axis %= t.ndim
-    missing = -t.shape[axis] % TILE
-    t = jnp.pad(t, [(0, missing if a == axis else 0) for a in range(t.ndim)])
-    cut = t.reshape(*t.shape[:axis], -1, TILE, *t.shape[axis + 1 :])
-    return jnp.moveaxis(cut, axis, 0)
+    padding = -t.shape[axis] % TILE
+    t = jnp.pad(t, [(0, padding if a == axis else 0) for a in range(t.ndim)])
+    tiled = t.reshape(*t.shape[:axis], -1, TILE, *t.shape[axis + 1 :])
+    return jnp.moveaxis(tiled, axis, 0)
 
 
 def _join_tiles(tiles: Any, axis: int, length: int) -> Any:
     """The inverse of `_split_into_tiles`."""
     axis %= tiles.ndim - 1
-    whole = jnp.moveaxis(tiles, 0, axis)
-    whole = whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
-    return lax.slice_in_dim(whole, 0, length, axis=axis)
+    untiled = jnp.moveaxis(tiles, 0, axis)
+    untiled = untiled.reshape(*untiled.shape[:axis], -1, *untiled.shape[axis + 2 :])
+    return lax.slice_in_dim(untiled, 0, length, axis=axis)
 
 
 class _Tiles:
@@ -67,32 +67,38 @@ class _Tiles:
         xs: what is cut: the tiles' numbers, queries, biases, positions and segments.
     """
 
-    def __init__(self, q: Any, k: Any, rest: Sequence[Any], settings: AttentionAttrs) -> None:
-        self.others = group_extra_inputs(rest, settings)
+    def __init__(self, q: Any, k: Any, extra: Sequence[Any], settings: AttentionAttrs) -> None:
+        self.extra_inputs = group_extra_inputs(extra, settings)
         queries, keys = q.shape[_QUERIES], k.shape[_QUERIES]
-        positions = self.others.positions
+        positions = self.extra_inputs.positions
         if settings.causal and not positions:
             positions = [jnp.arange(n) for n in (queries, keys)]
         self.settings = settings._replace(positions=settings.causal)
-        floats = self.others.floats
+        floats = self.extra_inputs.floats
         self.moving = [b.ndim > 1 and b.shape[_QUERIES] == queries > 1 for b in floats]
-        self._places = [*positions, *self.others.segments]
-        cut = [b for b, moves in zip(floats, self.moving, strict=True) if moves]
+        self._position_ids = [*positions, *self.extra_inputs.segments]
+        tiled = [b for b, moves in zip(floats, self.moving, strict=True) if moves]
         self.xs = (
             jnp.arange(-(-queries // TILE), dtype=jnp.uint32),
             _split_into_tiles(q, _QUERIES),
-            [_split_into_tiles(b, _QUERIES) for b in cut],
-            [_split_into_tiles(places, -1) for places in self._places[::2]],
+            [_split_into_tiles(b, _QUERIES) for b in tiled],
+            [_split_into_tiles(position_ids, -1) for position_ids in self._position_ids[::2]],
         )
 
-    def of(self, number: Any, biases: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    def inputs_of_tile(
+        self, number: Any, biases: Sequence[Any], position_ids: Sequence[Any]
+    ) -> list[Any]:
         """Inputs after q, k and v for one tile of queries."""
-        cut, others = iter(biases), self.others
-        pairs = zip(self.moving, others.floats, strict=True)
-        inputs = [next(cut) if moves else bias for moves, bias in pairs]
-        for of_queries, of_keys in zip(places, self._places[1::2], strict=True):
+        tiled, extra_inputs = iter(biases), self.extra_inputs
+        pairs = zip(self.moving, extra_inputs.floats, strict=True)
+        inputs = [next(tiled) if moves else bias for moves, bias in pairs]
+        for of_queries, of_keys in zip(position_ids, self._position_ids[1::2], strict=True):
             inputs += [of_queries, of_keys]
-        return [*inputs, *others.lengths, *(_own_seed(seed, number) for seed in others.seed)]
+        return [
+            *inputs,
+            *extra_inputs.lengths,
+            *(_own_seed(seed, number) for seed in extra_inputs.seed),
+        ]
 
 
 def _own_seed(seed: Any, number: Any) -> Any:
@@ -100,32 +106,32 @@ def _own_seed(seed: Any, number: Any) -> Any:
     return jax.random.key_data(jax.random.fold_in(key, number))
 
 
-def _by_tiles(q: Any, k: Any, v: Any, *rest: Any, settings: AttentionAttrs) -> Any:
-    tiles = _Tiles(q, k, rest, settings)
+def _by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
+    tiles = _Tiles(q, k, extra, settings)
 
     def tile(xs: Any) -> Any:
-        number, part, biases, places = xs
-        rest = tiles.of(number, biases, places)
-        return attention_with_weights(part, k, v, *rest, settings=tiles.settings)[0]
+        number, q_tile, biases, position_ids = xs
+        extra = tiles.inputs_of_tile(number, biases, position_ids)
+        return attention_with_weights(q_tile, k, v, *extra, settings=tiles.settings)[0]
 
     return _join_tiles(lax.map(tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
 
 
 def _grads_by_tiles(
-    dy: Any, q: Any, k: Any, v: Any, out: Any, *rest: Any, settings: AttentionAttrs
+    dy: Any, q: Any, k: Any, v: Any, out: Any, *extra: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
     """Gradients of q, k, v, each bias and sinks; sums over tiles are float32."""
-    tiles = _Tiles(q, k, rest, settings)
-    floats, inner = tiles.others.floats, tiles.settings
+    tiles = _Tiles(q, k, extra, settings)
+    floats, inner = tiles.extra_inputs.floats, tiles.settings
     still = [b for b, moves in zip(floats, tiles.moving, strict=True) if not moves]
 
     def tile(sums: Any, xs: Any) -> tuple[Any, Any]:
-        (number, part, cut, places), dy, out = xs
-        rest = tiles.of(number, cut, places)
-        _, *kept = attention_with_weights(part, k, v, *rest, settings=inner)
-        seed = group_extra_inputs(rest, inner).seed
+        (number, q_tile, tiled, position_ids), dy, out = xs
+        extra = tiles.inputs_of_tile(number, tiled, position_ids)
+        _, *residuals = attention_with_weights(q_tile, k, v, *extra, settings=inner)
+        seed = group_extra_inputs(extra, inner).seed
         dq, dk, dv, ds, *d_sinks = attention_grads(
-            dy, part, k, v, out, *kept, *seed,
+            dy, q_tile, k, v, out, *residuals, *seed,
             scale=inner.scale, p=inner.p, cap=inner.cap, sinks=inner.sinks,
         )  # fmt: skip
         new = (
@@ -133,14 +139,14 @@ def _grads_by_tiles(
             dv,
             [*(_sum_to(ds, b.shape) for b in still[: len(still) - len(d_sinks)]), *d_sinks],
         )
-        return jax.tree.map(jnp.add, sums, new), (dq, [_sum_to(ds, b.shape) for b in cut])
+        return jax.tree.map(jnp.add, sums, new), (dq, [_sum_to(ds, b.shape) for b in tiled])
 
     start = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.float32), (k, v, still))
     outer = _split_into_tiles(dy, _QUERIES), _split_into_tiles(out, _QUERIES)
-    (dk, dv, whole), (dq, cut) = lax.scan(tile, start, (tiles.xs, *outer))
+    (dk, dv, untiled), (dq, tiled) = lax.scan(tile, start, (tiles.xs, *outer))
     queries = q.shape[_QUERIES]
-    of_cut, of_whole = (_join_tiles(c, _QUERIES, queries) for c in cut), iter(whole)
-    d_floats = [next(of_cut) if moves else next(of_whole) for moves in tiles.moving]
+    tiled_grads, untiled_grads = (_join_tiles(c, _QUERIES, queries) for c in tiled), iter(untiled)
+    d_floats = [next(tiled_grads) if moves else next(untiled_grads) for moves in tiles.moving]
     d_floats = [d.astype(b.dtype) for d, b in zip(d_floats, floats, strict=True)]
     return _join_tiles(dq, _QUERIES, queries), dk.astype(k.dtype), dv.astype(v.dtype), *d_floats
 
@@ -166,8 +172,8 @@ def _cudnn_or_tiles(
         inputs: the op's, from q on for the forward pass, else from the output's gradient on.
     """
     forward = kernel is attention_kernel
-    (q, k, v), rest = (inputs[:3], inputs[3:]) if forward else (inputs[1:4], inputs[5:])
-    if not is_supported(q, k, v, rest, settings):
+    (q, k, v), extra = (inputs[:3], inputs[3:]) if forward else (inputs[1:4], inputs[5:])
+    if not is_supported(q, k, v, extra, settings):
         return tiles(*inputs, settings=settings)
 
     def named(*args: Any) -> Any:
@@ -180,10 +186,10 @@ def _cudnn_or_tiles(
     return jax.jit(named)(*inputs)
 
 
-def _attention(q: Any, k: Any, v: Any, *rest: Any, **attrs: Any) -> Any:
+def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> Any:
     settings = AttentionAttrs(**attrs)
-    check_inputs(q, k, v, group_extra_inputs(rest, settings))
-    return _cudnn_or_tiles(attention_kernel, _by_tiles, settings, q, k, v, *rest)
+    check_inputs(q, k, v, group_extra_inputs(extra, settings))
+    return _cudnn_or_tiles(attention_kernel, _by_tiles, settings, q, k, v, *extra)
 
 
 def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -206,8 +212,8 @@ _GRADS = define(
 
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    q, k, v, *rest = map(ctx.fwd, op.inputs)
-    grads = emit(_GRADS, [dy, q, k, v, ctx.fwd(op.outputs[0]), *rest], dict(op.attrs))
+    q, k, v, *extra = map(ctx.fwd, op.inputs)
+    grads = emit(_GRADS, [dy, q, k, v, ctx.fwd(op.outputs[0]), *extra], dict(op.attrs))
     needed = [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
     return needed + [None] * (len(op.inputs) - len(grads))
 

@@ -83,18 +83,18 @@ def _matrix_list(matrices: Any, sizes: Any) -> Any:
     return matrices
 
 
-def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
+def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
     """Loop over a group's tiles of rows, updating `value`.
 
     Args:
-        end: row after the group; `left`: rows that it has; `rows`: those of all groups.
+        end: row after the group; `group_rows`: rows that it has; `rows`: those of all groups.
         tile: `tile(value, its first row, which of its rows are the group's)`; the first row is such
             that all rows of the tile exist.
     """
-    start = end - left
+    start = end - group_rows
     counts = sorted({min(count, rows) for count in TILES}, reverse=True)
     for count in counts:
-        room = count - 1 if count == counts[-1] else min(EMPTY, 3 * count // 4)
+        slack = count - 1 if count == counts[-1] else min(EMPTY, 3 * count // 4)
 
         def one(i: Any, value: Any, start: Any = start, count: int = count) -> Any:
             begin = start + i * count
@@ -102,9 +102,12 @@ def _tiles(end: Any, left: Any, rows: int, value: Any, tile: Callable[..., Any])
             at = first + jnp.arange(count)[:, None]
             return tile(value, first, (at >= begin) & (at < end))
 
-        whole = (left + room) // count
-        value = lax.fori_loop(0, whole, one, value)
-        start, left = start + whole * count, jnp.maximum(left - whole * count, 0)
+        full_tiles = (group_rows + slack) // count
+        value = lax.fori_loop(0, full_tiles, one, value)
+        start, group_rows = (
+            start + full_tiles * count,
+            jnp.maximum(group_rows - full_tiles * count, 0),
+        )
     return value
 
 
@@ -137,18 +140,18 @@ def grouped_product(
     def group(g: Any, out: Any) -> Any:
         (matrix,) = product_operands(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
 
-        def tile(out: Any, first: Any, own: Any) -> Any:
-            part = _rows_at(x, picked, first, own.shape[0])
+        def tile(out: Any, first: Any, in_group: Any) -> Any:
+            x_tile = _rows_at(x, picked, first, in_group.shape[0])
             y = lax.dot_general(
-                *product_operands(part), matrix, contracted,
+                *product_operands(x_tile), matrix, contracted,
                 precision=product_precision(x, matrices), preferred_element_type=_sum_dtype(dtype),
             )  # fmt: skip
             if target is not None:
-                at = lax.dynamic_slice(target, (first,), own.shape[:1])
-                there = own[:, 0] & (at >= 0) & (at < into)
+                at = lax.dynamic_slice(target, (first,), in_group.shape[:1])
+                there = in_group[:, 0] & (at >= 0) & (at < into)
                 return scatter_add(out, jnp.where(there, at, into), y)
             there = lax.dynamic_slice(out, (first, 0), y.shape)
-            y = jnp.where(own, y.astype(dtype), there)
+            y = jnp.where(in_group, y.astype(dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))
 
         return _tiles(ends[g], sizes[g], count, out, tile)
@@ -168,19 +171,19 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
     ends, sizes = _bounds(sizes, count)
 
     def group(g: Any, out: Any) -> Any:
-        def tile(total: Any, first: Any, own: Any) -> Any:
-            a = _rows_at(x, rows if of_x else None, first, own.shape[0])
-            b = _rows_at(dy, None if of_x else rows, first, own.shape[0])
+        def tile(total: Any, first: Any, in_group: Any) -> Any:
+            a = _rows_at(x, rows if of_x else None, first, in_group.shape[0])
+            b = _rows_at(dy, None if of_x else rows, first, in_group.shape[0])
             return total + lax.dot_general(
-                *product_operands(jnp.where(own, a, 0), jnp.where(own, b, 0)),
+                *product_operands(jnp.where(in_group, a, 0), jnp.where(in_group, b, 0)),
                 (((0,), (0,)), ((), ())),
                 precision=product_precision(x, dy),
                 preferred_element_type=_sum_dtype(x.dtype),
             )
 
         total = _tiles(ends[g], sizes[g], count, jnp.zeros(shape, _sum_dtype(x.dtype)), tile)
-        here = lax.dynamic_index_in_dim(out, g, keepdims=False)
-        new = widen(here) + widen(total.astype(x.dtype))
+        previous = lax.dynamic_index_in_dim(out, g, keepdims=False)
+        new = widen(previous) + widen(total.astype(x.dtype))
         return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
     return lax.fori_loop(0, sizes.shape[0] if count else 0, group, onto)
@@ -192,9 +195,9 @@ def _sum_dtype(dtype: Any) -> Any:
 
 
 # ---- one kernel for plans -----------------------------------------------------------------------
-def _rows_of(shapes: Shapes, place: int) -> int:
+def _rows_of(shapes: Shapes, operand_index: int) -> int:
     """Number of rows: of operand `rows` if given, else of the first operand."""
-    return (shapes[place] if len(shapes) > place else shapes[0])[0]
+    return (shapes[operand_index] if len(shapes) > operand_index else shapes[0])[0]
 
 
 def _product_flops(shapes: Shapes, expected_rows: int | None) -> int:
@@ -242,10 +245,10 @@ def _grouped_matmul(
     expected_rows: int | None = None,
     into: int | None = None,
 ) -> Any:
-    apart = _matrix_list(matrices, sizes)
-    _check(x, apart, sizes, 2 if transpose else 1)
+    matrix_list = _matrix_list(matrices, sizes)
+    _check(x, matrix_list, sizes, 2 if transpose else 1)
     _check_rows(x, rows, into)
-    return _kernel(*_PRODUCT, expected_rows)(x, apart, sizes, rows, transpose, into)
+    return _kernel(*_PRODUCT, expected_rows)(x, matrix_list, sizes, rows, transpose, into)
 
 
 def _outer(x: Any, dy: Any, sizes: Any, *rows: Any, joined: bool, **attrs: Any) -> Any:
@@ -279,8 +282,8 @@ _OUTER = define(
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     """Gradients: a gather of rows becomes a scatter-add, and the reverse."""
-    x, matrices, *others = op.inputs
-    sizes, *rows = map(ctx.fwd, others)
+    x, matrices, *routing = op.inputs
+    sizes, *rows = map(ctx.fwd, routing)
     transpose, into = op.attrs["transpose"], op.attrs.get("into")
     expected_rows = {n: x for n, x in op.attrs.items() if n == "expected_rows"}
     dx = dm = None
@@ -295,7 +298,7 @@ def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
         if rows:
             attrs["of_x"] = (into is None) != transpose  # those of the op's own x are picked
         dm = emit(_OUTER, [*pair, sizes, *rows], attrs)[0]
-    return [dx, dm, *[None] * len(others)]
+    return [dx, dm, *[None] * len(routing)]
 
 
 _GROUPED_MATMUL = define("grouped_matmul", _grouped_matmul, grad=_grad)

@@ -68,7 +68,7 @@ def autodiff(
         None if grads_required is None else list(grads_required),
     )
     verify_if_enabled(graph.ir)
-    return {**session.made, graph: info} if return_all_grad_graphs else info
+    return {**session.grad_infos, graph: info} if return_all_grad_graphs else info
 
 
 class _Autodiff:
@@ -76,7 +76,7 @@ class _Autodiff:
 
     def __init__(self, given: dict[Graph, GradGraphInfo]) -> None:
         self.given = given
-        self.made: dict[Graph, GradGraphInfo] = {}
+        self.grad_infos: dict[Graph, GradGraphInfo] = {}
         self._memo: dict[Any, GradGraphInfo] = {}
         self._deep = Memo()
 
@@ -95,7 +95,7 @@ class _Autodiff:
             self._memo, key, lambda: self.differentiate(graph, provided, required, expose)
         )
         if expose:
-            self.made[graph] = info
+            self.grad_infos[graph] = info
         return info
 
     def differentiate(
@@ -173,17 +173,17 @@ class GradContext:
 
     def fwd(self, t: Tensor) -> Tensor:
         """The value of forward tensor `t`, in the gradient graph."""
-        waiting = [t]
-        while waiting:  # chains of what is computed again are long: no recursion
-            at = waiting[-1]
-            sources = self._recompute_sources(at)
+        worklist = [t]
+        while worklist:  # chains of what is computed again are long: no recursion
+            tensor = worklist[-1]
+            sources = self._recompute_sources(tensor)
             missing = [i for i in sources or () if i not in self._known]
-            if at in self._known or not missing:
-                waiting.pop()
-                if at not in self._known:
-                    self._make_available(at, sources is not None)
+            if tensor in self._known or not missing:
+                worklist.pop()
+                if tensor not in self._known:
+                    self._make_available(tensor, sources is not None)
             else:
-                waiting += reversed(missing)
+                worklist += reversed(missing)
         return self._known[t]
 
     def _recompute_sources(self, t: Tensor) -> list[Tensor] | None:
@@ -193,13 +193,13 @@ class GradContext:
             return None
         return op.inputs
 
-    def _make_available(self, t: Tensor, again: bool) -> None:
+    def _make_available(self, t: Tensor, recompute: bool) -> None:
         """Make `t` available: as a constant, a recomputed value, or an input."""
         op = t._producer
         if isinstance(t, Constant):
             with self._graph:
                 self._known[t] = constant(t._data, t.dtype, t.name)
-        elif again and op is not None:
+        elif recompute and op is not None:
             with self._graph:
                 names = [f"fwd_{out.name}" for out in op.outputs]
                 inputs = [self._known[i] for i in op.inputs]

@@ -63,8 +63,8 @@ def _check_pure(op: Op) -> None:
         )
 
 
-def _like_inputs(*specs: TensorSpec, wanted: tuple[int, ...], **_: Any) -> list[TensorSpec]:
-    return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wanted]
+def _like_inputs(*specs: TensorSpec, wrt: tuple[int, ...], **_: Any) -> list[TensorSpec]:
+    return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wrt]
 
 
 def _or_zeros(grads: Sequence[Tensor | None], outputs: Sequence[Tensor], at: Iterable[int]) -> Any:
@@ -104,16 +104,16 @@ def _residuals(op: Op) -> tuple[Tensor, ...]:
 
 def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> Sequence[Any]:
     """Two `lax.scan`s: the loop again, then the gradient graph of its body backwards."""
-    op, (again, reverse) = node.op, (region.graph for region in node.regions)
+    op, (recomputed, reverse) = node.op, (region.graph for region in node.regions)
     assert op is not None
     body, carried, count = op.attrs["forward"], op.attrs["carried"], op.attrs["count"]
-    provided, wanted = op.attrs["provided"], op.attrs["wanted"]
+    provided, wrt = op.attrs["provided"], op.attrs["wrt"]
     start, given = values[: len(body._inputs)], values[len(body._inputs) :]
     constant = dict(zip(body._inputs[carried:], start[carried:], strict=True))
-    kept = _residuals(op)
+    residuals = _residuals(op)
 
     def forward(firsts: Any, _: Any) -> Any:
-        outs = tracer.run(again, [*firsts, *start[carried:]])
+        outs = tracer.run(recomputed, [*firsts, *start[carried:]])
         return outs[:carried], outs[len(body._outputs) :]
 
     def combined(i: int, total: Any, new: Any) -> Any:
@@ -121,8 +121,8 @@ def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> 
 
     def backward(carry: Any, saved: Any) -> Any:
         grads, totals = carry
-        at_hand = {**constant, **dict(zip(kept, saved, strict=True))}
-        dxs = _backward(tracer, reverse, op.attrs["feed"], op.attrs["targets"], at_hand, grads)
+        known_values = {**constant, **dict(zip(residuals, saved, strict=True))}
+        dxs = _backward(tracer, reverse, op.attrs["feed"], op.attrs["targets"], known_values, grads)
         # An output that is not carried counts in the last iteration alone, which runs first here.
         passed = {
             i: dxs[i] if i < carried and i in dxs else jnp.zeros_like(g) for i, g in grads.items()
@@ -138,7 +138,7 @@ def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> 
     )
     (grads, totals), _ = lax.scan(backward, first, saved, length=count, reverse=True)
     everything = {**totals, **{i: g for i, g in grads.items() if i < carried}}
-    return [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wanted]
+    return [everything[i] if i in everything else jnp.zeros_like(start[i]) for i in wrt]
 
 
 def _regions_of_loop(op: Op) -> list[Region[Graph]]:
@@ -186,15 +186,15 @@ def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor |
     )
     returned = list(dict.fromkeys(body._outputs[i] for i in provided))
     info = ctx.gradient_of(body, returned, [body._inputs[i] for i in sorted(needed)])
-    wanted = tuple(i for i in sorted(needed) if ctx.needs(op, i))
+    wrt = tuple(i for i in sorted(needed) if ctx.needs(op, i))
     observed = observed_tensors(body)
     attrs = {
         "forward": body, "backward": info.graph, "count": op.attrs["count"], "carried": carried,
-        "feed": _feed(info), "targets": _targets(info), "provided": provided, "wanted": wanted,
-        "maxima": tuple(i for i in wanted if body._inputs[i] in observed),
+        "feed": _feed(info), "targets": _targets(info), "provided": provided, "wrt": wrt,
+        "maxima": tuple(i for i in wrt if body._inputs[i] in observed),
     }  # fmt: skip
     given = _or_zeros(grads, op.outputs, provided)
-    return input_gradients(op, wanted, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
+    return input_gradients(op, wrt, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
 
 
 def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
@@ -229,18 +229,18 @@ def _execute_branch(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -
             dxs: dict[int, Any] = {}
             if gradient is not None:
                 outs = tracer.run(graph, values[first : first + len(graph.inputs)])
-                kept = _tensors(feed)
-                at_hand = dict(zip(kept, outs[len(outs) - len(kept) :], strict=True))
-                dxs = _backward(tracer, gradient, feed, targets, at_hand, given)
+                residuals = _tensors(feed)
+                known_values = dict(zip(residuals, outs[len(outs) - len(residuals) :], strict=True))
+                dxs = _backward(tracer, gradient, feed, targets, known_values, given)
             return [
                 dxs[i - first] if i - first in dxs else jnp.zeros_like(values[i])
-                for i in op.attrs["wanted"]
+                for i in op.attrs["wrt"]
             ]
 
         return run
 
-    taken = values[0].reshape(()).astype(bool)
-    return lax.cond(taken, branch(0), branch(1), list(values[:count]), given)
+    condition = values[0].reshape(()).astype(bool)
+    return lax.cond(condition, branch(0), branch(1), list(values[:count]), given)
 
 
 def _tensors(feed: _Feed | None) -> tuple[Tensor, ...]:
@@ -280,14 +280,14 @@ def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor
         provided = list(dict.fromkeys(graph._outputs[i] for i in given))
         infos.append(ctx.gradient_of(graph, provided, required) if required else None)
         first += len(graph._inputs)
-    wanted = tuple(i for i in range(1, len(op.inputs)) if ctx.needs(op, i))
+    wrt = tuple(i for i in range(1, len(op.inputs)) if ctx.needs(op, i))
     attrs = {
         "branches": branches,
         "backward": tuple(info and info.graph for info in infos),
         "feed": tuple(info and _feed(info) for info in infos),
         "targets": tuple(info and _targets(info) for info in infos),
         "given": given,
-        "wanted": wanted,
+        "wrt": wrt,
     }
     inputs = [*map(ctx.fwd, op.inputs), *(g for g in grads if g is not None)]
-    return input_gradients(op, wanted, emit(CONDITIONAL_GRAD, inputs, attrs))
+    return input_gradients(op, wrt, emit(CONDITIONAL_GRAD, inputs, attrs))

@@ -21,23 +21,23 @@ def decompose_sum(graph: Graph) -> Graph:
     """
     # Each op has a place: where it stood, or for an addition, the place of the last op that it
     # needs and its number among the additions.
-    places = {op: (i, 0) for i, op in enumerate(graph._ops)}
+    positions = {op: (i, 0) for i, op in enumerate(graph._ops)}
     sums = [op for op in graph._ops if op.defn is GRAD_SUM]
     for op in sums:
-        _decompose(graph, op, places)
+        _decompose(graph, op, positions)
     for op in sums:
-        del places[op]
-    graph._ops[:] = sorted(places, key=places.__getitem__)
+        del positions[op]
+    graph._ops[:] = sorted(positions, key=positions.__getitem__)
     graph._changes()
     verify_if_enabled(graph.ir)
     return graph
 
 
-def _decompose(graph: Graph, op: Op, places: dict[Op, tuple[int, int]]) -> None:
-    def place(t: Tensor) -> tuple[int, int]:
-        return (-1, 0) if t._producer is None else places[t._producer]
+def _decompose(graph: Graph, op: Op, positions: dict[Op, tuple[int, int]]) -> None:
+    def position(t: Tensor) -> tuple[int, int]:
+        return (-1, 0) if t._producer is None else positions[t._producer]
 
-    terms = sorted(op.inputs, key=place)
+    terms = sorted(op.inputs, key=position)
     total = terms[0]
     for i, term in enumerate(terms[1:]):
         with graph:
@@ -48,5 +48,5 @@ def _decompose(graph: Graph, op: Op, places: dict[Op, tuple[int, int]]) -> None:
         else:
             out = Tensor._make(graph, op.outputs[0].spec, "sum", producer=add)
         add.outputs.append(out)
-        places[add] = max(place(total), place(term))[0], len(places)
+        positions[add] = max(position(total), position(term))[0], len(positions)
         total = out

@@ -83,8 +83,8 @@ def _callee_inputs(op: Op, index: int) -> list[Tensor]:
     return [
         t
         for region in regions(op)
-        for t, at in zip(region.graph._inputs, region.inputs, strict=True)
-        if at == index
+        for t, input_index in zip(region.graph._inputs, region.inputs, strict=True)
+        if input_index == index
     ]
 
 
@@ -116,9 +116,9 @@ def _vjp(
         if values[i] is None:  # the derivative does not depend on it: its shape is enough
             values[i] = jnp.zeros(spec.shape, spec.dtype.as_jax())
 
-    def forward(*chosen: Any) -> list[Any]:
+    def forward(*arrays: Any) -> list[Any]:
         args = list(values)
-        for i, x in zip(wrt, chosen, strict=True):
+        for i, x in zip(wrt, arrays, strict=True):
             args[i] = x
         assert defn.lower is not None
         outs = defn.lower(*args, **attrs)
@@ -144,9 +144,9 @@ VJP = define(
 _USED: dict[Any, tuple[int, ...]] = {}
 
 
-def _inputs_used(*about: Any) -> tuple[int, ...]:
+def _inputs_used(*key: Any) -> tuple[int, ...]:
     """Inputs of an op on which cotangents depend: see `_find_inputs_used`."""
-    return get_cached(_USED, attr_key(about), lambda: _find_inputs_used(*about))
+    return get_cached(_USED, attr_key(key), lambda: _find_inputs_used(*key))
 
 
 def _find_inputs_used(
@@ -193,10 +193,12 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
     return input_gradients(op, wrt, dxs)
 
 
-def input_gradients(op: Op, wanted: Sequence[int], grads: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients by input of `op`; None except at `wanted`."""
+def input_gradients(
+    op: Op, wrt_indices: Sequence[int], grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Gradients by input of `op`; None except at `wrt_indices`."""
     dxs: list[Tensor | None] = [None] * len(op.inputs)
-    for i, g in zip(wanted, grads, strict=True):
+    for i, g in zip(wrt_indices, grads, strict=True):
         dxs[i] = g
     return dxs
 

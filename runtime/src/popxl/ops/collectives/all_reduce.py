@@ -62,23 +62,23 @@ def _emit(
     if ipus is not None and len(ipus) != len(ts):
         raise ValueError(f"all_reduce got {len(ts)} tensors but {len(ipus)} IPUs")
     attrs = {"op": to_collective_op(op), "forward": forward, "backward": backward}
-    places = [t._ipu for t in ts]
+    ipu_ids = [t._ipu for t in ts]
     outs = _emit_unplaced(ts, attrs)
-    for out, place in zip(outs, ipus or places, strict=True):
-        out._ipu = place
+    for out, ipu_id in zip(outs, ipus or ipu_ids, strict=True):
+        out._ipu = ipu_id
     return outs
 
 
 def _emit_unplaced(ts: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
     """The tensors are on different IPUs on purpose: hide their places from the check."""
-    places = [t._ipu for t in ts]
+    ipu_ids = [t._ipu for t in ts]
     for t in ts:
         t._ipu = None
     try:
         return list(emit(_DEF, ts, attrs))
     finally:
-        for t, place in zip(ts, places, strict=True):
-            t._ipu = place
+        for t, ipu_id in zip(ts, ipu_ids, strict=True):
+            t._ipu = ipu_id
 
 
 def all_reduce(

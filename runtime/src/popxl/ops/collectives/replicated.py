@@ -99,8 +99,8 @@ def _lower_gather(
     x: jax.Array, group: ReplicaGrouping, axis: int, shape: str, meta_shape: tuple[int, ...]
 ) -> jax.Array:
     if shape == "meta_shape":
-        whole = collective.all_gather(x.reshape(-1), group)
-        return whole[: math.prod(meta_shape)].reshape(meta_shape)
+        full = collective.all_gather(x.reshape(-1), group)
+        return full[: math.prod(meta_shape)].reshape(meta_shape)
     return collective.all_gather(x, group, axis, tiled=shape == "concat")
 
 
@@ -121,10 +121,10 @@ def _gather_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]
     # As in PopXL: replicas hold equal gradients of what was gathered, so nothing is summed.
     assert dy is not None
     if op.attrs["shape"] == "meta_shape":
-        own = replica_sharded_slice(dy, op.attrs["group"])
+        local_slice = replica_sharded_slice(dy, op.attrs["group"])
     else:
-        own = replicated_slice(dy, op.attrs["axis"], op.attrs["group"])
-    return [own.reshape(op.inputs[0].shape)]
+        local_slice = replicated_slice(dy, op.attrs["axis"], op.attrs["group"])
+    return [local_slice.reshape(op.inputs[0].shape)]
 
 
 ALL_GATHER = define(
@@ -202,9 +202,9 @@ def _scatter_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None
     if op.attrs["op"] not in ("add", "mean"):
         raise NotImplementedError("replicated_reduce_scatter: only add and mean have a gradient")
     shape, group = op.inputs[0].shape, op.attrs["group"]
-    whole = replicated_all_gather(dy.flatten(), 0, group, "concat")
-    whole = whole[: math.prod(shape)].reshape(shape)
-    return [whole if op.attrs["op"] == "add" else divide_by_count(whole, group.group_size)]
+    full = replicated_all_gather(dy.flatten(), 0, group, "concat")
+    full = full[: math.prod(shape)].reshape(shape)
+    return [full if op.attrs["op"] == "add" else divide_by_count(full, group.group_size)]
 
 
 REDUCE_SCATTER = define(
@@ -272,8 +272,8 @@ def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Te
 
 def _lower_slice(x: jax.Array, axis: int, group: ReplicaGrouping) -> jax.Array:
     size = x.shape[axis] // group.group_size
-    own = lax.dynamic_slice_in_dim(x, collective.rank(group) * size, size, axis)
-    return own.squeeze(axis) if size == 1 else own
+    local_slice = lax.dynamic_slice_in_dim(x, collective.rank(group) * size, size, axis)
+    return local_slice.squeeze(axis) if size == 1 else local_slice
 
 
 def _infer_slice(spec: TensorSpec, axis: int, group: ReplicaGrouping) -> list[TensorSpec]:

@@ -39,11 +39,11 @@ def cross_entropy_sharded_wr_loss(
     """
     from popxl_addons.ops.cross_entropy import cross_entropy
 
-    places = handle_ipus(logits, ipus)
-    first = places[0]
+    ipu_ids = handle_ipus(logits, ipus)
+    first = ipu_ids[0]
     here = [
-        t if place == first else ops.ipu_copy(t, first, place)
-        for t, place in zip(logits, places, strict=True)
+        t if ipu_id == first else ops.ipu_copy(t, first, ipu_id)
+        for t, ipu_id in zip(logits, ipu_ids, strict=True)
     ]
     # The first part begins with label 0: its indices are the labels.
     whole = here[0] if len(here) == 1 else ops.concat(here, axis=-1)

@@ -72,10 +72,10 @@ def group_quantize_compress_numpy(
     q, scale, bias = _quantised(np.moveaxis(np.asarray(t), dim, -1), group_size, bits, dtype)
     values = np.clip(np.rint(q, out=q), 0, levels, out=q).astype(np.uint16)
     values = values.reshape(*values.shape[:-1], -1, len(shifts))
-    words = values[..., 0] << shifts[0]
+    packed_words = values[..., 0] << shifts[0]
     for number, shift in enumerate(shifts[1:], 1):
-        words |= values[..., number] << shift
-    return words, scale.astype(dtype), bias.astype(dtype)
+        packed_words |= values[..., number] << shift
+    return packed_words, scale.astype(dtype), bias.astype(dtype)
 
 
 def _quantised(
@@ -119,28 +119,28 @@ def _bfloat16_below(x: np.ndarray) -> np.ndarray:
 
 
 def _decompress(
-    words: Any, scale: Any, bias: Any, dim: int, bits: int, dtype: popxl.dtype | None
+    packed_words: Any, scale: Any, bias: Any, dim: int, bits: int, dtype: popxl.dtype | None
 ) -> Any:
     """As numpy does.
 
     What is packed is transposed, not the values, of which there are as many times more as a word
     has: neighbours in memory are computed from neighbours.
     """
-    shifts, column = _shifts(bits), (*words.shape[:-1], 1)
-    packed = words, scale.reshape(column), bias.reshape(column)
+    shifts, column = _shifts(bits), (*packed_words.shape[:-1], 1)
+    packed = packed_words, scale.reshape(column), bias.reshape(column)
     if dim % 2 == 0:
-        shifts, shape = shifts[:, None], (-1, words.shape[0])
+        shifts, shape = shifts[:, None], (-1, packed_words.shape[0])
         packed = tuple(materialize_array(part.transpose((1, 2, 0)))[:, :, None] for part in packed)
     else:
-        shape = words.shape[0], -1
+        shape = packed_words.shape[0], -1
         packed = tuple(part[..., None] for part in packed)
-    words, scale, bias = packed
+    packed_words, scale, bias = packed
     half, own = scale.dtype == np.float16, dtype.as_jax() if dtype else scale.dtype
 
     def rounded(x: Any) -> Any:
         return round_to_dtype_range(np.float16, x) if half else x
 
-    q = ((words >> shifts) & (2**bits - 1)).astype(np.float32)
+    q = ((packed_words >> shifts) & (2**bits - 1)).astype(np.float32)
     values = rounded(rounded(q * widen(scale)) + widen(bias))
     if not half or own != np.float16:
         values = round_to_dtype_range(own, values)
@@ -155,11 +155,11 @@ def group_quantize_decompress_numpy(
     Returns:
         float32 where scale and bias are bfloat16, otherwise float16.
     """
-    words, column = np.asarray(t), (*t.shape[:-1], 1)
+    packed_words, column = np.asarray(t), (*t.shape[:-1], 1)
     of = np.float32 if np.asarray(group_scale).dtype == ml_dtypes.bfloat16 else np.float16
     scale, bias = (np.asarray(a).astype(of).reshape(column) for a in (group_scale, group_bias))
-    q = (words[..., None] >> _shifts(bits)) & (2**bits - 1)
-    groups = q.reshape((*words.shape[:-1], -1)).astype(of) * scale + bias
+    q = (packed_words[..., None] >> _shifts(bits)) & (2**bits - 1)
+    groups = q.reshape((*packed_words.shape[:-1], -1)).astype(of) * scale + bias
     return np.moveaxis(groups.reshape((*groups.shape[:-2], -1)), -1, dim)
 
 
