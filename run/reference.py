@@ -163,7 +163,7 @@ class Reference:
                 unknown = Referred(samples, np.zeros(logps.shape, np.float32))
                 bar = progress_bar("reference", len(samples), "sample", first)
                 with model, bar:
-                    for part, found in model.texts(unknown, first):
+                    for part, found in model.loss_stats(unknown, first):
                         logps[part] = found
                         draft.add(logps[part])
                         bar.update(part.stop - part.start)

@@ -21,11 +21,11 @@ from sessions.session import ModelSession
 
 
 class GenerationSession(ModelSession):
-    """Generates with a model. Use it as a context; weights must be written before it generates.
+    """Generates with a model. Use it as a context manager; write the weights first.
 
-    A run of the program takes several micro-batches on each data-parallel replica: as many as
-    `execution.device_iterations` where the weights are on the device, and a large batch where they
-    are streamed (see `generation.weights`).
+    A run of the program takes several micro-batches on each data-parallel replica:
+    `execution.device_iterations` with the weights on the device, and a large batch with streamed
+    weights (`generation.weights`).
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class GenerationSession(ModelSession):
         """Build and compile the program.
 
         Args:
-            config: one for training serves as well.
-            strategy: how tokens are chosen; None: as `generation` of the configuration says, but
-                without stop texts.
+            config: one for training works, too.
+            strategy: decoding strategy; None: that of the section `generation`, without stop
+                strings.
             weight_source: see `ModelSession`. Weights that are on the device are a copy.
-            piecewise: for `stream`, which gives tokens as they come where weights are resident.
+            token_by_token: for `stream`, which then yields each token, with resident weights.
         """
         family = get_family(config)
         config = replace(config, model=replace(config.model, eval=True))
@@ -65,7 +65,7 @@ class GenerationSession(ModelSession):
 
     @property
     def samples_per_run(self) -> int:
-        """Samples of one run of the program: prompts, or groups of them that share one."""
+        """Samples of one run of the program; several prompts can share one."""
         execution, batches = self.config.execution, self.program.ir.num_host_transfers
         return batches * execution.data_parallel * execution.micro_batch_size
 
@@ -78,35 +78,35 @@ class GenerationSession(ModelSession):
         """Generate for any number of prompts.
 
         Args:
-            input_ids: (n, sequence_length) token ids, a prompt in each row, padded on the right.
-            mask: same shape, 1 where there is a token.
-            on_progress: called after each run with the number of prompts it did.
+            input_ids: int (n, sequence_length), a prompt in each row, padded on the right.
+            mask: same shape, 1 for tokens and 0 for padding.
+            on_progress: called after each run with its number of prompts.
 
         Returns:
             int32 (n, decoder_sequence_length): tokens up to and including the end token, then
             padding.
 
         Raises:
-            ValueError: the arrays do not have these shapes.
+            ValueError: an array has another shape.
         """
         self._check(input_ids, mask)
         lengths, capacity = mask.sum(axis=1), input_ids.shape[1]
         tokens = np.zeros((len(input_ids), *self.program.tokens.shape[1:]), np.int32)
         packed = pack(lengths, capacity, self.program.prompts_per_sample)
         for start in range(0, len(packed), self.samples_per_run):
-            part = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
-            part[: len(packed) - start] = packed[start : start + self.samples_per_run]
-            own = part[self._sharding.positions(len(part))]
-            filled = concatenate(own, lambda i: input_ids[i, : lengths[i]], capacity, pad=0)
-            indices = part.reshape(-1)
-            there = indices != EMPTY
-            tokens[indices[there]] = self._answers(own.reshape(-1), *filled)[there]
+            run_prompts = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
+            run_prompts[: len(packed) - start] = packed[start : start + self.samples_per_run]
+            local = run_prompts[self._sharding.positions(len(run_prompts))]
+            samples = concatenate(local, lambda i: input_ids[i, : lengths[i]], capacity, pad=0)
+            indices = run_prompts.reshape(-1)
+            is_prompt = indices != EMPTY
+            tokens[indices[is_prompt]] = self._run_prompts(local.reshape(-1), *samples)[is_prompt]
             if on_progress is not None:
-                on_progress(int(np.count_nonzero(there)))
+                on_progress(int(np.count_nonzero(is_prompt)))
         return tokens
 
     def stream(self, input_ids: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
-        """Generate for one prompt, and give what there is of the tokens each time that one comes.
+        """Generate for one prompt; yields the tokens so far, after each new one.
 
         Args:
             input_ids, mask: as for `generate`, (1, sequence_length).
@@ -116,43 +116,44 @@ class GenerationSession(ModelSession):
         if program.starts_stream is None or program.unfinished_stream is None:
             yield self.generate(input_ids, mask)
             return
-        part = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY)
-        part[0, 0] = 0
-        own = part[self._sharding.positions(len(part))]
+        prompts = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY)
+        prompts[0, 0] = 0
+        local = prompts[self._sharding.positions(len(prompts))]
         inputs = self._inputs(
-            own.reshape(-1),
-            *concatenate(own, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0),
+            local.reshape(-1),
+            *concatenate(local, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0),
         )
         for position in range(program.tokens.shape[1]):
-            begin = self._sharding.to_replicas(np.full(len(own), position == 0))
-            found = self._run({**inputs, program.starts_stream: begin})
-            yield self._collected(found[program.tokens])[:1]
-            if not found[program.unfinished_stream].any():
+            starts = self._sharding.to_replicas(np.full(len(local), position == 0))
+            outputs = self._run({**inputs, program.starts_stream: starts})
+            yield self._from_replicas(outputs[program.tokens])[:1]
+            if not outputs[program.unfinished_stream].any():
                 return
 
-    def _answers(self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The tokens for all prompts of one run of the program.
+    def _run_prompts(
+        self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
+    ) -> np.ndarray:
+        """Run the program once: int (samples, length) -> int32 (prompts, output length).
 
         Args:
-            indices: the numbers of the prompts for the replicas of this process, or `EMPTY`.
+            indices: index of each prompt of this process's replicas, or `EMPTY`.
             input_ids, mask: their samples.
         """
-        return self._collected(
-            self._run(self._inputs(indices, input_ids, mask))[self.program.tokens]
-        )
+        outputs = self._run(self._inputs(indices, input_ids, mask))
+        return self._from_replicas(outputs[self.program.tokens])
 
     def _inputs(
         self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
-        """What one run reads; arguments as for `_answers`."""
-        program, dealt = self.program, self._sharding.to_replicas
-        inputs = {program.input_ids: dealt(input_ids), program.mask: dealt(mask)}
+        """Inputs of one run by stream; arguments as for `_run_prompts`."""
+        program, to_replicas = self.program, self._sharding.to_replicas
+        inputs = {program.input_ids: to_replicas(input_ids), program.mask: to_replicas(mask)}
         for name, array in self._strategy.input_arrays(indices, program.tokens.shape[1]).items():
-            inputs[program.inputs[name]] = dealt(array)
+            inputs[program.inputs[name]] = to_replicas(array)
         return inputs
 
-    def _collected(self, tokens: np.ndarray) -> np.ndarray:
-        """What the replicas gave, in the order of the samples."""
+    def _from_replicas(self, tokens: np.ndarray) -> np.ndarray:
+        """Reorder tokens of all replicas to the order of the samples, without duplicates."""
         copies = tokens[:, :: self.config.execution.tensor_parallel]
         return copies.reshape(-1, *self.program.tokens.shape[1:])
 

@@ -1,4 +1,4 @@
-"""The session that computes the loss of a configured model, without training it."""
+"""The session that computes the loss of a configured model without training it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sessions.session import ModelSession
 
 @dataclass(frozen=True)
 class LossResult:
-    """The loss of samples.
+    """Sums of the loss of samples.
 
     Attributes:
-        total: over all of them.
-        tokens: what that is divided by: of target tokens their number, end tokens included.
-        aux_metrics: what the objective tells besides.
+        total: sum over all samples.
+        tokens: the divisor of the mean: the number of target tokens, end tokens included.
+        aux_metrics: sums of the objective's other metrics.
     """
 
     total: float
@@ -36,27 +36,27 @@ class LossResult:
 
     @property
     def mean(self) -> float:
-        """The loss as objectives mean it."""
+        """Mean loss per target token."""
         return self.total / max(self.tokens, 1)
 
     @property
     def tally(self) -> Tally:
-        """All of it, for metrics."""
+        """Sums of the loss and the other metrics, by name."""
         return {**self.aux_metrics, "loss": (self.total, self.tokens)}
 
 
 class LossSession(ModelSession):
-    """Computes losses. Use it as a context; weights must be written before."""
+    """Computes losses. Use it as a context manager; write the weights first."""
 
     def __init__(self, config: RunConfig, weight_source: ModelSession | None = None) -> None:
-        """Build and compile the program. A configuration for training serves as well.
+        """Build and compile the program; a configuration for training works, too.
 
         Args:
             weight_source: see `ModelSession`.
         """
         e = config.execution
-        at_once = e.micro_batch_size * e.data_parallel
-        batch = at_once * max(config.training.global_batch_size // at_once, 1)
+        samples = e.micro_batch_size * e.data_parallel
+        batch = samples * max(config.training.global_batch_size // samples, 1)
         config = replace(
             config,
             model=replace(config.model, eval=True),
@@ -71,10 +71,10 @@ class LossSession(ModelSession):
     def compute(
         self, samples: Samples, on_progress: Callable[[int], object] | None = None
     ) -> LossResult:
-        """The loss of all samples.
+        """Compute the loss of all samples.
 
         Args:
-            on_progress: called after each run of the program with the number of samples it did.
+            on_progress: called after each run of the program with its number of samples.
         """
         aux_metrics: Tally = {}
         total, tokens = 0.0, 0
@@ -83,8 +83,8 @@ class LossSession(ModelSession):
             total += loss
             tokens += self.objective.normalizer(self._sharding.without_duplicates(batch))
             if sums is not None:
-                own = tally_of(self.objective, self._sharding, sums, batch)
-                aux_metrics = added(aux_metrics, own)
+                local = tally_of(self.objective, self._sharding, sums, batch)
+                aux_metrics = added(aux_metrics, local)
             if on_progress is not None:
                 on_progress(len(indices))
         return LossResult(
@@ -93,44 +93,42 @@ class LossSession(ModelSession):
             reduce(added, popdist.all_gather_object(aux_metrics)),
         )
 
-    def texts(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
-        """What the loss is a function of, `Objective.sums`, for batch after batch of all samples.
+    def loss_stats(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
+        """Compute the loss statistics of all samples, batch by batch.
 
         Args:
-            first: sample to begin with.
+            first: index of the first sample.
 
         Yields:
-            Which samples, and for each of them a row for each two texts: [n, rows, 2].
+            A slice of the samples, and their statistics, float32 (n, preference pairs, 2).
         """
         for indices, batch in self._batches(samples, first):
             sums = self._sums(batch)[1]
-            assert sums is not None, "only objectives that tell have texts"
+            assert sums is not None, "the objective has no loss statistics"
             by_sample = sums.reshape(self.config.training.global_batch_size, -1, 2)
             yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
 
     def _batches(self, samples: Samples, first: int = 0) -> Iterator[tuple[np.ndarray, Batch]]:
-        """The samples in order, and of each batch what is for the replicas of this process."""
+        """Iterate over batches: indices of their samples, and the samples of this process."""
         size = self.config.training.global_batch_size
-        own = self._sharding.positions(size)
+        local = self._sharding.positions(size)
         for start in range(first, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
-            taken = samples.take(np.resize(indices, size)[own])
-            yield indices, self.objective.keep_real_samples(taken, own < len(indices))
+            batch = samples.take(np.resize(indices, size)[local])
+            yield indices, self.objective.keep_real_samples(batch, local < len(indices))
 
     def _sums(self, batch: Batch) -> tuple[float, np.ndarray | None]:
-        """The loss of a batch, and in the order of the samples of all processes what it is a
-        function of."""
+        """Run a batch; returns its loss, and the loss statistics of all processes' samples."""
         c = self.config
         arrays = self._family.sample_format.streams(batch)
         own, streams = self._sharding.own, self.program.inputs
-        dealt = {streams[name]: x for name, x in arrays.items() if name in streams}
-        inputs = {stream: self._sharding.to_replicas(x) for stream, x in dealt.items()}
-
+        by_stream = {streams[name]: x for name, x in arrays.items() if name in streams}
+        inputs = {stream: self._sharding.to_replicas(x) for stream, x in by_stream.items()}
         inputs[streams[LOSS_WEIGHT]] = np.ones(
             (c.gradient_accumulation, own.stop - own.start), np.float32
         )
         outputs = self._run(inputs)
         losses = self._sharding.from_replicas(outputs[self.program.loss][..., None])
         sums = self.program.sums
-        aux_metrics = None if sums is None else self._sharding.from_replicas(outputs[sums])
-        return float(losses.astype(np.float64).sum()), aux_metrics
+        loss_stats = None if sums is None else self._sharding.from_replicas(outputs[sums])
+        return float(losses.astype(np.float64).sum()), loss_stats

@@ -1,4 +1,4 @@
-"""A configured model in a session: what training and generation have in common."""
+"""The base class of sessions: a compiled program of a configured model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from terminal.screen import say
 
 
 class ModelSession:
-    """A compiled program of a model. Entering it brings the weights to the devices, and leaving it
-    drops them: nothing of them stays on the host, whose memory may be full of them.
+    """A compiled program of a model, as a context manager.
+
+    Entering it copies the weights to the devices; leaving it drops them, on the host, too, whose
+    memory they can fill.
 
     Raises:
-        WeightsError: a weight of the program has no row in the table, or the other way round.
+        WeightsError: a weight of the program is not in the weight map, or the other way round.
         DeviceError: fewer devices than data_parallel x tensor_parallel.
         NotEnoughMemoryError: the state of the program does not fit.
     """
@@ -43,16 +45,12 @@ class ModelSession:
         """Compile `ir`.
 
         Args:
-            variables: the program's, which `weight_map` says the weights of.
-            weight_source: a model that is entered while this one is, and lends its weights.
+            variables: the program's variables, by the phases of `weight_map`.
+            weight_source: a session whose weights this one shares; it is entered while this one is.
         """
         weight_map.check_complete(variables)
-        self.config, self._weight_map, self.variables, self._weight_source = (
-            config,
-            weight_map,
-            variables,
-            weight_source,
-        )
+        self.config, self.variables = config, variables
+        self._weight_map, self._weight_source = weight_map, weight_source
         if config.execution.host_memory is not None:
             return_freed_blocks()
         shared_bytes = None if weight_source is None else weight_source.host_bytes
@@ -70,14 +68,14 @@ class ModelSession:
         return popxl.plan.storage_of(ir).remote * ir.instance_replication_factor
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set weights, and other state that the program has, from whole tensors by logical name.
+        """Set weights, and other state of the program, from full tensors by logical name.
 
-        Each is read when the model is entered, at once if it is: from files, or made, one by one;
-        by several threads, if the mapping has an attribute `concurrent` that is true.
-        What another model lends is not read at all, where both keep it alike.
+        Tensors are read one by one when the session is entered, or now if it is; by several threads
+        if the mapping has a true attribute `concurrent`. Weights that are shared with another
+        session, and stored equally by both, are not read.
 
         Raises:
-            ValueError: one is missing. One of the wrong shape is an error when it is read.
+            ValueError: a tensor is missing; wrong shapes are errors when a tensor is read.
         """
         values: dict[Any, Any] = dict(self._weight_map.to_variables(tensors, self.variables))
         if self._weight_source is not None:
@@ -87,15 +85,15 @@ class ModelSession:
     def shared_values(
         self, program_variables: Variables
     ) -> dict[Variable, Callable[[], np.ndarray]]:
-        """This model's values of those variables of another program that are like its own."""
+        """Return readers of this session's values for the equal variables of another program."""
         values = {}
         for name, layers in program_variables.items():
-            own = self.variables.get(name)
-            if isinstance(layers, NamedTensors) or own is None or isinstance(own, NamedTensors):
+            sources = self.variables.get(name)
+            if isinstance(layers, NamedTensors) or isinstance(sources, NamedTensors | None):
                 continue
-            for theirs, ours in zip(layers, own, strict=True):
-                weights = ours.fwd.to_dict()
-                for path, t in theirs.fwd.to_dict().items():
+            for layer, source in zip(layers, sources, strict=True):
+                weights = source.fwd.to_dict()
+                for path, t in layer.fwd.to_dict().items():
                     w = weights.get(path)
                     if w is not None and (w.shape, w.dtype) == (t.shape, t.dtype):
                         values[t] = self.session.borrowed(w)
@@ -104,34 +102,34 @@ class ModelSession:
     def _run(
         self, inputs: popxl.session.h2dStreamBufferMaps
     ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
-        """Run the program once. All processes do so together.
+        """Run the program once, on all processes together.
 
         Args:
             inputs: data for the replicas of this process.
 
         Returns:
-            What each stream gave on the replicas of all processes: (transfers, replicas, ...).
+            Outputs of the replicas of all processes by stream, (transfers, replicas, ...) each.
         """
         transfers = self.session.ir.num_host_transfers
-        own = {
+        local = {
             stream: output.reshape(transfers, -1, *stream.shape)
             for stream, output in self.session.run(inputs).items()
         }
         if popdist.getNumInstances() == 1:
-            return own
-        packed = np.concatenate([x.reshape(-1).view(np.uint8) for x in own.values()])
-        ends = np.cumsum([x.nbytes for x in own.values()])[:-1]
-        parts = np.split(self.session.gather(packed), ends, axis=1)
+            return local
+        packed = np.concatenate([x.reshape(-1).view(np.uint8) for x in local.values()])
+        ends = np.cumsum([x.nbytes for x in local.values()])[:-1]
+        gathered = np.split(self.session.gather(packed), ends, axis=1)
         return {
-            stream: np.concatenate([p.view(x.dtype).reshape(x.shape) for p in everyones], 1)
-            for (stream, x), everyones in zip(own.items(), parts, strict=True)
+            stream: np.concatenate([p.view(x.dtype).reshape(x.shape) for p in outputs], 1)
+            for (stream, x), outputs in zip(local.items(), gathered, strict=True)
         }
 
     def __enter__(self) -> Self:
-        """Bring the weights to the devices.
+        """Copy the weights to the devices.
 
         Raises:
-            DamagedError: on all processes, if one finds that values in a file are damaged.
+            DamagedError: on all processes, if one of them reads damaged values from a file.
         """
         with ExitStack() as stack:
             with raise_on_all():
@@ -146,22 +144,22 @@ class ModelSession:
 Model = TypeVar("Model", bound=ModelSession)
 
 
-def compile_session(make: Callable[[], Model], what: str) -> Model:
-    """The model that `make` makes; says on the screen that it takes a while, and what it took.
+def compile_session(create: Callable[[], Model], name: str) -> Model:
+    """Create a session; prints that it compiles, and how long it took.
 
     Args:
-        what: the program, for people.
+        name: name of the program in these messages.
     """
-    say(f"compiling {what}")
+    say(f"compiling {name}")
     start = time.perf_counter()
-    model = make()
-    taken = time.perf_counter() - start
-    say(f"ready after {taken:.1f} s: {startup_text(model.session.startup)}")
+    model = create()
+    seconds = time.perf_counter() - start
+    say(f"ready after {seconds:.1f} s: {format_startup(model.session.startup)}")
     return model
 
 
-def startup_text(startup: popxl.session.Startup) -> str:
-    """Say where a program's executables come from."""
+def format_startup(startup: popxl.session.Startup) -> str:
+    """Format where a program's executables came from: the compiler or the cache."""
     how = "compiled"
     if startup.from_cache:
         missing = startup.compiles > 0

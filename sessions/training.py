@@ -31,14 +31,14 @@ from sessions.session import ModelSession
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an optimizer step reports.
+    """Metrics of an optimizer step.
 
     Attributes:
         loss: mean over the target tokens of the global batch, before the update.
         gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
-        tokens, target_tokens: how many the global batch holds, without padding, and how many of
-            them have a label, or what else the loss is divided by.
-        aux_metrics: what the objective tells of the batch, and how it used experts, by name.
+        tokens: tokens of the global batch, without padding.
+        target_tokens: the divisor of the mean loss: the number of target tokens.
+        aux_metrics: the objective's other metrics and those of experts, by name.
     """
 
     loss: float
@@ -49,58 +49,63 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """Whether the devices left the update out: loss or gradients are not finite."""
+        """True if the devices skipped the update because loss or gradients are not finite."""
         return not math.isfinite(self.gradient_norm)
 
 
 class TrainingSession(ModelSession):
-    """Trains a model. Use it as a context; weights must be written before the first step."""
+    """Trains a model. Use it as a context manager; write the weights before the first step."""
 
     def __init__(self, config: RunConfig, gradients: bool = False) -> None:
         """Build and compile the program.
 
         Args:
-            gradients: make the gradients of the last step readable.
+            gradients: keep the gradients of the last step for `gradients`.
         """
         self._family = family = get_family(config)
-        self._pending: int | None = None  # the step whose update waits for the next one
+        self._pending: int | None = None  # number of the step whose update is deferred
         self._sharding, self._objective = BatchSharding.of(config), make_objective(config)
         weight_map = family.weight_map(config)
 
         def build(variant: Variant) -> TrainingProgram:
-            own, kept, per_pass = variant.apply_to(config), dict(variant.kept), variant.per_pass
-            return build_training(own, family.build_phases, gradients, weight_map, kept, per_pass)
+            changed, saved = variant.apply_to(config), dict(variant.kept)
+            return build_training(
+                changed, family.build_phases, gradients, weight_map, saved, variant.per_pass
+            )
 
         self.program = build_best_program(config, build)
         super().__init__(config, self.program.ir, weight_map, self.program.variables)
 
     # ---- state ----------------------------------------------------------------------------------
     def tensors(self, optimizer: bool = True, frozen: bool = True) -> Mapping[str, np.ndarray]:
-        """Weights, and optimizer state if asked, as whole tensors by logical name; without those
-        that are not trained if `frozen` is false.
+        """Return weights and optimizer state as a lazy mapping: logical name -> full tensor.
 
-        Each is brought from the devices when it is asked for, best in order. They change with the
-        next step. An update that is pending is done first, by all processes together.
+        Each tensor is copied from the devices when it is read, fastest in order; the next step
+        changes them. A deferred update is done first, on all processes together.
+
+        Args:
+            optimizer: include the optimizer state.
+            frozen: include weights that are not trained.
 
         Raises:
-            ValueError: the model is not entered.
+            ValueError: the session is not entered.
         """
         self._check_entered()
         self.finish_update()
         session = self.session
-        held = ShardReader(session.variable_shards, session.read_variable_shard)
+        shards = ShardReader(session.variable_shards, session.read_variable_shard)
         read = session.read_variable_data
-        return self._weight_map.to_logical(read, self.program.variables, optimizer, held, frozen)
+        return self._weight_map.to_logical(read, self.program.variables, optimizer, shards, frozen)
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
-        """Like `tensors`, all at once: a copy."""
+        """Return a copy of `tensors`."""
         return dict(self.tensors(optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Gradients of the last step by the weight's name, without loss scaling.
+        """Return the gradients of the last step by weight name, without loss scaling.
 
         Raises:
-            ValueError: the model is not entered.
+            ValueError: the session is not entered.
         """
         self._check_entered()
         read = self.session.read_variable_data
@@ -120,13 +125,13 @@ class TrainingSession(ModelSession):
     def finish_update(self) -> None:
         """Do the update that waits for the next step, if one does (`execution.update` behind).
 
-        All processes do so together.
+        All processes do this together.
         """
         update_only = self.program.update_only
         if self._pending is None or update_only is None:
             return
-        transfers, own = self.program.ir.num_host_transfers, self._sharding.own
-        lead = (transfers, own.stop - own.start)
+        transfers, local = self.program.ir.num_host_transfers, self._sharding.own
+        lead = (transfers, local.stop - local.start)
         inputs = {
             stream: np.zeros((*lead, *stream.shape), stream.dtype.as_numpy())
             for stream in self.session.expected_inputs()
@@ -139,7 +144,7 @@ class TrainingSession(ModelSession):
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
         if not self.session.is_attached:
-            self._pending = None  # nothing of the state stays
+            self._pending = None  # the state is gone
 
     def _check_entered(self) -> None:
         if not self.session.is_attached:
@@ -149,21 +154,20 @@ class TrainingSession(ModelSession):
     def run(
         self, batches: Sequence[Batch], learning_rates: Sequence[float], first_step: int = 0
     ) -> list[StepResult]:
-        """Optimizer steps: `execution.device_iterations` of them, one for each global batch.
+        """Do `execution.device_iterations` optimizer steps, one for each global batch.
 
         Args:
-            batches: the samples for the replicas of this process (`data.loader.Loader.of`), which
-                are all of a global batch where there is one process.
-            first_step: number of the first step; what is random in dropout and stochastic rounding
-                depends on it.
+            batches: the samples for this process's replicas (`data.loader.Loader`); with a single
+                process, the full global batches.
+            first_step: number of the first step, which seeds dropout and stochastic rounding.
         """
         iterations = self.config.execution.device_iterations
         if len(batches) != iterations or len(learning_rates) != iterations:
             raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
         counts = self._counts(batches)
-        fed = [self._feed(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)]
+        arrays = [self._arrays(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)]
         inputs = {
-            stream: np.concatenate([f[name] for f in fed])
+            stream: np.concatenate([by_name[name] for by_name in arrays])
             for name, stream in self.program.inputs.items()
         }
         inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
@@ -180,51 +184,54 @@ class TrainingSession(ModelSession):
         return results
 
     def _seed_rounding(self, step: int) -> None:
-        """Let the next run round as the update of a step does."""
+        """Seed the stochastic rounding of the next run for the update of a step."""
         (seed,) = counter_seeds(self.config.model.seed, step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
 
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Tokens and target tokens of each global batch, on all processes."""
-        once = [self._sharding.without_duplicates(batch) for batch in batches]
-        own = [[self._family.sample_format.tokens(b), self._objective.normalizer(b)] for b in once]
-        totals = np.sum(popdist.all_gather_object(own), axis=0).tolist()
+        """Count tokens and target tokens of each global batch over all processes."""
+        unique = [self._sharding.without_duplicates(batch) for batch in batches]
+        local = [
+            [self._family.sample_format.tokens(b), self._objective.normalizer(b)] for b in unique
+        ]
+        totals = np.sum(popdist.all_gather_object(local), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
-    def _feed(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
-        """Samples as (micro-batches, own replicas, ...) arrays by stream name."""
-        c, own = self.config, self._sharding.own
-        arrays = self._family.sample_format.streams(batch)
-        wanted = self.program.inputs.keys() & arrays.keys()
-        fed = {name: self._sharding.to_replicas(arrays[name]) for name in wanted}
+    def _arrays(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
+        """Arrange samples by stream name: arrays (micro-batches, local replicas, ...)."""
+        c, local = self.config, self._sharding.own
+        samples = self._family.sample_format.streams(batch)
+        names = self.program.inputs.keys() & samples.keys()
+        arrays = {name: self._sharding.to_replicas(samples[name]) for name in names}
         share = c.gradient_accumulation * c.execution.data_parallel
         weight = share / max(target_tokens, 1)
-        shape = (c.gradient_accumulation, own.stop - own.start)
-        fed[LOSS_WEIGHT] = np.full(shape, weight, np.float32)
-        return fed
+        shape = (c.gradient_accumulation, local.stop - local.start)
+        arrays[LOSS_WEIGHT] = np.full(shape, weight, np.float32)
+        return arrays
 
     def _per_step(self, values: np.ndarray) -> np.ndarray:
-        """Values of each step for a stream that is loaded once a step: (transfers, own replicas,
-        ...).
+        """Arrange values for a stream that is loaded once per step: (steps, ...) -> (transfers,
+        local replicas, ...).
 
-        A stream has as many transfers as micro-batches; the rest is never loaded.
+        A stream has a transfer for each micro-batch; those after the steps are never loaded.
         """
-        own = self._sharding.own
+        local = self._sharding.own
         transfers = self.program.ir.num_host_transfers
-        shape = (transfers, own.stop - own.start, *values.shape[1:])
+        shape = (transfers, local.stop - local.start, *values.shape[1:])
         out = np.zeros(shape, values.dtype)
         out[: len(values)] = values[:, None]
         return out
 
     def _seeds(self, first_step: int) -> np.ndarray:
-        """Seeds by step and own replica; tensor-parallel ones share theirs."""
+        """Seeds of the steps, uint32 (transfers, local replicas, 2), equal in a tensor-parallel
+        group."""
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel
         per_step = [counter_seeds(c.model.seed, step, copies) for step in steps]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
-        everyones = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
-        out[: len(per_step)] = everyones[:, self._sharding.own]
+        all_replicas = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
+        out[: len(per_step)] = all_replicas[:, self._sharding.own]
         return out
 
     def _results(
@@ -239,9 +246,9 @@ class TrainingSession(ModelSession):
         norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
         aux_metrics = self._aux_metrics(outputs, means, counts, batches)
-        of_experts = self._expert_metrics(outputs, n)
-        rows = zip(means, norms, counts, aux_metrics, of_experts, strict=True)
-        return [StepResult(float(x), float(norm), *n, a | b) for x, norm, n, a, b in rows]
+        by_expert = self._expert_metrics(outputs, n)
+        steps = zip(means, norms, counts, aux_metrics, by_expert, strict=True)
+        return [StepResult(float(x), float(norm), *n, a | b) for x, norm, n, a, b in steps]
 
     def _aux_metrics(
         self,
@@ -250,33 +257,30 @@ class TrainingSession(ModelSession):
         counts: Sequence[tuple[int, int]],
         batches: Sequence[Batch],
     ) -> list[dict[str, Any]]:
-        """The objective's metrics of each step, besides the loss."""
+        """Compute the objective's metrics of each step besides the loss."""
         stream = self.program.aux_outputs.get(LOSS_STATS)
         objective, sharding = self._objective, self._sharding
         if stream is None:
             return [{} for _ in batches]
-        own = list[Tally]()
+        local = list[Tally]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
-            own.append(tally_of(objective, sharding, sharding.from_replicas(sums), batch))
-        every = [
-            reduce(added, of_step) for of_step in zip(*popdist.all_gather_object(own), strict=True)
-        ]
+            local.append(tally_of(objective, sharding, sharding.from_replicas(sums), batch))
+        by_process = popdist.all_gather_object(local)
+        totals = [reduce(added, tallies) for tallies in zip(*by_process, strict=True)]
         aux_metrics = list[dict[str, Any]]()
-        for tally, mean, (_, normalizer) in zip(every, means, counts, strict=True):
-            whole = {**tally, "loss": (mean * normalizer, normalizer)}
-            found = {name: metric(whole) for name, metric in objective.metrics.items()}
-            aux_metrics.append({name: value for name, value in found.items() if name != "loss"})
+        for tally, mean, (_, normalizer) in zip(totals, means, counts, strict=True):
+            totals_of_step = {**tally, "loss": (mean * normalizer, normalizer)}
+            values = {name: metric(totals_of_step) for name, metric in objective.metrics.items()}
+            aux_metrics.append({name: value for name, value in values.items() if name != "loss"})
         return aux_metrics
 
     def _expert_metrics(
         self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray], steps: int
     ) -> list[dict[str, float]]:
-        """How each step used experts, where there are some."""
+        """Compute the metrics of experts of each step; empty without experts."""
         stream = self.program.aux_outputs.get(EXPERT_USAGE)
         if stream is None:
             return [{} for _ in range(steps)]
-        parts = self.config.execution.tensor_parallel  # which have the same numbers
-        each = outputs[stream].reshape(steps, -1, self.config.replicas, *stream.shape)[
-            :, :, ::parts
-        ]
-        return [expert_metrics(x.reshape(-1, *stream.shape)) for x in each]
+        group = self.config.execution.tensor_parallel  # of replicas with equal counts
+        usage = outputs[stream].reshape(steps, -1, self.config.replicas, *stream.shape)
+        return [expert_metrics(x.reshape(-1, *stream.shape)) for x in usage[:, :, ::group]]

@@ -83,7 +83,7 @@ class Choosing:
         logps = np.empty((*samples.places.shape, 2), np.float32)
         self._losses.write(weights)
         with self._losses:
-            for part, found in self._losses.texts(samples):
+            for part, found in self._losses.loss_stats(samples):
                 logps[part] = found
                 if on_progress is not None:
                     on_progress(part.stop - part.start)
