@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,31 @@ def test_folders_of_the_application_import_downwards_only():
         assert not imports_of(files_under(ROOT / folder), {*order[i + 1 :], "benchmarks"})
 
 
+def type_checking_nodes(path: Path) -> set[ast.AST]:
+    """Nodes below `if TYPE_CHECKING:`, which a run never reaches."""
+    blocks = [
+        node
+        for node in nodes_of(path)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {inner for block in blocks for inner in ast.walk(block)}
+
+
+@pytest.mark.parametrize("folder", APPLICATION_FOLDERS)
+def test_files_and_sub_folders_of_a_folder_import_in_no_circle(folder):
+    """Imports for type checkers alone are left out."""
+    graph: dict[str, set[str]] = {}
+    for path in files_under(ROOT / folder):
+        importer = path.relative_to(ROOT / folder).with_suffix("").parts[0]
+        checked_only = type_checking_nodes(path)
+        for node in nodes_of(path):
+            if isinstance(node, ast.ImportFrom) and node not in checked_only:
+                names = [f"{node.module}.{alias.name}".split(".") for alias in node.names]
+                imported = {name[1] for name in names if name[0] == folder}
+                graph.setdefault(importer, set()).update(imported - {importer})
+    assert list(TopologicalSorter(graph).static_order())
+
+
 def test_imports_of_the_application_find_their_modules():
     """A module that was moved is missed here, and not by who first runs what imports it."""
     missing = []
@@ -194,8 +220,8 @@ def test_the_application_leaves_private_attributes_alone():
                 if not (isinstance(base, ast.Name) and base.id in ("self", "cls")):
                     found.append(f"{place(path, node.lineno)} uses .{node.attr}")
     # argparse gives its groups a type, which stands in an annotation, but no public name for it;
-    # os._exit is public in spite of its name.
-    public = ("._ArgumentGroup", "._exit")
+    # os._exit is public in spite of its name, and ir._pb_ir is how PopXL programs reach options.
+    public = ("._ArgumentGroup", "._exit", "._pb_ir")
     assert [use for use in found if not use.endswith(public)] == []
 
 
