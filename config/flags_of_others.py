@@ -12,8 +12,6 @@ from files.formatting import format_name
 _BY_NAME = {name: flag for flag in FLAGS for name in flag.names.split()}
 _WORDS = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
 """Other spellings of the values of a switch."""
-_DOCUMENTED = 3
-"""Names of a flag that documents show."""
 
 
 def check_flags(arguments: Sequence[str]) -> None:
@@ -73,17 +71,3 @@ def _choices(flag: Flag) -> str:
     plain = [choice for choice in flag.values.values() if choice not in ("", OMIT, *whole)]
     of_ours = [f"{flag.ours} {'|'.join(dict.fromkeys(plain))}"] if plain else []
     return " or ".join(dict.fromkeys([*of_ours, *whole])) or flag.ours
-
-
-def rows() -> Iterator[tuple[str, str]]:
-    """Rows of a table for documents: others' flags, and ours where there are some."""
-    for flag in FLAGS:
-        if flag.ours or flag.values:
-            names = flag.names.split()
-            more = ", …" if len(names) > _DOCUMENTED else ""
-            named = flag.with_value("NAME") if "{" in flag.ours else flag.ours
-            ours = f"`{named if flag.passes_values else _choices(flag)}`"
-            yield (
-                ", ".join(f"`--{name}`" for name in names[:_DOCUMENTED]) + more,
-                f"{ours}; {flag.says}" if flag.says else ours,
-            )

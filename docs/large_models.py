@@ -7,7 +7,7 @@
 
 The numbers are in docs/large_models.json, and those of runs that were measured in
 benchmarks/results/full_size.jsonl. The tables stand in docs/large_models.md between
-`<!-- models -->`, `<!-- speed -->`, `<!-- memory -->`, `<!-- adapters -->`, `<!-- others -->` or
+`<!-- models -->`, `<!-- speed -->`, `<!-- memory -->`, `<!-- adapters -->` or
 `<!-- measured -->` and `<!-- end -->`. Tests fail where they are out of date.
 """
 
@@ -81,35 +81,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     for title, (preset, model) in _BASES.items()
     for bits, few in (("bfloat16", {}), ("int4", {"quantisation": "int4"}))
 }
-"""Like `MODELS`: adapters of rank 16 on all linear maps."""
-
-_QWEN_7B = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 28,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-}
-COMPARED: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama 3.1 8B, 512 samples": ("llama3_1_8B", {"training": {"global_batch_size": 512}}),
-    "Qwen3 32B, 512 samples": ("qwen3_32B", {"training": {"global_batch_size": 512}}),
-    "Qwen2.5 7B, 158 samples": (
-        "qwen3_0_6B",
-        {"model": _QWEN_7B, "training": {"global_batch_size": 158}},
-    ),
-    "Llama 3.1 8B, 16 samples of 8,192 tokens": (
-        "llama3_1_8B",
-        {
-            "model": {"sequence_length": 8192},
-            "training": {"global_batch_size": 16},
-            "execution": {"micro_batch_size": 1},
-        },
-    ),
-}
-"""Like `MODELS`: what others have published figures of, at their batch and length."""
+"""Like `MODELS`: adapters of rank 16 on all linear layers."""
 
 MACHINES: dict[str, tuple[str, int]] = {
     "laptop": ("laptop", 1),
@@ -122,9 +94,6 @@ MACHINES: dict[str, tuple[str, int]] = {
     "8 × H200": ("h200", 8),
 }
 """By title: a machine, and how many of its devices are used."""
-
-OF_OTHERS = {"8 × A100 80 GB": ("a100", 8), "H100": ("h100", 1), "8 × H100": ("h100", 8)}
-"""Like `MACHINES`: those that others have measured on."""
 
 FOR_ADAPTERS = ("RTX 4090", "H100")
 
@@ -150,74 +119,16 @@ class Row:
     tokens_per_second: float
 
 
-@dataclass(frozen=True)
-class Published:
-    """What others say of a system of theirs.
-
-    Attributes:
-        figure: of one device.
-        unit: of `figure`: tokens/s, or TFLOP/s as 6 × parameters × tokens/s.
-        model, machine: of `COMPARED` and `OF_OTHERS`.
-        differs: what they do otherwise, for people.
-    """
-
-    system: str
-    figure: float
-    unit: str
-    model: str
-    machine: str
-    differs: str
-    source: str
-
-
-_ROUND_PIPE = "AdamW on the host", "arXiv:2604.27085, its README; A800, batch not said"
-OTHERS = (
-    Published(
-        "RoundPipe",
-        3553,
-        "tokens/s",
-        "Llama 3.1 8B, 512 samples",
-        "8 × A100 80 GB",
-        *_ROUND_PIPE,
-    ),
-    Published(
-        "RoundPipe",
-        788,
-        "tokens/s",
-        "Qwen3 32B, 512 samples",
-        "8 × A100 80 GB",
-        *_ROUND_PIPE,
-    ),
-    Published(
-        "MegaTrain",
-        272,
-        "TFLOP/s",
-        "Qwen2.5 7B, 158 samples",
-        "H100",
-        "AdamW on the host; no masters",
-        "arXiv:2604.05091, its README",
-    ),
-    Published(
-        "torchtitan",
-        6667,
-        "tokens/s",
-        "Llama 3.1 8B, 16 samples of 8,192 tokens",
-        "8 × H100",
-        "all in device memory, sharded over the GPUs",
-        "benchmarks/ of its repository, bfloat16 with compile",
-    ),
-)
 EVERY = [
     *product(MODELS, MACHINES),
     *product(ADAPTED, FOR_ADAPTERS),
-    *((other.model, other.machine) for other in OTHERS),
 ]
 
 
 def computed(model: str, on: str) -> Row:
     """Plan and simulate a model on a machine, see `EVERY`."""
-    preset, changes = (MODELS | ADAPTED | COMPARED)[model]
-    name, devices = (MACHINES | OF_OTHERS)[on]
+    preset, changes = (MODELS | ADAPTED)[model]
+    name, devices = MACHINES[on]
     target = machine(name)
     config = load_config(
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset, changes
@@ -264,7 +175,6 @@ def rewritten(text: str, rows: Sequence[Row]) -> str:
         "speed": partial(_by_machine, cell=_speed),
         "memory": partial(_by_machine, cell=_memory),
         "adapters": partial(_by_machine, cell=_both, models=ADAPTED, machines=FOR_ADAPTERS),
-        "others": _others,
         "measured": _measured,
     }
     return _BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]](rows)}{m[3]}", text)
@@ -314,28 +224,6 @@ def _memory(row: Row) -> str:
 
 def _both(row: Row) -> str:
     return f"{_speed(row)} ({_memory(row)})" if row.fits else "no"
-
-
-def _others(rows: Sequence[Row]) -> str:
-    head = ("System", "Of each device", "Published", "Here, simulated", "Ratio", "There", "Source")
-    by = {(row.model, row.machine): row for row in rows}
-    pairs = ((other, by.get((other.model, other.machine))) for other in OTHERS)
-    return markdown(head, (_other(other, row) for other, row in pairs if row is not None))
-
-
-def _other(other: Published, row: Row) -> tuple[str, ...]:
-    ours = row.tokens_per_second / (row.data_parallel * row.tensor_parallel)
-    if other.unit == "TFLOP/s":
-        ours *= 6 * row.parameters / 1e12
-    return (
-        other.system,
-        f"{row.model} on {row.machine}",
-        f"{other.figure:,.0f} {other.unit}",
-        format_two_digits(ours),
-        f"{ours / other.figure:.1f}",
-        other.differs,
-        other.source,
-    )
 
 
 def _measured(_: Sequence[Row]) -> str:

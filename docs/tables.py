@@ -16,7 +16,6 @@ from pathlib import Path
 from config.base import Leaf, Section, leaves
 from config.families import FAMILIES, config_class_of
 from config.flags import flag_of
-from config.flags_of_others import rows as flags_of_others
 from config.missing_models import MISSING
 from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
@@ -32,12 +31,9 @@ def rewritten(text: str) -> str:
 
 
 def _table_of(name: str) -> str:
-    """The table called `name`: "presets", a section's, a model family's, that of "decoders", the
-    flags of "others", or the models that are "missing"."""
+    """Returns a table: "presets", a section, a model family, "decoders", or "missing" models."""
     if name == "presets":
         return _presets()
-    if name == "others":
-        return markdown(("Elsewhere", "Here"), flags_of_others())
     if name == "missing":
         listed = ((reason, kinds.replace(" ", ", ")) for reason, kinds in MISSING.items())
         return markdown(("It is", "Kinds (`model_type`)"), listed)

@@ -8,7 +8,6 @@ import popxl
 from popxl import ops
 
 
-# [program]
 def moving_statistics(xs: np.ndarray, momentum: float) -> dict[str, np.ndarray]:
     """Moving mean and largest value of each feature, and the number of batches seen.
 
@@ -56,8 +55,6 @@ def moving_statistics(xs: np.ndarray, momentum: float) -> dict[str, np.ndarray]:
         session.run({x_stream: xs})
     return {t.name: session.get_tensor_data(t) for t in variables}
 
-
-# [end]
 
 if __name__ == "__main__":
     print(moving_statistics(np.random.default_rng(0).normal(size=(5, 8, 3)).astype("f4"), 0.5))

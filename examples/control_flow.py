@@ -8,7 +8,6 @@ import popxl
 from popxl import ops
 
 
-# [program]
 def collatz_lengths(starts: np.ndarray, limit: int) -> np.ndarray:
     """Steps until n -> n / 2 (even), 3 n + 1 (odd) reaches 1; at most `limit`.
 
@@ -52,8 +51,6 @@ def collatz_lengths(starts: np.ndarray, limit: int) -> np.ndarray:
     with popxl.Session(ir, "ipu_model") as session:
         return session.run({start_stream: starts})[length_stream]
 
-
-# [end]
 
 if __name__ == "__main__":
     print(collatz_lengths(np.arange(1, 11, dtype=np.float32), 30))

@@ -49,7 +49,6 @@ class Head(addons.Module):
         return error * (2 / x.nelms), ops.mean(error * error)
 
 
-# [phases]
 class Blocks:
     """What the phases of the layers need: graphs, buffers, and how to load and store weights."""
 
@@ -116,9 +115,6 @@ class Blocks:
             ops.scaled_add_(shard, grads.get(name), b=-self.lr)
         self.store.bind(shards).call(i)
         return i - 1
-
-
-# [end]
 
 
 def train_step(xs: np.ndarray, targets: np.ndarray, sizes: Sizes):
