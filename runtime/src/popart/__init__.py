@@ -1,4 +1,4 @@
-"""The names of popart that PopXL programs use."""
+"""Names of popart that PopXL programs use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from popxl.errors import poplar_application_runtime_error as poplar_application_
 
 
 def versionString() -> str:  # noqa: N802 - popart's name
-    """Version of the runtime that stands in for PopART, such as `0.1.0+jax0.10.2`.
+    """Returns the version of this runtime in place of PopART's, such as `0.1.0+jax0.10.2`.
 
     `0+unknown...` where the runtime is used in place, without having been installed.
     """
@@ -27,12 +27,12 @@ def versionString() -> str:  # noqa: N802 - popart's name
 
 
 def getLogger(name: str = "all") -> logging.Logger:  # noqa: N802
-    """The runtime's logger, or that of one of its parts."""
+    """Returns the runtime's logger, or one of its children."""
     return logging.getLogger("popxl" if name == "all" else f"popxl.{name}")
 
 
 class DataType(enum.Enum):
-    """Element types under PopART's names."""
+    """Element types by PopART's names."""
 
     FLOAT8_143 = "float8_143"
     FLOAT8_152 = "float8_152"

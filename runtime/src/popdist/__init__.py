@@ -1,4 +1,4 @@
-"""Several processes that run one program: who this one is, and how they meet.
+"""Multi-process programs: initialization, rank and world size, and small collectives on the host.
 
 A process is one of several if it was told so: by arguments of `init`, by the environment variables
 `POPDIST_NUM_INSTANCES`, `POPDIST_INSTANCE_INDEX` and `POPDIST_COORDINATOR` (which `python3 -m
@@ -32,7 +32,7 @@ _joined: _ProcessGroup | None = None
 def init(
     processes: int | None = None, process: int | None = None, coordinator: str | None = None
 ) -> None:
-    """Meet the other processes, if there are any. Does nothing if that was done.
+    """Joins the process group of the run; does nothing if it has been joined, or for one process.
 
     To be called before JAX starts its devices.
 
@@ -60,27 +60,27 @@ def init(
 
 
 def isPopdistEnvSet() -> bool:  # noqa: N802 - popdist's name
-    """Whether the process was started as one of some instances."""
+    """True if the process was started as one of several instances."""
     return _NUM_INSTANCES in _os.environ or _process_info().count > 1
 
 
 def getNumInstances() -> int:  # noqa: N802
-    """Number of processes of the run."""
+    """Returns the number of processes of the run (world size)."""
     return _process_info().count
 
 
 def getInstanceIndex() -> int:  # noqa: N802
-    """This process's index, from 0."""
+    """Returns this process's index (rank), from 0."""
     return _process_info().index
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
-    """Replicas of all instances (`POPDIST_NUM_TOTAL_REPLICAS`); default: one for each."""
+    """Returns the replicas of all instances (`POPDIST_NUM_TOTAL_REPLICAS`); default: one each."""
     return _env_int(_TOTAL_REPLICAS, getNumInstances())
 
 
 def getNumLocalReplicas() -> int:  # noqa: N802
-    """Replicas of this instance. Raises ValueError if instances do not share them equally."""
+    """Returns the replicas of this instance; raises ValueError if they cannot be split equally."""
     replicas, instances = getNumTotalReplicas(), getNumInstances()
     if replicas % instances:
         raise ValueError(f"{replicas} replicas cannot be shared equally by {instances} instances")
@@ -88,13 +88,13 @@ def getNumLocalReplicas() -> int:  # noqa: N802
 
 
 def getNumIpusPerReplica() -> int:  # noqa: N802
-    """Always 1: a replica is one device."""
+    """Returns 1: a replica is one device."""
     return 1
 
 
 # ---- additions ----------------------------------------------------------------------------------
 def all_gather_object(value: Any, channel: str = "main") -> list[Any]:
-    """Every process's value, in the order of the processes. All of them call it.
+    """Gathers one JSON value from each process, in process order (collective).
 
     Args:
         value: something small that JSON can hold.
@@ -104,29 +104,29 @@ def all_gather_object(value: Any, channel: str = "main") -> list[Any]:
 
 
 def rpc_stats() -> dict[str, RpcStats]:
-    """What this process has asked of the coordination service so far: for `exchange`, and to
-    `watch` the others, which it does every second. Nothing if it is alone."""
+    """Returns this process's requests to the coordination service: "exchange" for collectives,
+    "watch" for monitoring its peers; empty for a single process."""
     return {} if _joined is None else _joined.rpc_stats()
 
 
 def set_status(activity: str) -> None:
-    """Let the others know what this process does, for `peer_status`; within seconds."""
+    """Publishes what this process is doing, for `peer_status` of the others; within seconds."""
     if _joined is not None:
         _joined.activity = activity
 
 
 def peer_status() -> dict[str, str]:
-    """What each of the others tells that it does; by the process in words, with its host."""
+    """Returns what each other process is doing, by "process I (pid P on HOST)"."""
     return {} if _joined is None else _joined.peer_status()
 
 
 def local_process_count() -> int:
-    """How many of the processes are on this host, with this one."""
+    """Returns the number of processes on this host, this one included."""
     return 1 if _joined is None else _joined.local_process_count
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """Say on standard error what is wrong, and end this process; the others notice, and end too.
+    """Prints an error and exits this process; the others notice, and exit too.
 
     Of processes that fail alike the first one says so.
     """
@@ -137,19 +137,20 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def collective_section() -> AbstractContextManager[None]:
-    """A context for work that needs the other processes: if it fails since one of them is gone,
-    this process says which, and ends."""
+    """Context for collective work: if it fails because a peer is lost, this process names the peer
+    and exits."""
     return nullcontext() if _joined is None else _joined.collective_section()
 
 
 def shutdown() -> None:
-    """Part from the other processes at the end of the work; done at exit by itself."""
+    """Leaves the process group after the work; also called at exit."""
     if _joined is not None:
         _joined.shutdown()
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process at once, after a failure or on a signal. The others notice, and end too."""
+    """Exits this process at once, after a failure or on a signal; the others notice, and exit
+    too."""
     if _joined is None:
         with _suppress(OSError):
             _sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The coordination service of JAX in a process of its own, which process 0 starts, and its door.
+"""JAX's coordination service, in a process of its own behind an authenticated port.
 
 In process 0 itself it would end with it, and its end makes JAX abort all other processes before
 they can say what happened. This one lives for as long as any of them does, and heeds no signal: a
@@ -72,22 +72,22 @@ _SPARE_FILES = 128  # open files beyond those of the processes
 
 
 def run_digest(run: str) -> bytes:
-    """What stands for the name of a run at the door."""
+    """Returns a digest of the run's name, which the handshake sends."""
     return hashlib.sha256(run.encode()).digest()[:16]
 
 
 def auth_code(secret: str, *parts: bytes) -> bytes:
-    """What only who knows the secret can say."""
+    """Returns an HMAC-SHA256 of `parts` with the run's secret."""
     return hmac.digest(secret.encode(), b"".join(parts), "sha256")
 
 
 def silence_timeout() -> float:
-    """Seconds after which a process that says nothing is gone."""
+    """Returns the seconds after which a silent process counts as lost."""
     return float(os.environ.get("POPDIST_SILENCE") or 60)
 
 
 def forward_bytes(source: socket.socket, target: socket.socket) -> None:
-    """Until one of them is closed. What is left of them stays open."""
+    """Copies bytes from one socket to the other until one of them is closed."""
     with suppress(OSError):
         if target.family != socket.AF_UNIX:
             target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,7 +96,7 @@ def forward_bytes(source: socket.socket, target: socket.socket) -> None:
 
 
 class Coordinator:
-    """Where processes come in; it sees who lives."""
+    """Accepts and authenticates the processes of a run, and reports those that ended."""
 
     def __init__(
         self, server: socket.socket, service: str, processes: int, run: str, secret: str
@@ -113,7 +113,7 @@ class Coordinator:
         self._selector.register(server, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Return when the other ends of all are closed, and process 0 has ended."""
+        """Serves until all processes, process 0 included, have closed their connections."""
         end, has_first = float("inf"), True
         self._selector.register(0, selectors.EVENT_READ)
         while (self._members or has_first) and time.monotonic() < end:
@@ -140,7 +140,7 @@ class Coordinator:
             sock.send(self._challenges[sock])
 
     def _drop_idle(self) -> None:
-        """Those who say nothing, the first first if they are many."""
+        """Rejects connections that have not authenticated in time, and the oldest of too many."""
         now = time.monotonic()
         silent = list(self._pending.items())
         for i, (sock, (_, since, who)) in enumerate(silent):
@@ -192,7 +192,7 @@ class Coordinator:
             self._relay_to_jax(sock)
 
     def _relay_to_jax(self, sock: socket.socket) -> None:
-        """Relay a connection to JAX's service."""
+        """Relays a connection to JAX's service."""
         try:
             service = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             service.connect(self._service)
@@ -213,7 +213,7 @@ class Coordinator:
                 os.write(1, f"refused {note}\n".encode())
 
     def _remove_member(self, sock: socket.socket) -> None:
-        """The end of a process, which the others hear of."""
+        """Removes a process that has ended, and tells the others its index."""
         ended = self._members.pop(sock).to_bytes(INDEX_BYTES)
         self._close(sock)
         for other in self._members:
@@ -229,7 +229,7 @@ class Coordinator:
 
 
 def _forward_and_shutdown(source: socket.socket, target: socket.socket) -> None:
-    """What one end says to the other, and that it says no more."""
+    """Forwards bytes, then shuts the target down for writing."""
     forward_bytes(source, target)
     with suppress(OSError):  # it is closed
         target.shutdown(socket.SHUT_WR)
@@ -237,7 +237,7 @@ def _forward_and_shutdown(source: socket.socket, target: socket.socket) -> None:
 
 # ---- sockets ------------------------------------------------------------------------------------
 def _addresses(host: str) -> Iterator[str]:
-    """Where to listen, best first: at the addresses that the host's name stands for.
+    """Yields the addresses to listen on, best first: those of the host's name, then all interfaces.
 
     All of the machine's come last: for a name that is this machine's loopback in its own list of
     hosts, as on a Debian, but not in those of the others; and behind a translation of addresses.
@@ -252,7 +252,7 @@ def _addresses(host: str) -> Iterator[str]:
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
-    """The door's socket; waits while another run has the port. None: it has it for too long."""
+    """Returns the listening socket; waits while another run has the port. None if it stays busy."""
     end = time.monotonic() + silence_timeout() + LINGER + _PORT_WAIT
     while True:
         busy = False
@@ -278,7 +278,7 @@ def _socket(address: str, port: int) -> socket.socket:
 
 
 def raise_open_file_limit() -> int:
-    """Raise the number of files that this process may open as far as it may; returns it."""
+    """Raises the soft limit of open files to the hard limit, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
@@ -288,7 +288,7 @@ def raise_open_file_limit() -> int:
 
 
 def main(host: str, port: int, processes: int, run: str) -> None:
-    """Serve the processes until they have ended."""
+    """Serves the processes of a run until they have ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # they were blocked while this began

@@ -1,4 +1,4 @@
-"""What ends a process that can no longer hear of the others: the service or the launcher is gone.
+"""Coordinator monitor: exits this process when the coordination service or the launcher is gone.
 
 It asks the service nothing, so that a service that hangs cannot hold it.
 """
@@ -24,12 +24,12 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 def is_started_by_launcher() -> bool:
-    """Whether `popdist.run` has started this process, and sees how it ends."""
+    """True if `popdist.run` started this process and sees its exit code."""
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
 def exit_with_message(text: str) -> NoReturn:
-    """End this process, with this as its last line if it is any."""
+    """Exits this process; a non-empty text is its last line on standard error."""
     if text:
         with suppress(OSError, ValueError):  # nobody reads, or it is closed
             print(f"error: {text}", file=sys.stderr, flush=True)
@@ -37,12 +37,12 @@ def exit_with_message(text: str) -> NoReturn:
 
 
 class CoordinatorMonitor:
-    """A thread that measures for how long the service has been silent."""
+    """A thread that measures how long the coordination service has been silent."""
 
     def __init__(
         self, lifeline: socket.socket, who: str, where: str, silence_timeout: float
     ) -> None:
-        """Begin.
+        """Starts the thread.
 
         Args:
             lifeline: a connection to the service.
@@ -59,11 +59,11 @@ class CoordinatorMonitor:
         threading.Thread(target=self._run, name="overseer", daemon=True).start()
 
     def reset(self) -> None:
-        """Note that the service has answered."""
+        """Records that the service has answered."""
         self._silent_seconds = 0.0
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stops the thread."""
         self._stopped.set()
 
     def _run(self) -> None:

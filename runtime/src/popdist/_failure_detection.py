@@ -1,4 +1,4 @@
-"""Who of the processes is still there, and which one the others end with.
+"""Detection of lost processes: heartbeats, closed connections, and which lost process to name.
 
 A process that leaves after its work says so, and one that fails says that it has ended. One that is
 killed says nothing, but the system closes its connection; one whose host is gone falls silent.
@@ -26,7 +26,7 @@ _LOST_COUNT, _LOST = f"{_NAMED}/asked", f"{_NAMED}/lost"
 
 
 def lost_processes(statuses: Mapping[int, str], unheard: Set[int]) -> set[int]:
-    """The processes that have not left, and are no longer there.
+    """Returns the processes that are gone without having left properly.
 
     Args:
         statuses: the last word of each process.
@@ -38,23 +38,23 @@ def lost_processes(statuses: Mapping[int, str], unheard: Set[int]) -> set[int]:
 
 
 class StatusBoard:
-    """Where each process tells how it is, for all to read: keys of the coordination service."""
+    """Status of each process, published in the key-value store of the coordination service."""
 
     def __init__(self, client: Any, index: int) -> None:
-        """Args: `client`: of the coordination service; `index`: which process this is."""
+        """Args: `client`: of the coordination service; `index`: of this process."""
         self._client, self._index = client, index
 
     def publish_status(self, status: str) -> None:
-        """Let the others read a word about this process."""
+        """Publishes this process's status."""
         self._client.key_value_set(f"{_STATUS}/{self._index:06d}", status, allow_overwrite=True)
 
     def statuses(self) -> dict[int, str]:
-        """What each process has told last."""
+        """Returns the last published status of each process."""
         entries = self._client.key_value_dir_get(_STATUS)
         return {int(key.rpartition("/")[2]): status for key, status in entries}
 
     def activities(self) -> dict[int, str]:
-        """What each process that lives says that it does."""
+        """Returns the activity that each live process has published."""
         statuses = {index: status.partition(" ") for index, status in self.statuses().items()}
         return {
             index: activity
@@ -63,7 +63,7 @@ class StatusBoard:
         }
 
     def declare_lost(self, lost: int) -> int | None:
-        """Name the process because of which this one ends; each that does so asks once.
+        """Declares the lost process because of which this one exits; called once by each process.
 
         Returns:
             None: no other has named one before; else the process that the first has named.
@@ -74,13 +74,13 @@ class StatusBoard:
         return int(self._client.blocking_key_value_get(_LOST, _LOST_NAME_TIMEOUT))
 
     def declared_lost(self) -> int | None:
-        """Return the process because of which others have ended."""
+        """Returns the process that others have declared lost; None if there is none."""
         entries = dict(self._client.key_value_dir_get(_NAMED))
         return int(entries[_LOST]) if _LOST in entries else None
 
 
 class PeerMonitor:
-    """What this process knows of the others."""
+    """Failure detector: which of the other processes are lost."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class PeerMonitor:
         silence_timeout: float,
         activity: Callable[[], str] = str,
     ) -> None:
-        """Know nothing yet.
+        """Creates a monitor that has heard of no process yet.
 
         Args:
             count: of all processes.
@@ -115,7 +115,7 @@ class PeerMonitor:
         self._now = self._waited = self._read = 0.0  # seconds
 
     def exit_reason(self, index: int) -> str:
-        """What has become of a process that `check` returned, after "has"."""
+        """Returns why a process that `check` returned is lost, to follow "has"."""
         status = self._last_status[index][0]
         if status.startswith(ENDED):
             return status
@@ -124,7 +124,8 @@ class PeerMonitor:
         return f"not been heard of for {self._silence:.0f} s ({SILENCE})"
 
     def check(self, passed: float) -> int | None:
-        """Tell the others that this process lives, and return the one it must end with, if any.
+        """Publishes a heartbeat, and returns the lost process with which this one must exit, if
+        any.
 
         Args:
             passed: seconds since the last look. While this process was stopped itself, it could

@@ -1,4 +1,4 @@
-"""Which of a host's GPUs a process uses."""
+"""Assignment of a host's GPUs to its processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = 30
 
 
 def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:
-    """The GPUs that a process uses, of those that it sees; None: all of them.
+    """Returns the GPUs of a process among those that it sees, by index; None: all of them.
 
     Processes of a host that see the same GPUs share them equally, in order. Those that see
     different ones were given theirs by whoever started them.
@@ -32,7 +32,7 @@ def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> l
 
 
 def visible_gpus() -> list[str]:
-    """NVIDIA's GPUs that this process may use, by UUID where that is known."""
+    """Returns NVIDIA's GPUs that this process can use, by UUID where that is known."""
     files = os.listdir("/dev") if os.path.isdir("/dev") else []
     return list_gpu_names(os.environ, files, _parse_uuids(_nvidia_smi()))
 
@@ -40,7 +40,7 @@ def visible_gpus() -> list[str]:
 def list_gpu_names(
     environment: Mapping[str, str], files: Sequence[str], uuids: Mapping[str, str]
 ) -> list[str]:
-    """Names of the GPUs, from the environment, else from NVIDIA's list, else from those in /dev.
+    """Returns GPU names from CUDA_VISIBLE_DEVICES, else from `nvidia-smi`, else from /dev.
 
     Numbers count the GPUs that a process can see: in a control group, as `srun --gpus-per-task`
     makes them, each task's are 0 and up, whichever they are.
@@ -53,7 +53,7 @@ def list_gpu_names(
 
 
 def _parse_uuids(listed: str) -> dict[str, str]:
-    """UUID by number, of what `nvidia-smi -L` lists."""
+    """Parses the output of `nvidia-smi -L`: UUID by GPU number."""
     return dict(_GPU_LINE.findall(listed))
 
 

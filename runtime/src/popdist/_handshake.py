@@ -1,4 +1,4 @@
-"""The way to the other processes: the coordinator's door, and the addresses of this machine."""
+"""Handshake with the coordinator, and addresses of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONNECT_TIMEOUT = 10.0  # seconds that one may take
 
 
 def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: float) -> socket.socket:
-    """Connect to the coordinator, for its LIFELINE or SERVICE request (`_coordination_service`).
+    """Connects to the coordinator, for its LIFELINE or SERVICE request (`_coordination_service`).
 
     Raises:
         DistributedError: nobody opens within so many seconds, or the run there is another.
@@ -45,7 +45,7 @@ def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: floa
 
 
 def _handshake(sock: socket.socket, info: ProcessInfo, request: int) -> int:
-    """The door's word; nobody's if it is another program's, or does not know the secret."""
+    """Authenticates and returns the coordinator's answer; -1 if another program answers."""
     number = secrets.token_bytes(16)
     try:
         challenge = _receive_exactly(sock, _coordination_service.CHALLENGE.size)
@@ -72,7 +72,7 @@ def _handshake(sock: socket.socket, info: ProcessInfo, request: int) -> int:
 
 
 def _receive_exactly(sock: socket.socket, size: int) -> bytes:
-    """Read exactly `size` bytes. Raises ConnectionError if the peer closes first."""
+    """Receives exactly `size` bytes; raises ConnectionError if the peer closes first."""
     received = b""
     while len(received) < size:
         chunk = sock.recv(size - len(received))
@@ -83,7 +83,7 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def local_address(host: str, port: int) -> str | None:
-    """The address of this machine by which it reaches `host`; None if IPv4 does not."""
+    """Returns the local address from which `host` is reached; None if IPv4 does not reach it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))  # sends nothing
@@ -93,7 +93,7 @@ def local_address(host: str, port: int) -> str | None:
 
 
 def reachable_address(index: int, addresses: Sequence[str | None]) -> str | None:
-    """The address by which the others reach a process, from those by which each reached process 0.
+    """Returns the address by which the other processes reach process `index`.
 
     Process 0's may be 127.0.1.1, which its name is on a Debian; on several hosts that is nobody's.
     """

@@ -1,4 +1,4 @@
-"""The processes that work together: they meet, exchange small values, and notice who is missing.
+"""Process group: rendezvous, host collectives, failure handling and shutdown.
 
 All of it goes through the coordination service of JAX's distributed runtime, which also serves as
 the meeting point for the devices' collectives.
@@ -48,10 +48,10 @@ _NEVER = 7 * 24 * 3600  # seconds: `_monitor_peers` ends who waits for a process
 
 
 class ProcessGroup:
-    """This process among the others. Made once, by `popdist.init`."""
+    """The process group of a run; created once, by `popdist.init`."""
 
     def __init__(self, info: ProcessInfo) -> None:
-        """Meet the others.
+        """Joins the other processes.
 
         Raises:
             DistributedError: they do not come, or JAX has started its devices already.
@@ -93,7 +93,8 @@ class ProcessGroup:
 
     # ---- meeting --------------------------------------------------------------------------------
     def _connect(self, info: ProcessInfo) -> tuple[Any, str | None]:
-        """The client of JAX's service, and the address at which this process was seen."""
+        """Returns the client of JAX's coordination service, and this process's address as seen
+        there."""
         from jax._src import clusters, distributed, xla_bridge
         from jax._src.lib import _jax
 
@@ -143,7 +144,7 @@ class ProcessGroup:
         return client, local_address(host.strip("[]"), int(port))
 
     def _start_coordinator(self, host: str, port: int, info: ProcessInfo) -> None:
-        """Start the coordination service, at the coordinator's address."""
+        """Starts the coordination service at the coordinator's address."""
         command = [sys.executable, str(Path(_coordination_service.__file__))]
         # What a signal to everything does before the service can say that it heeds none.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _coordination_service.SIGNALS)
@@ -166,7 +167,7 @@ class ProcessGroup:
         threading.Thread(target=self._forward_notes, name="door", daemon=True).start()
 
     def _forward_notes(self) -> None:
-        """Say whom the service has refused, until it says no more."""
+        """Prints which connections the service has rejected, until it closes its output."""
         assert self._server is not None
         assert self._server.stdout is not None
         for line in self._server.stdout:
@@ -175,7 +176,7 @@ class ProcessGroup:
         self._alone.set()
 
     def _newly_ended(self) -> set[int]:
-        """The processes that have ended since this was asked last, in whatever way."""
+        """Returns the processes whose connections were closed since the last call."""
         with suppress(OSError):  # there are none
             self._ended_indices += self._lifeline.recv(
                 self.count * _coordination_service.INDEX_BYTES
@@ -203,7 +204,7 @@ class ProcessGroup:
 
     # ---- exchange -------------------------------------------------------------------------------
     def all_gather_object(self, value: Any, channel: str = "main") -> list[Any]:
-        """Every process's value, in order; all processes call it, as often as each other.
+        """Gathers one JSON value from each process, in process order (collective).
 
         Args:
             value: what JSON can hold.
@@ -232,12 +233,12 @@ class ProcessGroup:
         return values
 
     def rpc_stats(self) -> dict[str, RpcStats]:
-        """What this process has asked of the service, for exchange and to watch the others."""
+        """Returns the requests to the coordination service, for collectives and for monitoring."""
         return {what: counted.rpc_stats for what, counted in self._rpc_clients.items()}
 
     # ---- who is there ---------------------------------------------------------------------------
     def peer_status(self) -> dict[str, str]:
-        """What each other process says that it does; by the process in words.
+        """Returns what each other process is doing, by its description.
 
         The service may be busy, or hang: to be called by a thread that may.
         """
@@ -249,7 +250,7 @@ class ProcessGroup:
         }
 
     def _monitor_peers(self) -> None:
-        """Look who is there, again and again, and end this process with one that is gone."""
+        """Checks the other processes periodically, and exits with a lost one."""
         monitor = PeerMonitor(
             self.count,
             self._status_board,
@@ -270,8 +271,8 @@ class ProcessGroup:
                 self._exit_with_lost_peer(lost, monitor.exit_reason(lost))
 
     def _exit_with_lost_peer(self, lost: int, exit_reason: str) -> NoReturn:
-        """End this process because another is gone. The first that does so names it; one that the
-        first has named, since it had been silent, says that."""
+        """Exits because a process is lost. Only the first to do so names it; a process that was
+        itself declared lost says so."""
         text = f"{self._describe(lost)} has {exit_reason}, and the others end with it"
         if is_started_by_launcher():  # the launcher says it
             text = ""
@@ -286,7 +287,7 @@ class ProcessGroup:
         exit_with_message(text if named is None else "")
 
     def _exit_if_declared_lost(self, named: int | None) -> None:
-        """End this process if it is the one that the others have named, since it was silent."""
+        """Exits if this process was declared lost because it had been silent."""
         if named == self.index:
             silent = (
                 f"the others have not heard of {self._describe(self.index)} for {self._silence} s "
@@ -300,7 +301,8 @@ class ProcessGroup:
 
     @contextmanager
     def collective_section(self) -> Iterator[None]:
-        """Work that needs the others. If it fails since one is gone, this process ends with it."""
+        """Context for collective work: if it fails because a peer is lost, this process exits with
+        it."""
         try:
             yield
         except Exception as error:
@@ -308,7 +310,8 @@ class ProcessGroup:
             raise
 
     def _wait_for_peer_loss(self, error: BaseException) -> None:
-        """Wait for the watcher to end this process, if an error may come of a process gone."""
+        """Waits for the monitor to exit this process, if a lost peer can be the cause of an
+        error."""
         if not _is_jax_failure(error):
             return
         if self._failed is None:
@@ -319,7 +322,7 @@ class ProcessGroup:
 
     @contextmanager
     def _needs_peers(self) -> Iterator[None]:
-        """What this thread cannot end unless all others are there."""
+        """Context for waits that end only if all other processes are there."""
         token = object()
         self._waiting_on_peers.add(token)
         try:
@@ -329,7 +332,7 @@ class ProcessGroup:
 
     # ---- the end --------------------------------------------------------------------------------
     def shutdown(self) -> None:
-        """Part from the others, who may go on. Process 0 waits for them a while."""
+        """Leaves the process group, which can go on; process 0 waits for the others for a while."""
         if self._leaving.is_set():
             return
         with suppress(Exception):  # the service may be gone
@@ -348,7 +351,7 @@ class ProcessGroup:
         self._output.close()
 
     def fail(self, text: str, code: int) -> NoReturn:
-        """Say what is wrong, unless a process before this one says the same; then end."""
+        """Prints an error, unless a process of lower index prints the same one, and exits."""
         said: dict[int, str] = {}
         with suppress(Exception):  # the service may be gone
             self._client.key_value_set(f"{_FAILURES}/{self.index:06d}", json.dumps(text))
@@ -363,7 +366,7 @@ class ProcessGroup:
         self.exit_process(code)
 
     def exit_process(self, code: int) -> NoReturn:
-        """End this process at once. The others notice, and end too."""
+        """Exits this process at once; the others notice, and exit too."""
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -371,7 +374,7 @@ class ProcessGroup:
         os._exit(code)
 
     def _stop_monitoring(self, status: str) -> None:
-        """Tell the others how this process ends, and no longer look for them."""
+        """Publishes how this process ends, and stops monitoring the others."""
         from jax._src import distributed
 
         self._leaving.set()
@@ -390,7 +393,8 @@ class ProcessGroup:
 
 
 def _is_jax_failure(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, is a failure of devices or of the service.
+    """True if an error, or one of its causes, is a failure of devices or of the coordination
+    service.
 
     Where JAX runs an executable or a copy at once, it raises such a failure as a `ValueError`.
     """
@@ -406,7 +410,7 @@ def _is_jax_failure(error: BaseException | None) -> bool:
 
 
 def _set_gloo_address(client: Any, address: str | None) -> None:
-    """Let collectives on CPU listen on the address by which a process reaches the others.
+    """Sets the address on which gloo's CPU collectives listen to one that the others can reach.
 
     By default gloo takes what the host's name stands for, which may be another interface, or
     127.0.1.1 on a Debian.

@@ -1,4 +1,4 @@
-"""Which of several processes this one is: from arguments, or from the environment."""
+"""Index, count and coordinator of this process, from arguments or the environment."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LAUNCHERS = (
 
 
 class DistributedError(RuntimeError):
-    """Processes that cannot work together."""
+    """The processes of a run cannot work together."""
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One of several processes.
+    """Identity of one of several processes.
 
     Attributes:
         index: from 0.
@@ -53,12 +53,12 @@ class ProcessInfo:
 
     @property
     def port(self) -> int:
-        """The port at which the processes of a launcher's run meet: each run has its own."""
+        """Default port of the coordinator for a launcher's run, derived from the run's name."""
         return _FIRST_PORT + zlib.crc32(self.run.encode()) % 4096
 
 
 def env_int(variable: str, default: int) -> int:
-    """A number in the environment.
+    """Returns an integer environment variable.
 
     Raises:
         DistributedError: it is none.
@@ -75,7 +75,7 @@ def env_int(variable: str, default: int) -> int:
 
 
 def silence_timeout() -> int:
-    """Seconds after which a process that was not heard of is gone, as the environment says.
+    """Returns the seconds after which a silent process counts as lost (`POPDIST_SILENCE`).
 
     Raises:
         DistributedError: it says none, or too few or many.
@@ -90,7 +90,7 @@ def silence_timeout() -> int:
 
 
 def process_info_from_args(processes: int, process: int, coordinator: str) -> ProcessInfo:
-    """The place that three arguments name.
+    """Returns the process info of three arguments, as `init` takes them.
 
     Raises:
         DistributedError: they do not fit.
@@ -107,7 +107,8 @@ def process_info_from_args(processes: int, process: int, coordinator: str) -> Pr
 
 
 def _read_secret() -> str:
-    """The run's secret, from the environment or a file of this user alone; empty: there is none.
+    """Returns the run's secret, from the environment or from a file that only this user can read;
+    "" without one.
 
     Raises:
         DistributedError: the file cannot be read, or others can read it.
@@ -127,7 +128,7 @@ def _read_secret() -> str:
 
 
 def _validate(info: ProcessInfo) -> ProcessInfo:
-    """The place. Raises DistributedError if there is none such."""
+    """Returns the process info; raises DistributedError if it is invalid."""
     if not 1 <= info.count <= MAX_PROCESSES:
         raise DistributedError(
             f"a run has 1 to {MAX_PROCESSES} processes, but is given {str(info.count)[:20]}"
@@ -141,7 +142,8 @@ def _validate(info: ProcessInfo) -> ProcessInfo:
 
 
 def process_info_from_env() -> ProcessInfo:
-    """The place that the environment tells: `POPDIST_*`, else Open MPI's or Slurm's; else alone.
+    """Returns the process info of the environment: `POPDIST_*`, else Open MPI's or Slurm's, else a
+    single process.
 
     Raises:
         DistributedError: what it tells cannot be.
@@ -163,14 +165,14 @@ def process_info_from_env() -> ProcessInfo:
 
 
 def _on_one_host() -> bool:
-    """Whether one host has all processes of a launcher."""
+    """True if all processes of the launcher are on one host."""
     env = os.environ
     open_mpi = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env.get("OMPI_COMM_WORLD_SIZE", "")
     return open_mpi or env.get("SLURM_STEP_NUM_NODES") == "1"
 
 
 def _run_id() -> str:
-    """A launcher's name of the run: different for each, and the same in all of its processes.
+    """Returns the launcher's name of the run: unique for each run, equal in all of its processes.
 
     Two steps of one job of Slurm are two runs, and so is a job that was put into the queue again.
     """

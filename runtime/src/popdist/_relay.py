@@ -1,4 +1,4 @@
-"""What lets JAX's connection to the coordination service outlive the service.
+"""Relay to the coordination service, so that JAX does not abort when the service is gone.
 
 JAX aborts a process, with a stack trace, as soon as that connection breaks. So its client connects
 to a relay in this process, which hands everything on and keeps the connection open when the service
@@ -18,10 +18,10 @@ from popdist._coordination_service import forward_bytes
 
 
 class Relay:
-    """From a socket of this machine, for one connection of this process, to the service."""
+    """Forwards one connection of this process from a local socket to the service."""
 
     def __init__(self, service: socket.socket) -> None:
-        """Listen, at `address`. Args: `service`: a connection to it."""
+        """Listens at `address`. Args: `service`: a connection to the coordination service."""
         self._service = service
         name = f"popdist-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -48,6 +48,6 @@ class Relay:
 
 
 def _is_same_process(sock: socket.socket) -> bool:
-    """Whether the other end is of this process, as the system says."""
+    """True if the peer of a Unix socket is this process."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[0] == os.getpid())

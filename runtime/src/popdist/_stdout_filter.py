@@ -1,4 +1,4 @@
-"""Standard output without the lines that gloo writes there each time it connects processes."""
+"""Filter of standard output that drops the lines gloo prints for each connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 def drop_gloo_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Leave out what gloo writes.
+    """Yields the lines that gloo did not write.
 
     Each of its messages is `[Gloo] Rank ...`, then the end of a line. It writes them in pieces, and
     several threads at once, so that pieces of one may follow the beginning or the end of another:
@@ -26,14 +26,14 @@ def drop_gloo_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class GlooOutputFilter:
-    """Takes file descriptor 1, and lets everything through but gloo's lines.
+    """Replaces file descriptor 1 by a pipe, and forwards all lines but gloo's.
 
     Python's own output goes past it. Other libraries and programs that are started meanwhile write
     to the descriptor.
     """
 
     def __init__(self) -> None:
-        """Begin."""
+        """Starts filtering."""
         sys.stdout.flush()
         reader, writer = os.pipe()
         self._out = os.dup(1)
@@ -53,6 +53,6 @@ class GlooOutputFilter:
                 os.write(self._out, line)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Restores file descriptor 1."""
         os.dup2(self._out, 1)
         self._thread.join(timeout=1)

@@ -42,7 +42,7 @@ MAX_PROCESSES = 1024  # processes on one machine, and replicas
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start them, wait for them, and return the exit code."""
+    """Starts the processes, waits for them, and returns the exit code."""
     try:
         args = _parser().parse_args(arguments)
     except OSError as error:
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
-        """As argparse does, but a full disk is an error."""
+        """Prints the help like argparse, but fails on a full disk."""
         print(self.format_help(), end="", file=file, flush=True)
 
 
@@ -134,7 +134,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """End all, and say which was the first to fail."""
+    """Kills the other processes, and prints which one failed first."""
     end = time.monotonic() + GRACE
     while (first := _first_failed(processes)) is None and time.monotonic() < end:
         time.sleep(0.02)  # those that follow may end before the one they follow
@@ -160,7 +160,7 @@ def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """The process that failed first and not because of another; None if none has.
+    """Returns the process that failed first and not because of another; None if none has.
 
     Of several that have ended within a moment it is one that a signal ended: no other can be the
     cause of that.
