@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from config.agreement import agree_on_run
 from config.errors import ConfigError
-from files.atomic_writing import check_file
+from files.atomic_writing import check_can_write_file
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if any("\udc80" <= character <= "\udcff" for text in given.prompts for character in text):
         raise ConfigError("a prompt among the arguments is not UTF-8 text")
     if given.out is not None:
-        check_file("the answers", given.out)
+        check_can_write_file("the answers", given.out)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import resolve_auto_fields, with_generation_lengths

@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from benchmarks import ROOT, device_tasks
-from files.atomic_writing import check_folder, write_text
+from files.atomic_writing import check_can_write_folder, write_text
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 from terminal.screen import say
@@ -190,7 +190,7 @@ def _record(arguments: Sequence[str]) -> None:
     parser.add_argument("--generate", nargs="*", default=["gptj_6B_gpu"], metavar="PRESET")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu", "tpu"])
     given = parser.parse_args(arguments)
-    check_folder("the record to", given.record)
+    check_can_write_folder("the record to", given.record)
     given.record.mkdir(parents=True, exist_ok=True)
     wanted = tasks(given.train, given.fp8, given.generate)
     record(given.record, wanted, ["--device", given.device], given.minutes)

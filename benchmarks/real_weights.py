@@ -30,7 +30,7 @@ from benchmarks import read_metric, run_script
 from config.errors import UserError
 from data.task import SAMPLE_FOLDER
 from files.formatting import format_path
-from huggingface.torch_model import need_torch
+from huggingface.torch_model import require_torch
 from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 from terminal.screen import say
@@ -253,7 +253,7 @@ def text(results: Sequence[ModelResult]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, compare and print."""
     given = _parser().parse_args(arguments)
-    need_torch()
+    require_torch()
     folder = Path(given.folder).resolve()
     model = model_folder(given.model, folder)
     out = folder / f"{given.model}-runs"

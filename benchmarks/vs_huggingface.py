@@ -39,7 +39,7 @@ from benchmarks.implementations import (
 )
 from config.errors import UserError
 from config.sections import RunConfig
-from huggingface.torch_model import need_torch
+from huggingface.torch_model import require_torch
 from planning.hardware.matrix_rate import matrix_rate
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     description = __doc__.partition("\n")[0]
     line = read_command_line(description, "finetuning", "small", given, _add_options, unused=UNUSED)
     line = replace(line, config=_on_one_device(line.config))
-    need_torch()
+    require_torch()
     if line.options.program is not None:
         _be(line)
         return

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import popdist
 from checkpoints.errors import CheckpointError, CheckpointWarning, DamagedError
-from files.atomic_writing import write_synced, writing
+from files.atomic_writing import write_errors, write_synced
 from files.errors import FileError
 from files.formatting import format_path
 
@@ -158,7 +158,7 @@ def check_shared(directory: Path) -> None:
     name, nonce = "", secrets.token_hex(16)
     if popdist.getInstanceIndex() == 0:
         name = f".shared-{nonce[:8]}"
-        with writing("the folder", directory):
+        with write_errors("the folder", directory):
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
     name, nonce, shown = popdist.all_gather_object([name, nonce, format_path(directory)])[0]

@@ -20,7 +20,7 @@ from checkpoints.remote import RemoteRun
 from checkpoints.step_folders import step_folders
 from files.atomic_writing import write_text
 from files.errors import FileError
-from files.folder_lock import locked
+from files.folder_lock import lock_folder
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject, parse_json, read_object
 from files.run_folder import RunFolder
@@ -178,7 +178,7 @@ def restore(save: str, mirror: str) -> Path | None:
         InUseError: another run writes into the folder.
     """
     folder, remote = Path(save), RemoteRun(mirror)
-    with locked(folder):
+    with lock_folder(folder):
         if not remote.steps():
             return None
         claim(folder, remote)

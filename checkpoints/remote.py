@@ -27,10 +27,10 @@ from checkpoints.step_folders import (
 )
 from checkpoints.tensor_files import is_file_name
 from config.values import is_address
-from files.folder_lock import locked
+from files.folder_lock import lock_folder
 from files.formatting import format_name, format_path
 from files.run_folder import RunFolder
-from files.temp_folders import sync
+from files.temp_folders import fsync
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 _BLOCK = 2**24  # bytes
@@ -231,9 +231,9 @@ class RemoteRun:
             with self._reached():
                 for name in names:
                     self._store.get_file(str(step / name), str(draft / name))
-                    sync(draft / name)
+                    fsync(draft / name)
             (draft / FILE_NAME).write_bytes(manifest)
-            sync(draft / FILE_NAME)
+            fsync(draft / FILE_NAME)
             _verify(draft)
         return target
 
@@ -308,7 +308,7 @@ def fetched(load: str) -> str:
     run, name = RemoteRun(load), load.split("://")[1].strip("/").replace("/", "--")
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = Path(os.path.expanduser(caches)) / "popxl" / name
-    with locked(cache, wait=True):
+    with lock_folder(cache, wait=True):
         newest = run.fetch_step(cache)
         for _, _, path in step_folders(cache):
             if path != newest:

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError, DamagedError
-from files.atomic_writing import os_errors
+from files.atomic_writing import unwrap_os_errors
 from files.formatting import format_name
 from files.git_lfs import check_no_pointer
-from files.temp_folders import sync
+from files.temp_folders import fsync
 from files.text_files import MEBIBYTE
 
 DTYPES = {
@@ -192,13 +192,13 @@ def write_shard(
     Raises:
         OSError: it cannot be written.
     """
-    with os_errors():
+    with unwrap_os_errors():
         # Readers in transformers ask for the framework; "pt" is the only one they all know.
         save_file(shard, path, metadata={"format": "pt", **metadata})
     # The library leaves it to its owner alone. A folder that was made here follows the umask,
     # which cannot be read without changing it for all threads.
     path.chmod(path.parent.stat().st_mode & 0o666)
-    sync(path)
+    fsync(path)
 
 
 # ---- digests ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from checkpoints.errors import CheckpointError, CheckpointWarning
 from files.formatting import format_path
 from files.run_folder import RunFolder
-from files.temp_folders import sync
+from files.temp_folders import fsync
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
@@ -74,9 +74,9 @@ def step_draft(directory: Path, name: str) -> Iterator[Path]:
     draft.mkdir()
     try:
         yield draft
-        sync(draft)
+        fsync(draft)
         os.rename(draft, directory / name)
-        sync(directory)
+        fsync(directory)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -36,7 +36,7 @@ from files.atomic_writing import write_synced
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
 from files.json_files import JsonObject, parse_json
-from files.text_files import MEBIBYTE, decoded, read_bytes
+from files.text_files import MEBIBYTE, decode_text, read_bytes
 
 NAMED_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 MAX_RECORDS = 64 * MEBIBYTE
@@ -291,7 +291,9 @@ def read_records(path: Path, sha256: str) -> Records:
         content = read_bytes(path, MAX_RECORDS)
         if digest_of_bytes(content) != sha256:
             raise CheckpointError(f"{format_path(path)} is not what was saved")
-        return records_in(JsonObject(parse_json(decoded(content, path), path), format_path(path)))
+        return records_in(
+            JsonObject(parse_json(decode_text(content, path), path), format_path(path))
+        )
     except CheckpointError:
         raise
     except FileError as error:

@@ -24,7 +24,7 @@ from typing import Any, Self, get_type_hints
 from config.errors import ConfigError, nearest
 from config.values import ValueType
 from files.formatting import format_name, format_names, format_value
-from files.yaml_files import place_of
+from files.yaml_files import location_prefix
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Section:
             )
         values = {}
         for name, value in data.items():
-            dotted, there = join(path, format_name(name)), place_of(data, name)
+            dotted, there = join(path, format_name(name)), location_prefix(data, name)
             if name not in annotations:
                 close = nearest(format_name(name), annotations, 100)
                 raise ConfigError(f"{there}unknown field {dotted}{close}")

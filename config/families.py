@@ -12,7 +12,7 @@ from config.llama import LlamaConfig, ModelType
 from config.sections import RunConfig
 from config.t5 import T5Config
 from files.formatting import format_name, format_value
-from files.yaml_files import place_of
+from files.yaml_files import location_prefix
 
 
 class Family(NamedTuple):
@@ -49,7 +49,7 @@ def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
     family = data.get("family")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
-            f"{place_of(data, 'family')}preset '{format_name(preset, 40)}' has the family "
+            f"{location_prefix(data, 'family')}preset '{format_name(preset, 40)}' has the family "
             f"{format_value(family)}{nearest(format_value(family), FAMILIES)}"
         )
     return FAMILIES[family].config

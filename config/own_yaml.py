@@ -15,7 +15,7 @@ from config.errors import ConfigError
 from config.flags import ALIASES, GROUPS
 from config.flags_of_others import check_flags
 from files.formatting import format_name, format_value
-from files.yaml_files import Located, place_of
+from files.yaml_files import LocatedDict, location_prefix
 
 NAMED = "--model"
 """Where `unfolded` puts a model's name, which may stand beside a section of that name."""
@@ -29,7 +29,7 @@ def is_own(preset: str | None) -> bool:
     return preset is not None and preset.endswith((".yml", ".yaml"))
 
 
-def unfolded(data: Located, options: Collection[str] = ()) -> Located:
+def unfolded(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
     """The file's values in the sections that they belong to, a model's name under `NAMED` and
     options under `OPTIONS`.
 
@@ -46,65 +46,65 @@ def unfolded(data: Located, options: Collection[str] = ()) -> Located:
     if isinstance(data.get("model"), str):
         flags["model"] = NAMED
     plain = {key: value for key, value in data.items() if key not in flags}
-    whole = Located(plain, {key: data.places[key] for key in plain})
+    whole = LocatedDict(plain, {key: data.places[key] for key in plain})
     for key, dotted in flags.items():
         _put(whole, dotted, data, key)
-    taken = Located()
+    taken = LocatedDict()
     for name in options:
         _move(whole, name, taken)
     if taken:
         whole[OPTIONS] = taken
     for key, value in data.items():
-        if key in whole and not isinstance(value, Located):
+        if key in whole and not isinstance(value, LocatedDict):
             _check_name(data, key)
     return whole
 
 
-def _check_no_presets(data: Located) -> None:
+def _check_no_presets(data: LocatedDict) -> None:
     """Raise ConfigError for a file of presets, such as Graphcore's config/finetuning.yml."""
     for key, value in data.items():
-        if key not in GROUPS and isinstance(value, Located) and value.keys() & GROUPS.keys():
+        if key not in GROUPS and isinstance(value, LocatedDict) and value.keys() & GROUPS.keys():
             raise ConfigError(
-                f"{place_of(data, key)}{format_name(key)} is a preset: copy what is in it into a "
-                "file of its own, which begins with family: t5, gptj or llama"
+                f"{location_prefix(data, key)}{format_name(key)} is a preset: copy what is in it "
+                "into a file of its own, which begins with family: t5, gptj or llama"
             )
 
 
-def _check_name(data: Located, key: str) -> None:
+def _check_name(data: LocatedDict, key: str) -> None:
     """Raise ConfigError, which names ours, for the name of another trainer's flag."""
     try:
         check_flags([f"--{key}={format_name(data[key], 60)}"])
     except ConfigError as error:
-        raise ConfigError(f"{place_of(data, key)}{error}") from None
+        raise ConfigError(f"{location_prefix(data, key)}{error}") from None
 
 
-def _move(whole: Located, name: str, taken: Located) -> None:
+def _move(whole: LocatedDict, name: str, taken: LocatedDict) -> None:
     """Move an option out of the file's values, if it is there: `a.b` may be `b` of `a`."""
     *sections, last = name.split(".")
     here: Any = whole
     for section in sections:
-        here = here.get(section) if isinstance(here, Located) else None
-    if not isinstance(here, Located):
+        here = here.get(section) if isinstance(here, LocatedDict) else None
+    if not isinstance(here, LocatedDict):
         return
     for key in [key for key in here if key.replace("-", "_") == last]:
         if name in taken:
-            raise ConfigError(f"{place_of(here, key)}{format_name(name)} stands twice")
+            raise ConfigError(f"{location_prefix(here, key)}{format_name(name)} stands twice")
         taken[name], taken.places[name] = here.pop(key), here.places[key]
         if sections and not here:
             del whole[sections[0]]
 
 
-def _put(whole: Located, dotted: str, data: Located, key: str) -> None:
+def _put(whole: LocatedDict, dotted: str, data: LocatedDict, key: str) -> None:
     *sections, name = dotted.split(".")
     here: Any = whole
     for section in sections:
         if section not in here:
-            here[section], here.places[section] = Located(), data.places[key]
+            here[section], here.places[section] = LocatedDict(), data.places[key]
         here = here[section]
-        if not isinstance(here, Located):
+        if not isinstance(here, LocatedDict):
             raise ConfigError(
-                f"{place_of(data, key)}{section} is {format_value(here)}, but {key} is in it"
+                f"{location_prefix(data, key)}{section} is {format_value(here)}, but {key} is in it"
             )
     if name in here:
-        raise ConfigError(f"{place_of(data, key)}{format_name(dotted)} stands twice")
+        raise ConfigError(f"{location_prefix(data, key)}{format_name(dotted)} stands twice")
     here[name], here.places[name] = data[key], data.places[key]

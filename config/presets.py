@@ -19,7 +19,7 @@ from config.errors import ConfigError, nearest
 from config.own_yaml import is_own, unfolded
 from files.errors import FileError
 from files.formatting import format_name, format_value
-from files.yaml_files import Located, place_of, read_yaml
+from files.yaml_files import LocatedDict, location_prefix, read_yaml
 
 DIRECTORY = Path(__file__).parent
 LONGEST_LINE_OF_BASES = 16
@@ -55,7 +55,7 @@ def preset_names(file: str | Path) -> list[str]:
     return list(_presets_of(_preset_file(file)))
 
 
-def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) -> Located:
+def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
     """A preset as plain data, with everything it inherits; arguments as for `load_config`, and as
     for `unfolded` where it is a person's file."""
     if is_own(preset):
@@ -63,20 +63,20 @@ def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) ->
     return _resolve(_preset_file(file), preset, ())
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Located:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> LocatedDict:
     """`base` with the values of `over` laid over it, mappings merged key by key.
 
     Steps win over epochs, as in transformers: those of the base, and those given with them. A way
     of saying the warm-up replaces the base's other one.
     """
-    places = [data.places if isinstance(data, Located) else {} for data in (base, over)]
+    places = [data.places if isinstance(data, LocatedDict) else {} for data in (base, over)]
     if over.get("steps") is not None and (base.get("epochs") or over.get("epochs")):
         over = {**over, "epochs": None}
     for name, other in (_WARMUP, _WARMUP[::-1]):
         if over.get(name) is not None and base.get(other) is not None and other not in over:
             over = {**over, other: None}
     kept = {key: place for key, place in places[0].items() if key not in over}
-    merged = Located(base, kept | places[1])
+    merged = LocatedDict(base, kept | places[1])
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
@@ -104,7 +104,7 @@ def _whole(given: str) -> str:
     return ",".join(map(os.path.abspath, parts)) if here else given
 
 
-def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Located:
+def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> LocatedDict:
     if (path, preset) in seen:
         cycle = " -> ".join([*(format_name(name) for _, name in seen), format_name(preset)])
         raise ConfigError(f"the presets of {path.name} inherit in a circle: {cycle}")
@@ -118,8 +118,8 @@ def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Loc
         raise ConfigError(
             f"unknown preset {format_value(preset)} in {path.name}{nearest(preset, presets)}"
         )
-    data, place = presets[preset], place_of(presets, preset)
-    if not isinstance(data, Located):
+    data, place = presets[preset], location_prefix(presets, preset)
+    if not isinstance(data, LocatedDict):
         raise ConfigError(
             f"{place}preset {format_value(preset)} of {path.name} is {format_value(data)}, but "
             "must be a mapping"
@@ -128,13 +128,15 @@ def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Loc
         return data
     base = data.pop("base")
     if not isinstance(base, str):
-        raise ConfigError(f"{place_of(data, 'base')}base is {format_value(base)}, but must be text")
+        raise ConfigError(
+            f"{location_prefix(data, 'base')}base is {format_value(base)}, but must be text"
+        )
     file, _, name = base.rpartition("/")
     base_path = path.parent / f"{file}.yml" if file else path
     return merge(_resolve(base_path, name, (*seen, (path, preset))), data)
 
 
-def _presets_of(path: Path) -> Located:
+def _presets_of(path: Path) -> LocatedDict:
     try:
         return read_yaml(path)
     except FileError as error:

@@ -6,26 +6,26 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from data.conversations import REASONING, Message
+from data.conversations import REASONING_FIELDS, Message
 
-_HEADER_ENDS = re.compile(r"[\n>\]:]")
+_HEADER_END = re.compile(r"[\n>\]:]")
 """Characters that end the beginning of an answer."""
-_ANOTHER = "\ue000another\ue001"
+_PLACEHOLDER = "\ue000another\ue001"
 """A text whose ends, of private use, no answer has."""
 
 
-class Refused(ValueError):
+class ConversationError(ValueError):
     """A conversation that the template does not take, or of which nothing would be learned."""
 
 
-class Range(NamedTuple):
+class CharSpan(NamedTuple):
     """Characters of a text, from `start` up to `end`."""
 
     start: int
     end: int
 
 
-class Stops(NamedTuple):
+class StopTokens(NamedTuple):
     """Special tokens that end answers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Stops(NamedTuple):
     special: re.Pattern[str]
 
 
-class Turns:
+class TurnLocator:
     """Where the turns of a conversation stand in its text, found by writing its beginnings."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Turns:
         write: Callable[[Sequence[Message], bool], str],
         messages: Sequence[Message],
         text: str,
-        stops: Stops,
+        stops: StopTokens,
     ) -> None:
         """
         Args:
@@ -67,7 +67,7 @@ class Turns:
         """The text of the messages before an index."""
         return self._write(self._messages[:turn], False)
 
-    def answer(self, turn: int) -> Range:
+    def answer(self, turn: int) -> CharSpan:
         """What the answer at an index adds, up to and with what ends it.
 
         A template may write an answer in another way once more follows: Qwen3's leaves out the
@@ -78,13 +78,13 @@ class Turns:
         """
         try:
             return self._as_last(turn)
-        except Refused:
+        except ConversationError:
             found = self._changed(turn)
             if found is None:
                 raise
             return found
 
-    def _as_last(self, turn: int) -> Range:
+    def _as_last(self, turn: int) -> CharSpan:
         """The answer, found by the text of the messages up to it. Raises Refused."""
         last = turn == len(self._messages) - 1
         fresh = self.text if last else self._write(self._messages[: turn + 1], False)
@@ -99,13 +99,13 @@ class Turns:
         for first in dropped:  # as little as may be
             for start in starts:
                 if self.text.startswith(fresh[first:], start):
-                    return Range(start, start + len(fresh) - first)
-        raise Refused(
+                    return CharSpan(start, start + len(fresh) - first)
+        raise ConversationError(
             f"the chat template writes message {turn + 1} differently in the whole conversation: "
             "try --data.loss last"
         )
 
-    def _changed(self, turn: int) -> Range | None:
+    def _changed(self, turn: int) -> CharSpan | None:
         """The answer, found by the text of all messages with another answer in its place; None:
         nothing asks for it.
 
@@ -113,12 +113,15 @@ class Turns:
         out the thoughts of calls before the last question.
         """
         asked = self.asked(turn)
-        header = asked[_common(asked, self.before(turn)) :]
+        header = asked[_common_prefix_length(asked, self.before(turn)) :]
         other = [*self._messages]
-        other[turn] = _another(other[turn])
+        other[turn] = _with_placeholder(other[turn])
         text, changed = self.text, self._write(other, False)
-        first, last = _common(text, changed), _common(text[::-1], changed[::-1])
-        cuts = [len(header), *(end.end() for end in _HEADER_ENDS.finditer(header))]
+        first, last = (
+            _common_prefix_length(text, changed),
+            _common_prefix_length(text[::-1], changed[::-1]),
+        )
+        cuts = [len(header), *(end.end() for end in _HEADER_END.finditer(header))]
         # The header that is nearest before the first difference, as long as can be.
         start, cut = max((text.rfind(header[:cut], 0, first), cut) for cut in cuts)
         if not header or start < 0:
@@ -126,7 +129,7 @@ class Turns:
         end = len(text) - last
         if self._stops.last is not None and (found := self._stops.special.search(text, end)):
             end = found.end()
-        return Range(start + cut, end) if end > start + cut else None
+        return CharSpan(start + cut, end) if end > start + cut else None
 
     def _starts(self, turn: int, text: str) -> list[int]:
         """Where the answer may begin in a text that holds it."""
@@ -134,35 +137,37 @@ class Turns:
         if text.startswith(asked):
             return [len(asked)]
         # What asks for an answer may go on where the text has the answer, such as with <think>.
-        same = _common(asked, text)
-        least = _common(asked, self.before(turn))
-        ends = [end.end() for end in _HEADER_ENDS.finditer(asked, 0, same)]
+        same = _common_prefix_length(asked, text)
+        least = _common_prefix_length(asked, self.before(turn))
+        ends = [end.end() for end in _HEADER_END.finditer(asked, 0, same)]
         ends = [end for end in ends if end >= least]
         if not ends:
-            raise Refused(
+            raise ConversationError(
                 f"the chat template writes what precedes message {turn + 1} differently in the "
                 "whole conversation: try --data.loss last"
             )
         return ends
 
 
-def _another(message: Message) -> Message:
+def _with_placeholder(message: Message) -> Message:
     """A message of the same form, of which no text begins or ends as before."""
-    other = {name: _ANOTHER if name in REASONING else value for name, value in message.items()}
+    other = {
+        name: _PLACEHOLDER if name in REASONING_FIELDS else value for name, value in message.items()
+    }
     if message.get("content"):
-        other["content"] = _ANOTHER
+        other["content"] = _PLACEHOLDER
     if message.get("tool_calls"):
-        other["tool_calls"] = list(map(_another_call, message["tool_calls"]))
+        other["tool_calls"] = list(map(_call_with_placeholder, message["tool_calls"]))
     return other
 
 
-def _another_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _call_with_placeholder(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function, text = call["function"], isinstance(call["function"]["arguments"], str)
-    arguments = _ANOTHER if text else {_ANOTHER: _ANOTHER}
+    arguments = _PLACEHOLDER if text else {_PLACEHOLDER: _PLACEHOLDER}
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _common(one: str, other: str) -> int:
+def _common_prefix_length(one: str, other: str) -> int:
     """How many characters at the beginning of both are the same."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -14,38 +14,38 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import CausalLMData, SegmentsData
-from data.chat_template import Loss
+from data.chat_template import LossScope
 from data.examples import Example
 from data.preference_samples import (
     SEGMENT_IDS,
-    Preferences,
-    Unit,
-    begin_of,
-    kto_labels_of,
-    of_units,
+    PreferencePair,
+    PreferenceSamples,
+    make_kto_labels,
+    preference_inputs,
+    prompt_length,
 )
-from data.prompt_boundary import beginning, example_tokens, prompt_tokens
-from data.sample_format import Marked, SampleFormat, length_multiple, padded
+from data.prompt_boundary import count_leading_special, encode_examples, encode_prompts
+from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
 from data.samples import (
-    EMPTY,
+    EMPTY_SLOT,
     IGNORE_INDEX,
-    NOTHING_CUT,
+    NO_TRUNCATION,
     Batch,
-    Cuts,
-    Limit,
     LongTargets,
     Prompts,
     Samples,
-    TooLong,
-    concatenate,
-    digest_of,
-    fitted_targets,
+    TokenLimit,
+    TooLongError,
+    Truncation,
+    concatenate_sequences,
+    digest_arrays,
     get_segment_ids,
-    pack,
-    remaining,
+    left_truncated_indices,
+    pack_sequences,
+    truncate_targets,
 )
-from data.task import task_of
-from data.tokenizer import Tokenizer, Tokens
+from data.task import task_from_config
+from data.tokenizer import TokenizedText, Tokenizer
 from files.formatting import format_name
 
 
@@ -63,11 +63,11 @@ class TokenStream:
     tokens: np.ndarray
     targets: np.ndarray
     starts: np.ndarray
-    cuts: Cuts = NOTHING_CUT
+    cuts: Truncation = NO_TRUNCATION
 
 
 @dataclass(frozen=True)
-class PackedTokens:
+class TokenBlocks:
     """A stream cut into samples of equal length: texts see earlier ones, and only the end of the
     last sample is padded.
 
@@ -86,11 +86,11 @@ class PackedTokens:
     tokens: np.ndarray
     sequence_length: int
     targets: np.ndarray | None = None
-    cuts: Cuts = NOTHING_CUT
+    cuts: Truncation = NO_TRUNCATION
     pad: int = 0
 
     @classmethod
-    def of(cls, stream: TokenStream, sequence_length: int, pad: int) -> PackedTokens:
+    def of(cls, stream: TokenStream, sequence_length: int, pad: int) -> TokenBlocks:
         """The samples of a stream."""
         targets = None if stream.targets is stream.tokens else stream.targets
         return cls(stream.tokens, sequence_length, targets, stream.cuts, pad)
@@ -98,7 +98,7 @@ class PackedTokens:
     @property
     def digest(self) -> str:
         """See `Samples`."""
-        return digest_of(self.tokens, self.targets, self.sequence_length)
+        return digest_arrays(self.tokens, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1, 0) // self.sequence_length)
@@ -118,14 +118,14 @@ class PackedTokens:
 
 
 @dataclass(frozen=True)
-class PackedTexts:
+class PackedSequences:
     """Whole texts in samples, one or several in each, which do not see one another.
 
     Those too long for a sample lose their beginning: the end holds the answer.
 
     Attributes:
         stream: the texts.
-        samples: int64 [n, places], see `data.samples.pack`.
+        samples: int64 [n, places], see `data.samples.pack_sequences`.
         sequence_length: tokens of a sample.
         pad: id of the padding token.
         first: tokens at the beginning of each text, such as `<bos>`, that stay.
@@ -140,23 +140,25 @@ class PackedTexts:
     @classmethod
     def of(
         cls, stream: TokenStream, sequence_length: int, pad: int, most: int = 1, first: int = 0
-    ) -> PackedTexts:
+    ) -> PackedSequences:
         """Pack all texts into samples, at most `most` in each."""
         # The last token of a text is predicted, but not read.
         lengths = np.clip(np.diff(stream.starts) - 1, 1, sequence_length)
-        return cls(stream, pack(lengths, sequence_length, most), sequence_length, pad, first)
+        return cls(
+            stream, pack_sequences(lengths, sequence_length, most), sequence_length, pad, first
+        )
 
     @property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> Truncation:
         """How many texts were too long, and what was cut of targets."""
         long = np.diff(self.stream.starts) > self.sequence_length + 1
-        return self.stream.cuts + Cuts(int(np.count_nonzero(long)))
+        return self.stream.cuts + Truncation(int(np.count_nonzero(long)))
 
     @property
     def digest(self) -> str:
         """See `Samples`."""
         stream = self.stream
-        return digest_of(stream.tokens, stream.targets, stream.starts, self.samples)
+        return digest_arrays(stream.tokens, stream.targets, stream.starts, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -165,10 +167,10 @@ class PackedTexts:
         """The batch of the samples at `indices`, in their order."""
         chosen = self.samples[np.asarray(indices, np.int64)]
         places, stream = self._places, self.stream
-        input_ids, segment_ids = concatenate(
+        input_ids, segment_ids = concatenate_sequences(
             chosen, lambda i: stream.tokens[places(i)][:-1], self.sequence_length, self.pad
         )
-        labels, _ = concatenate(
+        labels, _ = concatenate_sequences(
             chosen, lambda i: stream.targets[places(i)][1:], self.sequence_length, IGNORE_INDEX
         )
         return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
@@ -176,7 +178,7 @@ class PackedTexts:
     def _places(self, index: int) -> np.ndarray:
         """Where the tokens of a text that a sample has room for are in the stream."""
         start, end = self.stream.starts[index], self.stream.starts[index + 1]
-        return start + remaining(end - start, self.sequence_length + 1, self.first)
+        return start + left_truncated_indices(end - start, self.sequence_length + 1, self.first)
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,9 @@ class CausalLM(SampleFormat):
     output_field: str = "output_length"
     takes_chats: bool = True
 
-    def learned(self, config: RunConfig) -> Loss:
+    def learned(self, config: RunConfig) -> LossScope:
         """As the configuration says, else as its format does."""
-        data = _data(config)
+        data = _data_config(config)
         return data.loss or ("answers" if data.format == "chat" else "all")
 
     def asked(self, config: RunConfig, prompt: str) -> str:
@@ -206,69 +208,73 @@ class CausalLM(SampleFormat):
         return example.joined()
 
     def settled(self, config: RunConfig, separator: str) -> RunConfig:
-        data = _data(config)
+        data = _data_config(config)
         if data.separator is None:
             data = replace(data, separator=separator)
         return replace(config, data=data)
 
     def encoded(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
-    ) -> Iterator[Tokens]:
-        if _data(config).format == "plain":
+    ) -> Iterator[TokenizedText]:
+        if _data_config(config).format == "plain":
             return tokenizer.parts((e.target, e.part) for e in examples if e.part is not None)
         if tokenizer.chat:
             return tokenizer.marked(example.spans() for example in examples)
-        return example_tokens(tokenizer, (example.halves() for example in examples))
+        return encode_examples(tokenizer, (example.halves() for example in examples))
 
     def samples(
         self,
         config: RunConfig,
         examples: Sequence[Example],
-        tokens: Sequence[Tokens],
+        tokens: Sequence[TokenizedText],
         tokenizer: Tokenizer,
         evaluated: bool,
     ) -> Samples:
         """Joined to one stream if `data.packing`, or documents; else whole texts in samples."""
-        data, length = _data(config), config.model.sequence_length
+        data, length = _data_config(config), config.model.sequence_length
         if data.format == "plain":
-            return PackedTokens.of(one_stream(tokens), length, tokenizer.pad)
-        joins, cuts = data.packing and not evaluated, NOTHING_CUT
+            return TokenBlocks.of(join_sequences(tokens), length, tokenizer.pad)
+        joins, cuts = data.packing and not evaluated, NO_TRUNCATION
         if not tokenizer.chat:
             limit = self.target_limit(config)
-            tokens, cuts = fitted_texts(tokens, examples, limit, data.long_targets)
+            tokens, cuts = truncate_answers(tokens, examples, limit, data.long_targets)
         elif not joins:
-            whole = Limit(length, "sequence_length", config.model.max_position_embeddings)
-            tokens, cuts = fitted_chats(tokens, examples, whole, data.long_targets)
+            whole = TokenLimit(length, "sequence_length", config.model.max_position_embeddings)
+            tokens, cuts = truncate_conversations(tokens, examples, whole, data.long_targets)
         answers_only = evaluated or self.learned(config) != "all"
-        stream = one_stream(tokens, answers_only, cuts)
+        stream = join_sequences(tokens, answers_only, cuts)
         if joins:
-            return PackedTokens.of(stream, length, tokenizer.pad)
+            return TokenBlocks.of(stream, length, tokenizer.pad)
         first = len(tokenizer.around[0])
-        return PackedTexts.of(stream, length, tokenizer.pad, examples_per_row(config), first)
+        return PackedSequences.of(stream, length, tokenizer.pad, examples_per_sample(config), first)
 
-    def of_units(
-        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
-    ) -> Preferences:
-        length, places = config.model.sequence_length, examples_per_row(config)
-        limit = Limit(length, "sequence_length")  # positions begin anew in each text
-        kept, cuts = fitted_units(units, limit, config.data.long_targets, tokenizer)
+    def preference_inputs(
+        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    ) -> PreferenceSamples:
+        length, places = config.model.sequence_length, examples_per_sample(config)
+        limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
+        kept, cuts = truncate_pairs(units, limit, config.data.long_targets, tokenizer)
         texts = [text for unit in kept for text in unit.texts]
-        stream = one_stream(texts, True, cuts)
+        stream = join_sequences(texts, True, cuts)
         lengths = np.maximum(np.diff(stream.starts) - 1, 1).reshape(-1, 2).sum(axis=1)
-        shared = pack(lengths, length, places)
-        each = np.where(shared[..., None] == EMPTY, EMPTY, 2 * shared[..., None] + [0, 1])
-        packed = PackedTexts(stream, each.reshape(len(shared), -1), length, tokenizer.pad)
+        shared = pack_sequences(lengths, length, places)
+        each = np.where(shared[..., None] == EMPTY_SLOT, EMPTY_SLOT, 2 * shared[..., None] + [0, 1])
+        packed = PackedSequences(stream, each.reshape(len(shared), -1), length, tokenizer.pad)
         counts = np.asarray([np.count_nonzero(text.learned[1:]) for text in texts], np.float32)
-        return Preferences(packed, shared, counts.reshape(-1, 2), kto_labels_of(kept))
+        return PreferenceSamples(packed, shared, counts.reshape(-1, 2), make_kto_labels(kept))
 
     def fitting(
-        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
-    ) -> tuple[RunConfig, list[Unit]]:
+        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, list[PreferencePair]]:
         most = config.model.sequence_length
 
-        def cut(text: Tokens) -> Tokens:
-            less = max(begin_of(text) - most, 0)
-            return _shortened(text, less, beginning(tokenizer, text.ids)) if less else text
+        def cut(text: TokenizedText) -> TokenizedText:
+            less = max(prompt_length(text) - most, 0)
+            return (
+                _truncate_left(text, less, count_leading_special(tokenizer, text.ids))
+                if less
+                else text
+            )
 
         kept = [replace(unit, texts=(cut(unit.texts[0]), cut(unit.texts[1]))) for unit in units]
         longest = max(sum(len(text.ids) - 1 for text in unit.texts) for unit in kept)
@@ -276,21 +282,24 @@ class CausalLM(SampleFormat):
         length = -(-longest // multiple) * multiple
         return replace(config, model=replace(config.model, sequence_length=length)), kept
 
-    def target_limit(self, config: RunConfig) -> Limit:
+    def target_limit(self, config: RunConfig) -> TokenLimit:
         """A target is as long as what is generated, if a sample holds that."""
         length, room = config.model.sequence_length, self.room(config)
         most = (length, "sequence_length") if room >= length else (room, self.output_field)
-        return Limit(*most, config.model.max_position_embeddings)
+        return TokenLimit(*most, config.model.max_position_embeddings)
 
     def prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
         """Those longer than `sequence_length` lose their beginning: the end asks for the answer."""
         most = config.model.sequence_length
-        rows = list(prompt_tokens(tokenizer, texts))
+        rows = list(encode_prompts(tokenizer, texts))
         cut = sum(len(ids) > most for ids in rows)
-        kept = [ids[remaining(len(ids), most, beginning(tokenizer, ids))] for ids in rows]
-        input_ids, mask = padded(kept, most, length_multiple(config), tokenizer.pad)
+        kept = [
+            ids[left_truncated_indices(len(ids), most, count_leading_special(tokenizer, ids))]
+            for ids in rows
+        ]
+        input_ids, mask = pad_right(kept, most, length_multiple(config), tokenizer.pad)
         model = replace(config.model, sequence_length=input_ids.shape[1])
         return replace(config, model=model), Prompts(texts, input_ids, mask, cut)
 
@@ -300,37 +309,37 @@ class CausalLM(SampleFormat):
         if tokenizer.chat:
             return [tokenizer.ended(ids) for ids in tokenizer.ids(texts)]
         examples = (self.example(config, Example("", text)) for text in texts)
-        found = example_tokens(tokenizer, (example.halves() for example in examples))
+        found = encode_examples(tokenizer, (example.halves() for example in examples))
         return [tokens.ids[tokens.learned] for tokens in found]
 
-    def length(self, tokens: Tokens) -> tuple[int, int]:
+    def length(self, tokens: TokenizedText) -> tuple[int, int]:
         """The last token is predicted, but not read."""
-        return len(tokens.ids) - 1, _last_run(tokens.learned)
+        return len(tokens.ids) - 1, _trailing_loss_tokens(tokens.learned)
 
     def predicted(self, config: RunConfig) -> int:
         """All of them."""
         return config.model.sequence_length
 
-    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> PackedTokens:
+    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> TokenBlocks:
         """All of the configured length, since texts are packed."""
         model = config.model
         rng = np.random.default_rng(model.seed)
         length = count * model.sequence_length + 1
         stream = rng.integers(0, model.vocab_size, length, np.int32)
-        return PackedTokens(stream, model.sequence_length)
+        return TokenBlocks(stream, model.sequence_length)
 
     def streams(self, batch: Batch) -> dict[str, np.ndarray]:
         segment_ids = get_segment_ids(batch)
         return {
             "input_ids": batch["input_ids"],
-            "segment_starts": segment_starts_of(segment_ids),
+            "segment_starts": compute_segment_starts(segment_ids),
             SEGMENT_IDS: segment_ids,
             "labels": batch["labels"],
-            **of_units(batch),
+            **preference_inputs(batch),
         }
 
-    def marked(self, batch: Batch) -> list[list[Marked]]:
-        marked_texts = list[list[Marked]]()
+    def marked(self, batch: Batch) -> list[list[TokenInLoss]]:
+        marked_texts = list[list[TokenInLoss]]()
         texts = get_segment_ids(batch)
         for input_ids, labels, numbers in zip(
             batch["input_ids"], batch["labels"], texts, strict=True
@@ -349,42 +358,42 @@ class CausalLM(SampleFormat):
         return int(np.count_nonzero(get_segment_ids(batch)))
 
 
-def _data(config: RunConfig) -> CausalLMData:
+def _data_config(config: RunConfig) -> CausalLMData:
     assert isinstance(config.data, CausalLMData)
     return config.data
 
 
 def _separator(config: RunConfig) -> str:
     """The configured one, else that of the task."""
-    separator = _data(config).separator
-    return task_of(config.data).separator if separator is None else separator
+    separator = _data_config(config).separator
+    return task_from_config(config.data).separator if separator is None else separator
 
 
 CAUSAL_LM = CausalLM()
 
 
-def segment_starts_of(segment_ids: np.ndarray) -> np.ndarray:
+def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
     """For each token, where its text starts in the sample; positions count from there.
 
     Args:
-        segments: int32 [n, length], see `concatenate`; padding counts as a text.
+        segments: int32 [n, length], see `concatenate_sequences`; padding counts as a text.
     """
     places = np.arange(segment_ids.shape[1], dtype=np.int32)
     begins = np.diff(segment_ids, axis=1, prepend=-1) != 0
     return np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
 
 
-def examples_per_row(config: RunConfig) -> int:
+def examples_per_sample(config: RunConfig) -> int:
     """Most texts that share a sample, each for itself."""
     return config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
 
 
-def fitted_chats(
-    texts: Sequence[Tokens],
+def truncate_conversations(
+    texts: Sequence[TokenizedText],
     examples: Sequence[Example],
-    limit: Limit,
+    limit: TokenLimit,
     long_targets: LongTargets,
-) -> tuple[list[Tokens], Cuts]:
+) -> tuple[list[TokenizedText], Truncation]:
     """The texts of conversations as samples of so many tokens hold them. What is cut is their end.
 
     Raises:
@@ -395,23 +404,26 @@ def fitted_chats(
     if long and long_targets == "refuse":
         longest = max(long, key=lambda i: len(texts[i].ids))
         tokens, prompt = len(texts[longest].ids), examples[longest].prompt
-        raise TooLong(
+        raise TooLongError(
             longest,
             f"{len(long)} of {len(texts)} conversations are too long: the longest, which ends "
             f"{format_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
             f"{limit.tokens}: {limit.mend(tokens - 1)}",
         )
     gone = set(long) if long_targets == "drop" else set[int]()
-    kept = [Tokens(*(part[:most] for part in text))
+    kept = [TokenizedText(*(part[:most] for part in text))
             for i, text in enumerate(texts) if i not in gone]  # fmt: skip
     useful = [text for text in kept if text.learned.any()]
     dropped = len(texts) - len(useful)
-    return useful, Cuts(targets=0 if gone else len(long) - dropped, dropped=dropped)
+    return useful, Truncation(targets=0 if gone else len(long) - dropped, dropped=dropped)
 
 
-def fitted_units(
-    units: Sequence[Unit], limit: Limit, long_targets: LongTargets, tokenizer: Tokenizer
-) -> tuple[list[Unit], Cuts]:
+def truncate_pairs(
+    units: Sequence[PreferencePair],
+    limit: TokenLimit,
+    long_targets: LongTargets,
+    tokenizer: Tokenizer,
+) -> tuple[list[PreferencePair], Truncation]:
     """Units whose two texts a sample holds. What is cut is as much of the beginning of both
     prompts, `<bos>` left out; a unit whose prompts are too short for that is left out.
 
@@ -422,7 +434,7 @@ def fitted_units(
     long = [i for i, size in enumerate(sizes) if size > limit.tokens]
     if long and long_targets == "refuse":
         longest = max(long, key=sizes.__getitem__)
-        raise TooLong(
+        raise TooLongError(
             units[longest].index,
             f"the two texts have {sizes[longest]} tokens together, but {limit.field} is "
             f"{limit.tokens}: {limit.mend(sizes[longest])}",
@@ -430,32 +442,32 @@ def fitted_units(
     kept, cut = [], 0
     for unit, size in zip(units, sizes, strict=True):
         less = -(-max(size - limit.tokens, 0) // 2)
-        first = beginning(tokenizer, unit.texts[0].ids)
-        room = min(map(begin_of, unit.texts)) - first
+        first = count_leading_special(tokenizer, unit.texts[0].ids)
+        room = min(map(prompt_length, unit.texts)) - first
         if less and (long_targets == "drop" or less >= room):
             continue
-        one, other = (_shortened(text, less, first) for text in unit.texts)
+        one, other = (_truncate_left(text, less, first) for text in unit.texts)
         kept.append(replace(unit, texts=(one, other)))
         cut += less > 0
-    return kept, Cuts(prompts=cut, dropped=len(units) - len(kept))
+    return kept, Truncation(prompts=cut, dropped=len(units) - len(kept))
 
 
-def _shortened(text: Tokens, less: int, first: int) -> Tokens:
-    """A text with `less` tokens fewer; see `remaining`."""
+def _truncate_left(text: TokenizedText, less: int, first: int) -> TokenizedText:
+    """A text with `less` tokens fewer; see `left_truncated_indices`."""
     size = len(text.ids)
-    places = remaining(size, size - less, first)
-    return Tokens(text.ids[places], text.learned[places])
+    places = left_truncated_indices(size, size - less, first)
+    return TokenizedText(text.ids[places], text.learned[places])
 
 
-def fitted_texts(
-    tokens: Sequence[Tokens],
+def truncate_answers(
+    tokens: Sequence[TokenizedText],
     examples: Sequence[Example],
-    limit: Limit,
+    limit: TokenLimit,
     long_targets: LongTargets,
-) -> tuple[list[Tokens], Cuts]:
-    """The examples' texts, with targets of at most so many tokens; see `fitted_targets`."""
-    begins = [len(text.ids) - _last_run(text.learned) for text in tokens]
-    kept, targets, cuts = fitted_targets(
+) -> tuple[list[TokenizedText], Truncation]:
+    """The examples' texts, with targets of at most so many tokens; see `truncate_targets`."""
+    begins = [len(text.ids) - _trailing_loss_tokens(text.learned) for text in tokens]
+    kept, targets, cuts = truncate_targets(
         [text.ids[begin:] for text, begin in zip(tokens, begins, strict=True)],
         [example.target for example in examples],
         limit,
@@ -464,17 +476,17 @@ def fitted_texts(
     texts = []
     for i, target in zip(kept, targets, strict=True):
         learned = tokens[i].learned[: begins[i] + len(target)]
-        texts.append(Tokens(np.append(tokens[i].ids[: begins[i]], target), learned))
+        texts.append(TokenizedText(np.append(tokens[i].ids[: begins[i]], target), learned))
     return texts, cuts
 
 
-def _last_run(learned: np.ndarray) -> int:
+def _trailing_loss_tokens(learned: np.ndarray) -> int:
     """How many tokens at the end are learned."""
     return len(learned) - int(np.flatnonzero(~learned).max(initial=-1)) - 1
 
 
-def one_stream(
-    texts: Sequence[Tokens], answers_only: bool = False, cuts: Cuts = NOTHING_CUT
+def join_sequences(
+    texts: Sequence[TokenizedText], answers_only: bool = False, cuts: Truncation = NO_TRUNCATION
 ) -> TokenStream:
     """Texts one after the other.
 

@@ -23,31 +23,44 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from config.errors import ConfigError
-from data.assistant_spans import Range, Refused, Stops, Turns
-from data.conversations import OPTIONAL, WEIGHT, Conversation, Message, said
-from data.data_warnings import ASKS, FIELDS, NO_TOOLS, UNUSED, UNWRITTEN, Notes
-from data.dropped_content import unwritten
+from data.assistant_spans import CharSpan, ConversationError, StopTokens, TurnLocator
+from data.conversations import OPTIONAL_FIELDS, WEIGHT_FIELD, Conversation, Message, make_message
+from data.data_warnings import (
+    MISSING_ANSWER_PREFIX,
+    NOT_RENDERED,
+    TOOLS_NOT_RENDERED,
+    UNUSED_FIELDS,
+    UNUSED_WEIGHTS,
+    DataWarnings,
+)
+from data.dropped_content import find_dropped_content
 from data.examples import MAX_CHARACTERS, Example, TextSpan
-from data.special_tokens import any_of, special_tokens
+from data.special_tokens import pattern_of_any, special_tokens
 from data.template_sandbox import render
-from data.tool_calls import CALL_FORMS, CALL_PROBE, PROBE, CallForm, calls_as_text
+from data.tool_calls import (
+    PROBE_FUNCTION,
+    PROBE_MESSAGE,
+    TOOL_CALL_FORMATS,
+    ToolCallFormat,
+    tool_calls_to_text,
+)
 from files.file_location import FileLocation
 from files.formatting import format_name, format_value
 from files.text_files import read_text
-from huggingface.tokenizer_limits import panics_told
+from huggingface.tokenizer_limits import catch_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Loss = Literal["all", "answers", "last"]
+LossScope = Literal["all", "answers", "last"]
 
-DAY = datetime(2026, 1, 1)
+TRAINING_DATE = datetime(2026, 1, 1)
 """What templates that write the day are told in training: a run goes on tomorrow with the same
 text."""
 
-_BLOCKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_DAYS = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
-_STOP = "an answer"
+_GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_DATE_CALL = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
+_SAMPLE_ANSWER = "an answer"
 """Content of an answer that shows what a template writes after one."""
 
 
@@ -62,20 +75,20 @@ class ChatTemplate:
         self,
         base: PreTrainedTokenizerFast,
         variables: Mapping[str, Any] | None = None,
-        loss: Loss = "answers",
+        loss: LossScope = "answers",
         frozen: bool = True,
     ) -> None:
         """
         Args:
             variables: what the template is given besides the messages.
             loss: which of the assistant's turns are learned; "all" marks them all, too.
-            frozen: a template that writes the day is told `DAY`, else the true one.
+            frozen: a template that writes the day is told `TRAINING_DATE`, else the true one.
 
         Raises:
             ConfigError: the tokenizer has no template, or it is not one, or takes too long.
         """
         self.base, self.variables, self.loss = base, dict(variables or {}), loss
-        self.noted = Notes()
+        self.noted = DataWarnings()
         self._frozen = frozen
         self._written: set[tuple[str, str]] = set()
         self._check()
@@ -92,7 +105,7 @@ class ChatTemplate:
                 "as the chat_template.jinja of a model that has one"
             ) from None
         try:
-            self._render([said("user", "a")], True)
+            self._render([make_message("user", "a")], True)
         except TemplateSyntaxError as error:
             raise ConfigError(
                 f"the chat template is not one that Jinja can read: line {error.lineno}: "
@@ -123,7 +136,7 @@ class ChatTemplate:
         """The example that a conversation is; None, and noted, if it is refused."""
         try:
             return self.example(conversation, place)
-        except Refused as error:
+        except ConversationError as error:
             self.noted.refused.append(f"{place}: {error}")
             return None
 
@@ -136,15 +149,15 @@ class ChatTemplate:
         messages = self._messages(conversation)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
-            raise Refused("it has no turn of the assistant")
+            raise ConversationError("it has no turn of the assistant")
         turns = turns[-1:] if self.loss == "last" else turns
         text, blocks = self._rendered(conversation, messages, False)
-        written = Turns(
+        written = TurnLocator(
             lambda part, asks: self._text(conversation, part, asks), messages, text, self._stops
         )
         ranges = self._ranges(written, turns, blocks, place)
-        if len(ranges) != len(turns) and any(messages[i].get(WEIGHT) == 0 for i in turns):
-            raise Refused(
+        if len(ranges) != len(turns) and any(messages[i].get(WEIGHT_FIELD) == 0 for i in turns):
+            raise ConversationError(
                 f"it has weights, but the template marks {len(ranges)} parts of {len(turns)} turns"
             )
         first = len(messages) - (conversation.answer_length or len(messages) - turns[-1])
@@ -153,12 +166,14 @@ class ChatTemplate:
         start = len(prompt) if text.startswith(prompt) else ranges[-1].start
         target = self._visible(text[start : max(ranges[-1].end, start)])
         if len(ranges) == len(turns):
-            ranges = [r for r, i in zip(ranges, turns, strict=True) if messages[i].get(WEIGHT) != 0]
+            ranges = [
+                r for r, i in zip(ranges, turns, strict=True) if messages[i].get(WEIGHT_FIELD) != 0
+            ]
         if not any(r.end > r.start for r in ranges):
-            raise Refused("nothing of it is learned")
+            raise ConversationError("nothing of it is learned")
         self._note_unwritten(conversation, text, place)
         self._note_unlearned(conversation, prompt[start:] if start < len(prompt) else "", place)
-        return Example(prompt, target, _spans(text, ranges))
+        return Example(prompt, target, _split_spans(text, ranges))
 
     def _note_unwritten(
         self, conversation: Conversation, text: str, place: object, asks: bool = False
@@ -171,17 +186,17 @@ class ChatTemplate:
         add, ignored = self.noted.add, self._ignored(conversation, text, asks)
         for (role, name), value in ignored.items():
             if name == "content":
-                add(UNWRITTEN, f"messages of the role {role}", place, value)
+                add(NOT_RENDERED, f"messages of the role {role}", place, value)
             elif (role, "content") not in ignored:
-                add(FIELDS, f"{name} (role {role})", place, value)
+                add(UNUSED_FIELDS, f"{name} (role {role})", place, value)
         messages = self._messages(conversation)
         read = [one for one in messages if (one["role"], "content") not in ignored]
-        for name, value in unwritten(read, text).items():
-            add(UNWRITTEN, name, place, value)
+        for name, value in find_dropped_content(read, text).items():
+            add(NOT_RENDERED, name, place, value)
         if conversation.tools is not None and self._tools(conversation) is None:
-            add(NO_TOOLS, "those of the rows are left out", place, conversation.tools[0])
+            add(TOOLS_NOT_RENDERED, "those of the rows are left out", place, conversation.tools[0])
         for name, value in conversation.unread.items():
-            add(FIELDS, format_name(name), place, value)
+            add(UNUSED_FIELDS, format_name(name), place, value)
 
     def _note_unlearned(self, conversation: Conversation, asks: str, place: object) -> None:
         """Note weights of messages that nobody uses, and what asks for an answer but is not there.
@@ -190,13 +205,13 @@ class ChatTemplate:
             asks: the end of the text that asks for the last answer, which its text does not have.
         """
         for message in conversation.messages:
-            own, weight = message["role"] == "assistant", message.get(WEIGHT)
+            own, weight = message["role"] == "assistant", message.get(WEIGHT_FIELD)
             if (weight == 1 and not own) or (weight == 0 and own and self.loss == "all"):
                 what = f"weight {weight} of messages of the role {message['role']}"
-                self.noted.add(UNUSED, what, place, message.get("content"))
+                self.noted.add(UNUSED_WEIGHTS, what, place, message.get("content"))
         if asks:
             answer = conversation.messages[-1].get("content")
-            self.noted.add(ASKS, format_value(asks), place, answer)
+            self.noted.add(MISSING_ANSWER_PREFIX, format_value(asks), place, answer)
 
     def _ignored(
         self, conversation: Conversation, text: str, asks: bool
@@ -207,19 +222,21 @@ class ChatTemplate:
         first = {
             (one["role"], name): one[name]
             for one in reversed(messages)
-            for name in ("content", *OPTIONAL)
+            for name in ("content", *OPTIONAL_FIELDS)
             if one.get(name) and (one["role"], name) != ("assistant", "content")
         }
         for (role, name), value in first.items():
             if (role, name) in self._written:
                 continue
             others = [
-                {**one, name: f"{one[name]}{_STOP}"} if one["role"] == role and name in one else one
+                {**one, name: f"{one[name]}{_SAMPLE_ANSWER}"}
+                if one["role"] == role and name in one
+                else one
                 for one in messages
             ]
             try:
                 same = self._text(conversation, others, asks) == text
-            except Refused:  # it is read
+            except ConversationError:  # it is read
                 same = False
             if same:
                 found[role, name] = value
@@ -233,7 +250,7 @@ class ChatTemplate:
 
     @property
     def doubted(self) -> list[str]:
-        """See `Notes`."""
+        """See `DataWarnings`."""
         return self.noted.doubted
 
     # ---- what the template writes after an answer -------------------------------------------
@@ -243,23 +260,28 @@ class ChatTemplate:
         return self._stop_before([])
 
     @cached_property
-    def _stops(self) -> Stops:
-        inner = self._stop_before([said("user", "b")]) or self.stop
+    def _stops(self) -> StopTokens:
+        inner = self._stop_before([make_message("user", "b")]) or self.stop
         ends = [stop for stop in (self.stop, inner) if stop]
-        return Stops(self.stop, inner, any_of([*special_tokens(self.base), *ends]))
+        return StopTokens(self.stop, inner, pattern_of_any([*special_tokens(self.base), *ends]))
 
     def _stop_before(self, following: Sequence[Message]) -> str | None:
         """The special token that ends an answer before these messages."""
-        for head in ([], [said("system", "a")]):
-            messages = [*head, said("user", "a"), said("assistant", _STOP), *following]
+        for head in ([], [make_message("system", "a")]):
+            messages = [
+                *head,
+                make_message("user", "a"),
+                make_message("assistant", _SAMPLE_ANSWER),
+                *following,
+            ]
             try:
-                after = self._render(messages, False)[0].rpartition(_STOP)[2]
+                after = self._render(messages, False)[0].rpartition(_SAMPLE_ANSWER)[2]
             except ConfigError:
                 raise
             except Exception:  # whatever a template raises
                 continue
             known = self.base.added_tokens_decoder
-            with panics_told():
+            with catch_panics():
                 ids = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
             return next((str(known[i].content) for i in ids if i in known), None)
         return None
@@ -272,19 +294,21 @@ class ChatTemplate:
     # ---- rendering --------------------------------------------------------------------------
     def _rendered(
         self, conversation: Conversation, messages: Sequence[Message], asks: bool
-    ) -> tuple[str, list[Range]]:
+    ) -> tuple[str, list[CharSpan]]:
         tools = self._tools(conversation)
         try:
             text, blocks = self._render(messages, asks, tools, conversation.variables)
         except ConfigError:
             raise
         except Exception as error:  # a template may raise anything
-            raise Refused(
-                f"the chat template refuses it: {format_name(_reason(error), 150)}"
+            raise ConversationError(
+                f"the chat template refuses it: {format_name(_error_message(error), 150)}"
             ) from None
         if len(text) > MAX_CHARACTERS:
             most = f"{MAX_CHARACTERS:,}"
-            raise Refused(f"a text of {len(text):,} characters, but at most {most} are read")
+            raise ConversationError(
+                f"a text of {len(text):,} characters, but at most {most} are read"
+            )
         return text, blocks
 
     def _text(self, conversation: Conversation, messages: Sequence[Message], asks: bool) -> str:
@@ -296,17 +320,17 @@ class ChatTemplate:
         asks: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
         own: Mapping[str, Any] = MappingProxyType({}),
-    ) -> tuple[str, list[Range]]:
+    ) -> tuple[str, list[CharSpan]]:
         source = self._source(tools)
         variables = {**self.base.special_tokens_map, **self.variables, **own}
-        marks = _BLOCKS.search(source) is not None
+        marks = _GENERATION_BLOCK.search(source) is not None
         text, blocks = render(source, messages, tools, asks, marks, variables)
-        return text, [Range(*block) for block in blocks]
+        return text, [CharSpan(*block) for block in blocks]
 
     def _source(self, tools: object = None) -> str:
         """The template; of several, as transformers chooses."""
         source: str = self.base.get_chat_template(None, tools)
-        return _with_day(source) if self._frozen and "strftime_now" in source else source
+        return _with_fixed_date(source) if self._frozen and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
         """Its tools, if the template writes any."""
@@ -318,29 +342,32 @@ class ChatTemplate:
         pass over them."""
         if "tool_calls" in self._source(conversation.tools):
             return [self._call_form.of(message) for message in conversation.messages]
-        return [calls_as_text(message) for message in conversation.messages]
+        return [tool_calls_to_text(message) for message in conversation.messages]
 
     @cached_property
-    def _call_form(self) -> CallForm:
+    def _call_form(self) -> ToolCallFormat:
         """The first form of tool calls that the template writes."""
-        for form in CALL_FORMS:
+        for form in TOOL_CALL_FORMATS:
             try:
-                if CALL_PROBE in self._render([said("user", "a"), form.of(PROBE)], False)[0]:
+                if (
+                    PROBE_FUNCTION
+                    in self._render([make_message("user", "a"), form.of(PROBE_MESSAGE)], False)[0]
+                ):
                     return form
             except ConfigError:
                 raise
             except Exception:  # whatever a template raises
                 continue
-        return CALL_FORMS[0]
+        return TOOL_CALL_FORMATS[0]
 
     # ---- what is learned --------------------------------------------------------------------
     def _ranges(
         self,
-        written: Turns,
+        written: TurnLocator,
         turns: Sequence[int],
-        blocks: Sequence[Range],
+        blocks: Sequence[CharSpan],
         place: FileLocation | None,
-    ) -> list[Range]:
+    ) -> list[CharSpan]:
         """What the assistant wrote in these turns, in order."""
         if not blocks:
             return [written.answer(turn) for turn in turns]
@@ -348,7 +375,7 @@ class ChatTemplate:
         text = written.text
         try:
             expected = [text[slice(*written.answer(turn))] for turn in turns]
-        except Refused:  # nothing to compare with
+        except ConversationError:  # nothing to compare with
             return list(blocks)
         marked = [text[slice(*block)].rstrip() for block in blocks]
         if marked != [answer.rstrip() for answer in expected]:
@@ -363,17 +390,17 @@ class ChatTemplate:
         """An answer as people see it, without special tokens."""
         text = answer.rpartition(self.stop)[0] if self.stop and self.stop in answer else answer
         if any(token in text for token in self.base.all_special_tokens):
-            with panics_told():
+            with catch_panics():
                 ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
             text = str(self.base.decode(ids, skip_special_tokens=True))
         return text.strip()
 
 
-def chat_template_of(
+def load_chat_template(
     base: PreTrainedTokenizerFast,
     file: str | None,
     variables: str | None,
-    loss: Loss,
+    loss: LossScope,
     frozen: bool = True,
 ) -> ChatTemplate:
     """The template of a tokenizer, which it keeps.
@@ -403,14 +430,14 @@ def chat_template_of(
 
 
 @cache
-def _with_day(source: str) -> str:
-    """A template in which today is `DAY`."""
-    days = {form: DAY.strftime(form) for _, form in _DAYS.findall(source)}
-    told = f"{json.dumps(days)}[form]|default({DAY.strftime('%d %b %Y')!r})"
+def _with_fixed_date(source: str) -> str:
+    """A template in which today is `TRAINING_DATE`."""
+    days = {form: TRAINING_DATE.strftime(form) for _, form in _DATE_CALL.findall(source)}
+    told = f"{json.dumps(days)}[form]|default({TRAINING_DATE.strftime('%d %b %Y')!r})"
     return f"{{% macro strftime_now(form) %}}{{{{ {told} }}}}{{% endmacro %}}\n{source}"
 
 
-def _spans(text: str, learned: Sequence[Range]) -> tuple[TextSpan, ...]:
+def _split_spans(text: str, learned: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
     """A text in spans of which every other one is learned."""
     spans, at = list[TextSpan](), 0
     for start, end in learned:
@@ -420,5 +447,5 @@ def _spans(text: str, learned: Sequence[Range]) -> tuple[TextSpan, ...]:
     return tuple(span for span in spans if span.text)
 
 
-def _reason(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -15,16 +15,16 @@ from data.file_readers import DataError
 from data.prompt_template import ColumnError
 from files.formatting import format_name, format_value
 
-UNLABELLED = -1
+UNLABELED = -1
 """Number of no label, in data sets that number labels."""
 
-TRUTHS = ("false", "true")
+BOOLEAN_NAMES = ("false", "true")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,9})?")
-_FRAME = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
+_SURROUNDING_SPACE = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Labels:
+class ClassLabels:
     """The answers of a classification.
 
     Attributes:
@@ -38,13 +38,13 @@ class Labels:
     indexed: bool = False
 
     def __post_init__(self) -> None:
-        if len(self._by_number) < sum(_number(name) is not None for name in self.names):
+        if len(self._by_number) < sum(_parse_number(name) is not None for name in self.names):
             raise DataError(
                 f"of the labels {self._shown}, two are the same number: name them apart"
             )
 
     @classmethod
-    def of(cls, text: str) -> Labels:
+    def of(cls, text: str) -> ClassLabels:
         """The labels of the setting `data.labels`.
 
         Raises:
@@ -67,7 +67,7 @@ class Labels:
         Raises:
             ColumnError: it means none of the labels, or may mean two.
         """
-        before, value, after = _framed(text)
+        before, value, after = _split_space(text)
         name: str | None = value
         if is_value:
             name = self._meant(value)
@@ -102,16 +102,16 @@ class Labels:
 
     def _meant(self, value: str) -> str | None:
         """The label that a column's value means; None: it says that there is none."""
-        number = _number(value)
+        number = _parse_number(value)
         if value in self.names and not (self.indexed and number is not None):
             return value
-        if value.lower() in TRUTHS:
+        if value.lower() in BOOLEAN_NAMES:
             return self._truth(value)
         if number is None:
             raise self._error(value)
         if not self.indexed and number in self._by_number:
             return self._by_number[number]
-        if number == UNLABELLED:
+        if number == UNLABELED:
             return None
         if self._by_number and not self.indexed:
             raise self._error(value, "names that are numbers are not numbered from 0")
@@ -137,7 +137,7 @@ class Labels:
 
     @cached_property
     def _by_number(self) -> dict[float, str]:
-        numbers = {name: _number(name) for name in self.names}
+        numbers = {name: _parse_number(name) for name in self.names}
         return {number: name for name, number in numbers.items() if number is not None}
 
     @property
@@ -146,14 +146,16 @@ class Labels:
         return any(a != b and a.startswith(b) for a in self.names for b in self.names)
 
 
-def _framed(text: str) -> tuple[str, str, str]:
+def _split_space(text: str) -> tuple[str, str, str]:
     """A text between the white space around it."""
-    match = _FRAME.fullmatch(text)
+    match = _SURROUNDING_SPACE.fullmatch(text)
     assert match is not None
     return match[1], match[2], match[3]
 
 
-def of_column(names: Sequence[str], wanted: Sequence[str], given: bool, place: str) -> Labels:
+def labels_of_column(
+    names: Sequence[str], wanted: Sequence[str], given: bool, place: str
+) -> ClassLabels:
     """Labels of a ClassLabel column.
 
     Args:
@@ -166,14 +168,14 @@ def of_column(names: Sequence[str], wanted: Sequence[str], given: bool, place: s
         DataError: they are not those of the column.
     """
     if {*names} == {*wanted}:
-        return Labels(tuple(names), indexed=True)
+        return ClassLabels(tuple(names), indexed=True)
     if given and len(names) == len(wanted):
-        return Labels(tuple(wanted), indexed=True)
+        return ClassLabels(tuple(wanted), indexed=True)
     raise DataError(
         f"{place} has the labels {format_name(', '.join(names), 150)}, not "
         f"{format_name(', '.join(wanted), 150)}: give --data.labels with as many, in its order"
     )
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None

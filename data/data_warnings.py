@@ -8,25 +8,27 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from data.special_tokens import any_of
+from data.special_tokens import pattern_of_any
 from files.formatting import format_name, format_value
 
-UNWRITTEN = (
+NOT_RENDERED = (
     "warning: the chat template does not write (--data.chat_template FILE gives another one):"
 )
-NO_TOOLS = "warning: the chat template writes no tools:"
-UNREAD = "columns that are not read:"
-FIELDS = "fields of messages that are not read:"
-UNUSED = "warning: not used:"
-CONTROL = "warning: rows hold control tokens, which the model reads as such:"
-ASKS = "warning: the chat template asks for answers with a beginning that these do not have:"
+TOOLS_NOT_RENDERED = "warning: the chat template writes no tools:"
+UNUSED_COLUMNS = "columns that are not read:"
+UNUSED_FIELDS = "fields of messages that are not read:"
+UNUSED_WEIGHTS = "warning: not used:"
+CONTROL_TOKENS = "warning: rows hold control tokens, which the model reads as such:"
+MISSING_ANSWER_PREFIX = (
+    "warning: the chat template asks for answers with a beginning that these do not have:"
+)
 
 
-AROUND = 12
+CONTEXT_CHARACTERS = 12
 """Characters shown on each side of a control token."""
 
 
-class Count(NamedTuple):
+class WarningCount(NamedTuple):
     """Number of rows, an example of what one holds, and the place of the last one."""
 
     rows: int
@@ -35,7 +37,7 @@ class Count(NamedTuple):
 
 
 @dataclass
-class Notes:
+class DataWarnings:
     """Notes of a data set, by what is said and of what.
 
     Attributes:
@@ -48,7 +50,7 @@ class Notes:
     control: tuple[str, ...] = ()
     refused: list[str] = field(default_factory=list)
     doubted: list[str] = field(default_factory=list)
-    held: dict[tuple[str, str], Count] = field(default_factory=dict)
+    held: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
 
     def add(self, sentence: str, name: str, place: object, value: object) -> None:
         """Count a row that holds something that is lost.
@@ -60,25 +62,27 @@ class Notes:
         known = self.held.get((sentence, name))
         if known is None:
             where = "" if place is None else f"{place}: "
-            self.held[sentence, name] = Count(1, f"{where}{format_value(value)}", place)
+            self.held[sentence, name] = WarningCount(1, f"{where}{format_value(value)}", place)
         elif place is None or place != known.last:
-            self.held[sentence, name] = Count(known.rows + 1, known.example, place)
+            self.held[sentence, name] = WarningCount(known.rows + 1, known.example, place)
 
     def add_row(self, place: object, row: Mapping[str, Any], read: Collection[str]) -> None:
         """Note columns of a row that nobody reads, and control tokens in the others."""
         for column, value in row.items():
             if column not in read:
                 if value is not None and value != "" and value != []:
-                    self.add(UNREAD, format_name(column), place, value)
+                    self.add(UNUSED_COLUMNS, format_name(column), place, value)
             elif self.control:
                 for token, around in self._control_tokens(value).items():
-                    self.add(CONTROL, format_value(token), place, around)
+                    self.add(CONTROL_TOKENS, format_value(token), place, around)
 
     def _control_tokens(self, value: object) -> dict[str, str]:
         """The control tokens in a value's texts, with a text around each."""
         if isinstance(value, str):
             return {
-                found[0]: value[max(0, found.start() - AROUND) : found.end() + AROUND]
+                found[0]: value[
+                    max(0, found.start() - CONTEXT_CHARACTERS) : found.end() + CONTEXT_CHARACTERS
+                ]
                 for found in self._control.finditer(value)
             }
         if isinstance(value, Mapping):
@@ -90,24 +94,24 @@ class Notes:
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        return any_of(self.control)
+        return pattern_of_any(self.control)
 
-    def merge(self, other: Notes) -> None:
+    def merge(self, other: DataWarnings) -> None:
         """Add the notes of rows that follow."""
         self.refused += other.refused
         self.doubted += other.doubted
         for key, count in other.held.items():
             known = self.held.get(key)
             rows, example = (known.rows, known.example) if known else (0, count.example)
-            self.held[key] = Count(rows + count.rows, example)
+            self.held[key] = WarningCount(rows + count.rows, example)
 
     def to_dict(self) -> dict[str, Any]:
         held = [[*key, *count[:2]] for key, count in self.held.items()]
         return {"refused": self.refused, "doubted": self.doubted, "held": held}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Notes:
-        held = {(sentence, name): Count(*count) for sentence, name, *count in data["held"]}
+    def from_dict(cls, data: Mapping[str, Any]) -> DataWarnings:
+        held = {(sentence, name): WarningCount(*count) for sentence, name, *count in data["held"]}
         return cls((), list(data["refused"]), list(data["doubted"]), held)
 
     def lines(self, said: set[tuple[str, str]] | None = None) -> Iterator[str]:
@@ -118,12 +122,14 @@ class Notes:
         """
         if self.refused:
             yield (
-                f"warning: {len(self.refused)} conversations are left out: {_first(self.refused)}"
+                f"warning: {len(self.refused)} conversations are left out: "
+                f"{_join_first(self.refused)}"
             )
         if self.doubted:
             yield (
                 f"warning: the generation blocks of the chat template, which count, do not mark "
-                f"what answers add in {len(self.doubted)} conversations: {_first(self.doubted)}"
+                f"what answers add in {len(self.doubted)} conversations: "
+                f"{_join_first(self.doubted)}"
             )
         new = dict[str, list[str]]()
         for (sentence, name), (rows, example, _) in self.held.items():
@@ -133,10 +139,10 @@ class Notes:
         if said is not None:
             said.update(self.held)
         for sentence, items in new.items():
-            yield f"{sentence} {_first(items, 6)}"
+            yield f"{sentence} {_join_first(items, 6)}"
 
 
-def _first(items: list[str], most: int = 3) -> str:
+def _join_first(items: list[str], most: int = 3) -> str:
     """The first of a list, for a message."""
     more = f"; and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
-LENGTH = 8192
+CHUNK_CHARACTERS = 8192
 """Characters of a part, about: what a fraction of a file of text holds out, too."""
 
-CONTEXT = 64
+CONTEXT_CHARACTERS = 64
 """Characters before a part that are made tokens with it, so that it has the tokens that it has in
 the whole document."""
 
-_LINE_ENDS = re.compile(r"(?<=\S\n)(?=\S)")
-_WORD_ENDS = re.compile(r"(?<=\S)(?=\s\S)")
+_LINE_END = re.compile(r"(?<=\S\n)(?=\S)")
+_WORD_END = re.compile(r"(?<=\S)(?=\s\S)")
 
 
-class Part(NamedTuple):
+class DocumentChunk(NamedTuple):
     """A part of a document.
 
     Attributes:
@@ -30,18 +30,18 @@ class Part(NamedTuple):
     last: bool
 
 
-class DocumentPart(dict[str, Any]):
+class DocumentChunkRow(dict[str, Any]):
     """A row that is a part of a file of text: its column `text`, and where it stands."""
 
-    def __init__(self, text: str, part: Part) -> None:
+    def __init__(self, text: str, part: DocumentChunk) -> None:
         super().__init__(text=text)
         self.part = part
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DocumentPart, (self["text"], self.part)
+        return DocumentChunkRow, (self["text"], self.part)
 
 
-def parts(pieces: Iterable[str]) -> Iterator[tuple[str, Part]]:
+def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]:
     """A document's parts: their texts, one after the other, are the document.
 
     A part ends with a line or, where there is none, before the space in front of a word: there
@@ -53,18 +53,20 @@ def parts(pieces: Iterable[str]) -> Iterator[tuple[str, Part]]:
     before, rest = "", ""
     for piece in chain(pieces, [""]):
         rest += piece
-        while len(rest) > (2 * LENGTH if piece else LENGTH):
-            end = _end(rest)
-            yield rest[:end], Part(before, False)
-            before, rest = rest[max(0, end - CONTEXT) : end], rest[end:]
+        while len(rest) > (2 * CHUNK_CHARACTERS if piece else CHUNK_CHARACTERS):
+            end = _chunk_end(rest)
+            yield rest[:end], DocumentChunk(before, False)
+            before, rest = rest[max(0, end - CONTEXT_CHARACTERS) : end], rest[end:]
     if rest:
-        yield rest, Part(before, True)
+        yield rest, DocumentChunk(before, True)
 
 
-def _end(text: str) -> int:
+def _chunk_end(text: str) -> int:
     """Where a part of a longer text ends."""
-    for ends in (_LINE_ENDS, _WORD_ENDS):
-        found = [end.start() for end in ends.finditer(text, LENGTH // 2, LENGTH + 1)]
+    for ends in (_LINE_END, _WORD_END):
+        found = [
+            end.start() for end in ends.finditer(text, CHUNK_CHARACTERS // 2, CHUNK_CHARACTERS + 1)
+        ]
         if found:
             return found[-1]
-    return LENGTH
+    return CHUNK_CHARACTERS

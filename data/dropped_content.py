@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from data.conversations import REASONING, Message
+from data.conversations import REASONING_FIELDS, Message
 
-THOUGHTS = "<think>", "</think>"
+THINK_TAGS = "<think>", "</think>"
 
 
-class Piece:
+class MessageText:
     """A text of a message.
 
     Attributes:
@@ -23,25 +23,25 @@ class Piece:
     """
 
     def __init__(self, name: str, value: str) -> None:
-        self.name, self.value, self.text = name, value, _squeezed(value)
+        self.name, self.value, self.text = name, value, _remove_spaces(value)
 
     @cached_property
     def escaped(self) -> str:
         """The text as JSON writes it."""
-        return _squeezed(json.dumps(self.value, ensure_ascii=False)[1:-1])
+        return _remove_spaces(json.dumps(self.value, ensure_ascii=False)[1:-1])
 
     def count_in(self, written: str) -> int:
         """Number of times that it stands in a text without white space."""
         return max(written.count(self.text), written.count(self.escaped))
 
 
-def unwritten(messages: Sequence[Message], text: str) -> dict[str, str]:
+def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, str]:
     """Names of what messages say that their text does not, with the first value of each name.
 
     White space is not compared, nor whether a piece stands at the right place.
     """
-    written, found = _squeezed(text), dict[str, str]()
-    said = [(message["role"], list(_pieces(message))) for message in messages]
+    written, found = _remove_spaces(text), dict[str, str]()
+    said = [(message["role"], list(_message_texts(message))) for message in messages]
     counts = Counter(piece.text for _, pieces in said for piece in pieces)
     missing = {
         piece.text
@@ -49,7 +49,7 @@ def unwritten(messages: Sequence[Message], text: str) -> dict[str, str]:
         for piece in pieces
         if piece.count_in(written) < counts[piece.text]
     }
-    roles: dict[str, list[Piece]] = {}
+    roles: dict[str, list[MessageText]] = {}
     for role, pieces in said:
         roles.setdefault(role, []).extend(pieces)
     for role, pieces in roles.items():
@@ -62,31 +62,33 @@ def unwritten(messages: Sequence[Message], text: str) -> dict[str, str]:
     return found
 
 
-def _pieces(message: Message) -> Iterator[Piece]:
+def _message_texts(message: Message) -> Iterator[MessageText]:
     """The texts of a message that its template should write."""
     content, role = message.get("content") or "", message["role"]
-    thoughts, end, answer = content.rpartition(THOUGHTS[1])
+    thoughts, end, answer = content.rpartition(THINK_TAGS[1])
     found = [(f"all that messages of the role {role} say", content)]
     if role == "assistant" and end:
-        found = [("thoughts", thoughts.rpartition(THOUGHTS[0])[2]), (found[0][0], answer)]
-    found += [("thoughts", next((message[name] for name in REASONING if message.get(name)), ""))]
+        found = [("thoughts", thoughts.rpartition(THINK_TAGS[0])[2]), (found[0][0], answer)]
+    found += [
+        ("thoughts", next((message[name] for name in REASONING_FIELDS if message.get(name)), ""))
+    ]
     for call in message.get("tool_calls") or ():
         function = [call["function"]["name"], call["function"]["arguments"]]
-        found += [("tool calls", text) for text in _texts(function)]
+        found += [("tool calls", text) for text in _strings_in(function)]
     for name, value in found:
         if isinstance(value, str) and value.strip():
-            yield Piece(name, value)
+            yield MessageText(name, value)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _strings_in(value: Any) -> Iterator[str]:
     """The texts in a value of JSON."""
     if isinstance(value, str):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value
     if isinstance(value, Mapping | list):
         for one in inner:
-            yield from _texts(one)
+            yield from _strings_in(one)
 
 
-def _squeezed(text: str) -> str:
+def _remove_spaces(text: str) -> str:
     return "".join(text.split())

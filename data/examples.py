@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.document_chunks import Part
+from data.document_chunks import DocumentChunk
 from files.file_location import FileLocation
 
 MAX_CHARACTERS = 1_000_000
@@ -16,7 +16,7 @@ MAX_CHARACTERS = 1_000_000
 busy for minutes and gigabytes."""
 
 
-class Tokens(NamedTuple):
+class TokenizedText(NamedTuple):
     """A text's tokens, int32 [n], and which of them are learned, bool [n]."""
 
     ids: np.ndarray
@@ -45,7 +45,7 @@ class Example(NamedTuple):
     prompt: str
     target: str
     whole: tuple[TextSpan, ...] = ()
-    part: Part | None = None
+    part: DocumentChunk | None = None
     desirable: bool | None = None
 
     def spans(self) -> tuple[TextSpan, ...]:
@@ -98,7 +98,7 @@ class Corpus:
     unlabelled: int = 0
     nulls: int = 0
     places: Sequence[FileLocation] = ()
-    tokens: Sequence[Tokens] | None = None
+    tokens: Sequence[TokenizedText] | None = None
     characters: str | None = None
     digest: str = ""
 

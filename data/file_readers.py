@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from config.errors import UserError
-from data.document_chunks import LENGTH, DocumentPart, parts
+from data.document_chunks import CHUNK_CHARACTERS, DocumentChunkRow, split_document
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
 from files.git_lfs import check_no_pointer
-from files.json_files import LONGEST_LINE, json_lines, parse_json
-from files.text_files import check_regular, decoded
+from files.json_files import MAX_LINE_BYTES, parse_json, parse_json_lines
+from files.text_files import check_regular, decode_text
 
 Row = Mapping[str, Any]
-GZIP = ".gz"
-MAX_JSON = 2**30
+GZIP_SUFFIX = ".gz"
+MAX_JSON_BYTES = 2**30
 """Bytes of a .json file, which is read whole, uncompressed."""
 
 SEPARATORS = ",;\t|"
@@ -32,37 +32,37 @@ SEPARATORS = ",;\t|"
 _QUOTED = re.compile(r'"[^"]*"')
 
 
-def without_filled(value: Any) -> Any:
+def drop_filled_nulls(value: Any) -> Any:
     """A value of an Arrow table without the nulls of fields that other rows have.
 
     In a table all objects of a column have the same fields: those that a row's object lacks are
     null. Nulls of columns and items of lists stay.
     """
     if isinstance(value, Mapping):
-        return {name: without_filled(one) for name, one in value.items() if one is not None}
+        return {name: drop_filled_nulls(one) for name, one in value.items() if one is not None}
     if isinstance(value, list):
-        return [without_filled(one) for one in value]
+        return [drop_filled_nulls(one) for one in value]
     return value
 
 
-def arrow_row(row: Row) -> Row:
-    """A row of an Arrow table; see `without_filled`."""
-    return {column: without_filled(value) for column, value in row.items()}
+def row_from_arrow(row: Row) -> Row:
+    """A row of an Arrow table; see `drop_filled_nulls`."""
+    return {column: drop_filled_nulls(value) for column, value in row.items()}
 
 
 class DataError(UserError, ValueError):
     """Data that cannot be read, or does not fit the task."""
 
 
-def kind_of(path: Path) -> str:
+def data_suffix(path: Path) -> str:
     """The suffix that says what is in a file, such as `.jsonl` of `rows.jsonl.gz`."""
     name = path.name.lower()
-    return Path(name.removesuffix(GZIP)).suffix
+    return Path(name.removesuffix(GZIP_SUFFIX)).suffix
 
 
-def is_file_of_rows(path: Path) -> bool:
+def is_data_file(path: Path) -> bool:
     """Whether the name is that of a file of rows."""
-    kind, compressed = kind_of(path), path.suffix.lower() == GZIP
+    kind, compressed = data_suffix(path), path.suffix.lower() == GZIP_SUFFIX
     return kind in READERS and not (compressed and kind == ".parquet")
 
 
@@ -73,7 +73,7 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
         UserError: it is no file of rows, cannot be read, or is damaged.
     """
     name = format_path(path)
-    if not is_file_of_rows(path):
+    if not is_data_file(path):
         raise DataError(
             f"{name} is not a kind of file that is known: give one of {', '.join(READERS)}, "
             "all but .parquet also as .gz"
@@ -82,11 +82,11 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
         check_regular(path)
         check_no_pointer(path)
         with path.open("rb") as file:
-            if path.suffix.lower() != GZIP:
-                yield from READERS[kind_of(path)](path, file)
+            if path.suffix.lower() != GZIP_SUFFIX:
+                yield from READERS[data_suffix(path)](path, file)
                 return
             with gzip.open(file) as unpacked:
-                yield from READERS[kind_of(path)](path, cast(BinaryIO, unpacked))
+                yield from READERS[data_suffix(path)](path, cast(BinaryIO, unpacked))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{name} is damaged, or no file of gzip: {error}") from error
     except OSError as error:
@@ -95,26 +95,26 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
         raise DataError(f"{name} is not UTF-8 text: save it in that encoding") from error
 
 
-def _json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
-    for number, row in json_lines(path, lines):
-        yield _object(row, FileLocation(path, number))
+def _read_json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+    lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
+    for number, row in parse_json_lines(path, lines):
+        yield _check_object(row, FileLocation(path, number))
 
 
-def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    content = file.read(MAX_JSON + 1)
-    if len(content) > MAX_JSON:
+def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+    content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
         raise DataError(
-            f"{format_path(path)} has more than {MAX_JSON:,} bytes: write it as JSON Lines, which "
-            "is read row by row"
+            f"{format_path(path)} has more than {MAX_JSON_BYTES:,} bytes: write it as JSON Lines, "
+            "which is read row by row"
         )
-    text = decoded(content, path)
+    text = decode_text(content, path)
     try:
         rows = parse_json(text, path)
     except FileError:
         if not text.lstrip().startswith("{"):
             raise
-        yield from _json_lines(path, io.BytesIO(content))  # JSON Lines under this name
+        yield from _read_json_lines(path, io.BytesIO(content))  # JSON Lines under this name
         return
     if isinstance(rows, dict):  # one row alone
         rows = [rows]
@@ -123,26 +123,28 @@ def _json_array(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]
             f"{format_path(path)} is {format_value(rows)}, but must be an array of objects"
         )
     for number, row in enumerate(rows):
-        yield _object(row, FileLocation(path, number, "row"))
+        yield _check_object(row, FileLocation(path, number, "row"))
 
 
-def _object(row: Any, place: FileLocation) -> tuple[FileLocation, Row]:
+def _check_object(row: Any, place: FileLocation) -> tuple[FileLocation, Row]:
     if not isinstance(row, dict):
         raise DataError(f"{place} is {format_value(row)}, but must be an object")
     return place, row
 
 
-def _csv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    return _separated(path, file, SEPARATORS)
+def _read_csv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+    return _read_separated(path, file, SEPARATORS)
 
 
-def _tsv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    return _separated(path, file, "\t")
+def _read_tsv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+    return _read_separated(path, file, "\t")
 
 
-def _separated(path: Path, file: BinaryIO, separators: str) -> Iterator[tuple[FileLocation, Row]]:
+def _read_separated(
+    path: Path, file: BinaryIO, separators: str
+) -> Iterator[tuple[FileLocation, Row]]:
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        lines = _lines(path, text)
+        lines = _read_lines(path, text)
         header, number = next(lines, ""), 1
         separator = max(separators, key=_QUOTED.sub("", header).count)
         try:
@@ -161,10 +163,10 @@ def _separated(path: Path, file: BinaryIO, separators: str) -> Iterator[tuple[Fi
             raise DataError(f"{FileLocation(path, number)}: {error}") from None
 
 
-def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
-    for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE + 1), ""), 1):
-        if len(line) > LONGEST_LINE:
-            raise DataError(f"{FileLocation(path, number)} has more than {LONGEST_LINE} bytes")
+def _read_lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
+    for number, line in enumerate(iter(lambda: text.readline(MAX_LINE_BYTES + 1), ""), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"{FileLocation(path, number)} has more than {MAX_LINE_BYTES} bytes")
         yield line
 
 
@@ -174,16 +176,16 @@ def _check_header(path: Path, columns: Sequence[str]) -> None:
         raise DataError(f"{FileLocation(path, 1)}: the column {format_value(twice)} stands twice")
 
 
-def _text(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+def _read_document(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     """The parts of the document that a file of text is."""
     number = 1
     with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-        for part, where in parts(iter(lambda: text.read(LENGTH), "")):
-            yield FileLocation(path, number), DocumentPart(part, where)
+        for part, where in split_document(iter(lambda: text.read(CHUNK_CHARACTERS), "")):
+            yield FileLocation(path, number), DocumentChunkRow(part, where)
             number += part.count("\n")
 
 
-def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+def _read_parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     import pyarrow
     from pyarrow import parquet
 
@@ -193,20 +195,20 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
             for batch in opened.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield FileLocation(path, number, "row"), arrow_row(row)
+                    yield FileLocation(path, number, "row"), row_from_arrow(row)
     except pyarrow.ArrowException as error:
         raise DataError(
             f"{format_path(path)} is not a Parquet file: {format_name(str(error))}"
         ) from None
 
 
-def class_names(path: Path, column: str) -> tuple[str, ...] | None:
+def read_class_names(path: Path, column: str) -> tuple[str, ...] | None:
     """The names of a column of class labels, which datasets writes into a Parquet file; None: there
     are none."""
     import pyarrow
     from pyarrow import parquet
 
-    if kind_of(path) != ".parquet":
+    if data_suffix(path) != ".parquet":
         return None
     try:
         metadata = parquet.read_schema(path).metadata or {}
@@ -218,10 +220,10 @@ def class_names(path: Path, column: str) -> tuple[str, ...] | None:
 
 
 READERS: dict[str, Callable[[Path, BinaryIO], Iterator[tuple[FileLocation, Row]]]] = {
-    ".jsonl": _json_lines,
-    ".json": _json_array,
-    ".csv": _csv,
-    ".tsv": _tsv,
-    ".txt": _text,
-    ".parquet": _parquet,
+    ".jsonl": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".txt": _read_document,
+    ".parquet": _read_parquet,
 }

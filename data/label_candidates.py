@@ -14,12 +14,12 @@ import numpy as np
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from data.class_labels import Labels
+from data.class_labels import ClassLabels
 from data.examples import Corpus, Example, TextSpan
 from data.pipeline import Pipeline
-from data.preference_samples import Preferences, Unit
-from data.samples import EMPTY
-from data.tokenizer import Tokens
+from data.preference_samples import PreferencePair, PreferenceSamples
+from data.samples import EMPTY_SLOT
+from data.tokenizer import TokenizedText
 from files.formatting import format_name
 
 OBJECTIVE = "cpo"
@@ -27,7 +27,7 @@ OBJECTIVE = "cpo"
 
 
 @dataclass(frozen=True)
-class Candidates:
+class LabelCandidates:
     """Samples of all texts.
 
     Attributes:
@@ -38,26 +38,30 @@ class Candidates:
     """
 
     config: RunConfig
-    samples: Preferences
-    labels: Labels
+    samples: PreferenceSamples
+    labels: ClassLabels
     cut: int
 
     @classmethod
-    def of(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> Candidates:
+    def of(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> LabelCandidates:
         """The texts of examples with each of the labels.
 
         Raises:
             ConfigError: the tokenizer or the chat template does not tell labels apart.
         """
-        labels = Labels(tuple(names))
-        _check_tokens(data, labels)
+        labels = ClassLabels(tuple(names))
+        _check_labels_differ(data, labels)
         paired = [*names, *names[-1:]] if len(names) % 2 else names
-        examples = [_with_label(e, labels, name) for e in corpus.examples for name in paired]
+        examples = [
+            _example_with_label(e, labels, name) for e in corpus.examples for name in paired
+        ]
         tokens = data.encoded(examples)
         if not (labels.share_beginnings or data.tokenizer.chat):  # a chat's spans say it
-            tokens = [Tokens(one.ids[:-1], one.learned[:-1]) for one in tokens]
-        config = data.config.changed({"training.objective": OBJECTIVE} | _whole_texts(data.config))
-        whole = Unit.all(examples, tokens, False)
+            tokens = [TokenizedText(one.ids[:-1], one.learned[:-1]) for one in tokens]
+        config = data.config.changed(
+            {"training.objective": OBJECTIVE} | _without_packing(data.config)
+        )
+        whole = PreferencePair.all(examples, tokens, False)
         config, units = data.sample_format.fitting(config, whole, data.tokenizer)
         samples = data.sample_format.of_units(config, units, data.tokenizer)
         shorter = (
@@ -73,18 +77,18 @@ class Candidates:
         Args:
             logps: of the texts of the samples, float32 [samples, places, 2].
         """
-        there = self.samples.places != EMPTY
+        there = self.samples.places != EMPTY_SLOT
         by_unit = np.empty((len(self.samples.num_loss_tokens), 2), np.float32)
         by_unit[self.samples.places[there]] = logps[there]
         count = len(self.labels.names)
         return by_unit.reshape(-1, count + count % 2)[:, :count]
 
 
-def _whole_texts(config: RunConfig) -> dict[str, bool]:
+def _without_packing(config: RunConfig) -> dict[str, bool]:
     return {"data.packing": False} if hasattr(config.data, "packing") else {}
 
 
-def _check_tokens(data: Pipeline, labels: Labels) -> None:
+def _check_labels_differ(data: Pipeline, labels: ClassLabels) -> None:
     known: dict[tuple[int, ...], str] = {}
     for name, ids in zip(labels.names, data.label_tokens(labels.names), strict=True):
         other = known.setdefault(tuple(ids.tolist()), name)
@@ -95,17 +99,17 @@ def _check_tokens(data: Pipeline, labels: Labels) -> None:
             )
 
 
-def _with_label(example: Example, labels: Labels, name: str) -> Example:
+def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Example:
     """An example with another label as its answer."""
     changed = example.answering(labels.with_name(example.target, name))
     if not example.whole:
         return changed
     if example.whole == example.joined().whole:
         return changed.joined()
-    return example.answering(changed.target, _spans(example, labels, name))
+    return example.answering(changed.target, _spans_with_label(example, labels, name))
 
 
-def _spans(example: Example, labels: Labels, name: str) -> tuple[TextSpan, ...]:
+def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple[TextSpan, ...]:
     """The spans of a conversation with another label in its last answer. The label alone is
     learned; where one begins another, with what follows in its span."""
     spans, target = example.whole, example.target

@@ -8,18 +8,18 @@ from statistics import fmean
 
 from data.examples import Corpus
 from data.pipeline import Pipeline
-from data.preference_samples import Unit
+from data.preference_samples import PreferencePair
 from data.task import Split
 
-DOCUMENTS = 1024
+DOCUMENT_SEQUENCE_LENGTH = 1024
 """Tokens of a sample of documents, which fill any: as run_clm of transformers has them."""
 
-WRITTEN = 256
+DOCUMENT_OUTPUT_LENGTH = 256
 """Tokens that a model of documents writes."""
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthStats:
     """Tokens of the examples of some splits.
 
     Attributes:
@@ -35,7 +35,7 @@ class Lengths:
     target: int
 
 
-def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
+def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
     """Measure the texts of splits.
 
     Raises:
@@ -43,20 +43,25 @@ def lengths_of(data: Pipeline, splits: Sequence[Split]) -> Lengths:
     """
     if data.parts and "train" in splits:
         others = [split for split in splits if split != "train"]
-        found = [lengths_of(part, ["train"]) for part in data.parts.values()]
-        found += [lengths_of(data, others)] if others else []
-        return _together(found, len(data.parts))
-    measured = [_measured(data, data.tokenised(split)) for split in splits]
+        found = [measure_lengths(part, ["train"]) for part in data.parts.values()]
+        found += [measure_lengths(data, others)] if others else []
+        return _merge_stats(found, len(data.parts))
+    measured = [_example_lengths(data, data.tokenised(split)) for split in splits]
     first = [tokens for tokens, _ in measured[0]]
     if data.task.kind == "plain":
         whole = sum(first) + len(first)
-        return Lengths(len(first), min(DOCUMENTS, whole), whole / len(first), min(WRITTEN, whole))
+        return LengthStats(
+            len(first),
+            min(DOCUMENT_SEQUENCE_LENGTH, whole),
+            whole / len(first),
+            min(DOCUMENT_OUTPUT_LENGTH, whole),
+        )
     every = [lengths for split in measured for lengths in split]
     longest, target = (max(lengths) for lengths in zip(*every, strict=True))
-    return Lengths(len(first), longest, fmean(first), target)
+    return LengthStats(len(first), longest, fmean(first), target)
 
 
-def _measured(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
+def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
     """Tokens that a sample holds of each example, and those of its target."""
     tokens, preference_type, length = (
         corpus.tokens or (),
@@ -67,16 +72,16 @@ def _measured(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
         return [length(one) for one in tokens]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
     both = sum if data.sample_format.takes_chats else max
-    units = Unit.all(corpus.examples, tokens, preference_type == "unpaired")
+    units = PreferencePair.all(corpus.examples, tokens, preference_type == "unpaired")
     found = [[*zip(*map(length, unit.texts), strict=True)] for unit in units]
     return [(both(read), max(written)) for read, written in found]
 
 
-def _together(found: Sequence[Lengths], sources: int) -> Lengths:
+def _merge_stats(found: Sequence[LengthStats], sources: int) -> LengthStats:
     """Lengths of several corpora, of which the first ones, the `sources`, are trained."""
     trained = found[:sources]
     examples = sum(one.examples for one in trained)
-    return Lengths(
+    return LengthStats(
         examples,
         max(one.longest for one in found),
         sum(one.examples * one.mean for one in trained) / examples,

@@ -16,7 +16,7 @@ import numpy as np
 
 import popdist
 from config.sections import RunConfig
-from data.samples import Batch, Samples, epoch_of, order
+from data.samples import Batch, Samples, epoch_indices, epoch_permutation
 from files.json_files import JsonObject
 
 
@@ -125,8 +125,8 @@ class Loader:
 
     def _go_to(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position
-        indices = epoch_of(self._samples, self._seed, epoch)
-        self._order = indices[order(self._seed, epoch, len(indices))]
+        indices = epoch_indices(self._samples, self._seed, epoch)
+        self._order = indices[epoch_permutation(self._seed, epoch, len(indices))]
 
 
 @dataclass(frozen=True)

@@ -25,23 +25,23 @@ import numpy as np
 
 from config.sections import Data
 from data.file_readers import DataError
-from data.samples import Cuts, Samples, digest_of, order
+from data.samples import Samples, Truncation, digest_arrays, epoch_permutation
 from files.formatting import format_name, format_path, format_value
-from files.yaml_files import Located, place_of, read_yaml
+from files.yaml_files import LocatedDict, location_prefix, read_yaml
 
-SUFFIXES = (".yml", ".yaml")
+YAML_SUFFIXES = (".yml", ".yaml")
 WEIGHT = "weight"
-FIELDS = (
+SOURCE_FIELDS = (
     "train", WEIGHT, "format", "prompt", "target", "messages", "system", "labels", "nulls",
     "long_targets", "loss", "separator", "packing",
 )  # fmt: skip
 """What a source may say of itself; all but the first two are settings of the run otherwise."""
 
-OPEN = ("validation", "format", "separator")
+RUN_FIELDS = ("validation", "format", "separator")
 """Settings of the run that are not a source's: a run fills in those of the whole."""
 
 
-class Ingredient(NamedTuple):
+class MixtureSource(NamedTuple):
     """A source of a mixture.
 
     Attributes:
@@ -56,17 +56,17 @@ class Ingredient(NamedTuple):
 
 def is_mixture(data: Data) -> bool:
     """Whether the training data are those of a mixture."""
-    return data.train is not None and Path(data.train).suffix.lower() in SUFFIXES
+    return data.train is not None and Path(data.train).suffix.lower() in YAML_SUFFIXES
 
 
-def ingredients(data: Data) -> list[Ingredient]:
+def read_mixture(data: Data) -> list[MixtureSource]:
     """The sources of the mixture that `data.train` names.
 
     Raises:
         UserError: the file cannot be read, or says something else.
     """
     path = Path(data.train or "")
-    found = [_ingredient(data, path, name, said) for name, said in read_yaml(path).items()]
+    found = [_parse_source(data, path, name, said) for name, said in read_yaml(path).items()]
     unweighted = [one.name for one in found if one.weight is None]
     if not found or 0 < len(unweighted) < len(found):
         lacks = f"{format_name(unweighted[0])} has no weight" if unweighted else "it has no source"
@@ -76,32 +76,32 @@ def ingredients(data: Data) -> list[Ingredient]:
     return found
 
 
-def _ingredient(data: Data, path: Path, name: str, said: Any) -> Ingredient:
+def _parse_source(data: Data, path: Path, name: str, said: Any) -> MixtureSource:
     where = f"{format_path(path)}: {format_name(name)}"
-    if not isinstance(said, Located) or not isinstance(said.get("train"), str):
+    if not isinstance(said, LocatedDict) or not isinstance(said.get("train"), str):
         raise DataError(f"{where} must be a section that says train: FILE")
-    unknown = next((field for field in said if field not in FIELDS), None)
+    unknown = next((field for field in said if field not in SOURCE_FIELDS), None)
     if unknown is not None:
         raise DataError(
-            f"{place_of(said, unknown)}a source of a mixture has no field {format_name(unknown)}: "
-            f"it has {', '.join(FIELDS)}"
+            f"{location_prefix(said, unknown)}a source of a mixture has no field "
+            f"{format_name(unknown)}: it has {', '.join(SOURCE_FIELDS)}"
         )
     weight: Any = said.get(WEIGHT)
     if WEIGHT in said and (type(weight) not in (int, float) or not 0 < float(weight) < inf):
         raise DataError(
-            f"{place_of(said, WEIGHT)}the weight is {format_value(weight)}, but must be a "
+            f"{location_prefix(said, WEIGHT)}the weight is {format_value(weight)}, but must be a "
             "positive number"
         )
-    train = _from(path.parent, said["train"])
-    if Path(train).suffix.lower() in SUFFIXES:
+    train = _resolve_files(path.parent, said["train"])
+    if Path(train).suffix.lower() in YAML_SUFFIXES:
         raise DataError(f"{where} is a mixture, but a mixture has files, folders and data sets")
     own = {field: value for field, value in said.items() if field != WEIGHT}
     given = data.to_dict()
-    given |= {field: None for field in OPEN if field in given} | own | {"train": train}
-    return Ingredient(name, weight, type(data).from_dict(Located(given, said.places), name))
+    given |= {field: None for field in RUN_FIELDS if field in given} | own | {"train": train}
+    return MixtureSource(name, weight, type(data).from_dict(LocatedDict(given, said.places), name))
 
 
-def _from(folder: Path, given: str) -> str:
+def _resolve_files(folder: Path, given: str) -> str:
     """Files that are named from a folder on; other names as they are."""
 
     def placed(part: str) -> str:
@@ -112,7 +112,7 @@ def _from(folder: Path, given: str) -> str:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixtureSamples:
     """Samples of several sources. In an epoch each source has its share, and all of its samples at
     least once: as `interleave_datasets` of datasets has it with `all_exhausted`, but the shares are
     exact.
@@ -126,7 +126,7 @@ class Mixed:
     counts: Sequence[int]
 
     @classmethod
-    def of(cls, parts: Sequence[Samples], weights: Sequence[float | None]) -> Mixed:
+    def of(cls, parts: Sequence[Samples], weights: Sequence[float | None]) -> MixtureSamples:
         """Mix samples by weights; None: each once."""
         sizes = [len(part) for part in parts]
         shares = [weight or size for size, weight in zip(sizes, weights, strict=True)]
@@ -136,7 +136,7 @@ class Mixed:
         )
 
     @property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> Truncation:
         """What was cut or dropped of all."""
         return reduce(add, (part.cuts for part in self.parts))
 
@@ -144,7 +144,7 @@ class Mixed:
     def digest(self) -> str:
         """See `Samples`."""
         digests = b"".join(bytes.fromhex(part.digest) for part in self.parts)
-        return digest_of(np.frombuffer(digests, np.uint8), np.asarray(self.counts))
+        return digest_arrays(np.frombuffer(digests, np.uint8), np.asarray(self.counts))
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -170,7 +170,9 @@ class Mixed:
             start, end = end, end + count
             rest = count % len(part)
             following = (epoch * rest + np.arange(rest)) % len(part)
-            indices[end - rest : end] = start + order(seed, source, len(part))[following]
+            indices[end - rest : end] = (
+                start + epoch_permutation(seed, source, len(part))[following]
+            )
         return indices
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:

@@ -15,20 +15,26 @@ from config.agreement import agree, digest_of
 from config.errors import ConfigError
 from config.sections import RunConfig
 from config.values import listed
-from data.chat_template import ChatTemplate, chat_template_of
-from data.class_labels import Labels
+from data.chat_template import ChatTemplate, load_chat_template
+from data.class_labels import ClassLabels
 from data.data_cache import DataCache
-from data.data_warnings import Notes
-from data.examples import Corpus, Example, Tokens
-from data.mixture import Ingredient, Mixed, ingredients, is_mixture
-from data.preference_samples import Unit, equal_pairs
+from data.data_warnings import DataWarnings
+from data.examples import Corpus, Example, TokenizedText
+from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
+from data.preference_samples import PreferencePair, count_equal_pairs
 from data.sample_format import SampleFormat
-from data.samples import Limit, Prompts, Samples, TooLong, fitted_targets
+from data.samples import Prompts, Samples, TokenLimit, TooLongError, truncate_targets
 from data.sources import DataError
 from data.special_tokens import special_tokens
-from data.task import SAMPLE_FOLDER, Split, Task, task_of
-from data.token_cache import Prepared, is_large, prepared
-from data.tokenizer import RUN, NoRow, Tokenizer, add_tokens, kept_tokenizer
+from data.task import SAMPLE_FOLDER, Split, Task, task_from_config
+from data.token_cache import TokenizedSplits, is_large, load_or_tokenize
+from data.tokenizer import (
+    REPEATED_SPACES,
+    MissingRowError,
+    Tokenizer,
+    add_tokens,
+    find_saved_tokenizer,
+)
 from files.file_location import FileLocation
 from files.formatting import format_name, format_value
 from files.run_folder import RunFolder
@@ -43,11 +49,11 @@ if TYPE_CHECKING:
 SAMPLE_FORMAT_NAMES = ("seq2seq", "causal_lm")
 """Names of the formats that other processes know; see `data.tokenize_worker`."""
 
-KINDS = {"text": "examples", "chat": "conversations", "plain": "parts of documents",
+ROW_NOUNS = {"text": "examples", "chat": "conversations", "plain": "parts of documents",
          "paired": "pairs", "unpaired": "answers"}  # fmt: skip
 """What rows of a format are called."""
 
-LONGEST_TARGETS = 2000
+MAX_CHECKED_TARGETS = 2000
 """Targets that are made tokens to find the longest: those with the most characters."""
 
 
@@ -101,7 +107,7 @@ class Pipeline:
         try:
             return data.tokenizer, self._with_added(self.data_cache.tokenizer(name))
         except hub.DataUnavailable:
-            kept = None if save is None else kept_tokenizer(RunFolder(Path(save)))
+            kept = None if save is None else find_saved_tokenizer(RunFolder(Path(save)))
             if kept is None or Path(name).exists():
                 raise
             say(f"tokenizer {name} is gone: the run's copy in {kept} is used")
@@ -116,16 +122,16 @@ class Pipeline:
         """The configured task.
 
         Raises:
-            DataError: see `task_of`.
+            DataError: see `task_from_config`.
         """
-        task = task_of(self.given.data, self.given.training.preference_type)
+        task = task_from_config(self.given.data, self.given.training.preference_type)
         if not self.parts or task.format is not None:
             return task
         kinds = [part.task.kind for part in self.parts.values()]
         return replace(task, format="chat" if "chat" in kinds else kinds[0])
 
     @cached_property
-    def parts(self) -> Mapping[Ingredient, Pipeline]:
+    def parts(self) -> Mapping[MixtureSource, Pipeline]:
         """The pipelines of a mixture's sources; empty: there is no mixture.
 
         Raises:
@@ -139,7 +145,7 @@ class Pipeline:
                 given=replace(self.given, data=one.data),
                 data_cache=self.data_cache.part(one.name),
             )
-            for one in ingredients(self.given.data)
+            for one in read_mixture(self.given.data)
         }
 
     @property
@@ -163,7 +169,7 @@ class Pipeline:
     def _chat_template(self, base: PreTrainedTokenizerFast, frozen: bool = True) -> ChatTemplate:
         data = self.given.data
         part = self.sample_format.learned(replace(self.given, data=replace(data, format="chat")))
-        return chat_template_of(base, data.chat_template, data.chat_variables, part, frozen)
+        return load_chat_template(base, data.chat_template, data.chat_variables, part, frozen)
 
     @cached_property
     def config(self) -> RunConfig:
@@ -205,13 +211,13 @@ class Pipeline:
             return corpus
         try:
             return replace(corpus, tokens=self.encoded(corpus.examples))
-        except NoRow as error:
+        except MissingRowError as error:
             texts = ("".join(example[:2]) for example in corpus.examples)
             index = next((i for i, text in enumerate(texts) if error.token in text), None)
             place = None if index is None else corpus.place(index)
             raise error if place is None else ConfigError(f"{place}: {error}") from error
 
-    def encoded(self, examples: Sequence[Example]) -> list[Tokens]:
+    def encoded(self, examples: Sequence[Example]) -> list[TokenizedText]:
         """The tokens of examples."""
         return list(self.sample_format.encoded(self._settled, examples, self.tokenizer))
 
@@ -248,7 +254,7 @@ class Pipeline:
         if (
             large
             and self.sample_format.name in SAMPLE_FORMAT_NAMES
-            and (made := prepared(self, split))
+            and (made := load_or_tokenize(self, split))
         ):
             return self._prepared(split, made)
         if not self.is_chat:
@@ -261,17 +267,17 @@ class Pipeline:
         self._check_chats(split, chat, corpora)
         return corpora
 
-    def _prepared(self, split: Split, found: Prepared) -> dict[Split, Corpus]:
+    def _prepared(self, split: Split, found: TokenizedSplits) -> dict[Split, Corpus]:
         """The examples of large data, with their tokens."""
         corpora = {name: corpus for name, (corpus, _) in found.items()}
         self.task.check_some_left(split, corpora)
         if self.is_chat:
             chat = self.training_template()
-            chat.noted = Notes.from_dict(found[split][1].mapping("notes"))
+            chat.noted = DataWarnings.from_dict(found[split][1].mapping("notes"))
             self._check_chats(split, chat, corpora)
             self.task.check_held_out(corpora)
             return corpora
-        self._say(Notes.from_dict(found[split][1].mapping("notes")))
+        self._say(DataWarnings.from_dict(found[split][1].mapping("notes")))
         if not any(corpus.examples for corpus in corpora.values()):
             name = self.task.source(split).name
             raise DataError(f"{name} holds no examples: give data that has some")
@@ -284,11 +290,11 @@ class Pipeline:
         chat.noted = self.notes()
         return chat
 
-    def notes(self) -> Notes:
+    def notes(self) -> DataWarnings:
         """Notes of rows that are to be read."""
-        return Notes(special_tokens(self.tokenizer.base) if self.task.is_own else ())
+        return DataWarnings(special_tokens(self.tokenizer.base) if self.task.is_own else ())
 
-    def _say(self, notes: Notes) -> None:
+    def _say(self, notes: DataWarnings) -> None:
         """Say what was noted of rows, once for all splits."""
         for note in notes.lines(self.data_cache.noted):
             say(note)
@@ -342,8 +348,8 @@ class Pipeline:
         each = 2 if preference_type == "paired" else 1
         rows = len(corpus.examples) // each
         if len(samples) != rows:
-            notes[0] += f" of {rows} {KINDS[preference_type or self.task.kind]}"
-        if equal := preference_type == "paired" and equal_pairs(corpus.examples):
+            notes[0] += f" of {rows} {ROW_NOUNS[preference_type or self.task.kind]}"
+        if equal := preference_type == "paired" and count_equal_pairs(corpus.examples):
             notes.append(f"{equal} pairs of equal answers, which teach no preference")
         if self.task.held_out is not None:
             others = len(self.corpus("validation").examples) // each
@@ -364,7 +370,7 @@ class Pipeline:
     def _mixed_samples(self) -> Samples:
         self._check_targets(Corpus([]))
         made = [part.training_samples(format_name(one.name)) for one, part in self.parts.items()]
-        mixed = Mixed.of(made, [one.weight for one in self.parts])
+        mixed = MixtureSamples.of(made, [one.weight for one in self.parts])
         say(
             f"a mixture of {len(mixed)} samples: "
             + ", ".join(
@@ -392,13 +398,13 @@ class Pipeline:
             for corpus in corpora
             for i, example in enumerate(corpus.examples)
         ]
-        longest = sorted(targets, key=lambda target: len(target[0]))[-LONGEST_TARGETS:]
+        longest = sorted(targets, key=lambda target: len(target[0]))[-MAX_CHECKED_TARGETS:]
         texts = [text for text, _ in longest]
         tokens = self.sample_format.answers(self._settled, texts, self.tokenizer)
         try:
-            fitted_targets(tokens, texts, self.sample_format.target_limit(self.config), "refuse")
-        except TooLong as error:
-            raise _placed(error, longest[error.index][1]) from error
+            truncate_targets(tokens, texts, self.sample_format.target_limit(self.config), "refuse")
+        except TooLongError as error:
+            raise _with_location(error, longest[error.index][1]) from error
 
     def samples(self, corpus: Corpus, evaluated: bool = False) -> Samples:
         """Samples of examples; `evaluated`: see `SampleFormat.samples`.
@@ -410,13 +416,13 @@ class Pipeline:
         preference_type = self.task.preference_type
         try:
             if preference_type is not None:
-                units = Unit.all(examples, tokens, preference_type == "unpaired")
+                units = PreferencePair.all(examples, tokens, preference_type == "unpaired")
                 return self.sample_format.of_units(self.config, units, self.tokenizer)
             return self.sample_format.samples(
                 self.config, examples, tokens, self.tokenizer, evaluated
             )
-        except TooLong as error:
-            raise _placed(error, corpus.place(error.index)) from error
+        except TooLongError as error:
+            raise _with_location(error, corpus.place(error.index)) from error
 
     def label_tokens(self, names: Sequence[str]) -> list[np.ndarray]:
         """The tokens of each label as an answer, int32 [n]."""
@@ -446,20 +452,20 @@ class Pipeline:
         names, room = self.task.labels, self.sample_format.room(self.given)
         texts: Sequence[str] = [example.target for example in corpus.examples]
         if names is not None:  # with the white space of the targets
-            labels, found = Labels(names), dict.fromkeys(texts)
+            labels, found = ClassLabels(names), dict.fromkeys(texts)
             texts = [
                 *dict.fromkeys(labels.with_name(text, name) for text in found for name in names)
             ]
         tokens = self.sample_format.answers(self._settled, texts, self.tokenizer)
-        limit = Limit(
+        limit = TokenLimit(
             room, self.sample_format.output_field, self.given.model.max_position_embeddings
         )
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
-            fitted_targets(tokens, texts, limit, self.given.data.long_targets)
-        except TooLong as error:
+            truncate_targets(tokens, texts, limit, self.given.data.long_targets)
+        except TooLongError as error:
             place = None if names else corpus.place(error.index)
-            raise _placed(error, place) from error
+            raise _with_location(error, place) from error
         if names and self.given.generation.max_tokens is None:
             room = min(room, max(map(len, tokens)))
         return self.sample_format.with_output_length(fitted, room), prompts
@@ -491,28 +497,28 @@ class Pipeline:
         texts = [text for example in corpus.examples for text in example[:2]] if known is None \
             else [known]  # fmt: skip
         unknown, changed = self.tokenizer.lost(texts)
-        if any(RUN in text for text in texts) and not self.tokenizer.keeps_runs:
+        if any(REPEATED_SPACES in text for text in texts) and not self.tokenizer.keeps_runs:
             say(
                 "warning: the tokenizer does not keep spaces that follow each other, as in "
                 "indentation: the model reads and writes one"
             )
         if unknown:
             say(
-                f"warning: the tokenizer does not know {_listed(unknown)}: the model will not read "
-                "or write it"
+                f"warning: the tokenizer does not know {_list_characters(unknown)}: the model "
+                "will not read or write it"
             )
         if changed:
             say(
-                f"the tokenizer reads {_listed(changed)} as small letters or without accents: the "
-                "model will not write them"
+                f"the tokenizer reads {_list_characters(changed)} as small letters or without "
+                "accents: the model will not write them"
             )
 
 
-def _listed(characters: Sequence[str]) -> str:
+def _list_characters(characters: Sequence[str]) -> str:
     """The first of some characters."""
     return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
-def _placed(error: TooLong, place: FileLocation | None) -> ConfigError:
+def _with_location(error: TooLongError, place: FileLocation | None) -> ConfigError:
     """The sentence for a row that is too long."""
     return ConfigError(str(error) if place is None else f"{place}: {error}")

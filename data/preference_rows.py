@@ -13,43 +13,48 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from data.conversations import (
-    VARIABLES,
-    WEIGHT,
+    VARIABLES_COLUMN,
+    WEIGHT_FIELD,
     Conversation,
     Message,
-    conversation_of,
-    said,
-    unread_fields,
+    make_message,
+    read_conversation,
+    unused_fields,
 )
 from data.examples import Example
 from data.prompt_template import ColumnError, NullError, Template
 from data.sources import Row
 
-PAIR = ("chosen", "rejected")
+PAIR_COLUMNS = ("chosen", "rejected")
 
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
-class Answer(NamedTuple):
+class PreferenceAnswer(NamedTuple):
     """An answer of a row: a text, or a conversation of which it is learned."""
 
-    said: Example | Conversation
+    make_message: Example | Conversation
     desirable: bool | None
 
 
-def columns_of_answers(single: bool, chat: bool) -> set[str]:
-    """The columns that `answers_of_row` reads."""
+def preference_columns(single: bool, chat: bool) -> set[str]:
+    """The columns that `read_answers` reads."""
     more = {"completion", "label"} if single else set[str]()
-    return {"prompt", *PAIR, *more, *({"tools", "system", VARIABLES} if chat else ())}
+    return {
+        "prompt",
+        *PAIR_COLUMNS,
+        *more,
+        *({"tools", "system", VARIABLES_COLUMN} if chat else ()),
+    }
 
 
-def form_of_answers(row: Row) -> Literal["text", "chat"]:
+def detect_answer_format(row: Row) -> Literal["text", "chat"]:
     """Whether the answers of a row are texts or messages."""
-    values = (row.get(name) for name in (*PAIR, "completion", "prompt"))
+    values = (row.get(name) for name in (*PAIR_COLUMNS, "completion", "prompt"))
     return "chat" if any(isinstance(value, list) for value in values) else "text"
 
 
-def answers_of_row(row: Row, single: bool, prompt: str | None, chat: bool) -> list[Answer]:
+def read_answers(row: Row, single: bool, prompt: str | None, chat: bool) -> list[PreferenceAnswer]:
     """The answers of a row: the chosen and the rejected one; or each one, with whether it is liked.
 
     Args:
@@ -61,20 +66,22 @@ def answers_of_row(row: Row, single: bool, prompt: str | None, chat: bool) -> li
         ColumnError: the row is of another form; NullError: it lacks a value.
     """
     if single and "label" in row:
-        given: Sequence[tuple[str, bool | None]] = [("completion", _label(row))]
-    elif PAIR[0] in row and PAIR[1] in row:
-        _check_there(row)
+        given: Sequence[tuple[str, bool | None]] = [("completion", _read_label(row))]
+    elif PAIR_COLUMNS[0] in row and PAIR_COLUMNS[1] in row:
+        _check_not_null(row)
         given = [("chosen", True if single else None), ("rejected", False if single else None)]
     else:
-        raise ColumnError(_wanted(row, single))
+        raise ColumnError(_missing_columns_message(row, single))
     columns = [name for name, _ in given]
     read: Iterable[Example | Conversation] = (
-        _conversations(row, columns, prompt) if chat else _texts(row, columns, prompt)
+        _read_conversations(row, columns, prompt) if chat else _read_texts(row, columns, prompt)
     )
-    return [Answer(one, desirable) for one, (_, desirable) in zip(read, given, strict=True)]
+    return [
+        PreferenceAnswer(one, desirable) for one, (_, desirable) in zip(read, given, strict=True)
+    ]
 
 
-def _wanted(row: Row, single: bool) -> str:
+def _missing_columns_message(row: Row, single: bool) -> str:
     there = ", ".join(map(str, row)) or "none"
     if not single and "label" in row:
         return (
@@ -85,13 +92,13 @@ def _wanted(row: Row, single: bool) -> str:
     return f"the columns are {there}, but preferences need {one}prompt, chosen and rejected"
 
 
-def _check_there(row: Row) -> None:
-    for name in PAIR:
+def _check_not_null(row: Row) -> None:
+    for name in PAIR_COLUMNS:
         if row[name] is None:
             raise NullError(f"column '{name}' holds null, but must hold an answer")
 
 
-def _label(row: Row) -> bool:
+def _read_label(row: Row) -> bool:
     label: Any = row["label"]
     if label is None:
         raise NullError("column 'label' holds null, but must be true or false")
@@ -102,17 +109,17 @@ def _label(row: Row) -> bool:
 
 
 # ---- texts --------------------------------------------------------------------------------------
-def _texts(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
+def _read_texts(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
     answers = [Template(f"{{{name}}}").render(row) for name in columns]
     if prompt is None and "prompt" in row:
         prompt = Template("{prompt}").render(row)
     if prompt is None:
-        prompt = _common_text(*answers)
+        prompt = _common_prefix(*answers)
         answers = [answer[len(prompt) :] for answer in answers]
     return (Example(prompt, answer) for answer in answers)
 
 
-def _common_text(one: str, other: str = "") -> str:
+def _common_prefix(one: str, other: str = "") -> str:
     """What both begin with; a space before the first difference belongs to the answers."""
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
     begin = one[: same - 1] if one[same - 1 : same] == " " else one[:same]
@@ -122,12 +129,12 @@ def _common_text(one: str, other: str = "") -> str:
 
 
 # ---- conversations ------------------------------------------------------------------------------
-def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
+def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
     """The conversations of a row; of two, the answer of each begins where they differ."""
-    talks = [_messages(row, name) for name in columns]
-    asked = _asked(row, prompt, talks)
+    talks = [_answer_messages(row, name) for name in columns]
+    asked = _prompt_messages(row, prompt, talks)
     if asked is None:
-        asked = talks[0][: _shared(talks)]
+        asked = talks[0][: _common_prefix_length(talks)]
         talks = [talk[len(asked) :] for talk in talks]
     for name, talk in zip(columns, talks, strict=True):
         if not talk or talk[-1]["role"] != "assistant":
@@ -135,13 +142,16 @@ def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list
     if not asked:
         raise ColumnError("chosen and rejected begin differently, and there is no column prompt")
     # What was answered before is not learned.
-    asked = [{**one, WEIGHT: 0} if one["role"] == "assistant" else one for one in asked]
-    listed = {"messages": asked, **{name: row.get(name) for name in ("tools", "system", VARIABLES)}}
-    unread = {
-        k: v for name in ("prompt", *columns) for k, v in unread_fields(row.get(name)).items()
+    asked = [{**one, WEIGHT_FIELD: 0} if one["role"] == "assistant" else one for one in asked]
+    listed = {
+        "messages": asked,
+        **{name: row.get(name) for name in ("tools", "system", VARIABLES_COLUMN)},
     }
-    before = replace(conversation_of(listed), unread=unread)
-    shared = _shared(talks) if len(talks) > 1 else 0
+    unread = {
+        k: v for name in ("prompt", *columns) for k, v in unused_fields(row.get(name)).items()
+    }
+    before = replace(read_conversation(listed), unread=unread)
+    shared = _common_prefix_length(talks) if len(talks) > 1 else 0
     return [
         replace(before, messages=(*before.messages, *talk),
                 answer_length=len(talk) - shared if len(talks) > 1 else None)
@@ -149,29 +159,31 @@ def _conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list
     ]  # fmt: skip
 
 
-def _shared(talks: Sequence[Sequence[Message]]) -> int:
+def _common_prefix_length(talks: Sequence[Sequence[Message]]) -> int:
     """How many messages two conversations begin with in common, short of a last one."""
     pairs = zip(*(talk[:-1] for talk in talks), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def _asked(row: Row, prompt: str | None, talks: Sequence[list[Message]]) -> list[Message] | None:
+def _prompt_messages(
+    row: Row, prompt: str | None, talks: Sequence[list[Message]]
+) -> list[Message] | None:
     """The messages before the answers; None: those that the answers have in common."""
     if prompt is not None:
-        return [said("user", prompt)]
+        return [make_message("user", prompt)]
     asked = row.get("prompt")
-    in_answers = isinstance(asked, str) and said("user", asked) in talks[0]
+    in_answers = isinstance(asked, str) and make_message("user", asked) in talks[0]
     if len(talks) > 1 and (asked is None or asked == [] or in_answers):
         return None
     if isinstance(asked, str) and not asked.lstrip().startswith("["):
-        return [said("user", asked)]
-    return list(conversation_of({"prompt": asked}, "prompt").messages)
+        return [make_message("user", asked)]
+    return list(read_conversation({"prompt": asked}, "prompt").messages)
 
 
-def _messages(row: Row, column: str) -> list[Message]:
+def _answer_messages(row: Row, column: str) -> list[Message]:
     """Those of an answer, which may be text."""
     given = row.get(column)
     if isinstance(given, str) and not given.lstrip().startswith("["):
-        return [said("assistant", given)]
+        return [make_message("assistant", given)]
     alone = {name: row[name] for name in (column,) if name in row}
-    return list(conversation_of(alone, column).messages)
+    return list(read_conversation(alone, column).messages)

@@ -20,41 +20,43 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import SegmentsData, Seq2SeqData
-from data.examples import Example, Tokens
-from data.samples import EMPTY, Batch, Cuts, Samples, digest_of, epoch_of
+from data.examples import Example, TokenizedText
+from data.samples import EMPTY_SLOT, Batch, Samples, Truncation, digest_arrays, epoch_indices
 
-NUM_LOSS_TOKENS, KTO_LABELS, REFERENCE, SEGMENT_IDS = (
+NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS, SEGMENT_IDS = (
     "num_loss_tokens",
     "kto_labels",
     "reference",
     "segment_ids",
 )
-OF_UNITS = (NUM_LOSS_TOKENS, KTO_LABELS, REFERENCE)
+PREFERENCE_INPUTS = (NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS)
 
 
-def answers_of(config: RunConfig) -> int:
+def answers_per_example(config: RunConfig) -> int:
     """Texts of an example."""
     return 2 if config.training.preference_type else 1
 
 
-def texts_per_row(config: RunConfig) -> int:
+def sequences_per_sample(config: RunConfig) -> int:
     """Most texts that share a row of the tokens that are predicted."""
     if isinstance(config.data, Seq2SeqData):
         return 1
     each = config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
-    return each * answers_of(config)
+    return each * answers_per_example(config)
 
 
 @dataclass(frozen=True)
-class Unit:
+class PreferencePair:
     """Two texts and their examples, and which example a person gave them in."""
 
-    texts: tuple[Tokens, Tokens]
+    texts: tuple[TokenizedText, TokenizedText]
     examples: tuple[Example, Example]
     index: int
 
     @classmethod
-    def all(cls, examples: Sequence[Example], tokens: Sequence[Tokens], single: bool) -> list[Unit]:
+    def all(
+        cls, examples: Sequence[Example], tokens: Sequence[TokenizedText], single: bool
+    ) -> list[PreferencePair]:
         """The units of examples: each two, or each one with the answer to another prompt."""
         if not single:
             return [
@@ -62,12 +64,12 @@ class Unit:
                 for i in range(0, len(examples), 2)
             ]
         return [
-            cls((tokens[i], _answered(tokens[i], tokens[j])), (examples[i], examples[j]), i)
-            for i, j in enumerate(_mismatched([example.prompt for example in examples]))
+            cls((tokens[i], _with_answer_of(tokens[i], tokens[j])), (examples[i], examples[j]), i)
+            for i, j in enumerate(_mismatched_answers([example.prompt for example in examples]))
         ]
 
 
-def _mismatched(prompts: Sequence[str]) -> list[int]:
+def _mismatched_answers(prompts: Sequence[str]) -> list[int]:
     """For each prompt, the index of an answer to another one: where all have as many answers, each
     answer once. Where all prompts are the same, the next one."""
     places = dict[str, list[int]]()
@@ -83,25 +85,25 @@ def _mismatched(prompts: Sequence[str]) -> list[int]:
     return found
 
 
-def equal_pairs(examples: Sequence[Example]) -> int:
+def count_equal_pairs(examples: Sequence[Example]) -> int:
     """How many pairs of examples have the same two answers."""
     return sum(one == other for one, other in zip(examples[::2], examples[1::2], strict=True))
 
 
-def begin_of(text: Tokens) -> int:
+def prompt_length(text: TokenizedText) -> int:
     """Where the answer of a text begins: at the first token that is learned."""
     return int(np.argmax(text.learned)) if text.learned.any() else len(text.ids)
 
 
-def _answered(one: Tokens, other: Tokens) -> Tokens:
+def _with_answer_of(one: TokenizedText, other: TokenizedText) -> TokenizedText:
     """The prompt of a text with the answer of another."""
-    prompt, answer = slice(None, begin_of(one)), slice(begin_of(other), None)
+    prompt, answer = slice(None, prompt_length(one)), slice(prompt_length(other), None)
     ids, learned = zip(one, other, strict=True)
-    return Tokens(np.concatenate([ids[0][prompt], ids[1][answer]]),
+    return TokenizedText(np.concatenate([ids[0][prompt], ids[1][answer]]),
                   np.concatenate([learned[0][prompt], learned[1][answer]]))  # fmt: skip
 
 
-def kto_labels_of(units: Sequence[Unit]) -> np.ndarray | None:
+def make_kto_labels(units: Sequence[PreferencePair]) -> np.ndarray | None:
     """Whether the answer of each is liked, as batches have it; None: rows say nothing of it."""
     if any(unit.examples[0].desirable is None for unit in units):
         return None
@@ -109,12 +111,12 @@ def kto_labels_of(units: Sequence[Unit]) -> np.ndarray | None:
 
 
 @dataclass(frozen=True)
-class Preferences:
+class PreferenceSamples:
     """Samples of units.
 
     Attributes:
         packed: their tokens.
-        places: int64 [n, places]: the unit at each place of a sample, or `EMPTY`.
+        places: int64 [n, places]: the unit at each place of a sample, or `EMPTY_SLOT`.
         counts, sign: of each unit, as batches have them.
     """
 
@@ -124,7 +126,7 @@ class Preferences:
     kto_labels: np.ndarray | None
 
     @property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> Truncation:
         """What was cut or dropped."""
         return self.packed.cuts
 
@@ -133,7 +135,7 @@ class Preferences:
         """See `Samples`."""
         tokens = np.frombuffer(bytes.fromhex(self.packed.digest), np.uint8)
         kto_labels = np.zeros(0) if self.kto_labels is None else self.kto_labels
-        return digest_of(tokens, self.places, self.num_loss_tokens, kto_labels)
+        return digest_arrays(tokens, self.places, self.num_loss_tokens, kto_labels)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -142,7 +144,7 @@ class Preferences:
         """The batch of the samples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
         units = self.places[rows].reshape(-1)
-        there = (units != EMPTY)[:, None]
+        there = (units != EMPTY_SLOT)[:, None]
         batch = self.packed.take(rows) | {
             NUM_LOSS_TOKENS: np.where(there, self.num_loss_tokens[units], 0)
         }
@@ -152,7 +154,7 @@ class Preferences:
 
 
 @dataclass(frozen=True)
-class Referred:
+class SamplesWithRefLogps:
     """Samples of preferences with what a reference says of them.
 
     Attributes:
@@ -164,7 +166,7 @@ class Referred:
     logps: np.ndarray
 
     @property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> Truncation:
         """What was cut or dropped."""
         return self.samples.cuts
 
@@ -177,15 +179,15 @@ class Referred:
         return len(self.samples)
 
     def epoch(self, seed: int, epoch: int) -> np.ndarray:
-        """See `epoch_of`."""
-        return epoch_of(self.samples, seed, epoch)
+        """See `epoch_indices`."""
+        return epoch_indices(self.samples, seed, epoch)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         batch = self.samples.take(indices)
-        return batch | {REFERENCE: self.logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
+        return batch | {REF_LOGPS: self.logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
 
 
-def of_units(batch: Batch) -> dict[str, np.ndarray]:
+def preference_inputs(batch: Batch) -> dict[str, np.ndarray]:
     """What a program may read of a batch besides tokens."""
-    return {name: batch[name] for name in OF_UNITS if name in batch}
+    return {name: batch[name] for name in PREFERENCE_INPUTS if name in batch}

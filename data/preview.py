@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data.sample_format import Marked, SampleFormat
+from data.sample_format import SampleFormat, TokenInLoss
 from data.samples import Samples
 from data.tokenizer import Tokenizer
 
-BETWEEN = "·"
+TOKEN_SEPARATOR = "·"
 """Between tokens."""
-LEARNED = "\033[32m", "\033[0m"
-OTHERS = "\033[2m", "\033[0m"
+LOSS_COLORS = "\033[32m", "\033[0m"
+SEPARATOR_COLORS = "\033[2m", "\033[0m"
 """Colours of a terminal: green, and faint for separators."""
-PLAIN = "⟪", "⟫"
+LOSS_BRACKETS = "⟪", "⟫"
 """Around what is learned, without colours."""
 
 
@@ -27,8 +27,8 @@ def preview(
     coloured: bool,
 ) -> Iterator[str]:
     """The samples at `indices`, in lines."""
-    how = "green" if coloured else "in {} {}".format(*PLAIN)
-    yield f"the first samples: {BETWEEN} separates tokens, learned ones are {how}"
+    how = "green" if coloured else "in {} {}".format(*LOSS_BRACKETS)
+    yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {how}"
     for number, index in enumerate(indices, 1):
         batch = samples.take(np.asarray([index]))
         texts = sample_format.marked(batch)
@@ -37,19 +37,27 @@ def preview(
         kind = "text" if len(texts) == 1 else "texts"
         yield f"sample {number}: {len(texts)} {kind}, {tokens} tokens, {learned} learned"
         for text in texts:
-            yield shown(text, tokenizer, coloured)
+            yield format_sequence(text, tokenizer, coloured)
 
 
-def shown(text: Sequence[Marked], tokenizer: Tokenizer, coloured: bool) -> str:
+def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, coloured: bool) -> str:
     """A text, indented; a line ends after a token that ends one."""
     runs = list[tuple[bool, list[str]]]()
     for token, mark in text:
         if not runs or runs[-1][0] != mark:
             runs.append((mark, []))
-        runs[-1][1].append(_readable(token, tokenizer))
-    before, after = LEARNED if coloured else PLAIN
-    between = f"{OTHERS[0]}{BETWEEN}{OTHERS[1]}{LEARNED[0]}" if coloured else BETWEEN
-    other = f"{OTHERS[0]}{BETWEEN}{OTHERS[1]}" if coloured else BETWEEN
+        runs[-1][1].append(_format_token(token, tokenizer))
+    before, after = LOSS_COLORS if coloured else LOSS_BRACKETS
+    between = (
+        f"{SEPARATOR_COLORS[0]}{TOKEN_SEPARATOR}{SEPARATOR_COLORS[1]}{LOSS_COLORS[0]}"
+        if coloured
+        else TOKEN_SEPARATOR
+    )
+    other = (
+        f"{SEPARATOR_COLORS[0]}{TOKEN_SEPARATOR}{SEPARATOR_COLORS[1]}"
+        if coloured
+        else TOKEN_SEPARATOR
+    )
     parts = [
         f"{before}{between.join(words)}{after}" if mark else other.join(words)
         for mark, words in runs
@@ -58,7 +66,7 @@ def shown(text: Sequence[Marked], tokenizer: Tokenizer, coloured: bool) -> str:
     return "\n".join(f"  {line.removeprefix(other).removeprefix(between)}" for line in lines)
 
 
-def _readable(token: int, tokenizer: Tokenizer) -> str:
+def _format_token(token: int, tokenizer: Tokenizer) -> str:
     """A token's text on one line; of a part of a character, the tokenizer's own name for it."""
     text = str(tokenizer.base.decode([token], skip_special_tokens=False))
     if "�" in text or not text:

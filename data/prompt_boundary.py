@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from data.document_chunks import CONTEXT
-from data.examples import Tokens
-from data.tokenizer import Tokenizer, chunks, token_from
+from data.document_chunks import CONTEXT_CHARACTERS
+from data.examples import TokenizedText
+from data.tokenizer import Tokenizer, first_token_from, split_chunks
 
 
-def prompt_tokens(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.ndarray]:
+def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.ndarray]:
     """Tokens after which the model answers each prompt, int32 [n], n > 0.
 
     The tokenizer's first tokens, such as `<bos>`, precede them, those that it puts at the end do
@@ -25,44 +25,46 @@ def prompt_tokens(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.n
     texts in the model's pretraining.
     """
     first, _ = tokenizer.around
-    for chunk in chunks(prompts):
+    for chunk in split_chunks(prompts):
         for encoding in tokenizer.encodings([prompt.rstrip(" ") for prompt in chunk], False):
             ids = [*first, *encoding.ids] or [tokenizer.end]
             yield np.asarray(ids, np.int32)
 
 
-def example_tokens(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> Iterator[Tokens]:
+def encode_examples(
+    tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]
+) -> Iterator[TokenizedText]:
     """Tokens of each prompt, then those of its answer, which are learned, with the end token."""
-    for chunk in chunks(pairs):
-        prompts = prompt_tokens(tokenizer, (prompt for prompt, _ in chunk))
-        answers = _answer_tokens(tokenizer, chunk)
+    for chunk in split_chunks(pairs):
+        prompts = encode_prompts(tokenizer, (prompt for prompt, _ in chunk))
+        answers = _encode_answers(tokenizer, chunk)
         for prompt, answer in zip(prompts, answers, strict=True):
             ids = np.append(prompt, tokenizer.ended(np.asarray(answer, np.int32)))
-            yield Tokens(ids, np.arange(len(ids)) >= len(prompt))
+            yield TokenizedText(ids, np.arange(len(ids)) >= len(prompt))
 
 
-def _answer_tokens(
+def _encode_answers(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[Sequence[int]]:
     """Tokens of each answer as it continues its prompt, of which the end is enough to tell."""
-    divided = [_divided(prompt, answer) for prompt, answer in pairs]
+    divided = [_move_spaces(prompt, answer) for prompt, answer in pairs]
     found = tokenizer.encodings([before + answer for before, answer in divided], False)
     for (before, answer), encoding in zip(divided, found, strict=True):
-        first = token_from(encoding, len(before))
+        first = first_token_from(encoding, len(before))
         for other in ("\n", ""):  # a token has characters of both: the answer after something else
             if first is None:
                 (encoding,) = tokenizer.encodings([other + answer], False)
-                first = token_from(encoding, len(other))
+                first = first_token_from(encoding, len(other))
         yield encoding.ids[first:]
 
 
-def _divided(prompt: str, answer: str) -> tuple[str, str]:
+def _move_spaces(prompt: str, answer: str) -> tuple[str, str]:
     """The end of a prompt, without spaces, and the answer with them."""
     asked = prompt.rstrip(" ")
-    return asked[-CONTEXT:], prompt[len(asked) :] + answer
+    return asked[-CONTEXT_CHARACTERS:], prompt[len(asked) :] + answer
 
 
-def beginning(tokenizer: Tokenizer, ids: np.ndarray) -> int:
+def count_leading_special(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     """Number of tokens at the beginning of a text, such as `<bos>`, that stay when it is cut."""
     fixed = {*tokenizer.around[0], tokenizer.base.bos_token_id}
     return next((i for i, token in enumerate(ids.tolist()) if token not in fixed), len(ids))

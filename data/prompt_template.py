@@ -11,7 +11,7 @@ from typing import Any
 
 from files.formatting import format_name, format_value
 
-_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 
 
 class ColumnError(ValueError):
@@ -35,7 +35,7 @@ class Template:
     text: str
 
     def __post_init__(self) -> None:
-        for match in _PART.finditer(self.text):
+        for match in _PLACEHOLDER.finditer(self.text):
             if match[2] or match[1] == "":
                 raise ValueError(
                     f"the template {self.text!r} has a lone or empty brace at {match.start()}: "
@@ -45,12 +45,12 @@ class Template:
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns it names, in order, each once."""
-        return tuple(dict.fromkeys(m[1] for m in _PART.finditer(self.text) if m[1]))
+        return tuple(dict.fromkeys(m[1] for m in _PLACEHOLDER.finditer(self.text) if m[1]))
 
     @property
     def value_column(self) -> str | None:
         """The column whose value is the text, apart from white space around it."""
-        match = _PART.fullmatch(self.text.strip())
+        match = _PLACEHOLDER.fullmatch(self.text.strip())
         return match[1] if match is not None else None
 
     def render(self, row: Mapping[str, Any]) -> str:
@@ -61,9 +61,9 @@ class Template:
         """
 
         def value(match: re.Match[str]) -> str:
-            return text_in(row, match[1]) if match[1] else match[0][0]
+            return column_text(row, match[1]) if match[1] else match[0][0]
 
-        return _PART.sub(value, self.text)
+        return _PLACEHOLDER.sub(value, self.text)
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Instruction:
 
     def render(self, row: Mapping[str, Any]) -> str:
         """The instruction, and the input on lines after it."""
-        text = text_in(row, "instruction")
-        more = next((text_in(row, n) for n in self.optional if row.get(n) is not None), "")
+        text = column_text(row, "instruction")
+        more = next((column_text(row, n) for n in self.optional if row.get(n) is not None), "")
         return f"{text}\n{more}" if more else text
 
 
-def text_in(row: Mapping[str, Any], column: str) -> str:
+def column_text(row: Mapping[str, Any], column: str) -> str:
     """The text, number or truth value in a column, as text: those of JSON as JSON writes them."""
     if column not in row:
         there = format_name(", ".join(map(str, row)) or "none")

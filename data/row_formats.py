@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from data.class_labels import Labels
-from data.conversations import COLUMNS, has_conversation
-from data.document_chunks import DocumentPart
+from data.class_labels import ClassLabels
+from data.conversations import CONVERSATION_COLUMNS, has_conversation
+from data.document_chunks import DocumentChunkRow
 from data.file_readers import DataError, Row
 from data.prompt_template import Instruction, Template
 from files.file_location import FileLocation
 from files.formatting import format_name
 
-Format = Literal["text", "chat", "plain"]
+RowFormat = Literal["text", "chat", "plain"]
 """See `Data.format`."""
 
-PREFERENCES = {"chosen", "rejected"}
+PREFERENCE_COLUMNS = {"chosen", "rejected"}
 """Columns of two answers to a prompt, one better than the other."""
 
 
-class Form(Protocol):
+class TextTemplate(Protocol):
     """How a row becomes text."""
 
     @property
@@ -29,11 +29,11 @@ class Form(Protocol):
     def render(self, row: Mapping[str, Any]) -> str: ...
 
 
-class Pair(NamedTuple):
+class PromptTarget(NamedTuple):
     """What a model reads and what it writes, and what goes between them in one stream."""
 
-    prompt: Form
-    target: Form
+    prompt: TextTemplate
+    target: TextTemplate
     between: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
         return {*self.columns, *getattr(self.prompt, "optional", ())}
 
 
-class Reading(NamedTuple):
+class RowSchema(NamedTuple):
     """How the rows of a source are read.
 
     Attributes:
@@ -55,66 +55,69 @@ class Reading(NamedTuple):
         labels: what its labels mean; None: targets are free texts.
     """
 
-    pair: Pair | None = None
-    labels: Labels | None = None
+    pair: PromptTarget | None = None
+    labels: ClassLabels | None = None
 
 
-USUAL_PAIRS: Sequence[Pair] = (
-    Pair(Template("{prompt}"), Template("{completion}")),
-    Pair(Instruction(), Template("{output}"), "\n"),
-    Pair(Instruction(), Template("{response}"), "\n"),
-    Pair(Template("{question}"), Template("{answer}"), "\n"),
-    Pair(Template("{query}"), Template("{response}"), "\n"),
+COMMON_COLUMNS: Sequence[PromptTarget] = (
+    PromptTarget(Template("{prompt}"), Template("{completion}")),
+    PromptTarget(Instruction(), Template("{output}"), "\n"),
+    PromptTarget(Instruction(), Template("{response}"), "\n"),
+    PromptTarget(Template("{question}"), Template("{answer}"), "\n"),
+    PromptTarget(Template("{query}"), Template("{response}"), "\n"),
 )
 """Columns that need no template: those of OpenAI's and TRL's files, of Alpaca's, of Dolly's, and
 further usual ones. TRL joins a prompt and its completion as they are; the others are no
 beginnings and ends of a text, and a line feed goes between them."""
 
-PLAIN = Template("{text}")
+DOCUMENT_TEMPLATE = Template("{text}")
 """Documents, which are learned whole."""
 
 
-def format_of(place: FileLocation, row: Row) -> Format:
+def detect_format(place: FileLocation, row: Row) -> RowFormat:
     """What a row holds, where nobody says it.
 
     Raises:
         DataError: preferences, which need an objective of their own.
     """
-    if isinstance(row, DocumentPart) or {*row} == {*PLAIN.columns}:
+    if isinstance(row, DocumentChunkRow) or {*row} == {*DOCUMENT_TEMPLATE.columns}:
         return "plain"
-    if row.keys() >= PREFERENCES and not any(name in row for name in COLUMNS):
+    if row.keys() >= PREFERENCE_COLUMNS and not any(name in row for name in CONVERSATION_COLUMNS):
         raise DataError(
             f"{place}: the columns chosen and rejected are preferences: learn them with "
             "--training.objective dpo, or, to learn the chosen answers alone, give "
-            f"{_chosen(row)}"
+            f"{_suggest_chosen(row)}"
         )
     return "chat" if has_conversation(row) else "text"
 
 
-def pair_of(
-    place: FileLocation, row: Row, prompt: Form | None = None, target: Form | None = None
-) -> Pair:
+def find_prompt_target(
+    place: FileLocation,
+    row: Row,
+    prompt: TextTemplate | None = None,
+    target: TextTemplate | None = None,
+) -> PromptTarget:
     """The forms that are given, else those that fit the row's columns.
 
     Raises:
         DataError: none does.
     """
     if prompt is not None and target is not None:
-        return Pair(prompt, target)
-    for pair in USUAL_PAIRS:
+        return PromptTarget(prompt, target)
+    for pair in COMMON_COLUMNS:
         if pair.columns <= row.keys():
             own = prompt is not None or target is not None
             between = "" if own else pair.between
-            return Pair(prompt or pair.prompt, target or pair.target, between)
+            return PromptTarget(prompt or pair.prompt, target or pair.target, between)
     columns = format_name(", ".join(map(str, row)) or "none", 100)
     plain = ", or --data.format plain to learn the column text" if "text" in row else ""
     raise DataError(
         f"{place}: the columns are {columns}, which have no usual meaning: say what the model "
-        f"reads and writes, such as {_templates(row)}{plain}"
+        f"reads and writes, such as {_suggest_templates(row)}{plain}"
     )
 
 
-def _templates(row: Row) -> str:
+def _suggest_templates(row: Row) -> str:
     """Templates with the row's own columns, for advice."""
     plain = [name for name in row if isinstance(name, str) and name and not {*name} & {*"{}'"}]
     names = [name for name in plain if isinstance(row[name], str)] or plain
@@ -124,7 +127,7 @@ def _templates(row: Row) -> str:
     return f"--data.prompt '{{{read}}}' --data.target '{{{written}}}'"
 
 
-def _chosen(row: Row) -> str:
+def _suggest_chosen(row: Row) -> str:
     """Flags that train the better answer, for advice."""
     if isinstance(row["chosen"], list):
         return "--data.messages chosen"

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.chat_template import Loss
+from data.chat_template import LossScope
 from data.examples import Example
-from data.preference_samples import Preferences, Unit
-from data.samples import Batch, Limit, Prompts, Samples
-from data.tokenizer import Tokenizer, Tokens
+from data.preference_samples import PreferencePair, PreferenceSamples
+from data.samples import Batch, Prompts, Samples, TokenLimit
+from data.tokenizer import TokenizedText, Tokenizer
 
 LENGTH_MULTIPLE = 8
 
-Marked = tuple[int, bool]
+TokenInLoss = tuple[int, bool]
 """A token, and whether it is learned."""
 
 
@@ -56,14 +56,14 @@ class SampleFormat(ABC):
         """
         return config
 
-    def learned(self, config: RunConfig) -> Loss:
+    def learned(self, config: RunConfig) -> LossScope:
         """Which of the assistant's turns are learned."""
         return "last"
 
     @abstractmethod
     def encoded(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
-    ) -> Iterator[Tokens]:
+    ) -> Iterator[TokenizedText]:
         """The tokens of examples, which are as `example` makes them: of the text, or those of the
         prompt and then those of the target, which are learned."""
 
@@ -72,7 +72,7 @@ class SampleFormat(ABC):
         self,
         config: RunConfig,
         examples: Sequence[Example],
-        tokens: Sequence[Tokens],
+        tokens: Sequence[TokenizedText],
         tokenizer: Tokenizer,
         evaluated: bool,
     ) -> Samples:
@@ -88,14 +88,14 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def of_units(
-        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
-    ) -> Preferences:
+        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    ) -> PreferenceSamples:
         """Samples of preferences. Raises as `samples`."""
 
     @abstractmethod
     def fitting(
-        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
-    ) -> tuple[RunConfig, list[Unit]]:
+        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, list[PreferencePair]]:
         """A configuration whose samples hold units, with prompts as `prompts` cuts them."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class SampleFormat(ABC):
         """The tokens of each target as the model has to write it, the end token included."""
 
     @abstractmethod
-    def length(self, tokens: Tokens) -> tuple[int, int]:
+    def length(self, tokens: TokenizedText) -> tuple[int, int]:
         """Tokens that a sample holds of an example, and those of its target."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class SampleFormat(ABC):
         those that it has."""
 
     @abstractmethod
-    def marked(self, batch: Batch) -> list[list[Marked]]:
+    def marked(self, batch: Batch) -> list[list[TokenInLoss]]:
         """The texts of a batch, one after the other, for people."""
 
     @abstractmethod
@@ -156,10 +156,10 @@ class SampleFormat(ABC):
             max(limit, config.model.sequence_length) if own else limit
         )
 
-    def target_limit(self, config: RunConfig) -> Limit:
+    def target_limit(self, config: RunConfig) -> TokenLimit:
         """Most tokens of a target in training."""
         made_for = config.model.max_position_embeddings
-        return Limit(self.output_length(config), self.output_field, made_for)
+        return TokenLimit(self.output_length(config), self.output_field, made_for)
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """The configuration of a model that writes so many tokens at most."""
@@ -173,7 +173,7 @@ def length_multiple(config: RunConfig) -> int:
     return math.lcm(LENGTH_MULTIPLE, config.execution.attention_slices)
 
 
-def padded(
+def pad_right(
     rows: Sequence[np.ndarray], most: int, multiple: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of tokens, padded on the right to the longest, and the mask, 1 = token.

@@ -27,7 +27,7 @@ class Samples(Protocol):
     """A number of samples, what was cut to make them, and batches of chosen ones."""
 
     @property
-    def cuts(self) -> Cuts: ...
+    def cuts(self) -> Truncation: ...
 
     @property
     def digest(self) -> str:
@@ -42,7 +42,7 @@ class Samples(Protocol):
 
 
 @runtime_checkable
-class Repeating(Protocol):
+class EpochSampler(Protocol):
     """Samples some of which come several times in an epoch, others in each one."""
 
     def epoch(self, seed: int, epoch: int) -> np.ndarray:
@@ -50,14 +50,14 @@ class Repeating(Protocol):
         ...
 
 
-def epoch_of(samples: Samples, seed: int, epoch: int) -> np.ndarray:
+def epoch_indices(samples: Samples, seed: int, epoch: int) -> np.ndarray:
     """Indices of the samples of an epoch, int64 [n], in no order: all, unless they say others."""
-    if isinstance(samples, Repeating):
+    if isinstance(samples, EpochSampler):
         return samples.epoch(seed, epoch)
     return np.arange(len(samples))
 
 
-def digest_of(*parts: np.ndarray | int | None) -> str:
+def digest_arrays(*parts: np.ndarray | int | None) -> str:
     """The SHA-256 digest of arrays and numbers that samples are made of."""
     sha256 = hashlib.sha256()
     for part in parts:
@@ -67,7 +67,7 @@ def digest_of(*parts: np.ndarray | int | None) -> str:
     return sha256.hexdigest()
 
 
-def labelled_tokens(batch: Batch) -> int:
+def count_loss_tokens(batch: Batch) -> int:
     """Tokens of a batch that have a label: the loss is the mean over them."""
     return int(np.count_nonzero(batch["labels"] != IGNORE_INDEX))
 
@@ -101,7 +101,7 @@ class Prompts:
         return len(self.input_ids)
 
 
-def order(seed: int, epoch: int, count: int) -> np.ndarray:
+def epoch_permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     """The order of `count` samples in an epoch: int64 [count], a function of the arguments alone.
 
     It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees
@@ -113,15 +113,15 @@ def order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 # ---- lengths ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Cuts:
+class Truncation:
     """How many texts lost a part, and how many examples were dropped."""
 
     prompts: int = 0
     targets: int = 0
     dropped: int = 0
 
-    def __add__(self, other: Cuts) -> Cuts:
-        return Cuts(
+    def __add__(self, other: Truncation) -> Truncation:
+        return Truncation(
             self.prompts + other.prompts,
             self.targets + other.targets,
             self.dropped + other.dropped,
@@ -137,11 +137,11 @@ class Cuts:
         return [note for count, note in counts if count]
 
 
-NOTHING_CUT = Cuts()
+NO_TRUNCATION = Truncation()
 
 
 @dataclass(frozen=True)
-class Limit:
+class TokenLimit:
     """Most tokens of a text.
 
     Attributes:
@@ -161,7 +161,7 @@ class Limit:
         return f"give --{self.field} {tokens} or more, or {less}"
 
 
-class TooLong(ValueError):
+class TooLongError(ValueError):
     """An example that a sample does not hold.
 
     Attributes:
@@ -173,12 +173,12 @@ class TooLong(ValueError):
         self.index = index
 
 
-def fitted_targets(
+def truncate_targets(
     tokens: Iterable[np.ndarray],
     texts: Sequence[str],
-    limit: Limit,
+    limit: TokenLimit,
     long_targets: LongTargets,
-) -> tuple[list[int], list[np.ndarray], Cuts]:
+) -> tuple[list[int], list[np.ndarray], Truncation]:
     """The targets of at most so many tokens.
 
     Args:
@@ -196,7 +196,7 @@ def fitted_targets(
     if long and long_targets == "refuse":
         longest = max(long, key=lambda i: len(rows[i]))
         text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
-        raise TooLong(
+        raise TooLongError(
             longest,
             f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
             f"{limit.field} is {length}: {limit.mend(len(rows[longest]))}",
@@ -204,13 +204,13 @@ def fitted_targets(
     if long_targets == "drop":
         gone = set(long)
         kept = [i for i in range(len(rows)) if i not in gone]
-        return kept, [rows[i] for i in kept], Cuts(dropped=len(long))
+        return kept, [rows[i] for i in kept], Truncation(dropped=len(long))
     for i in long:  # the end token stays
         rows[i] = np.append(rows[i][: length - 1], rows[i][-1])
-    return list(range(len(rows))), rows, Cuts(targets=len(long))
+    return list(range(len(rows))), rows, Truncation(targets=len(long))
 
 
-def remaining(size: int, length: int, first: int) -> np.ndarray:
+def left_truncated_indices(size: int, length: int, first: int) -> np.ndarray:
     """Places that stay when a text of `size` tokens loses its beginning, int64 [at most length].
 
     Args:
@@ -222,11 +222,11 @@ def remaining(size: int, length: int, first: int) -> np.ndarray:
 
 
 # ---- packing ------------------------------------------------------------------------------------
-EMPTY = -1
+EMPTY_SLOT = -1
 """Stands for no sequence, in place of an index."""
 
 
-def pack(lengths: Sequence[int] | np.ndarray, capacity: int, most: int) -> np.ndarray:
+def pack_sequences(lengths: Sequence[int] | np.ndarray, capacity: int, most: int) -> np.ndarray:
     """Share sequences out to samples.
 
     Best fit, longest first: a sequence goes to the sample that it fills best, or opens one. `most`
@@ -238,7 +238,7 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, most: int) -> np.nd
         most: sequences of a sample, at most.
 
     Returns:
-        int64 [samples, most]: the indices of each sample's sequences, then `EMPTY`.
+        int64 [samples, most]: the indices of each sample's sequences, then `EMPTY_SLOT`.
     """
     if most == 1:
         return np.arange(len(lengths)).reshape(-1, 1)
@@ -262,7 +262,7 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, most: int) -> np.nd
         if len(samples[sample]) < most and room > length:
             open_samples[room - length].append(sample)
             rooms |= 1 << (room - length)
-    out = np.full((len(samples), most), EMPTY, np.int64)
+    out = np.full((len(samples), most), EMPTY_SLOT, np.int64)
     for slots, indices in zip(out, samples, strict=True):
         slots[: len(indices)] = indices
     return out
@@ -272,13 +272,13 @@ def _lowest_bit(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def concatenate(
+def concatenate_sequences(
     samples: np.ndarray, tokens_of: Callable[[int], np.ndarray], capacity: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lay the sequences of each sample one after the other.
 
     Args:
-        samples: what `pack` returns, or some of it.
+        samples: what `pack_sequences` returns, or some of it.
         tokens_of: the tokens of the sequence at an index.
 
     Returns:
@@ -289,7 +289,7 @@ def concatenate(
     segment_ids = np.zeros_like(input_ids)
     for sample, indices in enumerate(samples):
         start = 0
-        for place, index in enumerate(indices[indices != EMPTY], 1):
+        for place, index in enumerate(indices[indices != EMPTY_SLOT], 1):
             tokens = tokens_of(index)
             end = start + len(tokens)
             input_ids[sample, start:end], segment_ids[sample, start:end] = tokens, place

@@ -18,39 +18,39 @@ from config.task import Seq2SeqData
 from data.examples import Example
 from data.preference_samples import (
     NUM_LOSS_TOKENS,
-    Preferences,
-    Unit,
-    answers_of,
-    kto_labels_of,
-    of_units,
+    PreferencePair,
+    PreferenceSamples,
+    answers_per_example,
+    make_kto_labels,
+    preference_inputs,
 )
-from data.prompt_boundary import beginning
-from data.sample_format import Marked, SampleFormat, length_multiple, padded
+from data.prompt_boundary import count_leading_special
+from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
 from data.samples import (
-    EMPTY,
+    EMPTY_SLOT,
     IGNORE_INDEX,
-    NOTHING_CUT,
+    NO_TRUNCATION,
     Batch,
-    Cuts,
-    Limit,
     LongTargets,
     Prompts,
     Samples,
-    TooLong,
-    concatenate,
-    digest_of,
-    fitted_targets,
+    TokenLimit,
+    TooLongError,
+    Truncation,
+    concatenate_sequences,
+    count_loss_tokens,
+    digest_arrays,
     get_segment_ids,
-    labelled_tokens,
-    pack,
-    remaining,
+    left_truncated_indices,
+    pack_sequences,
+    truncate_targets,
 )
-from data.tokenizer import Tokenizer, Tokens
+from data.tokenizer import TokenizedText, Tokenizer
 
-PAD, EOS, FIRST_WORD = 0, 1, 3
+PAD, EOS, FIRST_TOKEN = 0, 1, 3
 """Tokens of generated samples."""
 
-SPREAD = 0.45
+LENGTH_STD = 0.45
 """Standard deviation of the logarithm of a generated prompt's length, where a mean is given."""
 
 
@@ -74,13 +74,13 @@ class EncodedExamples:
     targets: np.ndarray
     sequence_length: int
     pad: int
-    cuts: Cuts = NOTHING_CUT
+    cuts: Truncation = NO_TRUNCATION
     start: int | None = None
 
     @property
     def digest(self) -> str:
         """See `Samples`."""
-        return digest_of(self.tokens, self.starts, self.targets, self.sequence_length)
+        return digest_arrays(self.tokens, self.starts, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -113,7 +113,7 @@ class PackedExamples:
 
     Attributes:
         examples: each by itself.
-        samples: int64 [n, places], see `pack`.
+        samples: int64 [n, places], see `pack_sequences`.
     """
 
     examples: EncodedExamples
@@ -123,10 +123,10 @@ class PackedExamples:
     def of(cls, examples: EncodedExamples, most: int) -> PackedExamples:
         """Pack all examples into samples of their `sequence_length`, `most` in each."""
         lengths = np.diff(examples.starts)
-        return cls(examples, pack(lengths, examples.sequence_length, most))
+        return cls(examples, pack_sequences(lengths, examples.sequence_length, most))
 
     @property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> Truncation:
         """What was cut or dropped."""
         return self.examples.cuts
 
@@ -134,7 +134,7 @@ class PackedExamples:
     def digest(self) -> str:
         """See `Samples`."""
         whole = np.frombuffer(bytes.fromhex(self.examples.digest), np.uint8)
-        return digest_of(whole, self.samples)
+        return digest_arrays(whole, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -143,16 +143,16 @@ class PackedExamples:
         """The batch of the samples at `indices`, in their order, int32.
 
         `input_ids` and `segment_ids` are [n, sequence_length], the mask with the places' numbers
-        as in `concatenate`; `decoder_input_ids` and `labels` have a sequence for each target of
-        each place, [n * places * answers, decoder_sequence_length].
+        as in `concatenate_sequences`; `decoder_input_ids` and `labels` have a sequence for each
+        target of each place, [n * places * answers, decoder_sequence_length].
         """
         encoded, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
-        input_ids, segment_ids = concatenate(
+        input_ids, segment_ids = concatenate_sequences(
             samples, encoded.prompt, encoded.sequence_length, encoded.pad
         )
         taken = samples.reshape(-1)
         targets = encoded.targets.reshape(len(encoded), -1)[taken]
-        labels = np.where(taken[:, None] == EMPTY, IGNORE_INDEX, targets)
+        labels = np.where(taken[:, None] == EMPTY_SLOT, IGNORE_INDEX, targets)
         labels = labels.reshape(-1, encoded.targets.shape[-1])
         return {
             "input_ids": input_ids,
@@ -172,19 +172,19 @@ class Seq2Seq(SampleFormat):
 
     def encoded(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
-    ) -> Iterator[Tokens]:
-        return encoded_pairs(examples, tokenizer)
+    ) -> Iterator[TokenizedText]:
+        return encode_examples(examples, tokenizer)
 
     def samples(
         self,
         config: RunConfig,
         examples: Sequence[Example],
-        tokens: Sequence[Tokens],
+        tokens: Sequence[TokenizedText],
         tokenizer: Tokenizer,
         evaluated: bool,
     ) -> Samples:
         most = examples_per_sample(config)
-        encoded = fitted_pairs(
+        encoded = truncate_examples(
             tokens,
             examples,
             tokenizer,
@@ -196,15 +196,15 @@ class Seq2Seq(SampleFormat):
         )
         return encoded if most == 1 else PackedExamples.of(encoded, most)
 
-    def of_units(
-        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
-    ) -> Preferences:
+    def preference_inputs(
+        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    ) -> PreferenceSamples:
         """Both answers are targets of the first one's prompt."""
         kept, limit = list(units), self.output_length(config)
         if config.data.long_targets == "drop":
-            kept = [unit for unit in units if _longest_target(unit) <= limit]
+            kept = [unit for unit in units if _target_length(unit) <= limit]
         try:
-            each = fitted_pairs(
+            each = truncate_examples(
                 [text for unit in kept for text in unit.texts],
                 [example for unit in kept for example in unit.examples],
                 tokenizer,
@@ -213,23 +213,23 @@ class Seq2Seq(SampleFormat):
                 config.data.long_targets,
                 keeps_end=config.data.format == "chat",
             )
-        except TooLong as error:
-            raise TooLong(kept[error.index // 2].index, str(error)) from error
+        except TooLongError as error:
+            raise TooLongError(kept[error.index // 2].index, str(error)) from error
         prompts = [each.prompt(2 * i) for i in range(len(kept))]
-        cuts = Cuts(each.cuts.prompts // 2, each.cuts.targets, len(units) - len(kept))
+        cuts = Truncation(each.cuts.prompts // 2, each.cuts.targets, len(units) - len(kept))
         targets = each.targets.reshape(-1, 2, limit)
         start = config.model.start_token
         both = EncodedExamples(
-            *_joined(prompts), targets, each.sequence_length, each.pad, cuts, start
+            *_join_prompts(prompts), targets, each.sequence_length, each.pad, cuts, start
         )
         packed = PackedExamples.of(both, examples_per_sample(config))
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
-        return Preferences(packed, packed.samples, counts, kto_labels_of(kept))
+        return PreferenceSamples(packed, packed.samples, counts, make_kto_labels(kept))
 
     def fitting(
-        self, config: RunConfig, units: Sequence[Unit], tokenizer: Tokenizer
-    ) -> tuple[RunConfig, list[Unit]]:
-        longest = max(_longest_target(unit) for unit in units)
+        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    ) -> tuple[RunConfig, list[PreferencePair]]:
+        longest = max(_target_length(unit) for unit in units)
         return self.with_output_length(config, longest), list(units)
 
     def prompts(
@@ -240,29 +240,33 @@ class Seq2Seq(SampleFormat):
         most = config.model.sequence_length
         multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
         chat = config.data.format == "chat"
-        rows, cut = _prompts(list(_ended(texts, tokenizer)), tokenizer, most, chat)
-        input_ids, mask = padded(rows, most, multiple, tokenizer.pad)
-        return _with_length(config, input_ids), Prompts(texts, input_ids, mask, cut)
+        rows, cut = _truncate_prompts(
+            list(_encode_with_eos(texts, tokenizer)), tokenizer, most, chat
+        )
+        input_ids, mask = pad_right(rows, most, multiple, tokenizer.pad)
+        return _with_sequence_length(config, input_ids), Prompts(texts, input_ids, mask, cut)
 
     def answers(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
-        return list(_distinct(texts, tokenizer))
+        return list(_encode_distinct(texts, tokenizer))
 
-    def length(self, tokens: Tokens) -> tuple[int, int]:
+    def length(self, tokens: TokenizedText) -> tuple[int, int]:
         """Tokens of the prompt, and of the target."""
-        prompt, target = _prompt_and_target(tokens)
+        prompt, target = _split_target(tokens)
         return len(prompt), len(target)
 
     def predicted(self, config: RunConfig) -> int:
         """All positions of the targets predict."""
-        return self.output_length(config) * examples_per_sample(config) * answers_of(config)
+        return (
+            self.output_length(config) * examples_per_sample(config) * answers_per_example(config)
+        )
 
     def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Each of a sample's examples gets an equal part of it, unless a mean is given."""
         model, most = config.model, examples_per_sample(config)
         room = model.sequence_length if mean_tokens else model.sequence_length // most
-        drawn = generated_examples(
+        drawn = random_examples(
             count * most,
             model.vocab_size,
             room,
@@ -283,11 +287,11 @@ class Seq2Seq(SampleFormat):
             "mask": get_segment_ids(batch),
             "decoder_input_ids": batch["decoder_input_ids"],
             "labels": batch["labels"],
-            **of_units(batch),
+            **preference_inputs(batch),
         }
 
-    def marked(self, batch: Batch) -> list[list[Marked]]:
-        marked_texts = list[list[Marked]]()
+    def marked(self, batch: Batch) -> list[list[TokenInLoss]]:
+        marked_texts = list[list[TokenInLoss]]()
         places = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
             sample, place = divmod(row, places)
@@ -301,28 +305,28 @@ class Seq2Seq(SampleFormat):
 
     def tokens(self, batch: Batch) -> int:
         """Tokens of the prompts and the targets in a batch, end tokens included."""
-        return int(np.count_nonzero(get_segment_ids(batch))) + labelled_tokens(batch)
+        return int(np.count_nonzero(get_segment_ids(batch))) + count_loss_tokens(batch)
 
 
 SEQ2SEQ = Seq2Seq()
 
 
-def encoded_pairs(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[Tokens]:
+def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     """The tokens of each example's prompt, then those of its target, which are learned."""
-    targets = _distinct([example.target for example in examples], tokenizer)
-    prompts = _ended((example.prompt for example in examples), tokenizer)
+    targets = _encode_distinct([example.target for example in examples], tokenizer)
+    prompts = _encode_with_eos((example.prompt for example in examples), tokenizer)
     for prompt, target in zip(prompts, targets, strict=True):
         both = np.append(prompt, target)
-        yield Tokens(both, np.arange(len(both)) >= len(prompt))
+        yield TokenizedText(both, np.arange(len(both)) >= len(prompt))
 
 
-def _prompt_and_target(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+def _split_target(tokens: TokenizedText) -> tuple[np.ndarray, np.ndarray]:
     start = len(tokens.ids) - int(np.count_nonzero(tokens.learned))
     return tokens.ids[:start], tokens.ids[start:]
 
 
-def fitted_pairs(
-    tokens: Sequence[Tokens],
+def truncate_examples(
+    tokens: Sequence[TokenizedText],
     examples: Sequence[Example],
     tokenizer: Tokenizer,
     sequence_length: int,
@@ -335,7 +339,7 @@ def fitted_pairs(
     counted.
 
     Args:
-        tokens: of the examples, see `encoded_pairs`.
+        tokens: of the examples, see `encode_examples`.
         long_targets: what becomes of targets longer than `decoder_sequence_length`.
         keeps_end: a prompt that is cut loses its beginning, not its end.
         start: see `EncodedExamples`.
@@ -344,34 +348,39 @@ def fitted_pairs(
         TooLong: a target does not fit, and `long_targets` is "refuse"; a target that was cut
             would train the model to say something else.
     """
-    pairs = [_prompt_and_target(one) for one in tokens]
-    kept, targets, cuts = fitted_targets(
+    pairs = [_split_target(one) for one in tokens]
+    kept, targets, cuts = truncate_targets(
         [target for _, target in pairs],
         [example.target for example in examples],
-        Limit(decoder_sequence_length, "decoder_sequence_length"),
+        TokenLimit(decoder_sequence_length, "decoder_sequence_length"),
         long_targets,
     )
     labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):
         row[: len(ids)] = ids
     fitting = [pairs[i][0] for i in kept]
-    prompts, cut = _prompts(fitting, tokenizer, sequence_length, keeps_end)
+    prompts, cut = _truncate_prompts(fitting, tokenizer, sequence_length, keeps_end)
     return EncodedExamples(
-        *_joined(prompts), labels, sequence_length, tokenizer.pad, cuts + Cuts(prompts=cut), start
+        *_join_prompts(prompts),
+        labels,
+        sequence_length,
+        tokenizer.pad,
+        cuts + Truncation(prompts=cut),
+        start,
     )
 
 
-def _joined(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _join_prompts(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens one after the other, and where each prompt's start."""
     starts = np.cumsum([0, *map(len, prompts)])
     return np.concatenate([np.zeros(0, np.int32), *prompts]), starts
 
 
-def _longest_target(unit: Unit) -> int:
-    return max(len(_prompt_and_target(text)[1]) for text in unit.texts)
+def _target_length(unit: PreferencePair) -> int:
+    return max(len(_split_target(text)[1]) for text in unit.texts)
 
 
-def generated_examples(
+def random_examples(
     count: int,
     vocab_size: int,
     sequence_length: int,
@@ -393,12 +402,12 @@ def generated_examples(
     if mean_tokens is None:
         lengths = rng.integers((source + 1) // 2, source, count, endpoint=True)
     else:
-        drawn = rng.lognormal(np.log(mean_tokens) - SPREAD**2 / 2, SPREAD, count)
+        drawn = rng.lognormal(np.log(mean_tokens) - LENGTH_STD**2 / 2, LENGTH_STD, count)
         lengths = np.clip(drawn.round(), 1, source).astype(np.int64)
     starts = np.cumsum([0, *lengths])
-    tokens = rng.integers(FIRST_WORD, vocab_size, starts[-1], np.int32)
+    tokens = rng.integers(FIRST_TOKEN, vocab_size, starts[-1], np.int32)
     tokens[starts[1:] - 1] = EOS
-    targets = rng.integers(FIRST_WORD, vocab_size, (count, longest), np.int32)
+    targets = rng.integers(FIRST_TOKEN, vocab_size, (count, longest), np.int32)
     left = rng.integers(min(2, longest), longest, (count, 1), endpoint=True) - np.arange(longest)
     targets = np.select([left > 1, left == 1], [targets, EOS], IGNORE_INDEX).astype(np.int32)
     return EncodedExamples(tokens, starts, targets, source, PAD)
@@ -414,19 +423,19 @@ def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.nd
     return np.where(shifted == IGNORE_INDEX, pad, shifted)
 
 
-def _distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+def _encode_distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
     """The tokens of each text; equal ones, such as labels, are tokenised once."""
     distinct = list(dict.fromkeys(texts))
-    known = dict(zip(distinct, _ended(distinct, tokenizer), strict=True))
+    known = dict(zip(distinct, _encode_with_eos(distinct, tokenizer), strict=True))
     return [known[text] for text in texts]
 
 
-def _ended(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """The tokens of each text with the end token, which some tokenizers do not add, int32 [n]."""
     return map(tokenizer.ended, tokenizer.ids(texts))
 
 
-def _prompts(
+def _truncate_prompts(
     rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, keeps_end: bool
 ) -> tuple[list[np.ndarray], int]:
     """The ids of each prompt, at most `length`, and how many were cut to that."""
@@ -435,7 +444,9 @@ def _prompts(
         if len(ids) > length:
             cut += 1
             if keeps_end:
-                fitting[i] = ids[remaining(len(ids), length, beginning(tokenizer, ids))]
+                fitting[i] = ids[
+                    left_truncated_indices(len(ids), length, count_leading_special(tokenizer, ids))
+                ]
             else:
                 fitting[i] = np.append(ids[: length - 1], ids[-1])
     return fitting, cut
@@ -447,5 +458,5 @@ def examples_per_sample(config: RunConfig) -> int:
     return config.data.examples_per_row
 
 
-def _with_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:
+def _with_sequence_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:
     return replace(config, model=replace(config.model, sequence_length=input_ids.shape[1]))

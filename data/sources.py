@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from data.file_readers import (
-    GZIP,
+    GZIP_SUFFIX,
     READERS,
-    arrow_row,
-    class_names,
-    is_file_of_rows,
-    kind_of,
+    data_suffix,
+    is_data_file,
+    read_class_names,
     read_rows,
+    row_from_arrow,
 )
 from data.file_readers import DataError as DataError
 from data.file_readers import Row as Row
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
-_OTHER_FILES = (".gz", ".xlsx", ".zip")
+_UNSUPPORTED_SUFFIXES = (".gz", ".xlsx", ".zip")
 """Suffixes of files that we do not read; such a name is not a data set of the hub either."""
 
 
@@ -49,7 +49,7 @@ class Source(Protocol):
         """
         ...
 
-    def class_names(self, column: str) -> tuple[str, ...] | None:
+    def read_class_names(self, column: str) -> tuple[str, ...] | None:
         """The names that numbers in a column stand for, if that is a ClassLabel of datasets.
 
         Raises:
@@ -75,38 +75,38 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class File:
+class FileSource:
     """A file of rows; see `data.file_readers`."""
 
     name: str
 
-    def class_names(self, column: str) -> tuple[str, ...] | None:
-        return class_names(Path(self.name), column)
+    def read_class_names(self, column: str) -> tuple[str, ...] | None:
+        return read_class_names(Path(self.name), column)
 
     def check(self) -> None:
         check_regular(Path(self.name))
 
     def size(self) -> int:
-        return _size(Path(self.name))
+        return _file_size(Path(self.name))
 
     def digests(self) -> Iterator[bytes]:
-        yield _digest(Path(self.name))
+        yield _file_digest(Path(self.name))
 
     def state(self) -> list[object]:
-        return [_state(Path(self.name))]
+        return [_file_state(Path(self.name))]
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         return read_rows(Path(self.name))
 
 
 @dataclass(frozen=True)
-class Files:
+class FileListSource:
     """Several files of rows, one after the other."""
 
     name: str
-    files: Sequence[File]
+    files: Sequence[FileSource]
 
-    def class_names(self, column: str) -> tuple[str, ...] | None:
+    def read_class_names(self, column: str) -> tuple[str, ...] | None:
         """Those of the first file; the others must have the same."""
         found = {file.name: file.class_names(column) for file in self.files}
         names = next(iter(found.values()))
@@ -145,23 +145,23 @@ class SavedDataset:
 
     @cached_property
     def _dataset(self) -> Dataset:
-        return hub.saved_split(self.name, self.split)
+        return hub.load_saved_split(self.name, self.split)
 
-    def class_names(self, column: str) -> tuple[str, ...] | None:
-        return hub.class_names(self._dataset, column)
+    def read_class_names(self, column: str) -> tuple[str, ...] | None:
+        return hub.read_class_names(self._dataset, column)
 
     def check(self) -> None:
         """The folder was looked into before it was taken for one."""
 
     def size(self) -> int:
-        return sum(map(_size, self._files()))
+        return sum(map(_file_size, self._files()))
 
     def digests(self) -> Iterator[bytes]:
         for path in self._files():
-            yield _digest(path)
+            yield _file_digest(path)
 
     def state(self) -> list[object]:
-        return [_state(path) for path in self._files()]
+        return [_file_state(path) for path in self._files()]
 
     def _files(self) -> list[Path]:
         return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
@@ -169,7 +169,7 @@ class SavedDataset:
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         rows: Iterable[Row] = self._dataset
         for index, row in enumerate(rows):
-            yield FileLocation(self.name, index, "row"), arrow_row(row)
+            yield FileLocation(self.name, index, "row"), row_from_arrow(row)
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class HubDataset:
     def _dataset(self) -> Dataset:
         return hub.load_split(self.path, self.subset, self.split)
 
-    def class_names(self, column: str) -> tuple[str, ...] | None:
-        return hub.class_names(self._dataset, column)
+    def read_class_names(self, column: str) -> tuple[str, ...] | None:
+        return hub.read_class_names(self._dataset, column)
 
     def check(self) -> None:
         """Only the hub knows."""
@@ -206,18 +206,18 @@ class HubDataset:
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         rows: Iterable[Row] = self._dataset
         for index, row in enumerate(rows):
-            yield FileLocation(self.name, index, "row"), arrow_row(row)
+            yield FileLocation(self.name, index, "row"), row_from_arrow(row)
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     """Bytes of a file of rows, uncompressed if texts compress as usual."""
     try:
-        return path.stat().st_size * (4 if path.suffix.lower() == GZIP else 1)
+        return path.stat().st_size * (4 if path.suffix.lower() == GZIP_SUFFIX else 1)
     except OSError:  # who reads it says so
         return 0
 
 
-def _state(path: Path) -> object:
+def _file_state(path: Path) -> object:
     """What the kernel changes at each write. Nobody can set the time of the last change back."""
     try:
         status = path.stat()
@@ -226,7 +226,7 @@ def _state(path: Path) -> object:
     return str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _digest(path: Path) -> bytes:
+def _file_digest(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return path.name.encode() + hashlib.file_digest(file, "sha256").digest()
@@ -234,7 +234,7 @@ def _digest(path: Path) -> bytes:
         raise DataError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
 
 
-def source_of(given: str, split: str) -> Source:
+def source_from_name(given: str, split: str) -> Source:
     """The source that a flag names: files or a folder, else `NAME[:SUBSET][@SPLIT]` of the hub.
 
     Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
@@ -246,16 +246,16 @@ def source_of(given: str, split: str) -> Source:
         DataError: no file fits a pattern, a folder has none, or the name can be neither.
     """
     if Path(given).is_dir():
-        return _folder(given, split)
+        return _folder_source(given, split)
     if _is_file(given):
-        return File(given)
+        return FileSource(given)
     whole, _, named = given.partition("@")
     path, _, subset = whole.partition(":")
     is_of_hub = _HUB_NAME.fullmatch(path) is not None
     if "," in given or (has_magic(given) and not is_of_hub):
         parts = [part.strip() for part in given.split(",")]
-        files = [File(name) for part in parts for name in _matching(part)]
-        return files[0] if len(files) == 1 else Files(given, files)
+        files = [FileSource(name) for part in parts for name in _expand_pattern(part)]
+        return files[0] if len(files) == 1 else FileListSource(given, files)
     if not is_of_hub:
         raise DataError(
             f"{format_path(given)} is no file here, and cannot be a data set of the hub: give one "
@@ -264,13 +264,13 @@ def source_of(given: str, split: str) -> Source:
     return HubDataset(path, subset or None, named or split)
 
 
-def _folder(name: str, split: str) -> Source:
+def _folder_source(name: str, split: str) -> Source:
     """The rows of a folder: a saved data set, or files of one kind, also in folders within it."""
-    if any((Path(name) / mark).is_file() for mark in hub.SAVED):
+    if any((Path(name) / mark).is_file() for mark in hub.DATASET_FILES):
         return SavedDataset(name, split)
-    inside = (path for path in Path(name).rglob("*") if path.is_file() and is_file_of_rows(path))
+    inside = (path for path in Path(name).rglob("*") if path.is_file() and is_data_file(path))
     found = sorted(p for p in inside if not any(n[0] == "." for n in p.relative_to(name).parts))
-    kinds = sorted({kind_of(path) for path in found})
+    kinds = sorted({data_suffix(path) for path in found})
     if not kinds:
         raise DataError(
             f"folder {format_path(name)} holds no data: it must have files of one of the kinds "
@@ -281,7 +281,7 @@ def _folder(name: str, split: str) -> Source:
             f"folder {format_path(name)} has files of the kinds {', '.join(kinds)}: name those "
             f"that are meant, such as '{format_path(name)}/**/*{kinds[0]}'"
         )
-    return Files(name, [File(str(path)) for path in found])
+    return FileListSource(name, [FileSource(str(path)) for path in found])
 
 
 def _is_file(name: str) -> bool:
@@ -289,10 +289,10 @@ def _is_file(name: str) -> bool:
     if Path(name).exists():
         return True
     one = "," not in name and not has_magic(name)
-    return one and (is_file_of_rows(Path(name)) or Path(name).suffix.lower() in _OTHER_FILES)
+    return one and (is_data_file(Path(name)) or Path(name).suffix.lower() in _UNSUPPORTED_SUFFIXES)
 
 
-def _matching(part: str) -> list[str]:
+def _expand_pattern(part: str) -> list[str]:
     """The files that a name or pattern stands for, in the order of their names."""
     if _is_file(part) or not has_magic(part):
         return [part]

@@ -17,7 +17,7 @@ def special_tokens(base: PreTrainedTokenizerBase) -> tuple[str, ...]:
     return tuple(sorted({*special, *map(str, base.all_special_tokens)}))
 
 
-def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+def pattern_of_any(tokens: Iterable[str]) -> re.Pattern[str]:
     """Pattern of these tokens, the longer ones first; of none, it matches nothing."""
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

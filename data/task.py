@@ -14,23 +14,32 @@ from typing import Literal, Protocol
 from tqdm import tqdm
 
 from config.sections import Data
-from data.class_labels import UNLABELLED, Labels, of_column
+from data.class_labels import UNLABELED, ClassLabels, labels_of_column
 from data.conversations import (
     QUESTION_COLUMNS,
     Conversation,
     conversation_columns,
-    conversation_of,
     has_conversation,
-    question_and_answer,
+    make_conversation,
+    read_conversation,
 )
-from data.data_warnings import Notes
-from data.document_chunks import DocumentPart, parts
+from data.data_warnings import DataWarnings
+from data.document_chunks import DocumentChunkRow, split_document
 from data.examples import MAX_CHARACTERS, Corpus, Example
-from data.mixture import ingredients, is_mixture
-from data.preference_rows import answers_of_row, columns_of_answers, form_of_answers
+from data.mixture import is_mixture, read_mixture
+from data.preference_rows import detect_answer_format, preference_columns, read_answers
 from data.prompt_template import ColumnError, NullError, Template
-from data.row_formats import PLAIN, USUAL_PAIRS, Form, Format, Pair, Reading, format_of, pair_of
-from data.sources import DataError, File, HubDataset, Row, Source, source_of
+from data.row_formats import (
+    COMMON_COLUMNS,
+    DOCUMENT_TEMPLATE,
+    PromptTarget,
+    RowFormat,
+    RowSchema,
+    TextTemplate,
+    detect_format,
+    find_prompt_target,
+)
+from data.sources import DataError, FileSource, HubDataset, Row, Source, source_from_name
 from files.file_location import FileLocation
 from files.formatting import format_path
 from terminal.screen import is_first_process
@@ -39,11 +48,11 @@ Split = Literal["train", "validation"]
 
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-NULL = -2
+NULL_VALUE = -2
 """Stands for an example whose row lacks a value that is needed."""
 
 
-class Reader(Protocol):
+class ConversationReader(Protocol):
     """How a conversation becomes an example."""
 
     def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
@@ -71,19 +80,19 @@ class Task:
 
     name: str
     sources: Mapping[Split, Source]
-    prompt: Form | None
-    target: Form | None
+    prompt: TextTemplate | None
+    target: TextTemplate | None
     given_labels: tuple[str, ...] | None = None
     held_out: float | None = None
     nulls: Literal["refuse", "skip", "empty"] = "refuse"
-    format: Format | None = None
+    format: RowFormat | None = None
     messages: str | None = None
     system: str | None = None
     between: str | None = None
     preference_type: Literal["paired", "unpaired"] | None = None
 
     @cached_property
-    def kind(self) -> Format:
+    def kind(self) -> RowFormat:
         """What its rows hold: as its format says, else its first row.
 
         Raises:
@@ -92,12 +101,12 @@ class Task:
         if self.format is not None:
             return self.format
         if self.preference_type is not None:
-            return "text" if self._first is None else form_of_answers(self._first[1])
+            return "text" if self._first is None else detect_answer_format(self._first[1])
         if self.prompt is not None and self.target is not None:
             return "text"
         if self.messages is not None:
             return "chat"
-        return "text" if self._first is None else format_of(*self._first)
+        return "text" if self._first is None else detect_format(*self._first)
 
     @property
     def is_own(self) -> bool:
@@ -138,14 +147,14 @@ class Task:
         column = getattr(self._pair(*first).target, "value_column", None)
         return None if column is None else source.class_names(column)
 
-    def _labels_of(self, source: Source) -> Labels | None:
+    def _labels_of(self, source: Source) -> ClassLabels | None:
         """What the labels in a source mean."""
         if self.labels is None:
             return None
         names = self._class_names(source)
         if names is None:
-            return Labels(self.labels)
-        return of_column(names, self.labels, self.given_labels is not None, source.name)
+            return ClassLabels(self.labels)
+        return labels_of_column(names, self.labels, self.given_labels is not None, source.name)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -159,7 +168,10 @@ class Task:
         return self.corpora(split)[split]
 
     def corpora(
-        self, split: Split, chat: Reader | None = None, notes: Notes | None = None
+        self,
+        split: Split,
+        chat: ConversationReader | None = None,
+        notes: DataWarnings | None = None,
     ) -> dict[Split, Corpus]:
         """The examples of a split, in the order of the data; with those of training come those that
         are held out of them.
@@ -194,25 +206,25 @@ class Task:
             )
         return self.sources[where]
 
-    def reading(self, source: Source) -> Reading:
+    def reading(self, source: Source) -> RowSchema:
         """How the rows of a source are read: by the forms of its first one, unless they are none
         of texts, or there is no row."""
         labels = self._labels_of(source)
         if self.kind != "text" or self.preference_type:
-            return Reading(None, labels)
+            return RowSchema(None, labels)
         if self.prompt is not None and self.target is not None:
-            return Reading(Pair(self.prompt, self.target), labels)
+            return RowSchema(PromptTarget(self.prompt, self.target), labels)
         first = next(iter(source.rows()), None)
-        return Reading(None if first is None else self._pair(*first), labels)
+        return RowSchema(None if first is None else self._pair(*first), labels)
 
     def examples(
         self,
         rows: Iterable[tuple[FileLocation, Row]],
-        reading: Reading,
-        chat: Reader | None,
-        notes: Notes | None = None,
+        reading: RowSchema,
+        chat: ConversationReader | None,
+        notes: DataWarnings | None = None,
     ) -> Iterator[tuple[FileLocation, Example | int]]:
-        """What rows say, after their places, or why one is left out: `UNLABELLED` or `NULL`.
+        """What rows say, after their places, or why one is left out: `UNLABELED` or `NULL_VALUE`.
 
         Args:
             reading: see there.
@@ -234,12 +246,12 @@ class Task:
                     raise DataError(
                         f"{place}: {error}: --data.nulls skip leaves such rows out"
                     ) from None
-                yield place, NULL
+                yield place, NULL_VALUE
             except ColumnError as error:
                 raise DataError(f"{place}: {error}") from None
 
     def _examples(
-        self, place: FileLocation, row: Row, reading: Reading, chat: Reader | None
+        self, place: FileLocation, row: Row, reading: RowSchema, chat: ConversationReader | None
     ) -> Iterable[Example | int]:
         if self.preference_type is not None:
             return self._answers(place, row, chat)
@@ -254,16 +266,20 @@ class Task:
         return [self._example(row, reading.pair or self._pair(place, row), reading.labels)]
 
     def _columns_read(
-        self, place: FileLocation, row: Row, pair: Pair | None, chat: Reader | None
+        self,
+        place: FileLocation,
+        row: Row,
+        pair: PromptTarget | None,
+        chat: ConversationReader | None,
     ) -> set[str]:
         """The columns of a row that become text, or say how it does."""
         if self.preference_type is not None:
             own = () if self.prompt is None else self.prompt.columns
-            return {*own, *columns_of_answers(self.preference_type == "unpaired", chat is not None)}
+            return {*own, *preference_columns(self.preference_type == "unpaired", chat is not None)}
         if chat is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
         if chat is None and self.kind == "plain":
-            return {*(self.target or PLAIN).columns}
+            return {*(self.target or DOCUMENT_TEMPLATE).columns}
         asked = QUESTION_COLUMNS if chat is not None else set[str]()
         return {*(pair or self._pair(place, row)).read, *asked}
 
@@ -271,24 +287,26 @@ class Task:
         return self.prompt is None and has_conversation(row, self.messages)
 
     def _conversation(
-        self, place: FileLocation, row: Row, labels: Labels | None
+        self, place: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
         """The conversation in a row; a number: why it is left out."""
         if self._has_conversation(row):
-            talk = conversation_of(row, self.messages, self.nulls == "empty")
+            talk = read_conversation(row, self.messages, self.nulls == "empty")
             return talk.with_system(self.system)
         example = self._example(row, self._pair(place, row), labels)
         if isinstance(example, int):
             return example
-        talk = question_and_answer(row, example.prompt, example.target)
+        talk = make_conversation(row, example.prompt, example.target)
         return talk.with_system(self.system)
 
-    def _answers(self, place: FileLocation, row: Row, chat: Reader | None) -> list[Example]:
+    def _answers(
+        self, place: FileLocation, row: Row, chat: ConversationReader | None
+    ) -> list[Example]:
         """The answers of a row of preferences; none if the chat template refuses one."""
         prompt = None if self.prompt is None else self.prompt.render(row)
         found = list[Example]()
         single = self.preference_type == "unpaired"
-        for answer, desirable in answers_of_row(row, single, prompt, chat is not None):
+        for answer, desirable in read_answers(row, single, prompt, chat is not None):
             if isinstance(answer, Conversation):
                 assert chat is not None
                 read = chat.read(place, answer.with_system(self.system))
@@ -296,18 +314,18 @@ class Task:
                     return []
                 answer = read
             for text in (answer.prompt, answer.target):
-                _bounded(text)
+                _check_length(text)
             found.append(answer.judged(desirable))
         return found
 
     def _documents(self, row: Row) -> list[Example]:
-        if isinstance(row, DocumentPart):
+        if isinstance(row, DocumentChunkRow):
             return [Example("", row["text"], part=row.part)]
-        text = (self.target or PLAIN).render(row)
-        return [Example("", piece, part=part) for piece, part in parts([text])]
+        text = (self.target or DOCUMENT_TEMPLATE).render(row)
+        return [Example("", piece, part=part) for piece, part in split_document([text])]
 
-    def _pair(self, place: FileLocation, row: Row) -> Pair:
-        return pair_of(place, row, self.prompt, self.target)
+    def _pair(self, place: FileLocation, row: Row) -> PromptTarget:
+        return find_prompt_target(place, row, self.prompt, self.target)
 
     def asked(self, row: Row) -> Conversation:
         """What a row asks: a conversation without the answer at its end, or a question.
@@ -316,11 +334,11 @@ class Task:
             ColumnError: it has neither messages nor a prompt.
         """
         if has_conversation(row, self.messages):
-            talk = conversation_of(row, self.messages).before_answer()
+            talk = read_conversation(row, self.messages).before_answer()
             if not talk.messages:
                 raise ColumnError("there are no messages to answer")
         else:
-            talk = question_and_answer(row, self.prompt_of(row), None)
+            talk = make_conversation(row, self.prompt_of(row), None)
         return talk.with_system(self.system)
 
     def _or(self, split: Split) -> str:
@@ -340,7 +358,7 @@ class Task:
         kept: dict[Split, list[tuple[FileLocation, Example]]] = {
             name: [] for name in self.with_held_out(split)
         }
-        left_out = {UNLABELLED: 0, NULL: 0}
+        left_out = {UNLABELED: 0, NULL_VALUE: 0}
         for place, example in found:
             if isinstance(example, int):
                 left_out[example] += 1
@@ -351,8 +369,8 @@ class Task:
         corpora = {
             name: Corpus(
                 [example for _, example in placed],
-                unlabelled=left_out[UNLABELLED],
-                nulls=left_out[NULL],
+                unlabelled=left_out[UNLABELED],
+                nulls=left_out[NULL_VALUE],
                 places=[place for place, _ in placed],
             )
             for name, placed in kept.items()
@@ -370,7 +388,7 @@ class Task:
         """The split that an example of the data for `split` belongs to."""
         if self.held_out is None:
             return split
-        return "validation" if _place_of(example) < self.held_out else "train"
+        return "validation" if _split_hash(example) < self.held_out else "train"
 
     def check_some_left(self, split: Split, corpora: Mapping[Split, Corpus]) -> None:
         """Raise DataError if all rows of a split were left out for what they lack."""
@@ -380,7 +398,7 @@ class Task:
         name = self.source(split).name
         if unlabelled:
             raise DataError(
-                f"{unlabelled} rows of {format_path(name)} are without a label ({UNLABELLED}), and "
+                f"{unlabelled} rows of {format_path(name)} are without a label ({UNLABELED}), and "
                 f"none is left for {split}: give a split that has labels"
             )
         if nulls:
@@ -398,12 +416,14 @@ class Task:
                     "another fraction, or a file"
                 )
 
-    def _example(self, row: Row, pair: Pair, labels: Labels | None) -> Example | int:
-        answer: str | None = _bounded(pair.target.render(row))
+    def _example(self, row: Row, pair: PromptTarget, labels: ClassLabels | None) -> Example | int:
+        answer: str | None = _check_length(pair.target.render(row))
         if labels is not None:
             is_value = getattr(pair.target, "value_column", None) is not None
             answer = labels.answer(str(answer), is_value)
-        return UNLABELLED if answer is None else Example(_bounded(pair.prompt.render(row)), answer)
+        return (
+            UNLABELED if answer is None else Example(_check_length(pair.prompt.render(row)), answer)
+        )
 
     def prompt_of(self, row: Row) -> str:
         """What the model reads for a row, which need not have the target's columns.
@@ -411,14 +431,14 @@ class Task:
         Raises:
             ColumnError: it has neither the task's columns nor usual ones.
         """
-        forms = [pair.prompt for pair in USUAL_PAIRS]
+        forms = [pair.prompt for pair in COMMON_COLUMNS]
         for form in [*([] if self.prompt is None else [self.prompt]), *forms]:
             if set(form.columns) <= row.keys():
-                return _bounded(form.render(row))
-        return _bounded((self.prompt or forms[0]).render(row))
+                return _check_length(form.render(row))
+        return _check_length((self.prompt or forms[0]).render(row))
 
 
-_NLI = Task(
+_NLI_TASK = Task(
     "mnli",
     {
         "train": HubDataset("glue", "mnli", "train"),
@@ -430,17 +450,19 @@ _NLI = Task(
     between=" target:",
 )
 TASKS: dict[str, Task] = {
-    "mnli": _NLI,
+    "mnli": _NLI_TASK,
     "sample": replace(
-        _NLI,
+        _NLI_TASK,
         name="sample",
-        sources={s: File(str(SAMPLE_FOLDER / f"{s}.jsonl")) for s in ("train", "validation")},
+        sources={s: FileSource(str(SAMPLE_FOLDER / f"{s}.jsonl")) for s in ("train", "validation")},
     ),
 }
 """Tasks by the name that `data.dataset` has."""
 
 
-def task_of(data: Data, preference_type: Literal["paired", "unpaired"] | None = None) -> Task:
+def task_from_config(
+    data: Data, preference_type: Literal["paired", "unpaired"] | None = None
+) -> Task:
     """The configured task: `data.dataset`, or that of the files that are given.
 
     Args:
@@ -452,7 +474,7 @@ def task_of(data: Data, preference_type: Literal["paired", "unpaired"] | None = 
     given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in given.items() if name is not None}
     task, mixed = TASKS[data.dataset], is_mixture(data)
-    held_out = _fraction(data.validation)
+    held_out = _parse_fraction(data.validation)
     if held_out is not None and mixed:
         raise DataError(
             f"data.validation is {held_out:g}, but no fraction of a mixture is held out: name a "
@@ -463,7 +485,7 @@ def task_of(data: Data, preference_type: Literal["paired", "unpaired"] | None = 
     if mixed:
         del files["train"]
     if files or mixed:
-        sources = {split: source_of(name, split) for split, name in files.items()}
+        sources = {split: source_from_name(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
     task = replace(
         task,
@@ -482,19 +504,19 @@ def task_of(data: Data, preference_type: Literal["paired", "unpaired"] | None = 
             task = replace(task, target=Template(data.target))
     except ValueError as error:
         raise DataError(str(error)) from None
-    names = None if data.labels is None else Labels.of(data.labels).names
+    names = None if data.labels is None else ClassLabels.of(data.labels).names
     return task if names is None else replace(task, given_labels=names)
 
 
 def check_data(data: Data) -> None:
     """Raise UserError if a task cannot be meant or its files are missing; they are not read."""
-    for source in task_of(data).sources.values():
+    for source in task_from_config(data).sources.values():
         source.check()
-    for one in ingredients(data) if is_mixture(data) else ():
+    for one in read_mixture(data) if is_mixture(data) else ():
         check_data(one.data)
 
 
-def _fraction(validation: str | None) -> float | None:
+def _parse_fraction(validation: str | None) -> float | None:
     """The fraction of the training data that is to be the validation split; None: it is no number.
 
     Raises:
@@ -514,7 +536,7 @@ def _fraction(validation: str | None) -> float | None:
     return fraction
 
 
-def _place_of(example: Example) -> float:
+def _split_hash(example: Example) -> float:
     """A pseudo-random number from 0 to 1 that depends on the prompt alone, of a document on its
     part."""
     text = example.target if example.part else example.prompt
@@ -522,7 +544,7 @@ def _place_of(example: Example) -> float:
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
-def _bounded(text: str) -> str:
+def _check_length(text: str) -> str:
     """The text, unless it would keep a tokenizer busy for minutes and gigabytes.
 
     Raises:

@@ -24,15 +24,15 @@ from typing import Any
 from config.errors import ConfigError
 from files.formatting import format_bytes
 
-SECONDS = 10.0
+MAX_SECONDS = 10.0
 """Of computing, for a conversation."""
-MEMORY = 2**30
+MAX_MEMORY = 2**30
 """Bytes that the process may grow by meanwhile."""
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 
 
-class TemplateError(Exception):
+class TemplateRuntimeError(Exception):
     """What a template raised."""
 
 
@@ -59,31 +59,31 @@ def render(
     """
     from jinja2 import TemplateSyntaxError
 
-    if _has_power(source):
+    if _uses_power(source):
         raise ConfigError("the chat template computes powers (**), which may take for ever")
-    reply = _worker(os.getpid()).answer(
+    reply = _worker_of_process(os.getpid()).answer(
         {
             "conversations": [list(messages)],
             "tools": None if tools is None else list(tools),
             "chat_template": source,
             "return_assistant_tokens_mask": marks,
             "add_generation_prompt": asks,
-            "seconds": SECONDS,
-            "memory": MEMORY,
+            "seconds": MAX_SECONDS,
+            "memory": MAX_MEMORY,
             **variables,
         }
     )
     if "syntax" in reply:
         raise TemplateSyntaxError(*reply["syntax"])
     if "raised" in reply:
-        raise TemplateError(reply["raised"])
+        raise TemplateRuntimeError(reply["raised"])
     if "memory" in reply:
-        raise _too_much(f"{format_bytes(MEMORY)} of memory")
+        raise _limit_error(f"{format_bytes(MAX_MEMORY)} of memory")
     return reply["text"], [(first, last) for first, last in reply["blocks"]]
 
 
 @cache
-def _has_power(source: str) -> bool:
+def _uses_power(source: str) -> bool:
     """Whether a template has the operator; `f(**names)` is none."""
     from jinja2 import Environment
 
@@ -96,14 +96,14 @@ def _has_power(source: str) -> bool:
     )
 
 
-def _too_much(what: str) -> ConfigError:
+def _limit_error(what: str) -> ConfigError:
     return ConfigError(
         f"the chat template takes more than {what} for a conversation: give another one with "
         "--data.chat_template FILE"
     )
 
 
-class _Worker:
+class _TemplateWorker:
     """The process that runs templates for this one; it begins with the first.
 
     Threads take turns. It ends when this process does, however that ends.
@@ -118,16 +118,16 @@ class _Worker:
         """What the process says of a request, see `data.template_worker`."""
         line = json.dumps(request, default=str).encode() + b"\n"
         with self._lock:
-            process = self._process = self._process or _begin()
+            process = self._process = self._process or _start_process()
             try:
-                reply = _exchange(process, line)
+                reply = _send_line(process, line)
                 found: dict[str, Any] = json.loads(reply)
                 return found
             except ValueError:  # no line: it has ended
                 code = process.wait()
                 self._end(os.getpid())
                 if code == -signal.SIGPROF:
-                    raise _too_much(f"{SECONDS:g} s") from None
+                    raise _limit_error(f"{MAX_SECONDS:g} s") from None
                 raise ConfigError(
                     f"the chat template ended the process that reads it (exit code {code}): give "
                     "another one with --data.chat_template FILE"
@@ -149,12 +149,12 @@ class _Worker:
 
 
 @cache
-def _worker(owner: int) -> _Worker:
+def _worker_of_process(owner: int) -> _TemplateWorker:
     """That of a process, by its id: forks begin their own."""
-    return _Worker()
+    return _TemplateWorker()
 
 
-def _begin() -> subprocess.Popen[bytes]:
+def _start_process() -> subprocess.Popen[bytes]:
     """A process apart from this one's signals. What libraries say as they begin is theirs."""
     return subprocess.Popen(
         [sys.executable, "-P", str(_SCRIPT)],
@@ -165,7 +165,7 @@ def _begin() -> subprocess.Popen[bytes]:
     )
 
 
-def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+def _send_line(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     """A line of its answer; less than one if it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None

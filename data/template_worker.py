@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_SIZE = Path("/proc/self/statm")
+_PROCESS_SIZE = Path("/proc/self/statm")
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def render_request(request: dict[str, Any]) -> dict[str, Any]:
     """Returns the text and blocks that a template gives, or what it raised."""
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -34,9 +34,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def limit_memory(more: int) -> None:
     """Let this process grow by so many bytes, where its size is known."""
-    if _SIZE.exists():
+    if _PROCESS_SIZE.exists():
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        size = int(_SIZE.read_text().split()[0]) * resource.getpagesize() + more
+        size = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize() + more
         if hard == resource.RLIM_INFINITY or size < hard:
             resource.setrlimit(resource.RLIMIT_AS, (size, hard))
 
@@ -44,12 +44,14 @@ def limit_memory(more: int) -> None:
 def main() -> None:
     """Answer each line; a line's time is that of its computing, by whose end the process ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    answer({"conversations": [[]], "chat_template": ""})  # imports take seconds, which do not count
+    render_request(
+        {"conversations": [[]], "chat_template": ""}
+    )  # imports take seconds, which do not count
     for line in sys.stdin.buffer:
         request = json.loads(line)
         limit_memory(request.pop("memory"))
         signal.setitimer(signal.ITIMER_PROF, request.pop("seconds"))
-        reply = json.dumps(answer(request)).encode()
+        reply = json.dumps(render_request(request)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         sys.stdout.buffer.write(reply + b"\n")
         sys.stdout.buffer.flush()

@@ -25,40 +25,40 @@ import popdist
 from data.examples import Corpus
 from data.sources import DataError, Source
 from data.task import Split
-from data.token_store import read
-from files.atomic_writing import writing
+from data.token_store import read_token_store
+from files.atomic_writing import write_errors
 from files.errors import FileError, WriteError
 from files.formatting import format_path
 from files.json_files import JsonObject
 from files.run_folder import RunFolder
-from files.temp_folders import hidden_folder, sync
+from files.temp_folders import fsync, temp_folder
 from terminal.screen import is_first_process, say
 
 if TYPE_CHECKING:
     from data.pipeline import Pipeline
 
-LARGE = 8 * 2**20
+MIN_BYTES = 8 * 2**20
 """Bytes of data from which starting processes is worth while."""
 
-MOST = 16
+MAX_PROCESSES = 16
 """Processes."""
 
 LIBRARIES = ("jinja2", "tokenizers", "transformers")
 """Libraries that make texts and tokens."""
 
-HERE = Path(__file__).parent
+DATA_FOLDER = Path(__file__).parent
 
 
 def is_large(source: Source) -> bool:
     """Whether a source is worth several processes; those of the hub are read where they are."""
-    return source.size() >= LARGE
+    return source.size() >= MIN_BYTES
 
 
-Prepared = dict[Split, tuple[Corpus, JsonObject]]
+TokenizedSplits = dict[Split, tuple[Corpus, JsonObject]]
 """By split, examples with tokens, and facts for people."""
 
 
-def prepared(data: Pipeline, split: Split) -> Prepared | None:
+def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
     """The examples and tokens of a split, and of the one that is held out of it; None if no disk
     has room for their files, so that this process must read the data itself.
 
@@ -67,11 +67,11 @@ def prepared(data: Pipeline, split: Split) -> Prepared | None:
             processes, which would no longer read the same files.
     """
     wanted, save = data.task.with_held_out(split), data.given.checkpoint.save
-    state, name = data.task.source(split).state(), _name(data, split)
+    state, name = data.task.source(split).state(), _cache_key(data, split)
     kept = None if save is None else RunFolder(Path(save)).prepared / name
     if kept is not None and kept.is_dir():
         try:
-            found = {one: read(kept / f"{one}.safetensors") for one in wanted}
+            found = {one: read_token_store(kept / f"{one}.safetensors") for one in wanted}
             say(f"the data are ready in {kept}")
             return found
         except FileError as error:
@@ -79,7 +79,7 @@ def prepared(data: Pipeline, split: Split) -> Prepared | None:
             shutil.rmtree(kept, ignore_errors=True)
     for place in (None,) if kept is None else (kept, None):
         try:
-            return _made(data, split, place, wanted, state)
+            return _tokenize_to(data, split, place, wanted, state)
         except WriteError as error:
             if place is None and popdist.getNumInstances() > 1:
                 raise
@@ -87,9 +87,9 @@ def prepared(data: Pipeline, split: Split) -> Prepared | None:
     return None
 
 
-def _made(
+def _tokenize_to(
     data: Pipeline, split: Split, kept: Path | None, wanted: Sequence[Split], state: list[object]
-) -> Prepared:
+) -> TokenizedSplits:
     """Prepare the data and read them.
 
     Args:
@@ -100,40 +100,43 @@ def _made(
         DataError: the data have changed since then.
         WriteError: the files cannot be written.
     """
-    with writing("prepared data to", kept or tempfile.gettempdir()), _place_for(kept) as place:
+    with (
+        write_errors("prepared data to", kept or tempfile.gettempdir()),
+        _open_folder(kept) as place,
+    ):
         folder = Path(place) / "files"
         folder.mkdir()
-        _make(data, split, folder)
+        _run_worker(data, split, folder)
         if (source := data.task.source(split)).state() != state:
             raise DataError(
                 f"{format_path(source.name)} has changed while it was read: start again when "
                 "nobody writes to it"
             )
-        found = {one: read(folder / f"{one}.safetensors") for one in wanted}
+        found = {one: read_token_store(folder / f"{one}.safetensors") for one in wanted}
         if kept is not None and is_first_process():
             with suppress(OSError):  # another process was first: it is made again
-                sync(folder)
+                fsync(folder)
                 os.rename(folder, kept)
         return found
 
 
-def _place_for(kept: Path | None) -> AbstractContextManager[str | Path]:
+def _open_folder(kept: Path | None) -> AbstractContextManager[str | Path]:
     """A folder to write to, for a while."""
     if kept is None:
         return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    return hidden_folder(kept.parent)
+    return temp_folder(kept.parent)
 
 
-def _make(data: Pipeline, split: Split, folder: Path) -> None:
+def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
     """Let processes write the files of a split into a folder."""
     asked = {
         "config": data.given.to_dict(),
         "split": split,
         "sample_format": data.sample_format.name,
-        "processes": _processes(),
+        "processes": _num_processes(),
     }
-    paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(DATA_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (
         tqdm(unit=" rows", leave=False, disable=not is_first_process() or None) as bar,
         tempfile.TemporaryFile("w+") as errors,
@@ -166,16 +169,16 @@ def _make(data: Pipeline, split: Split, folder: Path) -> None:
             )
 
 
-def _processes() -> int:
+def _num_processes() -> int:
     """As many as this process may use processors."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(here // popdist.getNumInstances(), MOST), 1)
+    return max(min(here // popdist.getNumInstances(), MAX_PROCESSES), 1)
 
 
-def _name(data: Pipeline, split: Split) -> str:
+def _cache_key(data: Pipeline, split: Split) -> str:
     """The digest of what the examples of a split, and their tokens, follow from."""
     sha256 = hashlib.sha256()
-    for path in sorted(HERE.glob("*.py")):
+    for path in sorted(DATA_FOLDER.glob("*.py")):
         sha256.update(path.read_bytes())
     versions = [version(name) for name in LIBRARIES]
     facts: list[Any] = [split, data.made_by, data.tokenizer.state, data.task.held_out, versions]

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.safetensors_files import write_shard
-from data.examples import Corpus, Example, Tokens
+from data.examples import Corpus, Example, TokenizedText
 from files.atomic_writing import write_file
 from files.errors import FileError
 from files.file_location import FileLocation
@@ -23,7 +23,7 @@ from files.json_files import JsonObject, parse_json
 T = TypeVar("T")
 
 
-class Lazily(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A sequence whose items are made when they are asked for."""
 
     def __init__(self, make: Callable[[int], T], indices: range) -> None:
@@ -38,12 +38,12 @@ class Lazily(Sequence[T]):
     def __getitem__(self, index: slice) -> Sequence[T]: ...
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return Lazily(self._make, self._indices[index])
+            return LazySequence(self._make, self._indices[index])
         return self._make(self._indices[index])
 
 
 @dataclass
-class Columns:
+class TokenStore:
     """Examples that are being collected.
 
     Attributes:
@@ -60,7 +60,7 @@ class Columns:
     places: list[tuple[int, int]] = field(default_factory=list)
     files: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def add(self, place: FileLocation, example: Example, tokens: Tokens) -> None:
+    def add(self, place: FileLocation, example: Example, tokens: TokenizedText) -> None:
         """Add an example. The text of a document's part is not kept: its tokens say it."""
         written = "" if example.part else example.target
         for text in (example.prompt, written):
@@ -80,10 +80,10 @@ class Columns:
         """
         arrays = {
             "texts": np.frombuffer(b"".join(self.texts), np.uint8),
-            "text_starts": _starts(self.sizes),
-            "ids": _joined(self.ids, np.int32),
-            "learned": _joined(self.learned, bool),
-            "starts": _starts(self.lengths),
+            "text_starts": _offsets(self.sizes),
+            "ids": _concatenate(self.ids, np.int32),
+            "learned": _concatenate(self.learned, bool),
+            "starts": _offsets(self.lengths),
             "places": np.asarray(self.places, np.int64).reshape(-1, 2),
         }
         told = json.dumps({**facts, "files": list(self.files)})
@@ -91,7 +91,7 @@ class Columns:
         write_file("prepared data", path, lambda draft: write_shard(draft, arrays, metadata))
 
 
-def read(path: Path) -> tuple[Corpus, JsonObject]:
+def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
     """The corpus in a file, and the facts that were written with it.
 
     Raises:
@@ -114,9 +114,9 @@ def read(path: Path) -> tuple[Corpus, JsonObject]:
         one = texts[text_starts[index] : text_starts[index + 1]]
         return one.decode(errors="surrogatepass")
 
-    def tokens(index: int) -> Tokens:
+    def tokens(index: int) -> TokenizedText:
         there = slice(starts[index], starts[index + 1])
-        return Tokens(ids[there], learned[there])
+        return TokenizedText(ids[there], learned[there])
 
     def place(index: int) -> FileLocation:
         number, line = places[index].tolist()
@@ -125,22 +125,22 @@ def read(path: Path) -> tuple[Corpus, JsonObject]:
 
     every = range(len(starts) - 1)
     corpus = Corpus(
-        Lazily(lambda index: Example(text(2 * index), text(2 * index + 1)), every),
+        LazySequence(lambda index: Example(text(2 * index), text(2 * index + 1)), every),
         facts.count("unlabelled"),
         facts.count("nulls"),
-        Lazily(place, every),
-        Lazily(tokens, every),
+        LazySequence(place, every),
+        LazySequence(tokens, every),
         facts.text("characters"),
         metadata["sha256"],
     )
     return corpus, facts
 
 
-def _starts(lengths: Sequence[int]) -> np.ndarray:
+def _offsets(lengths: Sequence[int]) -> np.ndarray:
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
-def _joined(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
+def _concatenate(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype), *arrays])
 
 

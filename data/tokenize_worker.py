@@ -24,17 +24,17 @@ from config.errors import UserError
 from config.families import config_class_of
 from data.causal_lm import CAUSAL_LM
 from data.chat_template import ChatTemplate
-from data.class_labels import UNLABELLED
-from data.data_warnings import Notes
-from data.examples import Example, Tokens
+from data.class_labels import UNLABELED
+from data.data_warnings import DataWarnings
+from data.examples import Example, TokenizedText
 from data.pipeline import Pipeline
-from data.row_formats import Reading
+from data.row_formats import RowSchema
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
 from data.sources import Row
-from data.task import NULL, Split
-from data.token_store import Columns
-from data.tokenizer import characters_of
+from data.task import NULL_VALUE, Split
+from data.token_store import TokenStore
+from data.tokenizer import collect_characters
 from files.errors import WriteError
 from files.file_location import FileLocation
 from files.json_files import JsonObject
@@ -44,82 +44,82 @@ SAMPLE_FORMATS: dict[str, SampleFormat] = {
 }
 """The formats of samples that other processes know."""
 
-CHUNK = 500
+CHUNK_ROWS = 500
 """Rows that a process is given at once."""
 
 Chunk = list[tuple[FileLocation, Row]]
 
 
-class Found(NamedTuple):
+class ChunkResult(NamedTuple):
     """What a chunk of rows became."""
 
-    rows: list[tuple[FileLocation, Example, Tokens]]
+    rows: list[tuple[FileLocation, Example, TokenizedText]]
     left_out: tuple[int, int]
     characters: set[str]
-    notes: Notes
+    notes: DataWarnings
 
 
-class Work(NamedTuple):
+class TokenizeContext(NamedTuple):
     """What forked processes share."""
 
     data: Pipeline
-    reading: Reading
+    reading: RowSchema
     chat: ChatTemplate | None
 
-    def of(self, chunk: Chunk) -> Found:
+    def of(self, chunk: Chunk) -> ChunkResult:
         """Make examples and tokens of rows."""
         chat, data, notes = self.chat, self.data, self.data.notes()
         if chat is not None:
             chat.noted = notes
         found = list(data.task.examples(chunk, self.reading, chat, notes))
-        left_out = tuple(sum(one == why for _, one in found) for why in (UNLABELLED, NULL))
+        left_out = tuple(sum(one == why for _, one in found) for why in (UNLABELED, NULL_VALUE))
         kept = [(place, one) for place, one in found if isinstance(one, Example)]
         examples = [data.as_asked(one) for _, one in kept]
         tokens = data.encoded(examples)
         texts = (text for one in examples for text in one[:2])
-        return Found(
+        return ChunkResult(
             [(place, Example(*one[:2], part=one.part), ids)
              for (place, _), one, ids in zip(kept, examples, tokens, strict=True)],
             (left_out[0], left_out[1]),
-            characters_of(texts),
+            collect_characters(texts),
             notes,
         )  # fmt: skip
 
 
-_work: Work | None = None
+_context: TokenizeContext | None = None
 
 
-def _of(chunk: Chunk) -> Found:
-    assert _work is not None
-    return _work.of(chunk)
+def _tokenize_chunk(chunk: Chunk) -> ChunkResult:
+    assert _context is not None
+    return _context.of(chunk)
 
 
-def _chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterator[Chunk]:
-    while chunk := list(islice(rows, CHUNK)):
+def _split_chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterator[Chunk]:
+    while chunk := list(islice(rows, CHUNK_ROWS)):
         yield chunk
 
 
-def prepare(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
+def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
     """Write a file for the split, and for the one that is held out of it.
 
     Raises:
         UserError: the data do not fit the task.
     """
-    global _work
+    global _context
     task = data.task
     source = task.source(split)
     chat = data.training_template() if data.is_chat else None
-    _work = Work(data, task.reading(source), chat)
+    _context = TokenizeContext(data, task.reading(source), chat)
     data.tokenizer.texts([[data.tokenizer.end]])  # loaded before the processes are made
-    columns: dict[Split, Columns] = {name: Columns() for name in task.with_held_out(split)}
+    columns: dict[Split, TokenStore] = {name: TokenStore() for name in task.with_held_out(split)}
     left_out, characters, rows = [0, 0], set[str](), 0
-    notes = Notes()
+    notes = DataWarnings()
     with ExitStack() as stack:
-        mapped: Callable[..., Iterable[Found]] = map
+        mapped: Callable[..., Iterable[ChunkResult]] = map
         if processes > 1:
             pool = stack.enter_context(multiprocessing.get_context("fork").Pool(processes))
             mapped = pool.imap
-        for found in mapped(_of, _chunks(source.rows())):
+        for found in mapped(_tokenize_chunk, _split_chunks(source.rows())):
             for place, example, tokens in found.rows:
                 name = task.split_of(example, split)
                 if name in columns:
@@ -146,7 +146,7 @@ def main() -> None:
     data = Pipeline(config, SAMPLE_FORMATS[asked.text("sample_format")])
     split: Split = "train" if asked.text("split") == "train" else "validation"
     try:
-        prepare(data, split, asked.count("processes"), Path(sys.argv[1]))
+        tokenize_split(data, split, asked.count("processes"), Path(sys.argv[1]))
     except UserError as error:
         unwritten = isinstance(error, WriteError)
         print(json.dumps({"error": str(error), "unwritten": unwritten}), flush=True)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from config.errors import UserError
-from data.document_chunks import Part
+from data.document_chunks import DocumentChunk
 from data.examples import TextSpan
-from data.examples import Tokens as Tokens
+from data.examples import TokenizedText as TokenizedText
 from files.atomic_writing import write_folder, write_json
 from files.formatting import format_name, format_value
 from files.run_folder import RunFolder
-from huggingface.generation_config import GENERATION
-from huggingface.tokenizer_limits import panics_told
+from huggingface.generation_config import GENERATION_CONFIG
+from huggingface.tokenizer_limits import catch_panics
 from terminal.screen import say
 
 if TYPE_CHECKING:
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 T = TypeVar("T")
-CHUNK = 4096
+CHUNK_TEXTS = 4096
 """Texts given to the tokenizer at once; bounds the memory of its Python objects."""
-LONGEST_WORD = 40
+MAX_WORD_CONTEXT = 40
 """Characters of a word on each side of one that is looked at."""
-NO_LIMIT = 2**63 - 1
+NO_VOCAB_LIMIT = 2**63 - 1
 """In place of the rows of an embedding, where no model is there."""
 
-PADDING = "<|extratoken_1|>"
+DEFAULT_PAD_TOKEN = "<|extratoken_1|>"
 """The padding token of a vocabulary that has none: the name that GPT-J's has."""
 
 
-class NoRow(UserError, ValueError):
+class MissingRowError(UserError, ValueError):
     """A text with a token that is beyond the rows of the model's embedding.
 
     Attributes:
@@ -91,9 +91,9 @@ class Tokenizer:
             raise ValueError(
                 "the tokenizer has no eos_token: give one whose tokenizer_config.json names it"
             )
-        limit = NO_LIMIT if vocab_size is None else vocab_size
+        limit = NO_VOCAB_LIMIT if vocab_size is None else vocab_size
         if base.pad_token_id is None or base.pad_token_id >= limit:
-            _give_padding(base, vocab_size or 0)
+            _set_pad_token(base, vocab_size or 0)
         self.base, self.chat, self._vocab_size = base, chat, limit
         self.end = int(base.eos_token_id) if end is None else end
         self.pad = int(base.pad_token_id)
@@ -108,7 +108,7 @@ class Tokenizer:
     @property
     def rows(self) -> int:
         """Rows that an embedding needs for all tokens."""
-        return _rows(self.base)
+        return _required_vocab_size(self.base)
 
     @property
     def state(self) -> list[object]:
@@ -124,41 +124,41 @@ class Tokenizer:
             special: with the tokens that the tokenizer puts around a text, such as T5's end token.
         """
         special = special and not self.chat
-        for chunk in chunks(texts):
-            with panics_told():
+        for chunk in split_chunks(texts):
+            with catch_panics():
                 encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
             self._check_rows(chunk, encoded)
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
-    def marked(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[Tokens]:
+    def marked(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
         """The tokens of each text with the end token, and which of them are learned.
 
         A text is tokenised as a whole. A token is learned if any of its characters is; the end
         token, as the last span is. Those of chats end as their template says.
         """
-        for chunk in chunks(texts):
+        for chunk in split_chunks(texts):
             whole = ["".join(span.text for span in spans) for spans in chunk]
             for spans, encoding in zip(chunk, self.encodings(whole, not self.chat), strict=True):
                 ids = np.asarray(encoding.ids, np.int32)
-                learned = _learned(spans, encoding)
+                learned = _loss_mask(spans, encoding)
                 if not self.chat:
                     if not len(ids) or ids[-1] != self.end:
                         ids, learned = np.append(ids, np.int32(self.end)), np.append(learned, False)
                     learned[-1] = spans[-1].learned
-                yield Tokens(ids, learned)
+                yield TokenizedText(ids, learned)
 
-    def parts(self, texts: Iterable[tuple[str, Part]]) -> Iterator[Tokens]:
+    def parts(self, texts: Iterable[tuple[str, DocumentChunk]]) -> Iterator[TokenizedText]:
         """The tokens of parts of documents, all learned: those of a document's parts, one after the
         other, are its own, and the end token."""
-        for chunk in chunks(texts):
+        for chunk in split_chunks(texts):
             whole = [part.before + text for text, part in chunk]
             for (text, part), found in zip(chunk, self.encodings(whole, False), strict=True):
-                first = token_from(found, len(part.before))
+                first = first_token_from(found, len(part.before))
                 if first is None:  # one token has characters of both
                     (found,), first = self.encodings([text], False), 0
                 ends = [] if part.before else self.around[0]
                 ids = [*ends, *found.ids[first:], *([self.end] if part.last else [])]
-                yield Tokens(np.asarray(ids, np.int32), np.ones(len(ids), bool))
+                yield TokenizedText(np.asarray(ids, np.int32), np.ones(len(ids), bool))
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
@@ -177,7 +177,7 @@ class Tokenizer:
 
     def encodings(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
         """What the tokenizers library made of each text."""
-        with panics_told():
+        with catch_panics():
             found = self.base(
                 list(texts), add_special_tokens=special, return_attention_mask=False,
                 return_token_type_ids=False, verbose=False,
@@ -193,7 +193,9 @@ class Tokenizer:
         for text, ids in zip(texts, tokens, strict=True):
             above = next((token for token in ids if token >= self._vocab_size), None)
             if above is not None:
-                raise NoRow(text, self.base.convert_ids_to_tokens(above), self._vocab_size)
+                raise MissingRowError(
+                    text, self.base.convert_ids_to_tokens(above), self._vocab_size
+                )
 
     def printed(self, rows: int) -> list[bytes]:
         """What each token prints within a text, in UTF-8, of which it may be a part of a letter.
@@ -204,7 +206,7 @@ class Tokenizer:
         ids = self.base("abc", add_special_tokens=False)["input_ids"]
         before = self.base.convert_ids_to_tokens(ids)
         start = len(self.base.convert_tokens_to_string(before))
-        of_bytes = _bytes_of_letters(self.base)
+        of_bytes = _byte_alphabet(self.base)
         pieces = [b""] * rows
         for token, number in self.base.get_vocab().items():
             if number >= rows:
@@ -223,25 +225,34 @@ class Tokenizer:
         in another form, such as a small letter for a capital."""
         texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
-        alone, amid = self._read_back(characters), self._read_back(map(_amid_letters, characters))
+        alone, amid = (
+            self._read_back(characters),
+            self._read_back(map(_between_letters, characters)),
+        )
         unknown, changed = list[str](), list[str]()
         for c, *back in zip(characters, alone, amid, strict=True):
-            pairs = [(c, back[0]), (_amid_letters(c), back[1])]
-            if any(_holds(pair, c) for pair in pairs):
+            pairs = [(c, back[0]), (_between_letters(c), back[1])]
+            if any(_survives(pair, c) for pair in pairs):
                 continue
             # A letter that is unknown alone may be a part of known words.
             word = _word_around(c, next(text for text in texts if c in text))
             pairs.append((word, self._read_back([word])[0]))
-            if not _holds(pairs[-1], c):
-                is_changed = any(_holds((_folded(a), _folded(b)), _folded(c)) for a, b in pairs)
+            if not _survives(pairs[-1], c):
+                is_changed = any(
+                    _survives(
+                        (_fold_case_and_accents(a), _fold_case_and_accents(b)),
+                        _fold_case_and_accents(c),
+                    )
+                    for a, b in pairs
+                )
                 (changed if is_changed else unknown).append(c)
         return unknown, changed
 
     @cached_property
     def keeps_runs(self) -> bool:
         """Whether spaces that follow each other come back from their tokens."""
-        (text,) = self._read_back([_amid_letters(RUN)])
-        return RUN in text
+        (text,) = self._read_back([_between_letters(REPEATED_SPACES)])
+        return REPEATED_SPACES in text
 
     def _read_back(self, texts: Iterable[str]) -> list[str]:
         """What the tokens of texts say, unknown ones left out."""
@@ -255,21 +266,21 @@ class Tokenizer:
         return decoded
 
 
-RUN = "  "
+REPEATED_SPACES = "  "
 """Stands for all runs of spaces among characters."""
 
 
-def characters_of(texts: Iterable[str]) -> set[str]:
-    """All characters that texts have, and `RUN` if they have one."""
+def collect_characters(texts: Iterable[str]) -> set[str]:
+    """All characters that texts have, and `REPEATED_SPACES` if they have one."""
     found = set[str]()
     for text in texts:
         found.update(text)
-        if RUN in text:
-            found.add(RUN)
+        if REPEATED_SPACES in text:
+            found.add(REPEATED_SPACES)
     return found
 
 
-def keep_tokenizer(
+def save_tokenizer(
     tokenizer: Tokenizer, run: RunFolder, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
     """Put a tokenizer next to the checkpoints of a run, unless one is there.
@@ -284,13 +295,13 @@ def keep_tokenizer(
     def fill(draft: Path) -> None:
         tokenizer.base.save_pretrained(draft)
         if settings:
-            write_json(draft / GENERATION, settings)
+            write_json(draft / GENERATION_CONFIG, settings)
 
     if not run.tokenizer.exists():
         write_folder("the tokenizer", run.tokenizer, fill)
 
 
-def kept_tokenizer(run: RunFolder) -> Path | None:
+def find_saved_tokenizer(run: RunFolder) -> Path | None:
     """The folder of the tokenizer that a run keeps; None: there is none."""
     path = run.tokenizer.absolute()
     return path if path.is_dir() else None
@@ -314,9 +325,9 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
         )
 
 
-def _amid_letters(character: str) -> str:
+def _between_letters(character: str) -> str:
     """A text with the character between two other letters."""
-    other = "b" if _folded(character) == "a" else "a"
+    other = "b" if _fold_case_and_accents(character) == "a" else "a"
     return f"{other}{character}{other}"
 
 
@@ -325,22 +336,22 @@ def _word_around(character: str, text: str) -> str:
     place = text.index(character)
     first, last = text.rfind(" ", 0, place) + 1, text.find(" ", place)
     last = len(text) if last < 0 else last
-    return text[max(first, place - LONGEST_WORD) : min(last, place + LONGEST_WORD)]
+    return text[max(first, place - MAX_WORD_CONTEXT) : min(last, place + MAX_WORD_CONTEXT)]
 
 
-def _folded(text: str) -> str:
+def _fold_case_and_accents(text: str) -> str:
     """A text in small letters without accents."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return "".join(c for c in plain if not unicodedata.combining(c))
 
 
-def _holds(pair: tuple[str, str], character: str) -> bool:
+def _survives(pair: tuple[str, str], character: str) -> bool:
     """True if all of a character that is in a text is in what came back of it."""
     text, back, one = (unicodedata.normalize("NFKC", s) for s in (*pair, character))
     return bool(one) and back.count(one) >= max(text.count(one), 1)
 
 
-def _learned(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
+def _loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
     """Which tokens have characters that are learned, bool [n]."""
     learned, start = np.zeros(len(encoding.ids), bool), 0
     for span in spans:
@@ -379,7 +390,7 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     return first, last + 1
 
 
-def token_from(encoding: Encoding, start: int) -> int | None:
+def first_token_from(encoding: Encoding, start: int) -> int | None:
     """The first token that begins at a character or after it; None: one has characters before it,
     too."""
     if start == 0:
@@ -389,7 +400,7 @@ def token_from(encoding: Encoding, start: int) -> int | None:
     return None if place is not None and place[1] > start else last
 
 
-def _bytes_of_letters(base: PreTrainedTokenizerFast) -> dict[str, int]:
+def _byte_alphabet(base: PreTrainedTokenizerFast) -> dict[str, int]:
     """The byte that each letter of a token stands for, as in GPT-2's and ByT5's; else nothing."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -408,26 +419,30 @@ def add_tokens(base: PreTrainedTokenizerFast, names: Iterable[str]) -> None:
     base.add_tokens([name for name in names if name not in known])
 
 
-def _give_padding(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
+def _set_pad_token(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
     """Give a tokenizer a padding token that has a row: one of its own, or the end token."""
     lacks = "the tokenizer has no padding token"
     if base.pad_token_id is not None:
         lacks = (
             f"the model's embedding has no row for the padding token {format_value(base.pad_token)}"
         )
-    known = base.get_vocab().get(PADDING)
-    there = _rows(base) < vocab_size if known is None else known < (vocab_size or NO_LIMIT)
-    base.add_special_tokens({"pad_token": PADDING if there else base.eos_token})
+    known = base.get_vocab().get(DEFAULT_PAD_TOKEN)
+    there = (
+        _required_vocab_size(base) < vocab_size
+        if known is None
+        else known < (vocab_size or NO_VOCAB_LIMIT)
+    )
+    base.add_special_tokens({"pad_token": DEFAULT_PAD_TOKEN if there else base.eos_token})
     own = "a token of its own" if there else "the end token"
     say(f"{lacks}: {format_value(base.pad_token)}, {own}, becomes it")
 
 
-def _rows(base: PreTrainedTokenizerFast) -> int:
+def _required_vocab_size(base: PreTrainedTokenizerFast) -> int:
     return max(len(base), *(i + 1 for i in base.get_vocab().values()))
 
 
-def chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    """Lists of up to `CHUNK` items."""
+def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Lists of up to `CHUNK_TEXTS` items."""
     left = iter(items)
-    while chunk := list(islice(left, CHUNK)):
+    while chunk := list(islice(left, CHUNK_TEXTS)):
         yield chunk

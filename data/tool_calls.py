@@ -11,11 +11,11 @@ from data.conversations import Message
 ABSENT = object()
 """Content of a message that has no field for it."""
 
-CALL_PROBE = "a_call_that_is_written"
+PROBE_FUNCTION = "a_call_that_is_written"
 """Name of a function, which shows whether a template writes a call."""
 
 
-class CallForm(NamedTuple):
+class ToolCallFormat(NamedTuple):
     """Form of a message with tool calls and without a text.
 
     Attributes:
@@ -44,16 +44,18 @@ class CallForm(NamedTuple):
         return {**call, "function": {**function, "arguments": written}}
 
 
-CALL_FORMS = [CallForm(*form) for form in product((ABSENT, None, ""), (False, True))]
+TOOL_CALL_FORMATS = [ToolCallFormat(*form) for form in product((ABSENT, None, ""), (False, True))]
 """Most templates read the first one, DeepSeek's a null and arguments as text."""
 
-PROBE: Message = {
+PROBE_MESSAGE: Message = {
     "role": "assistant",
-    "tool_calls": [{"type": "function", "function": {"name": CALL_PROBE, "arguments": {"a": "b"}}}],
+    "tool_calls": [
+        {"type": "function", "function": {"name": PROBE_FUNCTION, "arguments": {"a": "b"}}}
+    ],
 }
 
 
-def calls_as_text(message: Message) -> Message:
+def tool_calls_to_text(message: Message) -> Message:
     """A message whose tool calls are text, in the form of Hermes and Qwen."""
     if "tool_calls" not in message:
         return message

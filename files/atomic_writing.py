@@ -15,14 +15,14 @@ from typing import Any
 
 from files.errors import UserError, WriteError
 from files.formatting import format_path
-from files.temp_folders import draft_of, sync
+from files.temp_folders import atomic_path, fsync
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux and of most of its file systems
 
 
 @contextmanager
-def os_errors() -> Iterator[None]:
+def unwrap_os_errors() -> Iterator[None]:
     """Turn a failure of the disk inside a library into the OSError that it is.
 
     Those written in Rust, such as safetensors and tokenizers, raise exceptions of their own, whose
@@ -40,7 +40,7 @@ def os_errors() -> Iterator[None]:
 
 
 @contextmanager
-def writing(what: str, path: str | Path) -> Iterator[None]:
+def write_errors(what: str, path: str | Path) -> Iterator[None]:
     """Turn a failure of the disk inside the context into one sentence.
 
     Args:
@@ -50,7 +50,7 @@ def writing(what: str, path: str | Path) -> Iterator[None]:
         WriteError: "cannot write {what} {path}: {reason}".
     """
     try:
-        with os_errors():
+        with unwrap_os_errors():
             yield
     except OSError as error:
         reason = error.strerror or str(error)
@@ -76,9 +76,9 @@ def write_folder(what: str, path: Path, fill: Callable[[Path], object]) -> None:
     Raises:
         WriteError: it cannot be written; no draft is left.
     """
-    with writing(what, path):
+    with write_errors(what, path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft_of(path) as draft:
+        with atomic_path(path) as draft:
             draft.mkdir()
             fill(draft)
 
@@ -93,13 +93,13 @@ def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         WriteError: it cannot be written; no draft is left.
     """
-    with writing(what, path):
+    with write_errors(what, path):
         if path.exists() and not path.is_file():  # such as /dev/stdout; a folder is an error
             write(path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         # Through a link, which stays one, if it leads anywhere.
-        with draft_of(Path(os.path.realpath(path))) as draft:
+        with atomic_path(Path(os.path.realpath(path))) as draft:
             write(draft)
 
 
@@ -111,51 +111,51 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_synced(path: Path, text: str) -> None:
     """Write a text file that survives a loss of power."""
     path.write_text(text, encoding="utf-8")
-    sync(path)
+    fsync(path)
 
 
-def check_file(what: str, path: str | Path) -> None:
+def check_can_write_file(what: str, path: str | Path) -> None:
     """Raise WriteError unless `write_file` can write there. Leaves nothing behind."""
     path = Path(path)
-    with writing(what, path):
-        if _mode(path) is not None and stat.S_ISDIR(_mode(path) or 0):
+    with write_errors(what, path):
+        if _file_mode(path) is not None and stat.S_ISDIR(_file_mode(path) or 0):
             raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it")
-        if _mode(path) is None or stat.S_ISREG(_mode(path) or 0):
-            _check_place(path.parent)
-            _check_names(path)
+        if _file_mode(path) is None or stat.S_ISREG(_file_mode(path) or 0):
+            _probe_folder(path.parent)
+            _check_name_lengths(path)
 
 
-def check_folder(what: str, path: str | Path) -> None:
+def check_can_write_folder(what: str, path: str | Path) -> None:
     """Raise WriteError unless files can be written into the folder, which need not be there yet.
 
     Leaves nothing behind.
     """
-    with writing(what, path):
-        _check_place(Path(path))
-        _check_names(Path(path))
+    with write_errors(what, path):
+        _probe_folder(Path(path))
+        _check_name_lengths(Path(path))
 
 
-def _check_place(folder: Path) -> None:
+def _probe_folder(folder: Path) -> None:
     """Write a nameless file into the folder, or into the one in which it would be made."""
     absolute = Path(os.path.abspath(folder))
     if absolute.is_symlink() and not absolute.exists():
         raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
-    there = next(place for place in (absolute, *absolute.parents) if _mode(place) is not None)
-    if not stat.S_ISDIR(_mode(there) or 0):
+    there = next(place for place in (absolute, *absolute.parents) if _file_mode(place) is not None)
+    if not stat.S_ISDIR(_file_mode(there) or 0):
         raise NotADirectoryError(errno.ENOTDIR, f"{format_path(there)} is not a folder")
     with tempfile.TemporaryFile(dir=there) as probe:
         probe.write(b"\0" * 4096)
         probe.flush()
 
 
-def _check_names(path: Path) -> None:
+def _check_name_lengths(path: Path) -> None:
     absolute = os.path.abspath(path)
     longest = max(len(os.fsencode(part)) for part in Path(absolute).parts)
     if longest > _LONGEST_NAME or len(os.fsencode(absolute)) > _LONGEST_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
 
-def _mode(path: Path) -> int | None:
+def _file_mode(path: Path) -> int | None:
     """Kind and permissions of what is at a path; None if nothing is."""
     try:
         return os.stat(path).st_mode

@@ -22,7 +22,7 @@ def open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
 
-def take(descriptor: int, wait: bool = False) -> bool | None:
+def try_lock(descriptor: int, wait: bool = False) -> bool | None:
     """Lock an open file for this process alone.
 
     Args:

@@ -13,18 +13,18 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from files.atomic_writing import writing
+from files.atomic_writing import write_errors
 from files.errors import FileError, InUseError
-from files.file_lock import open_lock, take
+from files.file_lock import open_lock, try_lock
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject, parse_json
-from files.temp_folders import remove_drafts
+from files.temp_folders import remove_stale_folders
 
-FILE_NAME = "writer.lock"
+LOCK_FILE = "writer.lock"
 
 
 @contextmanager
-def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing into the folder, which is made if need be; what killed ones
     left there half written is deleted. A file system without locks does not stop them.
 
@@ -35,45 +35,45 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         InUseError: another process writes into it.
         WriteError: it cannot be written.
     """
-    with writing("the folder", folder):
+    with write_errors("the folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = open_lock(folder / FILE_NAME)
+        descriptor = open_lock(folder / LOCK_FILE)
     try:
-        _take(descriptor, folder, wait)
-        _remove_all_drafts(folder)
+        _acquire(descriptor, folder, wait)
+        _remove_stale_folders(folder)
         yield
     finally:
         os.close(descriptor)
 
 
-def _remove_all_drafts(folder: Path) -> None:
+def _remove_stale_folders(folder: Path) -> None:
     """Delete what killed processes left in the folder and in those directly in it."""
-    remove_drafts(folder)
+    remove_stale_folders(folder)
     with suppress(OSError):
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
-                remove_drafts(path)
+                remove_stale_folders(path)
 
 
-def _take(descriptor: int, folder: Path, wait: bool) -> None:
-    with writing("the lock of", folder):
-        is_locked = take(descriptor, wait)
+def _acquire(descriptor: int, folder: Path, wait: bool) -> None:
+    with write_errors("the lock of", folder):
+        is_locked = try_lock(descriptor, wait)
     if is_locked is None:
         return
     if not is_locked:
-        holder = _holder(os.pread(descriptor, 4096, 0), folder / FILE_NAME)
+        holder = _describe_holder(os.pread(descriptor, 4096, 0), folder / LOCK_FILE)
         raise InUseError(
             f"{format_path(folder)} is in use: {holder} writes into it; "
             "end that one first, or give another folder"
         )
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     note = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
-    with writing("the lock of", folder):
+    with write_errors("the lock of", folder):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(note).encode(), 0)
 
 
-def _holder(note: bytes, path: Path) -> str:
+def _describe_holder(note: bytes, path: Path) -> str:
     """Who has the lock, as far as the file tells."""
     try:
         owner = JsonObject(parse_json(note.decode(errors="replace"), path), str(path))

@@ -13,10 +13,10 @@ from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
 from files.git_lfs import check_no_pointer
-from files.text_files import MEBIBYTE, decoded, read_text
+from files.text_files import MEBIBYTE, decode_text, read_text
 
-LONGEST_LINE = 16 * MEBIBYTE
-_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+MAX_LINE_BYTES = 16 * MEBIBYTE
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
@@ -36,7 +36,7 @@ def read_object(path: Path, most: int = 64 * MEBIBYTE) -> JsonObject:
     return JsonObject(read_json(path, most), format_path(path))
 
 
-def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+def parse_json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
     """The data of each line of JSON Lines, with its number from 1; blank lines are passed over.
 
     Args:
@@ -48,9 +48,9 @@ def json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
         FileError: with file and line, for one that is not JSON.
     """
     for number, line in enumerate(lines, 1):
-        if len(line) > LONGEST_LINE:
-            raise FileError(f"{FileLocation(path, number)} has more than {LONGEST_LINE} bytes")
-        text = decoded(line, path, number)
+        if len(line) > MAX_LINE_BYTES:
+            raise FileError(f"{FileLocation(path, number)} has more than {MAX_LINE_BYTES} bytes")
+        text = decode_text(line, path, number)
         if text.strip():
             yield number, parse_json(text.rstrip(), path, number)
 
@@ -68,9 +68,12 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     check_no_pointer(path, text[:80].encode(errors="replace"))
     try:
         data = json.loads(
-            text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant
+            text,
+            object_pairs_hook=_reject_duplicates,
+            parse_float=_parse_finite,
+            parse_constant=_reject_constant,
         )
-        if _HALF_CHARACTER.search(text):
+        if _SURROGATE.search(text):
             json.dumps(data, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
@@ -86,7 +89,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     return data
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
@@ -95,14 +98,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"the number {format_name(text)} is too large")
     return number
 
 
-def _no_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from files.file_lock import open_lock, take
+from files.file_lock import open_lock, try_lock
 
 _NAME = re.compile(r"\.[0-9a-f]{16}\.draft")
 _LOCK = "lock"
 
 
 @contextmanager
-def draft_of(target: Path) -> Iterator[Path]:
+def atomic_path(target: Path) -> Iterator[Path]:
     """A path to write a file or folder to; it becomes `target` at the end of the context.
 
     The path has the name of `target`. If the context fails, what was written is deleted.
@@ -30,25 +30,25 @@ def draft_of(target: Path) -> Iterator[Path]:
     Raises:
         OSError: the draft cannot be made, flushed or renamed.
     """
-    with hidden_folder(target.parent) as folder:
+    with temp_folder(target.parent) as folder:
         draft = folder / target.name
         yield draft
         for path in (*draft.rglob("*"), draft):
-            sync(path)
+            fsync(path)
         os.replace(draft, target)
-        sync(target.parent)
+        fsync(target.parent)
 
 
 @contextmanager
-def hidden_folder(parent: Path) -> Iterator[Path]:
+def temp_folder(parent: Path) -> Iterator[Path]:
     """A hidden folder in `parent`, which is deleted at the end of the context or, if its process is
     killed, by the next that writes there.
 
     Raises:
         OSError: it cannot be made.
     """
-    remove_drafts(parent)
-    folder, lock = _new(parent)
+    remove_stale_folders(parent)
+    folder, lock = _create_locked(parent)
     try:
         yield folder
     finally:
@@ -56,16 +56,16 @@ def hidden_folder(parent: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_drafts(folder: Path) -> None:
+def remove_stale_folders(folder: Path) -> None:
     """Delete the drafts in a folder that no living process writes; what cannot be deleted stays."""
     with suppress(OSError):
         for draft in folder.iterdir():
             if _NAME.fullmatch(draft.name):
                 with suppress(OSError):
-                    _remove_unlocked(draft)
+                    _remove_if_unlocked(draft)
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Wait until a file, or the list of files of a directory, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -74,7 +74,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _new(parent: Path) -> tuple[Path, int]:
+def _create_locked(parent: Path) -> tuple[Path, int]:
     """A new folder, and the descriptor that locks it."""
     while True:
         folder = parent / f".{secrets.token_hex(8)}.draft"
@@ -83,15 +83,15 @@ def _new(parent: Path) -> tuple[Path, int]:
             lock = open_lock(folder / _LOCK)
         except FileNotFoundError:  # another process found it unlocked, and deleted it
             continue
-        if take(lock) is not False and os.fstat(lock).st_nlink:
+        if try_lock(lock) is not False and os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)
 
 
-def _remove_unlocked(draft: Path) -> None:
+def _remove_if_unlocked(draft: Path) -> None:
     lock = open_lock(draft / _LOCK)
     try:
-        if take(lock):
+        if try_lock(lock):
             shutil.rmtree(draft)
     finally:
         os.close(lock)

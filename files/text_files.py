@@ -60,10 +60,10 @@ def read_text(path: Path, most: int = 64 * MEBIBYTE) -> str:
     Raises:
         FileError: as `read_bytes`, or it is not UTF-8, or holds a zero character.
     """
-    return decoded(read_bytes(path, most), path)
+    return decode_text(read_bytes(path, most), path)
 
 
-def decoded(data: bytes, path: Path, first_line: int = 1) -> str:
+def decode_text(data: bytes, path: Path, first_line: int = 1) -> str:
     """Bytes of a file as text.
 
     Args:
@@ -75,13 +75,15 @@ def decoded(data: bytes, path: Path, first_line: int = 1) -> str:
     try:
         text = data.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise _at(path, first_line, data[: error.start], "is not UTF-8 text") from None
+        raise _line_error(path, first_line, data[: error.start], "is not UTF-8 text") from None
     if "\0" in text:
         at = data.index(b"\0")
-        raise _at(path, first_line, data[:at], "has a zero character: it is damaged, or no text")
+        raise _line_error(
+            path, first_line, data[:at], "has a zero character: it is damaged, or no text"
+        )
     return text
 
 
-def _at(path: Path, first_line: int, before: bytes, what: str) -> FileError:
+def _line_error(path: Path, first_line: int, before: bytes, what: str) -> FileError:
     line = first_line + before.count(b"\n")
     return FileError(f"{FileLocation(path, line)}: {what}")

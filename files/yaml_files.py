@@ -19,7 +19,7 @@ from files.formatting import format_name, format_path, format_value
 from files.text_files import read_text
 
 MAX_BYTES = 2**18
-DEEPEST = 20
+MAX_DEPTH = 20
 """Levels of nesting; a configuration has four."""
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -29,7 +29,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER, _CONSTRUCTOR = yaml.resolver.Resolver(), yaml.constructor.SafeConstructor()
 
 
-class Located(dict[str, Any]):
+class LocatedDict(dict[str, Any]):
     """A mapping that knows where in a file its values are.
 
     Attributes:
@@ -43,13 +43,13 @@ class Located(dict[str, Any]):
         self.places = dict(places)
 
 
-def place_of(data: Mapping[str, Any], key: str) -> str:
+def location_prefix(data: Mapping[str, Any], key: str) -> str:
     """How a message about a value begins: "file, line n: ", or nothing if it is not from a file."""
-    place = data.places.get(key) if isinstance(data, Located) else None
+    place = data.places.get(key) if isinstance(data, LocatedDict) else None
     return f"{place}: " if place else ""
 
 
-def read_yaml(path: Path) -> Located:
+def read_yaml(path: Path) -> LocatedDict:
     """The mapping that a file holds: texts, numbers, true, false, null, lists and mappings.
 
     Keys are text as they are written.
@@ -59,7 +59,7 @@ def read_yaml(path: Path) -> Located:
     """
     text = read_text(path, MAX_BYTES)
     try:
-        data = _document(yaml.parse(text, _Loader), path)
+        data = _compose_document(yaml.parse(text, _Loader), path)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark  # at the end of the text, libyaml counts a line that is not there
         line = min(mark.line, text.rstrip().count("\n")) + 1 if mark else 1
@@ -68,28 +68,28 @@ def read_yaml(path: Path) -> Located:
     except (yaml.YAMLError, RecursionError) as error:
         reason = format_name(str(error).partition("\n")[0])
         raise FileError(f"{format_path(path)} is not YAML: {reason}") from None
-    if not isinstance(data, Located):
+    if not isinstance(data, LocatedDict):
         kind = "nothing" if data is None else type(data).__name__
         raise FileError(f"{format_path(path)} must hold a mapping, not {kind}")
     return data
 
 
-def yaml_text(data: Mapping[str, Any]) -> str:
+def dump_yaml(data: Mapping[str, Any]) -> str:
     """Plain data as `read_yaml` reads it back, in the order it has."""
     return yaml.safe_dump(dict(data), sort_keys=False)
 
 
-class _Open(NamedTuple):
+class _OpenContainer(NamedTuple):
     """A list or mapping that is still open. `keys` holds the key whose value is next."""
 
-    into: list[Any] | Located
+    into: list[Any] | LocatedDict
     keys: list[str]
 
 
-def _document(events: Iterator[yaml.Event], path: Path) -> Any:
+def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
     """Put the events of one document together, without recursion."""
     result: list[Any] = []
-    stack = [_Open(result, [])]
+    stack = [_OpenContainer(result, [])]
     for event in events:
         match event:
             case yaml.DocumentStartEvent() if result:
@@ -101,27 +101,29 @@ def _document(events: Iterator[yaml.Event], path: Path) -> Any:
                 raise _error(path, event.start_mark, f"&{format_name(name)} is an anchor: "
                              "write the value out where it is used")  # fmt: skip
             case yaml.ScalarEvent():
-                _add(stack[-1], event, path, None)
+                _add_value(stack[-1], event, path, None)
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
-                if len(stack) > DEEPEST:
-                    raise _error(path, event.start_mark, f"nested deeper than {DEEPEST} levels")
+                if len(stack) > MAX_DEPTH:
+                    raise _error(path, event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
                 kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
                 _check_tag(event, (kind,), path)
-                new = _Open(Located() if kind == "map" else [], [])
-                _add(stack[-1], event, path, new.into)
+                new = _OpenContainer(LocatedDict() if kind == "map" else [], [])
+                _add_value(stack[-1], event, path, new.into)
                 stack.append(new)
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 stack.pop()
     return result[0] if result else None
 
 
-def _add(parent: _Open, event: Any, path: Path, container: list[Any] | Located | None) -> None:
+def _add_value(
+    parent: _OpenContainer, event: Any, path: Path, container: list[Any] | LocatedDict | None
+) -> None:
     """Add what an event brings, the `container` or a scalar, to the list or mapping it is in."""
     if isinstance(parent.into, list):
-        parent.into.append(_scalar(event, path) if container is None else container)
+        parent.into.append(_parse_scalar(event, path) if container is None else container)
     elif parent.keys:
         key = parent.keys.pop()
-        parent.into[key] = _scalar(event, path) if container is None else container
+        parent.into[key] = _parse_scalar(event, path) if container is None else container
     elif container is not None:
         raise _error(path, event.start_mark, "a name must be text, not a list or mapping")
     else:
@@ -132,7 +134,7 @@ def _add(parent: _Open, event: Any, path: Path, container: list[Any] | Located |
         parent.keys.append(key)
 
 
-def _scalar(event: Any, path: Path) -> Any:
+def _parse_scalar(event: Any, path: Path) -> Any:
     """A text, number, bool or None. A number that cannot be one stays text, as dates do."""
     _check_tag(event, _SCALARS, path)
     tag = event.tag

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from files.formatting import format_names
 from files.json_files import read_object
-from huggingface.generation_config import generation_settings
-from huggingface.model_folders import check_is_free, write_hf_directory
+from huggingface.generation_config import read_generation_config
+from huggingface.model_folders import check_can_create, write_hf_directory
 from huggingface.pytorch_bin_files import BinTensors
-from huggingface.torch_model import need_torch
+from huggingface.torch_model import require_torch
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 from terminal.screen import say
 
-OTHERS = ("*.json", "*.model", "*.txt", "*.jinja")
+COPIED_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 """Files of the configuration, the tokenizer and its chat template."""
 
 
@@ -31,20 +31,20 @@ def convert(folder: Path, new: Path) -> None:
         UserError: there are no such files, they cannot be read, or the new folder cannot be
             written.
     """
-    check_is_free(new)
+    check_can_create(new)
     tensors = BinTensors(folder)
     if tensors.absent:
         say(f"left out, as no file has what the index names: {format_names(tensors.absent)}")
     description = read_object(folder / "config.json").data
 
     def copy_others(draft: Path) -> None:
-        for pattern in OTHERS:
+        for pattern in COPIED_FILES:
             for path in folder.glob(pattern):
                 is_new = not (draft / path.name).exists()
                 if path.is_file() and is_new and not path.name.startswith("pytorch_model"):
                     shutil.copy(path, draft)
 
-    settings = generation_settings(folder)
+    settings = read_generation_config(folder)
     write_hf_directory(new, tensors, description, complete=copy_others, generation=settings)
     say(f"wrote {len(tensors)} tensors to {new}")
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="a model with pytorch_model.bin")
     parser.add_argument("new", type=Path, help="a new folder")
     given = parser.parse_args(arguments)
-    need_torch()
+    require_torch()
     convert(given.folder, given.new)
 
 

@@ -15,22 +15,22 @@ from config.errors import UserError
 from files.formatting import format_name, format_names, format_path, format_value
 from files.git_lfs import check_no_pointer
 from files.json_files import read_object
-from huggingface.hub_errors import check_not_cache, refusal_of
-from huggingface.tokenizer_limits import FILE, check_growth, panics_told
-from huggingface.vocabulary_check import added_specials, check_vocabulary
+from huggingface.hub_errors import check_not_cache, explain_hub_error
+from huggingface.tokenizer_limits import TOKENIZER_FILE, catch_panics, check_growth
+from huggingface.vocabulary_check import check_vocabulary, special_token_arguments
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
 
-SECONDS_TO_ANSWER = 5.0
+TIMEOUT_SECONDS = 5.0
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "config.json",
 )  # fmt: skip
 
 
-SAVED = ("dataset_dict.json", "state.json")
+DATASET_FILES = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` of datasets writes: of several splits, and of one."""
 
 
@@ -43,7 +43,7 @@ def is_reachable() -> bool:
     from huggingface_hub import constants, get_session
 
     try:
-        get_session().head(constants.ENDPOINT, timeout=SECONDS_TO_ANSWER)
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT_SECONDS)
     except Exception:  # any error of the HTTP library in use, or of the hub's library if offline
         return False
     return True
@@ -59,10 +59,10 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
 
     reachable = is_reachable()
     try:
-        with _cache_only(not reachable):
+        with _offline_datasets(not reachable):
             return datasets.load_dataset(path, name, split=split)
     except Exception as error:  # its library raises exceptions of many kinds
-        why = refusal_of(path, error, reachable, "dataset")
+        why = explain_hub_error(path, error, reachable, "dataset")
         raise DataUnavailable(
             f"cannot get data set {path}{f'/{name}' if name else ''} from the Hugging Face hub"
             f" ({why.reason}): {why.advice}, or use --data.dataset sample, or "
@@ -70,7 +70,7 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
         ) from error
 
 
-def saved_split(folder: str, split: str) -> Dataset:
+def load_saved_split(folder: str, split: str) -> Dataset:
     """The data set in a folder of `save_to_disk`; of several splits, the one of that name.
 
     Raises:
@@ -96,7 +96,7 @@ def saved_split(folder: str, split: str) -> Dataset:
     return found[split]
 
 
-def class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
+def read_class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
     """The names of a column of class labels; None: it is another one."""
     feature = dataset.features.get(column) if dataset.features else None
     names = getattr(feature, "names", None)
@@ -118,9 +118,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     reachable = not local and is_reachable()
     try:
         check_growth(_tokenizer_file(name, local_files_only=not reachable))
-        special = added_specials(name, local_files_only=not reachable)
+        special = special_token_arguments(name, local_files_only=not reachable)
         # Without trust_remote_code, it asks at the terminal whether to run code from the folder.
-        with panics_told():
+        with catch_panics():
             tokenizer = AutoTokenizer.from_pretrained(
                 name, local_files_only=not reachable, trust_remote_code=False, **special
             )
@@ -135,7 +135,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
                 f"({format_name(str(error).partition(chr(10))[0], 60)}): "
                 "give one with tokenizer.json and tokenizer_config.json"
             ) from error
-        why = refusal_of(name, error, reachable)
+        why = explain_hub_error(name, error, reachable)
         raise DataUnavailable(
             f"tokenizer {name} is no folder, and cannot be had from the Hugging Face hub"
             f" ({why.reason}): {why.advice}, or give a folder with --tokenizer"
@@ -148,10 +148,10 @@ def _tokenizer_file(name: str, **where: Any) -> Path:
     """Returns where a tokenizer's file is: of a hub's model after it has come, if there is one."""
     from transformers.utils import cached_file
 
-    here = Path(name) / FILE
+    here = Path(name) / TOKENIZER_FILE
     if not here.is_file() and not Path(name).is_dir():
         with suppress(OSError):  # what is wrong shows when the tokenizer is loaded
-            return Path(cached_file(name, FILE, **where) or here)
+            return Path(cached_file(name, TOKENIZER_FILE, **where) or here)
     return here
 
 
@@ -185,7 +185,7 @@ def _check_no_code(folder: Path) -> None:
 
 
 @contextmanager
-def _cache_only(wanted: bool) -> Iterator[None]:
+def _offline_datasets(wanted: bool) -> Iterator[None]:
     """Keep `datasets` from the network; it has a setting for this, but no argument."""
     from datasets import config
 

@@ -11,26 +11,26 @@ from typing import Any, Literal, NamedTuple
 from files.errors import UserError
 from files.formatting import format_name, format_path
 
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 """Environment variables that keep Hugging Face's libraries from the network."""
 
 _TRUE = ("1", "ON", "YES", "TRUE")
 _NOUNS = {"model": "model", "dataset": "data set"}
 _LOGIN = "`hf auth login` or HF_TOKEN"
-_OF_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+_FILE_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
 _BAD_TOKEN = "Invalid credentials in Authorization header"
 
 
-class Refusal(NamedTuple):
+class HubProblem(NamedTuple):
     """A reason, and the advice that follows from it; both are clauses of one sentence."""
 
     reason: str
     advice: str
 
 
-def refusal_of(
+def explain_hub_error(
     name: str, error: BaseException, reachable: bool, repo: Literal["model", "dataset"] = "model"
-) -> Refusal:
+) -> HubProblem:
     """Explain an error of Hugging Face's libraries.
 
     Args:
@@ -44,14 +44,14 @@ def refusal_of(
         return _of_response(name, response, repo)
     failed = next((one for one in _causes(error) if _is_of_files(one)), None)
     if isinstance(failed, OSError):
-        return Refusal(
+        return HubProblem(
             f"the cache {format_path(_cache())} cannot be used ({failed.strerror})",
             "set HF_HOME to a folder that can be written",
         )
     variable = _offline_variable(repo)
     if variable is not None or not reachable:
         return _of_network(variable)
-    return Refusal(format_name(str(error).partition("\n")[0], 120), "check the name")
+    return HubProblem(format_name(str(error).partition("\n")[0], 120), "check the name")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -81,7 +81,7 @@ def _access_refused(name: str, repo: str) -> Any:
 
 def _is_of_files(error: BaseException) -> bool:
     """True if the file system refused something, such as a write to the cache."""
-    return isinstance(error, OSError) and error.errno in _OF_FILES
+    return isinstance(error, OSError) and error.errno in _FILE_ERRNOS
 
 
 def _cache() -> str:
@@ -92,22 +92,22 @@ def _cache() -> str:
 
 def _offline_variable(repo: str) -> str | None:
     """The environment variable that keeps us from the network; None: none does."""
-    names = OFFLINE if repo == "dataset" else OFFLINE[:2]
+    names = OFFLINE_VARIABLES if repo == "dataset" else OFFLINE_VARIABLES[:2]
     return next((name for name in names if os.environ.get(name, "").upper() in _TRUE), None)
 
 
-def _of_network(variable: str | None) -> Refusal:
+def _of_network(variable: str | None) -> HubProblem:
     """Nobody answers, and the cache does not have all that is needed."""
     from huggingface_hub import constants
 
     missing = f"and the cache {format_path(_cache())} does not have all of it"
     if variable is not None:
         advice = f"connect to the network and unset {variable}"
-        return Refusal(f"{variable} is set, {missing}", advice)
-    return Refusal(f"{constants.ENDPOINT} is not reachable, {missing}", "connect to the network")
+        return HubProblem(f"{variable} is set, {missing}", advice)
+    return HubProblem(f"{constants.ENDPOINT} is not reachable, {missing}", "connect to the network")
 
 
-def _of_response(name: str, response: Any, repo: str) -> Refusal:
+def _of_response(name: str, response: Any, repo: str) -> HubProblem:
     """The hub answers with an error."""
     from huggingface_hub import constants, get_token
 
@@ -117,37 +117,37 @@ def _of_response(name: str, response: Any, repo: str) -> Refusal:
     message = response.headers.get("X-Error-Message")
     has_token = get_token() is not None
     if code == "GatedRepo" and has_token:
-        return Refusal(
+        return HubProblem(
             "it is gated, and the account of your token has no access",
             f"accept its license at {page} with that account, and give the token the right to "
             f"read gated repositories at {tokens}",
         )
     if code == "GatedRepo":
-        return Refusal(
+        return HubProblem(
             "it is gated",
             f"accept its license at {page}, make a token at {tokens}, and give it by {_LOGIN}",
         )
     if status == 401 and message == _BAD_TOKEN:
-        return Refusal(
+        return HubProblem(
             "the hub does not accept your token",
             f"make another one at {tokens}, and give it by {_LOGIN}",
         )
     if status == 404 or code == "RepoNotFound" or (status == 401 and not has_token):
-        return Refusal(
+        return HubProblem(
             f"the hub has no such {_NOUNS[repo]}, or it is private",
             f"check the name at {page}; a private one needs a token, by {_LOGIN}",
         )
     if status in (401, 403):
         whose = "with your token" if has_token else "without a token"
         reason = f"the hub forbids it {whose}{f' ({format_name(message, 80)})' if message else ''}"
-        return Refusal(
+        return HubProblem(
             reason,
             f"check access at {page}, and the token's rights at {tokens}; give it by {_LOGIN}",
         )
     if status == 429:
         advice = "wait some minutes" + ("" if has_token else f", or give a token by {_LOGIN}")
-        return Refusal("the hub refuses more requests for now", advice)
-    return Refusal(f"the hub answers with status {status}", "try again later")
+        return HubProblem("the hub refuses more requests for now", advice)
+    return HubProblem(f"the hub answers with status {status}", "try again later")
 
 
 def check_not_cache(folder: Path) -> None:

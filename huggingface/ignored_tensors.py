@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_NO_WEIGHT = re.compile(
+_IGNORED = re.compile(
     r"""
     transformer\.h\.\d+\.attn\.(masked_)?bias               # GPT-J's causal masks
     | (.*\.)?rotary_emb(_local)?\.(.*_)?inv_freq            # frequencies of positions
@@ -16,7 +16,7 @@ _NO_WEIGHT = re.compile(
 )
 
 
-def is_no_weight(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Whether the tensor of this name in a model's file is no weight: a buffer of an older
     transformers, or a weight that the model does not use."""
-    return _NO_WEIGHT.fullmatch(name) is not None
+    return _IGNORED.fullmatch(name) is not None

@@ -11,12 +11,12 @@ from typing import Any
 
 FILE_NAME, CURVE = "README.md", "loss_curve.png"
 
-Facts = Mapping[str, str]
+TableRows = Mapping[str, str]
 """Rows of a table: what, and its value."""
 
 
 @dataclass(frozen=True)
-class AdapterOf:
+class AdapterInfo:
     """The model that an adapter is for.
 
     Attributes:
@@ -75,19 +75,19 @@ class ModelCard:
     target: str | None = None
     chat: bool = False
     trained: str = "All parameters were fine-tuned"
-    data: Facts = field(default_factory=dict)
-    training: Facts = field(default_factory=dict)
-    sessions: Sequence[Facts] = ()
+    data: TableRows = field(default_factory=dict)
+    training: TableRows = field(default_factory=dict)
+    sessions: Sequence[TableRows] = ()
     settings: str = ""
     curve: bool = False
-    adapter: AdapterOf | None = None
+    adapter: AdapterInfo | None = None
 
     def text(self) -> str:
         """The card, in Markdown."""
-        sections = [f"# {_plain(self.name)}", self._summary(), "## Use", self._use()]
+        sections = [f"# {_escape_markdown(self.name)}", self._summary(), "## Use", self._use()]
         if self.metrics:
             rows = {name: f"{value:.4g}" for name, value in self.metrics.items()}
-            sections += ["## Evaluation", f"On {_plain(self.evaluated_on)}:"]
+            sections += ["## Evaluation", f"On {_escape_markdown(self.evaluated_on)}:"]
             sections.append(_table(rows, "Metric", "Value"))
         if self.data:
             sections += ["## Data", _table(self.data)]
@@ -128,8 +128,9 @@ class ModelCard:
 
     def _summary(self) -> str:
         if not self.training:
-            return f"Weights of {_plain(self.base)}."
-        return f"{_plain(self.trained)} with PopXL on XLA, from {_plain(self.base)}."
+            return f"Weights of {_escape_markdown(self.base)}."
+        trained, base = _escape_markdown(self.trained), _escape_markdown(self.base)
+        return f"{trained} with PopXL on XLA, from {base}."
 
     def _inputs(self) -> list[str]:
         if not self.chat:
@@ -160,38 +161,38 @@ class ModelCard:
         code = _code("python", "\n".join(lines))
         if self.prompt is None:
             return code
-        wrote = "" if self.target is None else f", and to write {_verbatim(self.target)}"
-        return f"It was trained to read {_verbatim(self.prompt)}{wrote}.\n\n{code}"
+        wrote = "" if self.target is None else f", and to write {_inline_code(self.target)}"
+        return f"It was trained to read {_inline_code(self.prompt)}{wrote}.\n\n{code}"
 
 
-def _table(rows: Facts, *head: str) -> str:
+def _table(rows: TableRows, *head: str) -> str:
     lines = [f"| {' | '.join(head or ('', ''))} |", "|---|---|"]
     return "\n".join([*lines, *(f"| {_cell(k)} | {_cell(v)} |" for k, v in rows.items())])
 
 
 def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|").replace("\n", "<br>")
+    return _escape_markdown(text).replace("|", "\\|").replace("\n", "<br>")
 
 
-def _plain(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """A text that Markdown shows as it is."""
     for mark in "\\`*_[]<>":
         text = text.replace(mark, f"\\{mark}")
     return text
 
 
-def _verbatim(text: str) -> str:
+def _inline_code(text: str) -> str:
     """A text between enough backticks that its own do not end it."""
-    fence = "`" * (_longest_run(text) + 1)
+    fence = "`" * (_longest_backticks(text) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 
 
 def _code(language: str, text: str) -> str:
-    fence = "`" * max(3, _longest_run(text) + 1)
+    fence = "`" * max(3, _longest_backticks(text) + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def _longest_run(text: str) -> int:
+def _longest_backticks(text: str) -> int:
     longest = here = 0
     for letter in text:
         here = here + 1 if letter == "`" else 0

@@ -15,23 +15,37 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.safetensors_files import as_stored, shards_of, write_shard
 from checkpoints.tensor_files import TensorFiles, is_file_name
-from files.atomic_writing import check_folder, write_json, writing
+from files.atomic_writing import check_can_write_folder, write_errors, write_json
 from files.errors import FileError, UserError, WriteError
 from files.formatting import format_names
 from files.json_files import read_object
-from files.temp_folders import draft_of
-from huggingface.generation_config import GENERATION, exported_settings
-from huggingface.ignored_tensors import is_no_weight
-from huggingface.pytorch_bin_files import BIN_INDEX, ONE_BIN, BinTensors, has_bin_files, has_torch
+from files.temp_folders import atomic_path
+from huggingface.generation_config import GENERATION_CONFIG, make_generation_config
+from huggingface.ignored_tensors import is_ignored
+from huggingface.pytorch_bin_files import (
+    BIN_INDEX,
+    SINGLE_BIN,
+    BinTensors,
+    has_bin_files,
+    has_torch,
+)
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PARAMS, TASK = "task_specific_params", "fine-tuned"
+TASK_PARAMS, TASK_NAME = "task_specific_params", "fine-tuned"
 """Where config.json has the task that a model was trained for, and its name there."""
 TASK_FIELDS = ("prompt", "target", "labels", "separator", "format", "system", "chat_variables")
 SHARD_BYTES = 5 * 10**9
 OTHER_FORMATS = ("pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack")
-LARGE = (*OTHER_FORMATS, "*.safetensors", "*.gguf", "consolidated*", "*.pt", "*.onnx", "*.ot")
+WEIGHT_PATTERNS = (
+    *OTHER_FORMATS,
+    "*.safetensors",
+    "*.gguf",
+    "consolidated*",
+    "*.pt",
+    "*.onnx",
+    "*.ot",
+)
 """Files that may hold weights."""
 
 ModelFiles = TensorFiles | BinTensors
@@ -71,13 +85,13 @@ def read_hf_directory(path: str | Path) -> ModelFiles:
             return BinTensors(path)
         except UserError as error:
             raise CheckpointError(str(error)) from error
-    files, index = _weight_files(path)
-    tensors = TensorFiles(files, skipped=is_no_weight)
+    files, index = _find_safetensors(path)
+    tensors = TensorFiles(files, skipped=is_ignored)
     tensors.absent = {name: file for name, file in index.items() if name not in tensors}
     return tensors
 
 
-def hf_description(path: str | Path) -> dict[str, Any] | None:
+def read_hf_config(path: str | Path) -> dict[str, Any] | None:
     """Hugging Face's description of the model in a folder, its config.json; None without one.
 
     Raises:
@@ -103,7 +117,7 @@ def write_hf_directory(
     """Write a model folder that `from_pretrained` of transformers loads.
 
     Args:
-        path: see `new_folder`; it may be there if it is empty.
+        path: see `new_model_folder`; it may be there if it is empty.
         tensors: arrays by Hugging Face name. Each is taken when its turn comes to be written.
         config_json: content of config.json; the weights' type is added. Those of its tokens that
             generation needs go to generation_config.json too, where transformers looks for them.
@@ -112,11 +126,11 @@ def write_hf_directory(
         generation: what generation_config.json has besides.
 
     Raises:
-        CheckpointError: see `new_folder`.
+        CheckpointError: see `new_model_folder`.
         TypeError: for a dtype that cannot be stored.
     """
-    with new_folder(path) as draft:
-        write_json(draft / GENERATION, exported_settings(generation, config_json))
+    with new_model_folder(path) as draft:
+        write_json(draft / GENERATION_CONFIG, make_generation_config(generation, config_json))
         dtype = _write_weights(draft, tensors, shard_bytes)
         write_json(draft / CONFIG, {**config_json, "dtype": dtype})
         if complete is not None:
@@ -124,25 +138,25 @@ def write_hf_directory(
 
 
 @contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
+def new_model_folder(path: str | Path) -> Iterator[Path]:
     """A folder to write a model's files to, next to `path`, where it appears whole.
 
     Raises:
         CheckpointError: `path` is there and not empty, or cannot be written.
     """
     path = Path(os.path.abspath(path))
-    check_is_free(path)
+    check_can_create(path)
     try:
-        with writing("the model folder", path):
+        with write_errors("the model folder", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with draft_of(path) as draft:
+            with atomic_path(path) as draft:
                 draft.mkdir()
                 yield draft
     except WriteError as error:
         raise CheckpointError(str(error)) from error
 
 
-def check_is_free(path: str | Path) -> None:
+def check_can_create(path: str | Path) -> None:
     """Check that a model folder can be written at `path`.
 
     Raises:
@@ -154,7 +168,7 @@ def check_is_free(path: str | Path) -> None:
             f"{path} is there and is not empty: give a new folder for the model, or delete that one"
         )
     try:
-        check_folder("the model folder", path)
+        check_can_write_folder("the model folder", path)
     except WriteError as error:
         raise CheckpointError(str(error)) from error
 
@@ -163,7 +177,7 @@ def _has_safetensors(path: Path) -> bool:
     return (path / WEIGHTS).is_file() or (path / INDEX).is_file()
 
 
-def weight_files(path: Path) -> list[str]:
+def list_weight_files(path: Path) -> list[str]:
     """The names of the files that hold a model's weights, which need not be in its folder yet: of
     the index that is there; without one, of the only bin file.
 
@@ -171,22 +185,22 @@ def weight_files(path: Path) -> list[str]:
         UserError: they are bin files, and torch is not installed.
     """
     if (path / INDEX).is_file():
-        return sorted(set(_index(path / INDEX).values()))
+        return sorted(set(_read_index(path / INDEX).values()))
     _check_torch(path)
     if (path / BIN_INDEX).is_file():
-        return sorted(set(_index(path / BIN_INDEX).values()))
-    return [ONE_BIN]
+        return sorted(set(_read_index(path / BIN_INDEX).values()))
+    return [SINGLE_BIN]
 
 
 def _check_torch(path: Path) -> None:
     if not has_torch():
         raise CheckpointError(
-            f"{path} has no {WEIGHTS}, and torch, which reads {ONE_BIN}, is not installed: pip "
+            f"{path} has no {WEIGHTS}, and torch, which reads {SINGLE_BIN}, is not installed: pip "
             f"install torch, or elsewhere python3 -m huggingface.convert {path} NEW_FOLDER"
         )
 
 
-def _index(file: Path) -> Mapping[str, str]:
+def _read_index(file: Path) -> Mapping[str, str]:
     """The file of each tensor that an index names."""
     try:
         index = read_object(file).texts("weight_map")
@@ -197,7 +211,7 @@ def _index(file: Path) -> Mapping[str, str]:
     return index
 
 
-def _weight_files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
+def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
     """The safetensors files that make up the model, chosen as transformers chooses them, and the
     file of each tensor where an index says it.
 
@@ -206,9 +220,9 @@ def _weight_files(path: Path) -> tuple[list[Path], Mapping[str, str]]:
     if (path / WEIGHTS).is_file():
         return [path / WEIGHTS], {}
     if (path / INDEX).is_file():
-        index = _index(path / INDEX)
+        index = _read_index(path / INDEX)
         return [path / file for file in sorted(set(index.values()))], index
-    there = sorted({file.name for pattern in LARGE for file in path.glob(pattern)})
+    there = sorted({file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)})
     others = f" (there is {format_names(there)}, which is not read)" if there else ""
     raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}{others}")
 

@@ -43,14 +43,14 @@ _LOW_RANK = re.compile(r"\.lora_[\w.]+$")
 """The end of the name of an adapter's tensor, after its module's."""
 _TOKENS = re.compile(r"\.token_adapter\.trainable_tokens_delta$")
 """The same of the rows of tokens."""
-_BASE = ".base_layer."
+_BASE_LAYER = ".base_layer."
 """In names of the base's weights, which PEFT writes for an embedding or a head with an adapter."""
 HEAD_MODULE = "lm_head"
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 """Initial values that leave the base model as it is."""
 
 
-def read_settings(folder: str | Path) -> dict[str, Any]:
+def read_adapter_config(folder: str | Path) -> dict[str, Any]:
     """The fields of the section `adapter` that a folder says. Names that mean none of the modules
     in its weights are left out, as PEFT passes them over.
 
@@ -63,28 +63,32 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
             f"no adapter in {format_path(folder)}: give a folder with {SETTINGS} and {WEIGHTS}"
         )
     found = read_object(file)
-    _check(found)
+    _check_supported(found)
     modules = adapter_modules(folder)
-    saved = _list(found, "modules_to_save")
+    saved = _read_list(found, "modules_to_save")
     fields = {
         "rank": found.count("r"),
         "alpha": found.number("lora_alpha"),
         "dropout": found.number("lora_dropout") if "lora_dropout" in found else 0.0,
         "rslora": found.data.get("use_rslora") is True,
         "dora": found.data.get("use_dora") is True,
-        "targets": _targets(found, modules.low_rank),
-        "target_parameters": ",".join(_list(found, "target_parameters")) or None,
-        "modules_to_save": ",".join(_saved(saved, modules.saved)) or None,
+        "targets": _target_modules(found, modules.low_rank),
+        "target_parameters": ",".join(_read_list(found, "target_parameters")) or None,
+        "modules_to_save": ",".join(_saved_modules(saved, modules.saved)) or None,
     }
-    fields |= _trained_tokens(found)
-    named = None if modules.low_rank is None else [*modules.low_rank, *_parameters(found, modules)]
-    return fields | {name: _pattern(found, name, named) for name in PATTERNS}
+    fields |= _token_fields(found)
+    named = (
+        None if modules.low_rank is None else [*modules.low_rank, *_parameter_names(found, modules)]
+    )
+    return fields | {name: _format_pattern(found, name, named) for name in PATTERNS}
 
 
-def _parameters(found: JsonObject, modules: AdapterModules) -> list[str]:
+def _parameter_names(found: JsonObject, modules: AdapterModules) -> list[str]:
     """The parameters that an adapter's file may have matrices of, by their whole names."""
-    ends = [name.rpartition(".")[2] for name in _list(found, "target_parameters")]
-    return [f"{m}.{end}" for m in modules.low_rank or () for end in ends if _BASE not in f"{m}."]
+    ends = [name.rpartition(".")[2] for name in _read_list(found, "target_parameters")]
+    return [
+        f"{m}.{end}" for m in modules.low_rank or () for end in ends if _BASE_LAYER not in f"{m}."
+    ]
 
 
 class AdapterModules(NamedTuple):
@@ -109,7 +113,7 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
     return AdapterModules(list(low_rank), list(dict.fromkeys(n.rpartition(".")[0] for n in others)))
 
 
-def adapter_rows(folder: str | Path, names: Collection[str]) -> int | None:
+def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None:
     """The rows of the first of some weights that an adapter's file has; None: it has none."""
     if not (Path(folder) / WEIGHTS).is_file():
         return None
@@ -141,14 +145,14 @@ def ties_weights(folder: str | Path) -> bool:
     return all(np.array_equal(tensors[own].T, tensors[head]) for own, head in pairs)
 
 
-def _saved(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
+def _saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
     """Names for all modules whose weights the file has: PEFT puts an embedding that got new rows
     into it without naming it."""
-    used = _used(names, modules, is_within)
+    used = _matching_names(names, modules, is_within)
     return [*used, *(m for m in modules or () if not any(is_within(m, name) for name in used))]
 
 
-def _used(
+def _matching_names(
     names: Sequence[str], modules: Collection[str] | None, means: Callable[[str, str], bool]
 ) -> Sequence[str]:
     """The names that mean one of some modules; all if these are not known."""
@@ -157,7 +161,7 @@ def _used(
     return [name for name in names if any(means(module, name) for module in modules)]
 
 
-def _check(found: JsonObject) -> None:
+def _check_supported(found: JsonObject) -> None:
     """Raise CheckpointError for what is not known here."""
     kind = found.text("peft_type")
     if kind != "LORA":
@@ -170,7 +174,7 @@ def _check(found: JsonObject) -> None:
             raise found.error(name, "left out: such adapters are not known")
 
 
-def _trained_tokens(found: JsonObject) -> dict[str, Any]:
+def _token_fields(found: JsonObject) -> dict[str, Any]:
     """The fields for rows that are trained: a list is of the embedding, an object of modules."""
     field = "trainable_token_indices"
     value = found.data.get(field)
@@ -186,11 +190,11 @@ def _trained_tokens(found: JsonObject) -> dict[str, Any]:
     return {"trainable_tokens": rows_text(tokens[0]), "trainable_tokens_head": any(has_head)}
 
 
-def _list(found: JsonObject, name: str) -> Sequence[str]:
+def _read_list(found: JsonObject, name: str) -> Sequence[str]:
     return found.text_list(name) if found.data.get(name) else []
 
 
-def _targets(found: JsonObject, modules: Collection[str] | None) -> str | None:
+def _target_modules(found: JsonObject, modules: Collection[str] | None) -> str | None:
     """A text is an expression for whole names, even one that looks like a name."""
     value = found.data.get("target_modules")
     if value == ALL_LINEAR:
@@ -204,8 +208,8 @@ def _targets(found: JsonObject, modules: Collection[str] | None) -> str | None:
     if not is_names(",".join(names)):
         raise found.error("target_modules", "names of modules")
     if not _is_unused(found, "layers_to_transform"):
-        return _of_layers(found, names)
-    return ",".join(dict.fromkeys([*(_used(names, modules, ends_with) or names), *tied]))
+        return _layers_pattern(found, names)
+    return ",".join(dict.fromkeys([*(_matching_names(names, modules, ends_with) or names), *tied]))
 
 
 def _ties_head(found: JsonObject, modules: Collection[str] | None) -> bool:
@@ -213,7 +217,7 @@ def _ties_head(found: JsonObject, modules: Collection[str] | None) -> bool:
     return found.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
-def _of_layers(found: JsonObject, names: Sequence[str]) -> str:
+def _layers_pattern(found: JsonObject, names: Sequence[str]) -> str:
     """An expression for modules of some layers, whose numbers are the first ones in their names, or
     follow the first of `layers_pattern` that is there."""
     field, pattern = "layers_to_transform", found.data.get("layers_pattern")
@@ -231,12 +235,13 @@ def _is_unused(found: JsonObject, name: str) -> bool:
     return found.data.get(name) in (None, [])
 
 
-def _pattern(found: JsonObject, name: str, modules: Collection[str] | None) -> str | None:
+def _format_pattern(found: JsonObject, name: str, modules: Collection[str] | None) -> str | None:
     values = found.mapping(name) if found.data.get(name) else {}
     if any("," in key or "=" in key for key in values):
         raise found.error(name, "one whose expressions have no comma")
     return (
-        ",".join(f"{key}={values[key]}" for key in _used([*values], modules, matches_end)) or None
+        ",".join(f"{key}={values[key]}" for key in _matching_names([*values], modules, matches_end))
+        or None
     )
 
 
@@ -250,11 +255,11 @@ def adapter_tensors(folder: str | Path) -> View:
     if not path.is_file():
         raise CheckpointError(f"no {WEIGHTS} in {format_path(folder)}")
     files = TensorFiles([path])
-    names = [n for n in files if _BASE not in n or _LOW_RANK.search(n)]
+    names = [n for n in files if _BASE_LAYER not in n or _LOW_RANK.search(n)]
     return View(files, renamed={name.removeprefix(_PREFIX): name for name in names})
 
 
-def settings_of(
+def make_adapter_config(
     adapter: Adapter,
     modules: tuple[Collection[str], Collection[str]],
     saved: Sequence[str],
@@ -277,8 +282,8 @@ def settings_of(
         parameters: names of experts' that have an adapter.
     """
     ranks, alphas = (
-        {name: _whole(value(*names)) for names in tied for name in names if pattern}
-        | {key: _whole(number) for key, number in pattern.items()}
+        {name: _as_integer(value(*names)) for names in tied for name in names if pattern}
+        | {key: _as_integer(number) for key, number in pattern.items()}
         for pattern, value in (
             (adapter.patterns("rank_pattern"), adapter.rank_of),
             (adapter.patterns("alpha_pattern"), adapter.alpha_of),
@@ -294,14 +299,14 @@ def settings_of(
         "init_lora_weights": True,
         "layers_pattern": None,
         "layers_to_transform": None,
-        "lora_alpha": _whole(adapter.alpha),
+        "lora_alpha": _as_integer(adapter.alpha),
         "lora_dropout": adapter.dropout,
         "modules_to_save": list(saved) or None,
         "peft_type": "LORA",
         "r": adapter.rank,
         "rank_pattern": ranks,
         "revision": None,
-        "target_modules": _shortest(*modules),
+        "target_modules": _target_suffixes(*modules),
         "target_parameters": list(parameters) or None,
         "task_type": task,
         "trainable_token_indices": tokens,
@@ -310,12 +315,12 @@ def settings_of(
     }
 
 
-def _whole(number: float) -> float:
+def _as_integer(number: float) -> float:
     """A number as an integer, if it is one."""
     return int(number) if number == int(number) else number
 
 
-def _shortest(modules: Collection[str], others: Collection[str]) -> list[str]:
+def _target_suffixes(modules: Collection[str], others: Collection[str]) -> list[str]:
     """Ends of names that mean these modules and no others; else their whole names."""
     ends = {name.rpartition(".")[2] for name in modules}
     if any(name.rpartition(".")[2] in ends for name in others):

@@ -9,28 +9,28 @@ from typing import Any
 
 from checkpoints.errors import CheckpointError
 from config.errors import UserError
-from files.atomic_writing import os_errors
+from files.atomic_writing import unwrap_os_errors
 from files.formatting import format_path
 from files.json_files import JsonObject, read_object
 from huggingface.generation_config import (
-    GENERATION,
-    OF_DECODER,
-    end_tokens,
-    generation_settings,
+    DECODER_TOKENS,
+    GENERATION_CONFIG,
+    read_eos_token_ids,
+    read_generation_config,
 )
 from huggingface.hub import is_reachable
-from huggingface.hub_errors import check_not_cache, refusal_of
+from huggingface.hub_errors import check_not_cache, explain_hub_error
 from huggingface.model_folders import (
     CONFIG,
     is_complete,
     is_hf_directory,
+    list_weight_files,
     read_hf_directory,
-    weight_files,
 )
-from huggingface.model_folders import WEIGHTS as ONE_FILE
-from huggingface.multimodal import HEADS, text_part, wrapper_of
+from huggingface.model_folders import WEIGHTS as SINGLE_FILE
+from huggingface.multimodal import HEAD_WEIGHTS, multimodal_type, text_model_config
 
-DESCRIPTIONS = ("*.json",)
+CONFIG_PATTERNS = ("*.json",)
 """Patterns of a model's files that are not large."""
 
 ADAPTER = "adapter_config.json"
@@ -38,7 +38,7 @@ RANDOM = "random"  # in place of a model: random weights
 
 
 @dataclass(frozen=True)
-class Published:
+class PretrainedInfo:
     """What the files of a model say.
 
     Attributes:
@@ -62,7 +62,7 @@ def local_model(name: str, files: Sequence[str] | None = None) -> Path:
     Raises:
         UserError: there is none.
     """
-    folder = Path(name) if Path(name).exists() else _from_hub(name, files)
+    folder = Path(name) if Path(name).exists() else _download_model(name, files)
     if (folder / ADAPTER).exists() and not (folder / CONFIG).exists():
         raise CheckpointError(
             f"{format_path(name)} is an adapter, not a model: give --adapter.load with it, and "
@@ -77,40 +77,44 @@ def local_model(name: str, files: Sequence[str] | None = None) -> Path:
     return folder
 
 
-def published(name: str) -> Published:
+def read_pretrained(name: str) -> PretrainedInfo:
     """What is said of a model. Weights of the hub's are not downloaded for it.
 
     Raises:
         UserError: there is no such model, or no such file in its folder.
     """
-    folder = local_model(name, [CONFIG, GENERATION])
+    folder = local_model(name, [CONFIG, GENERATION_CONFIG])
     whole = read_object(folder / CONFIG)
     try:
         names = None if not is_complete(folder) else set(read_hf_directory(folder))
     except UserError:  # of damaged ones, which reading them will tell
         names = None
-    description = text_part(whole, names)
-    settings = generation_settings(folder)
-    ends = end_tokens(settings)
-    tokens: dict[str, Any] = {n: settings[n] for n in OF_DECODER if n in settings}
+    description = text_model_config(whole, names)
+    settings = read_generation_config(folder)
+    ends = read_eos_token_ids(settings)
+    tokens: dict[str, Any] = {n: settings[n] for n in DECODER_TOKENS if n in settings}
     if ends:
         tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     if tokens:
         description = description.replaced({**description.data, **tokens})
-    has_head = None if names is None else not HEADS.isdisjoint(names)
-    return Published(description, has_head, wrapper_of(whole.data))
+    has_head = None if names is None else not HEAD_WEIGHTS.isdisjoint(names)
+    return PretrainedInfo(description, has_head, multimodal_type(whole.data))
 
 
-def _from_hub(name: str, files: Sequence[str] | None) -> Path:
+def _download_model(name: str, files: Sequence[str] | None) -> Path:
     """Download a model's files. Of its weights those that `read_hf_directory` reads, and no copies
     in other forms that lie beside or below them."""
     if files is not None:
-        return _downloaded(name, files)
-    folder = _downloaded(name, [*DESCRIPTIONS, ONE_FILE])
-    return folder if (folder / ONE_FILE).exists() else _downloaded(name, weight_files(folder))
+        return _download_files(name, files)
+    folder = _download_files(name, [*CONFIG_PATTERNS, SINGLE_FILE])
+    return (
+        folder
+        if (folder / SINGLE_FILE).exists()
+        else _download_files(name, list_weight_files(folder))
+    )
 
 
-def _downloaded(name: str, files: Sequence[str]) -> Path:
+def _download_files(name: str, files: Sequence[str]) -> Path:
     """Download the files of some patterns that are in no folder of the repository."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -118,7 +122,7 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
     reachable = is_reachable()
     try:
         # An unreachable hub would be asked again and again for a minute.
-        with os_errors():
+        with unwrap_os_errors():
             return Path(
                 snapshot_download(
                     name,
@@ -133,7 +137,7 @@ def _downloaded(name: str, files: Sequence[str]) -> Path:
             "Hugging Face hub: check the path"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        why = refusal_of(name, error, reachable)
+        why = explain_hub_error(name, error, reachable)
         raise UserError(
             f"model {format_path(name)}: no such folder here, and the Hugging Face hub does not "
             f"give it ({why.reason}): {why.advice}"

@@ -18,14 +18,14 @@ from files.formatting import format_name, format_path
 from files.git_lfs import check_no_pointer
 from files.json_files import read_object
 from files.text_files import check_regular
-from huggingface.ignored_tensors import is_no_weight
+from huggingface.ignored_tensors import is_ignored
 
-ONE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+SINGLE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def has_bin_files(folder: Path) -> bool:
     """True if a folder has a complete set of such files."""
-    return (folder / ONE_BIN).exists() or (folder / BIN_INDEX).exists()
+    return (folder / SINGLE_BIN).exists() or (folder / BIN_INDEX).exists()
 
 
 def has_torch() -> bool:
@@ -50,11 +50,11 @@ class BinTensors(LazyArrays):
         Raises:
             UserError: a file is missing, cannot be read, or holds more than tensors.
         """
-        self._paths, index = _bin_files(folder)
+        self._paths, index = _find_bin_files(folder)
         self._tensors: dict[str, tuple[Any, Path]] = {}
         for path in self._paths:
-            for name, value in _unpickled(path).items():
-                if is_no_weight(name):
+            for name, value in _load_state_dict(path).items():
+                if is_ignored(name):
                     continue
                 if name in self._tensors:
                     raise UserError(
@@ -68,12 +68,12 @@ class BinTensors(LazyArrays):
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor. Raises UserError if its name or type cannot be stored."""
         value, path = self._tensors[name]
-        return _array(value, name, path)
+        return _to_numpy(value, name, path)
 
     def spec(self, name: str) -> TensorSpec:
         """Dtype and shape of a tensor. Raises as reading it does."""
         value, path = self._tensors[name]
-        dtype = _array(value.new_empty(0), name, path).dtype
+        dtype = _to_numpy(value.new_empty(0), name, path).dtype
         return TensorSpec(dtype, tuple(value.shape))
 
     def fingerprint(self) -> str:
@@ -81,14 +81,14 @@ class BinTensors(LazyArrays):
         return fingerprint_of(self._paths)
 
 
-def _bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
+def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
     """One file, else those of the index, as transformers chooses them; what the index names."""
-    if (folder / ONE_BIN).exists():
-        return [folder / ONE_BIN], {}
+    if (folder / SINGLE_BIN).exists():
+        return [folder / SINGLE_BIN], {}
     if not (folder / BIN_INDEX).exists():  # then nobody knows whether some are missing
         raise UserError(
-            f"neither {ONE_BIN} nor {BIN_INDEX} found in {format_path(folder)}: give the folder of "
-            "a model in that form"
+            f"neither {SINGLE_BIN} nor {BIN_INDEX} found in {format_path(folder)}: give the "
+            "folder of a model in that form"
         )
     index = read_object(folder / BIN_INDEX).texts("weight_map")
     if not all(map(is_file_name, index.values())):
@@ -96,11 +96,11 @@ def _bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
             f"{format_path(folder / BIN_INDEX)} is damaged: it names files of other folders"
         )
     return [folder / name for name in sorted(set(index.values()))], {
-        name: file for name, file in index.items() if not is_no_weight(name)
+        name: file for name, file in index.items() if not is_ignored(name)
     }
 
 
-def _unpickled(path: Path) -> dict[str, Any]:
+def _load_state_dict(path: Path) -> dict[str, Any]:
     """Runs no code from the file: torch builds tensors and plain values only."""
     import torch
 
@@ -131,7 +131,7 @@ def _check_tensor(value: Any, name: str, path: Path) -> None:
         raise UserError(f"{where} is sparse, and cannot be converted")
 
 
-def _array(value: Any, name: str, path: Path) -> np.ndarray:
+def _to_numpy(value: Any, name: str, path: Path) -> np.ndarray:
     import ml_dtypes
     import torch
 

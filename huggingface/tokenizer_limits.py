@@ -13,13 +13,13 @@ from files.errors import UserError
 from files.formatting import format_name, format_path
 from files.json_files import read_object
 
-GROWTH = 1000
+MAX_GROWTH = 1000
 """Times that the replacements of a tokenizer may lengthen a text."""
-FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 
 
 @contextmanager
-def panics_told() -> Iterator[None]:
+def catch_panics() -> Iterator[None]:
     """Raises UserError for what the library of tokenizers raises beside Python's exceptions."""
     try:
         yield
@@ -28,43 +28,43 @@ def panics_told() -> Iterator[None]:
             raise
         raise UserError(
             f"the tokenizer fails on a text ({format_name(str(error).strip(), 80)}): its "
-            f"{FILE} is damaged, or made to; give another --tokenizer"
+            f"{TOKENIZER_FILE} is damaged, or made to; give another --tokenizer"
         ) from None
 
 
 def check_growth(file: Path) -> None:
     """Raise UserError for a tokenizer's file whose replacements, one after the other, lengthen a
-    text beyond `GROWTH`; a file that is not there lengthens none."""
+    text beyond `MAX_GROWTH`; a file that is not there lengthens none."""
     if not file.is_file():
         return
     found = read_object(file).data
     for part in ("normalizer", "decoder"):
-        if growth_of(found.get(part)) > GROWTH:
+        if max_growth(found.get(part)) > MAX_GROWTH:
             raise UserError(
                 f"{format_path(file)}: the replacements of its {part} lengthen a text more than "
-                f"{GROWTH:,} times: give another --tokenizer"
+                f"{MAX_GROWTH:,} times: give another --tokenizer"
             )
 
 
-def growth_of(part: Any) -> float:
+def max_growth(part: Any) -> float:
     """Returns how many times longer a text may become by a part of a tokenizer, at most."""
     if not isinstance(part, dict):
         return 1.0
     growth = 1.0
     for name in ("normalizers", "decoders"):
         for inner in part.get(name) or () if isinstance(part.get(name), list) else ():
-            growth *= growth_of(inner)
+            growth *= max_growth(inner)
     if part.get("type") != "Replace" or not isinstance(part.get("content"), str):
         return growth
     content, pattern = len(part["content"]), part.get("pattern")
     text = pattern.get("String") if isinstance(pattern, dict) else None
     if isinstance(text, str) and text:
         return growth * max(1.0, content / len(text))
-    is_between = text == "" or _matches_nothing(pattern)
+    is_between = text == "" or _matches_empty(pattern)
     return growth * max(1.0, content + is_between)
 
 
-def _matches_nothing(pattern: Any) -> bool:
+def _matches_empty(pattern: Any) -> bool:
     """Decide whether an expression may match between two characters."""
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     try:

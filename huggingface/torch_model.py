@@ -16,13 +16,15 @@ NEEDS_TORCH = (
 )
 
 
-def need_torch() -> None:
+def require_torch() -> None:
     """Raise UserError unless torch is installed."""
     if not has_torch():
         raise UserError(NEEDS_TORCH)
 
 
-def model_of(description: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]) -> Any:
+def build_torch_model(
+    description: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]
+) -> Any:
     """A model of transformers, in evaluation mode.
 
     It is made as `from_pretrained` makes it from the files of --save-hf, without the files.

@@ -10,13 +10,13 @@ from files.formatting import format_path
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-LEAST = 2
+MIN_TOKENS = 2
 """Ordinary tokens that a vocabulary has at the least."""
 
-ADDED = "additional_special_tokens"
+SPECIAL_TOKENS_FIELD = "additional_special_tokens"
 
 
-class NoVocabulary(UserError, ValueError):
+class NoVocabularyError(UserError, ValueError):
     """A tokenizer without the file of its vocabulary."""
 
 
@@ -26,17 +26,19 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     transformers makes one where the file of the vocabulary is missing; all text is unknown to it.
     """
     special = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    ordinary = tokenizer.get_vocab().keys() - special - _without_files(type(tokenizer))
+    ordinary = tokenizer.get_vocab().keys() - special - _built_in_tokens(type(tokenizer))
     files = dict.fromkeys(["tokenizer.json", *tokenizer.vocab_files_names.values()])
-    if len(ordinary) >= LEAST or not tokenizer.vocab_files_names:  # such as ByT5's, of all bytes
+    if (
+        len(ordinary) >= MIN_TOKENS or not tokenizer.vocab_files_names
+    ):  # such as ByT5's, of all bytes
         return
-    raise NoVocabulary(
+    raise NoVocabularyError(
         f"the tokenizer in {format_path(name)} has no vocabulary, so all text would be unknown to "
         f"it: copy the model's {' or '.join(files)} there, or give another with --tokenizer"
     )
 
 
-def _without_files(kind: type[PreTrainedTokenizerFast]) -> set[str]:
+def _built_in_tokens(kind: type[PreTrainedTokenizerFast]) -> set[str]:
     """The tokens that a class has without a vocabulary."""
     try:
         return set(kind().get_vocab())
@@ -44,7 +46,7 @@ def _without_files(kind: type[PreTrainedTokenizerFast]) -> set[str]:
         return set()
 
 
-def added_specials(name: str, **where: Any) -> dict[str, Any]:
+def special_token_arguments(name: str, **where: Any) -> dict[str, Any]:
     """Arguments that replace a tokenizer's special tokens if its files have them as objects, which
     transformers 5 does not read.
 
@@ -55,12 +57,12 @@ def added_specials(name: str, **where: Any) -> dict[str, Any]:
     from tokenizers import AddedToken
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    listed = get_tokenizer_config(name, **where).get(ADDED)
+    listed = get_tokenizer_config(name, **where).get(SPECIAL_TOKENS_FIELD)
     if not isinstance(listed, list) or not any(isinstance(token, dict) for token in listed):
         return {}
     flags = ("lstrip", "rstrip", "single_word", "normalized")
     return {
-        ADDED: [
+        SPECIAL_TOKENS_FIELD: [
             AddedToken(token["content"], **{n: token[n] for n in flags if n in token})
             if isinstance(token, dict)
             else token

@@ -23,7 +23,7 @@ from files.atomic_writing import write_folder, write_synced
 from files.formatting import format_path
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from huggingface.pretrained import RANDOM
 from modelling.weights import FP8, OPTIMIZER
 from terminal.screen import is_first_process
@@ -158,7 +158,7 @@ def _copy(step: Checkpoint, to: Path) -> None:
     """Write the weights of a step, as a step."""
     tensors = ((name, step.tensors[name]) for name in weight_names(step))
     records = write_tensors(to, "tensors-", tensors, SHARD_BYTES)
-    config = yaml_text(metadata_of(step).mapping("config"))
+    config = dump_yaml(metadata_of(step).mapping("config"))
     write_synced(to / CONFIG, config)
     texts = {CONFIG: digest_of_bytes(config.encode())}
     Manifest(step.step, step.metadata, records, texts).write(to)

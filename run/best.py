@@ -16,7 +16,7 @@ from config.sections import RunConfig
 from files.formatting import format_number, format_path
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from terminal.screen import say
 
 NO_BASE: Mapping[str, Any] = MappingProxyType({})
@@ -85,7 +85,7 @@ class Best:
             with CheckpointStore(self._folder, to_keep=1) as store:
                 facts = {"metrics": dict(metrics), "config": self._config.to_dict()}
                 facts |= self._base
-                texts = {CONFIG: yaml_text(self._config.to_dict())}
+                texts = {CONFIG: dump_yaml(self._config.to_dict())}
                 store.save(step, weights, facts, wait=True, texts=texts)
 
     @property

@@ -18,8 +18,8 @@ from files.errors import FileError
 from files.formatting import format_number
 from files.json_files import read_object
 from files.run_folder import RunFolder
-from files.yaml_files import yaml_text
-from huggingface.model_card import CURVE, FILE_NAME, AdapterOf, Facts, ModelCard
+from files.yaml_files import dump_yaml
+from huggingface.model_card import CURVE, FILE_NAME, AdapterInfo, ModelCard, TableRows
 from huggingface.pretrained import RANDOM
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics import Row, read_metrics
@@ -96,7 +96,7 @@ def write_card(
     sample_format: SampleFormat,
     load: str | None,
     run: RunRecord | None,
-    adapter: AdapterOf | None = None,
+    adapter: AdapterInfo | None = None,
 ) -> None:
     """Write README.md, and the loss curve next to it.
 
@@ -134,7 +134,7 @@ def _card_of_run(name: str, sequence_to_sequence: bool, run: RunRecord, curve: b
         data=data,
         training=_training(flat, run),
         sessions=_sessions(run),
-        settings=yaml_text(_without_places(run.config)),
+        settings=dump_yaml(_without_places(run.config)),
         curve=curve,
     )
 
@@ -193,7 +193,7 @@ def _named(given: str) -> tuple[str | None, str]:
     return None, ", ".join(Path(part.strip()).name for part in given.split(","))
 
 
-def _training(flat: Mapping[str, Any], run: RunRecord) -> Facts:
+def _training(flat: Mapping[str, Any], run: RunRecord) -> TableRows:
     values = {title: flat.get(field) for title, field in _TRAINING.items()}
     shown = {title: str(value) for title, value in values.items() if value is not None}
     if shown.get("optimizer steps") != str(run.step):
@@ -215,9 +215,9 @@ def _rounding(flat: Mapping[str, Any]) -> str:
     return "rounded to nearest" if wanted is False else "rounded stochastically"
 
 
-def _sessions(run: RunRecord) -> list[Facts]:
+def _sessions(run: RunRecord) -> list[TableRows]:
     """Where and how the run was started, and continued."""
-    by_session: list[Facts] = []
+    by_session: list[TableRows] = []
     for session in read_sessions(run.folder):
         if session.first_step >= run.step:
             continue

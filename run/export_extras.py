@@ -12,9 +12,9 @@ from checkpoints.errors import CheckpointError
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_path
-from huggingface.generation_config import GENERATION, generation_settings
-from huggingface.model_folders import CONFIG, hf_description, read_hf_directory
-from huggingface.multimodal import text_name, whole_description, whole_tensors
+from huggingface.generation_config import GENERATION_CONFIG, read_generation_config
+from huggingface.model_folders import CONFIG, read_hf_config, read_hf_directory
+from huggingface.multimodal import multimodal_config, text_tensor_name, with_text_tensors
 from huggingface.pretrained import RANDOM, local_model
 from terminal.screen import say
 
@@ -27,8 +27,8 @@ def base_settings(config: RunConfig) -> Mapping[str, Any]:
     weights that are loaded, or with the tokenizer, where a run keeps a copy."""
     for name in (config.checkpoint.load, config.data.tokenizer):
         if name is not None and name != RANDOM:
-            folder = Path(name) if Path(name).is_dir() else _had(name, [CONFIG, GENERATION])
-            settings = generation_settings(folder) if folder else {}
+            folder = Path(name) if Path(name).is_dir() else _had(name, [CONFIG, GENERATION_CONFIG])
+            settings = read_generation_config(folder) if folder else {}
             if settings:
                 return settings
     return {}
@@ -53,14 +53,14 @@ def with_other_parts(
         )
         return files, description, None
     base = read_hf_directory(folder)
-    if sum(text_name(name) in files for name in base) != len(files):
+    if sum(text_tensor_name(name) in files for name in base) != len(files):
         raise CheckpointError(
             f"{format_path(name)}, which model.part_of names, has another text part than was "
             "trained: give the folder that training began with"
         )
-    whole = whole_tensors(base, files)
+    whole = with_text_tensors(base, files)
     say(f"the {len(whole) - len(files)} weights besides the text part are {format_path(name)}'s")
-    described = whole_description(hf_description(folder) or {}, description)
+    described = multimodal_config(read_hf_config(folder) or {}, description)
     if config.model.new_rows is not None:
         rows = {"vocab_size": config.model.vocab_size}
         described["text_config"] = {**described.get("text_config", {}), **rows}

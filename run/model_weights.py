@@ -20,8 +20,8 @@ from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject
-from huggingface.model_folders import ModelFiles, hf_description, read_hf_directory
-from huggingface.multimodal import base_prefix, text_part, text_tensors, wrapper_of
+from huggingface.model_folders import ModelFiles, read_hf_config, read_hf_directory
+from huggingface.multimodal import headless_prefix, multimodal_type, text_model_config, text_tensors
 from huggingface.peft_files import adapter_tensors
 from huggingface.pretrained import RANDOM, local_model
 from modelling.spec import get_family
@@ -138,16 +138,16 @@ def _fail(error: CheckpointError) -> np.ndarray:
 def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
     """The weights of a Hugging Face model, with the configured vocabulary, and its fingerprint."""
     folder = local_model(name)
-    description, files = hf_description(folder), read_hf_directory(folder)
+    description, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
-    if description is not None and (kind := wrapper_of(description)) is not None:
+    if description is not None and (kind := multimodal_type(description)) is not None:
         tensors = text_tensors(files)
-        description = text_part(JsonObject(description, name), tensors).data
+        description = text_model_config(JsonObject(description, name), tensors).data
         say(
             f"{format_path(name)} is a {kind}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
         )
-    elif prefix := base_prefix(description or {}, files):
+    elif prefix := headless_prefix(description or {}, files):
         tensors = View(files, renamed={f"{prefix}{weight}": weight for weight in files})
     loaded = _as_loaded(config, description, tensors, name)
     own = get_family(loaded).base_weight_map(loaded)

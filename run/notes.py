@@ -10,7 +10,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import Seq2SeqData
-from data.samples import Samples, get_segment_ids, labelled_tokens
+from data.samples import Samples, count_loss_tokens, get_segment_ids
 from files.formatting import format_names
 from modelling.weights import Weight, WeightMap, WeightMapping
 from modelling.weights.lora import has_trainable_tokens, module_name
@@ -31,7 +31,7 @@ def sample_notes(config: RunConfig, samples: Samples) -> list[str]:
     segments = get_segment_ids(chosen)
     padding = float(np.mean(segments == 0))
     texts = max(int(segments.max(axis=1).sum()), 1)
-    learned, batch = labelled_tokens(chosen) / texts, config.training.global_batch_size
+    learned, batch = count_loss_tokens(chosen) / texts, config.training.global_batch_size
     notes = {
         f"a text has {learned:.1f} tokens to learn on average, its end included: --data.preview 3 "
         "shows which": learned <= LEAST_LEARNED,

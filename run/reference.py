@@ -22,7 +22,7 @@ from checkpoints.safetensors_files import digest_of_bytes
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
-from data.preference_samples import NUM_LOSS_TOKENS, Referred
+from data.preference_samples import NUM_LOSS_TOKENS, SamplesWithRefLogps
 from data.samples import Samples
 from files.errors import WriteError
 from files.formatting import format_path
@@ -120,7 +120,7 @@ class Reference:
         step = {} if self.origin.step is None else {ORIGIN_STEP: self.origin.step}
         return {REFERENCE: self.sha256, ORIGIN: self.origin.name, **step}
 
-    def of(self, samples: Samples) -> Referred:
+    def of(self, samples: Samples) -> SamplesWithRefLogps:
         """The samples with the log-probabilities of their texts, from a file or computed. All
         processes call it together.
 
@@ -137,7 +137,7 @@ class Reference:
             else:
                 found = self._compute(samples, path, shape)
         assert found is not None, "all processes have it, or compute it together"
-        return Referred(samples, found)
+        return SamplesWithRefLogps(samples, found)
 
     def remove_drafts(self) -> None:
         """Delete the drafts that passes of other settings left in the run's own folder."""
@@ -160,7 +160,7 @@ class Reference:
                 say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
                 model = compile_session(lambda: LossSession(config), "the program of the reference")
                 model.write(weights)
-                unknown = Referred(samples, np.zeros(logps.shape, np.float32))
+                unknown = SamplesWithRefLogps(samples, np.zeros(logps.shape, np.float32))
                 bar = progress_bar("reference", len(samples), "sample", first)
                 with model, bar:
                     for part, found in model.loss_stats(unknown, first):

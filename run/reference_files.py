@@ -19,9 +19,9 @@ import numpy as np
 
 from checkpoints import TensorFiles
 from checkpoints.safetensors_files import digest, write_shard
-from files.atomic_writing import write_file, writing
+from files.atomic_writing import write_errors, write_file
 from files.errors import FileError, WriteError
-from files.file_lock import open_lock, take
+from files.file_lock import open_lock, try_lock
 from files.formatting import format_path
 from files.text_files import check_regular
 from terminal.screen import say
@@ -174,7 +174,7 @@ class LogpsDraft:
         if self._file is None:
             return
         try:
-            with writing("the reference", self._path):
+            with write_errors("the reference", self._path):
                 action(self._file)
         except WriteError as error:
             self._give_up(error)
@@ -208,11 +208,11 @@ def _opened(path: Path) -> int | None:
     """
     if path.exists():
         check_regular(path)  # a pipe would be waited for
-    with writing("the reference", path):
+    with write_errors("the reference", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_lock(path)
         try:
-            is_free = take(file) is not False
+            is_free = try_lock(file) is not False
         except OSError:
             os.close(file)
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from config.errors import ConfigError
 from files.formatting import format_value
-from files.yaml_files import place_of
+from files.yaml_files import location_prefix
 from terminal.parser import Parser
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
@@ -30,7 +30,7 @@ def as_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action
     """
     arguments = []
     for name, value in given.items():
-        action, place = options[name], place_of(given, name)
+        action, place = options[name], location_prefix(given, name)
         flag = action.option_strings[0]
         if value is None or value is False:
             continue

@@ -27,13 +27,13 @@ SIZES = {"train": 15_000, "validation": 2_400}
 SEED = 2023
 HELD_OUT_EVERY = 6
 """One (person, thing) combination in this many belongs to validation."""
-MENTIONED = 2
+NUM_MENTIONED = 2
 """Attributes a premise mentions."""
-NEGATED = 0.1
+NEGATED_FRACTION = 0.1
 """Share of hypotheses that deny their claim."""
-GROUPED = 0.3
+GROUPED_FRACTION = 0.3
 """Share of hypotheses that name a group (outdoors) instead of a value, where there are groups."""
-OTHER_SCENE = 0.2
+OTHER_SCENE_FRACTION = 0.2
 """Share of neutral examples that are neutral because the person or the thing is another one."""
 
 Scene = tuple[str, str]
@@ -67,7 +67,7 @@ def is_held_out(scene: Scene) -> bool:
     return (PEOPLE.index(person) + THINGS.index(thing)) % HELD_OUT_EVERY == 0
 
 
-def scenes_of(split: str) -> list[Scene]:
+def split_scenes(split: str) -> list[Scene]:
     scenes = [(person, thing) for person in PEOPLE for thing in THINGS]
     return [scene for scene in scenes if is_held_out(scene) == (split == "validation")]
 
@@ -75,9 +75,9 @@ def scenes_of(split: str) -> list[Scene]:
 def sample_hypothesis(rng: random.Random, scenes: list[Scene]) -> Hypothesis:
     name = rng.choice(list(ATTRIBUTES))
     attribute = ATTRIBUTES[name]
-    claims = attribute.group_claims() if rng.random() < GROUPED else []
+    claims = attribute.group_claims() if rng.random() < GROUPED_FRACTION else []
     claim = rng.choice(claims or attribute.value_claims())
-    return Hypothesis(rng.choice(scenes), name, claim, rng.random() < NEGATED)
+    return Hypothesis(rng.choice(scenes), name, claim, rng.random() < NEGATED_FRACTION)
 
 
 def sample_premise(
@@ -86,16 +86,16 @@ def sample_premise(
     """A premise that stands in the relation `label` to the hypothesis."""
     scene, asked = hypothesis.scene, hypothesis.attribute
     others = [name for name in ATTRIBUTES if name != asked]
-    if label == NEUTRAL and rng.random() < OTHER_SCENE:
+    if label == NEUTRAL and rng.random() < OTHER_SCENE_FRACTION:
         # The same person or the same thing, never both: what is mentioned does not matter.
         scene = rng.choice(
             [other for other in scenes if (other[0] == scene[0]) != (other[1] == scene[1])]
         )
-        names = rng.sample(list(ATTRIBUTES), MENTIONED)
+        names = rng.sample(list(ATTRIBUTES), NUM_MENTIONED)
     elif label == NEUTRAL:
-        names = rng.sample(others, MENTIONED)
+        names = rng.sample(others, NUM_MENTIONED)
     else:
-        names = [asked, *rng.sample(others, MENTIONED - 1)]
+        names = [asked, *rng.sample(others, NUM_MENTIONED - 1)]
     values = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
     if label != NEUTRAL:
         holds = (label == ENTAILMENT) != hypothesis.negated
@@ -131,7 +131,7 @@ def write_premise(rng: random.Random, premise: Premise) -> str:
 def generate(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
     """The examples of `split` ("train" or "validation"), distinct, a third of each label."""
     rng = random.Random(f"{seed}-{split}")
-    scenes = scenes_of(split)
+    scenes = split_scenes(split)
     labels = [index % 3 for index in range(SIZES[split])]
     rng.shuffle(labels)
     seen: set[tuple[str, str]] = set()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data.sample.generate import Premise, scenes_of, write_premise
+from data.sample.generate import Premise, split_scenes, write_premise
 from data.sample.vocabulary import ATTRIBUTES
 
 SIZES = {"train": 2_000, "validation": 200}
@@ -22,9 +22,9 @@ SEED = 2027
 BRIEF = "Answer in one word."
 BRIEF_SHARE = 0.3
 """Share of conversations whose system's message asks for one word."""
-TOLD = 3
+NUM_TOLD_ATTRIBUTES = 3
 """Attributes that the user tells."""
-ASKED = (2, 4)
+NUM_QUESTIONS = (2, 4)
 """Fewest and most questions."""
 
 QUESTIONS = {
@@ -39,19 +39,19 @@ QUESTIONS = {
 
 def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
     """Rows with `messages`, in OpenAI's form."""
-    rng, scenes = random.Random(f"{SEED}-{split}"), scenes_of(split)
+    rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)
-        names = rng.sample(["colour", "place", "vehicle", "time"], TOLD)
+        names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
         told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
         brief = rng.random() < BRIEF_SHARE
-        messages = [said("system", BRIEF)] if brief else []
+        messages = [make_message("system", BRIEF)] if brief else []
         text = write_premise(rng, Premise(scene, told)) + " "
-        for question in rng.sample(list(QUESTIONS), rng.randint(*ASKED)):
+        for question in rng.sample(list(QUESTIONS), rng.randint(*NUM_QUESTIONS)):
             asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
             known = {"who": scene[0], "what": scene[1]} | told
-            messages.append(said("user", text + asked))
-            messages.append(said("assistant", answer(question, known, brief)))
+            messages.append(make_message("user", text + asked))
+            messages.append(make_message("assistant", answer(question, known, brief)))
             text = ""
         yield {"messages": messages}
 
@@ -78,7 +78,7 @@ def answer(question: str, known: dict[str, str], brief: bool) -> str:
             return f"{value.capitalize()}."
 
 
-def said(role: str, content: str) -> dict[str, str]:
+def make_message(role: str, content: str) -> dict[str, str]:
     """A message."""
     return {"role": role, "content": content}
 

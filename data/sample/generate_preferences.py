@@ -12,8 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data.sample.generate import Premise, scenes_of, write_premise
-from data.sample.generate_conversations import QUESTIONS, TOLD, answer, said, write
+from data.sample.generate import Premise, split_scenes, write_premise
+from data.sample.generate_conversations import (
+    NUM_TOLD_ATTRIBUTES,
+    QUESTIONS,
+    answer,
+    make_message,
+    write,
+)
 from data.sample.vocabulary import ATTRIBUTES
 
 SIZES = {"train": 640, "validation": 80}
@@ -22,19 +28,19 @@ SEED = 2028
 
 def preferences(split: str) -> Iterator[dict[str, Any]]:
     """Rows with `prompt`, `chosen` and `rejected`, in TRL's form."""
-    rng, scenes = random.Random(f"{SEED}-{split}"), scenes_of(split)
+    rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)
-        names = rng.sample(["colour", "place", "vehicle", "time"], TOLD)
+        names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
         told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
         question = rng.choice(list(QUESTIONS))
         asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
         known = {"who": scene[0], "what": scene[1]} | told
         brief, sentence = (answer(question, known, brief) for brief in (True, False))
         yield {
-            "prompt": [said("user", f"{write_premise(rng, Premise(scene, told))} {asked}")],
-            "chosen": [said("assistant", brief)],
-            "rejected": [said("assistant", sentence)],
+            "prompt": [make_message("user", f"{write_premise(rng, Premise(scene, told))} {asked}")],
+            "chosen": [make_message("assistant", brief)],
+            "rejected": [make_message("assistant", sentence)],
         }
 
 

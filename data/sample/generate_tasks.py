@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.sample.generate import Premise, Scene, scenes_of, write_premise
+from data.sample.generate import Premise, Scene, split_scenes, write_premise
 from data.sample.vocabulary import ATTRIBUTES
 
 SIZES = {"train": 1_200, "validation": 120}
@@ -26,7 +26,7 @@ PLACE = "place"
 
 def summaries(split: str) -> Iterator[dict[str, str]]:
     """Rows with `text`, two sentences, and `summary`, the events without their circumstances."""
-    rng, scenes = random.Random(f"{SEED}-summaries-{split}"), scenes_of(split)
+    rng, scenes = random.Random(f"{SEED}-summaries-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         first, second = _two_scenes(rng, scenes)
         text = " ".join(_sentence(rng, scene, rng.sample(list(ATTRIBUTES), 2))
@@ -36,7 +36,7 @@ def summaries(split: str) -> Iterator[dict[str, str]]:
 
 def places(split: str) -> Iterator[dict[str, str]]:
     """Rows with `sentence` and `where`, indoors or outdoors; half of them each."""
-    rng, scenes = random.Random(f"{SEED}-places-{split}"), scenes_of(split)
+    rng, scenes = random.Random(f"{SEED}-places-{split}"), split_scenes(split)
     others = [name for name in ATTRIBUTES if name != PLACE]
     for index in range(SIZES[split]):
         where = ("indoors", "outdoors")[index % 2]

@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from data.sample.generate_conversations import conversations
-from data.sample.train_gptj_tokenizer import byte_level
+from data.sample.train_gptj_tokenizer import train_byte_level_bpe
 
 FOLDER = Path(__file__).parent / "chat_tokenizer"
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -35,7 +35,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         for row in conversations("train")
         for message in row["messages"]
     ]
-    tokenizer = byte_level(texts, (PAD, START, END), eos_token=END, pad_token=PAD)
+    tokenizer = train_byte_level_bpe(texts, (PAD, START, END), eos_token=END, pad_token=PAD)
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 

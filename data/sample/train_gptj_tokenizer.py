@@ -18,7 +18,7 @@ from data.task import TASKS
 
 FOLDER = Path(__file__).parent / "gptj_tokenizer"
 END, PAD = "<|endoftext|>", "<|extratoken_1|>"
-MOST_TOKENS = 2048
+MAX_TOKENS = 2048
 """More than the corpus can fill: merges go on until each of its words is one token."""
 VOCAB_MULTIPLE = 64
 """The vocabulary is filled up with extra tokens to a multiple of this, so that any tensor-parallel
@@ -28,10 +28,10 @@ degree up to 64 that is a power of two shards it evenly."""
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Train on texts; deterministic."""
     names = {"bos_token": END, "eos_token": END, "unk_token": END, "pad_token": PAD}
-    return byte_level(texts, (END, PAD), **names)
+    return train_byte_level_bpe(texts, (END, PAD), **names)
 
 
-def byte_level(
+def train_byte_level_bpe(
     texts: Sequence[str], special: Sequence[str], **names: str
 ) -> PreTrainedTokenizerFast:
     """Train byte-level byte-pair encoding; deterministic.
@@ -44,7 +44,7 @@ def byte_level(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=MOST_TOKENS,
+        vocab_size=MAX_TOKENS,
         min_frequency=1,
         show_progress=False,
         special_tokens=[AddedToken(name, normalized=False) for name in special],

@@ -16,8 +16,8 @@ from config.base import flattened
 from config.errors import ConfigError
 from config.flags import field_overrides, with_search
 from config.sections import RunConfig
-from data.assistant_spans import Refused
-from data.conversations import Conversation, Message, said
+from data.assistant_spans import ConversationError
+from data.conversations import Conversation, Message, make_message
 from data.pipeline import Pipeline
 from data.sources import DataError
 from data.tokenizer import warn_truncated
@@ -150,7 +150,7 @@ class Partner:
         Raises:
             DataError: the chat template refuses it.
         """
-        self._said.append(said("user", text))
+        self._said.append(make_message("user", text))
         fitted, input_ids, length = self._fitting()
         model = self._ready(fitted, input_ids.shape[1])
         mask = (np.arange(self._room) < length).astype(np.int32)[None]
@@ -166,7 +166,7 @@ class Partner:
             show(piece)
             answer += piece
         warn_truncated(written[0], self._data.tokenizer, fitted.generation.stops())
-        self._said.append(said("assistant", answer))
+        self._said.append(make_message("assistant", answer))
         return answer
 
     def _ready(self, fitted: RunConfig, room: int) -> GenerationSession:
@@ -210,7 +210,7 @@ class Partner:
     def _prompt(self) -> str:
         try:
             return self._chat.prompt(Conversation(self._said).with_system(self._config.data.system))
-        except Refused as error:
+        except ConversationError as error:
             raise DataError(str(error)) from None
 
 

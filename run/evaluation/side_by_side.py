@@ -13,7 +13,7 @@ from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokenizer import Tokenizer
-from huggingface.torch_model import NEEDS_TORCH, generate, has_torch, model_of
+from huggingface.torch_model import NEEDS_TORCH, build_torch_model, generate, has_torch
 from modelling.generation import Greedy
 from modelling.spec import get_family
 from modelling.weights.lora import merge_adapters
@@ -106,7 +106,7 @@ def side_by_side(config: RunConfig, data_cache: DataCache | None = None) -> Side
         whole = weight_map.base.to_hf(
             merge_adapters(weight_map, start.tensors, np.dtype(np.float32))
         )
-        theirs = model_of(description, fitted.model.precision, whole)
+        theirs = build_torch_model(description, fitted.model.precision, whole)
         tokens = _hugging_face(theirs, prompts, ours.shape[1], data.tokenizer.pad)
         others = _answers(tokens, data.tokenizer)
     targets = [example.target for example in corpus.examples]

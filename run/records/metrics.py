@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import Notice
-from files.atomic_writing import write_file, writing
+from files.atomic_writing import write_errors, write_file
 from files.errors import FileError
 from files.formatting import format_path
 from files.json_files import parse_json
-from files.text_files import decoded
+from files.text_files import decode_text
 
 Row = dict[str, float]
 Sample = Mapping[str, str]
@@ -62,7 +62,7 @@ class MetricsFile:
         Raises:
             WriteError: it cannot be written.
         """
-        with writing("the metrics", self._path), self._path.open("ab", buffering=0) as file:
+        with write_errors("the metrics", self._path), self._path.open("ab", buffering=0) as file:
             before = file.tell()
             line = _line(row, samples).encode()
             try:
@@ -110,7 +110,7 @@ def _lines(path: Path) -> Iterator[tuple[Row | None, bytes]]:
 
 def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
     aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
-    with writing("what is damaged of the metrics", aside), aside.open("ab") as file:
+    with write_errors("what is damaged of the metrics", aside), aside.open("ab") as file:
         file.writelines(lines)
     warnings.warn(
         f"{len(lines)} damaged line{'s' if len(lines) > 1 else ''} of {format_path(path)} "
@@ -131,7 +131,7 @@ def _line(row: Mapping[str, float], samples: Sequence[Sample]) -> str:
 def _row(line: bytes, path: Path, number: int) -> Row | None:
     """The row that a line holds, or None if it holds none."""
     try:
-        row = parse_json(decoded(line, path, number), path, number)
+        row = parse_json(decode_text(line, path, number), path, number)
         if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
             return None
         return {name: _number(value) for name, value in row.items() if name != SAMPLES}

@@ -9,11 +9,11 @@ from typing import Protocol, Self
 
 from config.metrics import OBJECTIVES
 from config.sections import RunConfig
-from files.atomic_writing import check_folder, write_text, writing
+from files.atomic_writing import check_can_write_folder, write_errors, write_text
 from files.formatting import format_name
 from files.run_folder import RunFolder
 from files.text_files import check_regular
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from run.options import RunOptions
 from run.records.loss_curve import DRAWN, draw_loss_curve
 from run.records.metrics import MetricsFile, Row, Sample, read_metrics
@@ -149,10 +149,10 @@ class Recorder:
     def _begin(self) -> MetricsFile:
         """Make the folder, with config.yml and run.json."""
         folder = self._folder
-        with writing("the run directory", folder.path):
+        with write_errors("the run directory", folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             metrics = MetricsFile(folder.metrics, self._session.first_step)
-            write_text("the configuration", folder.config, yaml_text(self._config.to_dict()))
+            write_text("the configuration", folder.config, dump_yaml(self._config.to_dict()))
             add_session(folder, self._session)
         return metrics
 
@@ -176,6 +176,6 @@ def check_records(folder: RunFolder) -> None:
 
     A metrics file that is a pipe or a device would be read forever.
     """
-    check_folder("the run directory", folder.path)
+    check_can_write_folder("the run directory", folder.path)
     if folder.metrics.exists():
         check_regular(folder.metrics)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from data.causal_lm import TokenStream, one_stream
-from data.class_labels import Labels
+from data.causal_lm import TokenStream, join_sequences
+from data.class_labels import ClassLabels
 from data.examples import Example
-from data.row_formats import Pair
-from data.seq2seq import EncodedExamples, encoded_pairs, fitted_pairs
-from data.sources import File
+from data.row_formats import PromptTarget
+from data.seq2seq import EncodedExamples, encode_examples, truncate_examples
+from data.sources import FileSource
 from data.task import NLI_LABELS, SAMPLE_FOLDER, TASKS
 from data.tokenizer import Tokenizer
 from huggingface.hub import load_tokenizer
@@ -27,8 +27,8 @@ SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._example(
         "hypothesis": "Your contributions were of no help with our students' education.",
         "label": 2,
     },
-    Pair(TASKS["mnli"].prompt, TASKS["mnli"].target),
-    Labels(NLI_LABELS),
+    PromptTarget(TASKS["mnli"].prompt, TASKS["mnli"].target),
+    ClassLabels(NLI_LABELS),
 )
 
 
@@ -46,7 +46,7 @@ def few_rows(patch: pytest.MonkeyPatch, folder: Path, **rows: int) -> None:
     for split, count in rows.items():
         lines = (SAMPLE_FOLDER / f"{split}.jsonl").read_text("utf-8").splitlines(keepends=True)
         (folder / f"{split}.jsonl").write_text("".join(lines[:count]), "utf-8")
-        sources[split] = File(str(folder / f"{split}.jsonl"))
+        sources[split] = FileSource(str(folder / f"{split}.jsonl"))
     patch.setitem(TASKS, "sample", replace(TASKS["sample"], sources=sources))
 
 
@@ -63,12 +63,12 @@ def tokenised(
 ) -> TokenStream:
     """The examples' texts as one stream."""
     texts = list(tokenizer.marked(example.spans() for example in examples))
-    return one_stream(texts, answers_only)
+    return join_sequences(texts, answers_only)
 
 
 def encode(
     examples: Sequence[Example], tokenizer: Tokenizer, *lengths_and_more: object, **more: bool
 ) -> EncodedExamples:
     """The samples of examples for an encoder-decoder."""
-    tokens = list(encoded_pairs(examples, tokenizer))
-    return fitted_pairs(tokens, examples, tokenizer, *lengths_and_more, **more)
+    tokens = list(encode_examples(examples, tokenizer))
+    return truncate_examples(tokens, examples, tokenizer, *lengths_and_more, **more)

@@ -11,7 +11,7 @@ from typing import Any
 import trl
 from transformers import PreTrainedTokenizerFast
 
-from data.conversations import Conversation, conversation_of
+from data.conversations import Conversation, read_conversation
 from tests.data.chat_templates import chat_tokenizer
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
@@ -102,4 +102,4 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 def conversation(name: str) -> Conversation:
     messages = CONVERSATIONS[name]
     uses = any("tool_calls" in one for one in messages)
-    return conversation_of({"messages": messages, "tools": [TOOL] if uses else None})
+    return read_conversation({"messages": messages, "tools": [TOOL] if uses else None})

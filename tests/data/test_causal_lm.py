@@ -14,7 +14,7 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from config.gptj import GPTJConfig
 from config.presets import load_config
-from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens
+from data.causal_lm import CAUSAL_LM, PackedSequences, TokenBlocks
 from data.examples import Example, TextSpan
 from data.pipeline import Pipeline
 from data.sample import train_gptj_tokenizer
@@ -58,7 +58,7 @@ def test_one_space_goes_between_prompt_and_target(prompt: str, target: str, whol
 # ---- packing ------------------------------------------------------------------------------------
 def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
-    packed = PackedTokens.of(tokenised(examples, tokenizer), 32, tokenizer.pad)
+    packed = TokenBlocks.of(tokenised(examples, tokenizer), 32, tokenizer.pad)
     batch = packed.take(np.arange(len(packed)))
     end = tokenizer.base.eos_token
     whole = tokenizer.base("".join(text_of(example) + end for example in examples))["input_ids"]
@@ -73,7 +73,7 @@ def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -
 
 
 def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
-    batch = PackedTokens(np.arange(21, dtype=np.int32) % 7, 10).take([1, 0])
+    batch = TokenBlocks(np.arange(21, dtype=np.int32) % 7, 10).take([1, 0])
     logits = torch.randn(2, 10, 7)
     theirs = ForCausalLMLoss(logits, torch.tensor(batch["input_ids"]).long(), 7)
     # They have no label for the last token of a sample.
@@ -85,7 +85,7 @@ def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
 def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
     whole, answers = (
-        PackedTokens.of(tokenised(examples, tokenizer, only), 1, tokenizer.pad).take(range(1000))
+        TokenBlocks.of(tokenised(examples, tokenizer, only), 1, tokenizer.pad).take(range(1000))
         for only in (False, True)
     )
     np.testing.assert_array_equal(whole["input_ids"], answers["input_ids"])
@@ -97,7 +97,7 @@ def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
 
 @pytest.mark.parametrize(("tokens", "samples"), [(0, 0), (1, 0), (2, 1), (11, 1), (12, 2)])
 def test_every_token_but_the_first_is_predicted(tokens: int, samples: int) -> None:
-    assert len(PackedTokens(np.zeros(tokens, np.int32), 10)) == samples
+    assert len(TokenBlocks(np.zeros(tokens, np.int32), 10)) == samples
 
 
 # ---- padding ------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_every_token_but_the_first_is_predicted(tokens: int, samples: int) -> No
 def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) -> None:
     """Their collator pads inputs and labels alike; its loss shifts them."""
     examples = sample_examples("train", 40, " target:")
-    samples = PackedTexts.of(tokenised(examples, tokenizer, answers_only), 32, tokenizer.pad)
+    samples = PackedSequences.of(tokenised(examples, tokenizer, answers_only), 32, tokenizer.pad)
     assert (len(samples), samples.cuts.prompts) == (40, 0)
     order = np.random.default_rng(0).permutation(40)
     batch = samples.take(order)
@@ -122,7 +122,7 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
 
 def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 20, " target:")
-    samples = PackedTexts.of(tokenised(examples, tokenizer), 16, tokenizer.pad)
+    samples = PackedSequences.of(tokenised(examples, tokenizer), 16, tokenizer.pad)
     assert samples.cuts.prompts == 20
     batch = samples.take(range(20))
     assert (batch["segment_ids"] == 1).all()
@@ -135,8 +135,8 @@ def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
 def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 30, " target:")
     stream = tokenised(examples, tokenizer, answers_only=True)
-    alone = PackedTexts.of(stream, 64, tokenizer.pad)
-    shared = PackedTexts.of(stream, 64, tokenizer.pad, most=3)
+    alone = PackedSequences.of(stream, 64, tokenizer.pad)
+    shared = PackedSequences.of(stream, 64, tokenizer.pad, most=3)
     assert len(shared) < len(alone)
     found = {name: shared.take(range(len(shared)))[name] for name in alone.take([0])}
     each = alone.take(range(30))

@@ -18,8 +18,8 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data import template_sandbox
 from data.causal_lm import CAUSAL_LM
-from data.chat_template import ChatTemplate, Refused, chat_template_of
-from data.conversations import Conversation, conversation_of
+from data.chat_template import ChatTemplate, ConversationError, load_chat_template
+from data.conversations import Conversation, read_conversation
 from data.examples import Example
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
@@ -117,7 +117,7 @@ def compare(form: Any, name: str, variables: dict[str, Any], draws: int, seed: i
         expected = of_transformers(template, drawn, variables)
         try:
             found = ours(base, chat.example(drawn))
-        except Refused as error:
+        except ConversationError as error:
             if expected is not None and any(expected[1]):
                 assert is_lost(error), (drawn, error)  # noqa: PT017
                 lost += 1
@@ -157,7 +157,7 @@ def test_tokens_and_masks_of_many_conversations(form, name):
     compare(form, name, {}, draws=2000, seed=1)
 
 
-def is_lost(error: Refused) -> bool:
+def is_lost(error: ConversationError) -> bool:
     """Whether prefixes cannot tell where an answer is: allowed, but said."""
     return "try --data.loss last" in str(error) or "refuses it" in str(error)
 
@@ -184,7 +184,7 @@ def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
         (talk("a", "b", weight=0), "nothing"),
         (talk("a", "b").before_answer(), "no"),
     ):
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(ConversationError, match=why):
             ChatTemplate(base).example(nothing)
 
 
@@ -200,7 +200,7 @@ TOOLS_LATE = (
 
 def test_the_last_answer_is_found_where_earlier_ones_cannot_be():
     base, two = chat_tokenizer(TOOLS_LATE), talk("a", "b", "c", "d")
-    with pytest.raises(Refused, match="message 2 differently .*: try --data.loss last"):
+    with pytest.raises(ConversationError, match="message 2 differently .*: try --data.loss last"):
         ChatTemplate(base).example(two)
     assert learned(ChatTemplate(base, loss="last"), two) == ["d<|endoftext|>"]
 
@@ -287,7 +287,7 @@ LATER = "{% if messages|length > 1 %}" + LOOP + "{% endif %}"
     ],
 )
 def test_templates_that_take_too_much(monkeypatch, template, message):
-    monkeypatch.setattr(template_sandbox, "SECONDS", 0.1)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.1)
     with pytest.raises(ConfigError, match=message):
         ChatTemplate(chat_tokenizer(template))
     chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))  # by another process
@@ -296,7 +296,7 @@ def test_templates_that_take_too_much(monkeypatch, template, message):
 
 def test_a_template_that_ends_its_process_is_told():
     chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
-    process = template_sandbox._worker(os.getpid())._process
+    process = template_sandbox._worker_of_process(os.getpid())._process
     process.terminate()
     process.wait()  # or it may still answer
     with pytest.raises(ConfigError, match=r"ended the process that reads it \(exit code -15\)"):
@@ -325,14 +325,14 @@ def test_forks_and_threads_have_their_answers():
 def test_an_interruption_leaves_no_answer_behind(monkeypatch):
     """The next conversation gets its own."""
     chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
-    real = template_sandbox._exchange
+    real = template_sandbox._send_line
 
     def interrupted(*given):
         real(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(template_sandbox, "_exchange", interrupted)
+        patch.setattr(template_sandbox, "_send_line", interrupted)
         with pytest.raises(KeyboardInterrupt):
             chat.prompt(talk("a", "b"))
     assert chat.prompt(talk("c", "d")) == "c"
@@ -340,7 +340,7 @@ def test_an_interruption_leaves_no_answer_behind(monkeypatch):
 
 def test_a_conversation_that_takes_too_long_ends_the_reading(monkeypatch):
     """Rows that a template refuses are left out; after this one there would be no end."""
-    monkeypatch.setattr(template_sandbox, "SECONDS", 0.1)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.1)
     chat = ChatTemplate(chat_tokenizer(LATER))
     with pytest.raises(ConfigError, match="takes more than"):
         chat.read(FileLocation("rows", 1), talk("a", "b"))
@@ -354,11 +354,11 @@ def test_what_only_looks_like_a_power_is_none():
 def test_a_template_and_its_variables_can_be_given(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{{ more }}{% endfor %}")
-    chat = chat_template_of(chat_tokenizer(None), str(file), '{"more": "!"}', "answers")
+    chat = load_chat_template(chat_tokenizer(None), str(file), '{"more": "!"}', "answers")
     assert chat.prompt(talk("a", "b")) == "a<|endoftext|>!b<|endoftext|>!"
     for wrong in ("[]", "{", '"'):
         with pytest.raises(ConfigError, match="must be a JSON object"):
-            chat_template_of(chat_tokenizer(None), str(file), wrong, "answers")
+            load_chat_template(chat_tokenizer(None), str(file), wrong, "answers")
 
 
 # ---- rows of a run ------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_old_function_calls_are_tool_calls():
     openai = {"messages": [{"role": "assistant", "content": None, "function_call": call}]}
     sharegpt = {"conversations": [{"from": "function_call", "value": json.dumps(call)}]}
     for row in (openai, sharegpt):
-        (message,) = conversation_of(row).messages
+        (message,) = read_conversation(row).messages
         assert message["tool_calls"] == [{"type": "function", "function": CALL}]
 
 

@@ -13,7 +13,7 @@ import run_finetuning
 import run_validation
 from config.sections import Data
 from data.sources import DataError
-from data.task import task_of
+from data.task import task_from_config
 from tests.small_runs import MODEL, TRAINING, random_model
 
 
@@ -25,7 +25,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") 
 def answers(folder: Path, values: list[Any], labels: str | None, target: str = "{l}") -> list[str]:
     rows = [{"t": f"text {i}", "l": value} for i, value in enumerate(values)]
     data = Data(train=written(folder, rows), prompt="{t}", target=target, labels=labels)
-    return [example.target for example in task_of(data).corpus("train").examples]
+    return [example.target for example in task_from_config(data).corpus("train").examples]
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_class_labels_have_names(how, names, labels, expected, tmp_path):
     train = saved(tmp_path, how, names, [1, 0, -1, 1], "train")
     validation = saved(tmp_path, how, names[::-1], [0, 1, -1, 0], "validation")
     data = Data(train=train, validation=validation, prompt="{t}", target="{l}", labels=labels)
-    task = task_of(data)
+    task = task_from_config(data)
     assert task.metrics == ("accuracy", "macro_f1")
     assert {*(task.labels or ())} == {*expected}
     found = task.corpus("train")
     assert [example.target for example in found.examples] == expected
     assert found.unlabelled == 1
     if labels != "bad,good":  # renamed by position: each split by its own
-        of_validation = task_of(data).corpus("validation").examples
+        of_validation = task_from_config(data).corpus("validation").examples
         assert [example.target for example in of_validation] == expected
 
 
@@ -135,7 +135,7 @@ def test_class_labels_that_differ_are_refused(tmp_path):
         (Data(train=f"{train},{other}", prompt="{t}", target="{l}"), "train"),
     ):
         with pytest.raises(DataError, match=r"has (the|other) labels"):
-            task_of(data).corpus(split)
+            task_from_config(data).corpus(split)
 
 
 # ---- a split without labels ---------------------------------------------------------------------
@@ -164,4 +164,4 @@ def test_a_split_of_nulls_is_one_sentence(tmp_path):
         data = Data(train=written(tmp_path, rows), validation=validation, prompt="{t}",
                     target="{l}", labels="no,yes", nulls="skip")  # fmt: skip
         with pytest.raises(DataError, match="all 3 rows of .* have null where text is needed"):
-            task_of(data).corpus("train")
+            task_from_config(data).corpus("train")

@@ -17,12 +17,12 @@ from config.t5 import T5Config
 from data import token_cache
 from data.causal_lm import CAUSAL_LM
 from data.data_cache import DataCache
-from data.dropped_content import unwritten
+from data.dropped_content import find_dropped_content
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from data.sources import DataError
 from data.task import SAMPLE_FOLDER
-from data.tokenize_worker import prepare
+from data.tokenize_worker import tokenize_split
 from run.answers.generate import asked_rows
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 from tests.data.published_templates import (
@@ -146,8 +146,10 @@ def test_no_tools_are_none(tmp_path, capsys):
 def test_pieces_are_counted():
     """A thought that is also the answer stands twice, or one of both is lost."""
     talk = [message("user", "a"), message("assistant", "hm", reasoning_content="hm")]
-    assert unwritten(talk, "user: a assistant: hm") == {"messages of the role assistant": "hm"}
-    assert unwritten(talk, "user: a assistant: hm, hm") == {}
+    assert find_dropped_content(talk, "user: a assistant: hm") == {
+        "messages of the role assistant": "hm"
+    }
+    assert find_dropped_content(talk, "user: a assistant: hm, hm") == {}
 
 
 # ---- columns, fields, weights -------------------------------------------------------------------
@@ -319,7 +321,9 @@ def test_notes_of_prepared_data_are_the_same(tmp_path, capsys, monkeypatch):
 
     expected = notes()
     assert len(expected) == 4
-    monkeypatch.setattr(token_cache, "LARGE", 1)
-    monkeypatch.setattr("data.tokenize_worker.CHUNK", 2)
-    monkeypatch.setattr(token_cache, "_make", lambda data, split, to: prepare(data, split, 1, to))
+    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr("data.tokenize_worker.CHUNK_ROWS", 2)
+    monkeypatch.setattr(
+        token_cache, "_run_worker", lambda data, split, to: tokenize_split(data, split, 1, to)
+    )
     assert notes() == expected

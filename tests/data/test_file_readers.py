@@ -10,8 +10,8 @@ import pytest
 
 from config.errors import UserError
 from config.task import Data
-from data.sources import DataError, source_of
-from data.task import task_of
+from data.sources import DataError, source_from_name
+from data.task import task_from_config
 
 ROWS = [{"prompt": f"question {i}, or; more", "completion": f"answer {i}"} for i in range(40)]
 
@@ -32,7 +32,7 @@ def written(folder: Path, name: str, rows: list[dict] = ROWS) -> str:
 
 
 def rows_of(given: str) -> list[dict]:
-    return [dict(row) for _, row in source_of(given, "train").rows()]
+    return [dict(row) for _, row in source_from_name(given, "train").rows()]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_damaged_gzip_is_one_sentence(tmp_path, kind, damage):
 # ---- what rows hold -----------------------------------------------------------------------------
 def corpus(folder: Path, rows: list[dict], split: str = "train", **data: str):
     given = Data(train=written(folder, "own.jsonl", rows), **data)
-    return task_of(given).corpus(split)
+    return task_from_config(given).corpus(split)
 
 
 def test_truth_values_are_text(tmp_path):
@@ -145,4 +145,4 @@ def test_what_is_no_fraction_is_refused(tmp_path, fraction):
 
 def test_a_fraction_of_the_sample_corpus():
     sample = Data(dataset="sample", validation="0.01")
-    assert 100 < len(task_of(sample).corpus("validation").examples) < 200
+    assert 100 < len(task_from_config(sample).corpus("validation").examples) < 200

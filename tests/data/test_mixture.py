@@ -12,14 +12,14 @@ import pytest
 
 from config.errors import UserError
 from config.gptj import GPTJConfig
-from data.causal_lm import CAUSAL_LM, PackedTokens
-from data.length_stats import lengths_of
+from data.causal_lm import CAUSAL_LM, TokenBlocks
+from data.length_stats import measure_lengths
 from data.loader import Loader
-from data.mixture import Mixed
+from data.mixture import MixtureSamples
 from data.pipeline import Pipeline
-from data.preference_samples import Referred
+from data.preference_samples import SamplesWithRefLogps
 from data.samples import Samples
-from data.seq2seq import SEQ2SEQ, PackedExamples, generated_examples
+from data.seq2seq import SEQ2SEQ, PackedExamples, random_examples
 from data.task import SAMPLE_FOLDER, check_data
 
 TOKENIZER = str(SAMPLE_FOLDER / "chat_tokenizer")
@@ -75,15 +75,15 @@ def texts_of(batch: dict[str, np.ndarray], data: Pipeline) -> list[tuple[str, st
 
 
 # ---- shares -------------------------------------------------------------------------------------
-def stream(first: int, samples: int) -> PackedTokens:
+def stream(first: int, samples: int) -> TokenBlocks:
     """Samples of one token, which says which one it is."""
-    return PackedTokens(np.arange(first, first + samples + 1, dtype=np.int32), 1)
+    return TokenBlocks(np.arange(first, first + samples + 1, dtype=np.int32), 1)
 
 
 def test_shares_are_those_of_interleave_datasets_and_every_sample_is_there():
     sizes, weights = (30, 5, 200), (3.0, 1.0, 4.0)
     starts = (0, 1000, 2000)
-    mixed = Mixed.of([stream(*one) for one in zip(starts, sizes, strict=True)], weights)
+    mixed = MixtureSamples.of([stream(*one) for one in zip(starts, sizes, strict=True)], weights)
     tokens = mixed.take(np.arange(len(mixed)))["input_ids"][:, 0]
     counts = np.bincount(tokens // 1000)
     np.testing.assert_allclose(counts / len(mixed), np.array(weights) / 8, atol=0.005)
@@ -105,11 +105,11 @@ def epochs_of(mixed: Samples, seed: int, epochs: int) -> np.ndarray:
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "with a reference"])
 def test_another_part_comes_again_in_each_epoch_and_all_equally_often(wrapped):
-    mixed: Samples = Mixed.of([stream(0, 100), stream(1000, 10)], [10.0, 1.4])
-    assert isinstance(mixed, Mixed)
+    mixed: Samples = MixtureSamples.of([stream(0, 100), stream(1000, 10)], [10.0, 1.4])
+    assert isinstance(mixed, MixtureSamples)
     assert mixed.counts == [100, 14]
     if wrapped:
-        mixed = Referred(mixed, np.zeros((len(mixed), 1, 2), np.float32))
+        mixed = SamplesWithRefLogps(mixed, np.zeros((len(mixed), 1, 2), np.float32))
     found = epochs_of(mixed, 0, 10)
     doubled = []
     for epoch in found:
@@ -125,14 +125,14 @@ def test_another_part_comes_again_in_each_epoch_and_all_equally_often(wrapped):
 
 
 def test_without_weights_each_is_read_once():
-    mixed = Mixed.of([stream(0, 30), stream(1000, 5)], [None, None])
+    mixed = MixtureSamples.of([stream(0, 30), stream(1000, 5)], [None, None])
     assert mixed.counts == [30, 5]
 
 
 def test_samples_of_several_rows_keep_together():
-    drawn = generated_examples(40, 50, 8, 4, seed=0)
-    parts = [PackedExamples.of(drawn, 3), PackedExamples.of(generated_examples(9, 50, 8, 4, 1), 3)]
-    mixed = Mixed.of(parts, [1.0, 1.0])
+    drawn = random_examples(40, 50, 8, 4, seed=0)
+    parts = [PackedExamples.of(drawn, 3), PackedExamples.of(random_examples(9, 50, 8, 4, 1), 3)]
+    mixed = MixtureSamples.of(parts, [1.0, 1.0])
     chosen = np.random.default_rng(0).permutation(len(mixed))[:10]
     batch = mixed.take(chosen)
     places = SEQ2SEQ.streams(batch)["labels"].reshape(10, 3, 4)
@@ -157,7 +157,7 @@ def test_each_source_is_read_as_it_says(tmp_path, capsys):
         f"a mixture of {len(samples)} samples: pairs 30 (1 times each), chats 20 (4 times" in said
     )
     assert (data.config.data.format, data.config.data.separator) == ("chat", None)
-    lengths = lengths_of(data, ["train"])
+    lengths = measure_lengths(data, ["train"])
     assert lengths.examples == 30 + 5 + 1 + 1
     assert lengths.longest > 200  # of the text
 

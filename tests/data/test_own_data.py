@@ -18,7 +18,7 @@ from data.causal_lm import CAUSAL_LM
 from data.loader import Loader
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
-from data.sources import DataError, source_of
+from data.sources import DataError, source_from_name
 from data.tokenizer import warn_truncated
 from files.json_files import JsonObject
 from modelling.gptj.config_json import from_config_json as gptj_sizes
@@ -202,21 +202,21 @@ def test_dropout_is_that_of_config_json():
 # ---- files --------------------------------------------------------------------------------------
 def test_a_json_array_has_rows(tmp_path):
     (tmp_path / "r.json").write_text('[{"prompt": "a", "completion": "b"}]')
-    ((place, row),) = source_of(str(tmp_path / "r.json"), "train").rows()
+    ((place, row),) = source_from_name(str(tmp_path / "r.json"), "train").rows()
     assert str(place).endswith("r.json, row 0")
     assert row == {"prompt": "a", "completion": "b"}
     (tmp_path / "r.json").write_text('{"prompt": "a"}')
-    (one,) = source_of(str(tmp_path / "r.json"), "train").rows()
+    (one,) = source_from_name(str(tmp_path / "r.json"), "train").rows()
     assert one[1] == {"prompt": "a"}
     (tmp_path / "r.json").write_text('"a"')
     with pytest.raises(DataError, match="must be an array of objects"):
-        list(source_of(str(tmp_path / "r.json"), "train").rows())
+        list(source_from_name(str(tmp_path / "r.json"), "train").rows())
 
 
 @pytest.mark.parametrize("name", ["nope.json", "nope.txt", "nope.jsonl.gz"])
 def test_a_missing_file_is_not_a_data_set_of_the_hub(name):
     with pytest.raises(UserError, match=rf"{name}"):
-        list(source_of(name, "train").rows())
+        list(source_from_name(name, "train").rows())
 
 
 NUMBERS = [

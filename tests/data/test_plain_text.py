@@ -18,11 +18,11 @@ from config.errors import UserError
 from config.gptj import GPTJConfig
 from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
-from data.document_chunks import LENGTH, parts
-from data.length_stats import lengths_of
+from data.document_chunks import CHUNK_CHARACTERS, split_document
+from data.length_stats import measure_lengths
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
-from data.task import SAMPLE_FOLDER, task_of
+from data.task import SAMPLE_FOLDER, task_from_config
 from data.tokenizer import Tokenizer
 from run.evaluation.evaluator import wanted_metrics
 from tests.data.corpora import run_tokenizer
@@ -76,17 +76,25 @@ def llama_tokenizer() -> Tokenizer:
 # ---- parts --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "text",
-    [PROSE, "a" * 3 * LENGTH, "word " * LENGTH, "\n" * 3 * LENGTH, "short", "好" * 2 * LENGTH, ""],
+    [
+        PROSE,
+        "a" * 3 * CHUNK_CHARACTERS,
+        "word " * CHUNK_CHARACTERS,
+        "\n" * 3 * CHUNK_CHARACTERS,
+        "short",
+        "好" * 2 * CHUNK_CHARACTERS,
+        "",
+    ],
     ids=["prose", "letters", "words", "lines", "short", "chinese", "empty"],
 )
-@pytest.mark.parametrize("piece", [100, LENGTH, 10**9])
+@pytest.mark.parametrize("piece", [100, CHUNK_CHARACTERS, 10**9])
 def test_the_parts_of_a_document_are_the_document(text, piece):
-    found = list(parts(text[i : i + piece] for i in range(0, len(text), piece)))
+    found = list(split_document(text[i : i + piece] for i in range(0, len(text), piece)))
     assert "".join(part for part, _ in found) == text
     assert [where.last for _, where in found] == [*[False] * (len(found) - 1), True][: len(found)]
     whole = ""
     for part, where in found:
-        assert len(part) <= LENGTH + 1
+        assert len(part) <= CHUNK_CHARACTERS + 1
         assert whole.endswith(where.before)
         assert bool(where.before) == bool(whole)
         whole += part
@@ -96,7 +104,7 @@ def test_the_parts_of_a_document_are_the_document(text, piece):
     "tokenizer", [run_tokenizer("gptj"), llama_tokenizer()], ids=["gptj", "llama"]
 )
 def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
-    found = list(tokenizer.parts(parts([PROSE])))
+    found = list(tokenizer.parts(split_document([PROSE])))
     assert len(found) > 5
     ids = np.concatenate([tokens.ids for tokens in found]).tolist()
     assert ids == [*tokenizer.base(PROSE)["input_ids"], tokenizer.end]
@@ -107,8 +115,8 @@ def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
     "tokenizer", [run_tokenizer("gptj"), llama_tokenizer()], ids=["gptj", "llama"]
 )
 def test_nothing_is_lost_where_there_is_no_place_to_cut(tokenizer):
-    text = "".join("好é☃ab"[i * i % 5] for i in range(3 * LENGTH))
-    ids = np.concatenate([tokens.ids for tokens in tokenizer.parts(parts([text]))])
+    text = "".join("好é☃ab"[i * i % 5] for i in range(3 * CHUNK_CHARACTERS))
+    ids = np.concatenate([tokens.ids for tokens in tokenizer.parts(split_document([text]))])
     assert (
         tokenizer.base.decode(ids, skip_special_tokens=True).replace(" ", "").replace("▁", "")
         == text
@@ -154,7 +162,9 @@ def test_saved_data_sets_are_read_and_other_splits_named(tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["Anna left.", "Paul left."]})
     rows.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"test": rows}).save_to_disk(tmp_path / "several")
-    one, several = (task_of(run_of(tmp_path / n).given.data) for n in ("one", "several/test"))
+    one, several = (
+        task_from_config(run_of(tmp_path / n).given.data) for n in ("one", "several/test")
+    )
     assert [e.target for e in one.corpus("train").examples] == ["Anna left.", "Paul left."]
     assert one.corpus("train").examples == several.corpus("train").examples
     with pytest.raises(UserError, match="has no split train, but test: name one, such as .*/test"):
@@ -188,7 +198,9 @@ def test_a_fraction_holds_out_parts(tmp_path):
     train, held_out = (data.corpus(split).examples for split in ("train", "validation"))
     assert train
     assert held_out
-    assert sorted(e.target for e in [*train, *held_out]) == sorted(t for t, _ in parts([PROSE]))
+    assert sorted(e.target for e in [*train, *held_out]) == sorted(
+        t for t, _ in split_document([PROSE])
+    )
     samples = data.samples(data.corpus("validation"), evaluated=True)
     assert (samples.take([0])["labels"] >= 0).all()
     assert wanted_metrics(data.config, data.task) == ("loss", "perplexity")
@@ -198,5 +210,5 @@ def test_samples_of_documents_are_as_long_as_usual(tmp_path):
     (tmp_path / "a.txt").write_text(PROSE)
     data = run_of(tmp_path / "a.txt")
     tokens = sum(len(t.ids) for t in data.tokenised("train").tokens or ())
-    found = lengths_of(data, ["train"])
+    found = measure_lengths(data, ["train"])
     assert (found.longest, found.target, found.examples * found.mean) == (1024, 256, tokens)

@@ -16,9 +16,9 @@ from config.llama import LlamaConfig
 from config.presets import load_config
 from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
-from data.length_stats import lengths_of
+from data.length_stats import measure_lengths
 from data.pipeline import Pipeline
-from data.preference_samples import Preferences, Referred, Unit
+from data.preference_samples import PreferencePair, PreferenceSamples, SamplesWithRefLogps
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
 from data.sources import DataError
@@ -282,9 +282,9 @@ TEXTS = [
 ]
 
 
-def samples_of(data: Pipeline) -> Preferences:
+def samples_of(data: Pipeline) -> PreferenceSamples:
     samples = data.samples(data.tokenised("train"))
-    assert isinstance(samples, Preferences)
+    assert isinstance(samples, PreferenceSamples)
     return samples
 
 
@@ -370,7 +370,7 @@ def test_the_divergence_is_of_answers_to_other_prompts(tmp_path, preset, sizes) 
                 for i, name in enumerate(names)]  # fmt: skip
     data = data_of(tmp_path, preset, rows, "kto")
     corpus = data.tokenised("train")
-    units = Unit.all(corpus.examples, corpus.tokens or (), single=True)
+    units = PreferencePair.all(corpus.examples, corpus.tokens or (), single=True)
     pairs = [unit.examples for unit in units]
     assert [one for one, _ in pairs] == list(corpus.examples)
     if len(sizes) > 1:
@@ -404,7 +404,7 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
 def test_lengths_are_those_of_both_texts(tmp_path: Path, preset: str) -> None:
     """A configuration with them holds all pairs."""
     data = data_of(tmp_path, preset, TEXTS, length=512)
-    lengths = lengths_of(data, ["train"])
+    lengths = measure_lengths(data, ["train"])
     model = replace(data.given.model, sequence_length=lengths.longest)
     if preset == "tiny":
         model = replace(model, decoder_sequence_length=lengths.target)
@@ -429,7 +429,7 @@ def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) 
     samples = data.training_samples()
     assert len(samples) == 6
     marks = np.arange(12, dtype=np.float32).reshape(6, 1, 2)
-    batch = Referred(samples, marks).take(np.asarray([4, 0, 5]))
+    batch = SamplesWithRefLogps(samples, marks).take(np.asarray([4, 0, 5]))
     assert batch["reference"].tolist() == [[8, 9], [0, 1], [10, 11]]
     assert batch["num_loss_tokens"].shape == (3, 2)
     alone = [samples.take(np.asarray([i]))["input_ids"][0] for i in (4, 0, 5)]

@@ -9,11 +9,11 @@ import pytest
 
 from config.llama import LlamaConfig
 from config.presets import load_config
-from data.causal_lm import CAUSAL_LM, PackedTexts, PackedTokens
+from data.causal_lm import CAUSAL_LM, PackedSequences, TokenBlocks
 from data.examples import Example, TextSpan
 from data.loader import Loader
 from data.pipeline import Pipeline
-from data.preview import preview, shown
+from data.preview import format_sequence, preview
 from data.seq2seq import SEQ2SEQ, PackedExamples
 from data.task import SAMPLE_FOLDER
 from tests.data.corpora import encode, run_tokenizer, tokenised
@@ -28,7 +28,7 @@ def lines_of(samples, shape, tokenizer, indices=(0,), coloured=False):
 
 def test_learned_tokens_of_a_text_are_marked():
     tokenizer = run_tokenizer("gptj")
-    samples = PackedTexts.of(tokenised([Example("", "", WHOLE)], tokenizer, True), 32, 1)
+    samples = PackedSequences.of(tokenised([Example("", "", WHOLE)], tokenizer, True), 32, 1)
     said = lines_of(samples, CAUSAL_LM, tokenizer)
     assert said[0] == "the first samples: · separates tokens, learned ones are in ⟪ ⟫"
     assert re.fullmatch(r"sample 1: 1 text, \d+ tokens, (\d) learned", said[1])
@@ -42,8 +42,8 @@ def test_learned_tokens_of_a_text_are_marked():
 def test_terminals_get_colours():
     tokenizer = run_tokenizer("gptj")
     (text,) = [[(token, True) for token in ids] for ids in tokenizer.ids(["the lamp"])]
-    assert shown(text, tokenizer, coloured=True).count("\033[32m") >= 1
-    assert "⟪" not in shown(text, tokenizer, coloured=True)
+    assert format_sequence(text, tokenizer, coloured=True).count("\033[32m") >= 1
+    assert "⟪" not in format_sequence(text, tokenizer, coloured=True)
 
 
 @pytest.mark.parametrize("places", [1, 3])
@@ -64,7 +64,7 @@ def test_pairs_show_prompt_and_target(places):
 def test_every_token_that_follows_is_shown_once():
     """Joined texts learn everything, the first token of a sample and the last label included."""
     tokenizer = run_tokenizer("gptj")
-    samples = PackedTokens.of(
+    samples = TokenBlocks.of(
         tokenised([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad
     )
     (text,) = CAUSAL_LM.marked(samples.take([0]))

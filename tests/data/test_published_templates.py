@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from data.assistant_spans import Refused
+from data.assistant_spans import ConversationError
 from data.chat_template import ChatTemplate
 from data.conversations import Conversation
 from data.tokenizer import Tokenizer
@@ -129,7 +129,7 @@ def learned(name: str, talk: Conversation, template: str | None = None) -> list[
     base.chat_template = template or base.chat_template
     try:
         example = ChatTemplate(base).example(talk)
-    except Refused:
+    except ConversationError:
         return None
     (tokens,) = Tokenizer(base, chat=True).marked([example.spans()])
     text = "".join(span.text for span in example.whole)

@@ -14,7 +14,7 @@ from config.gptj import GPTJConfig
 from config.sections import Data
 from data.causal_lm import CAUSAL_LM
 from data.pipeline import Pipeline
-from data.task import SAMPLE_FOLDER, task_of
+from data.task import SAMPLE_FOLDER, task_from_config
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer
 from tests.data.corpora import sample_tokenizer
 
@@ -135,7 +135,7 @@ def test_a_border_without_white_space_and_a_chat_template_are_said(tmp_path, cap
 )
 def test_advice_names_the_rows_own_columns(tmp_path, row, said):
     with pytest.raises(UserError, match=said) as error:
-        task_of(Data(train=file_of(tmp_path, row))).corpus("train")
+        task_from_config(Data(train=file_of(tmp_path, row))).corpus("train")
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 350
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.samples import EMPTY, IGNORE_INDEX, Cuts, concatenate, pack
+from data.samples import EMPTY_SLOT, IGNORE_INDEX, Truncation, concatenate_sequences, pack_sequences
 from data.seq2seq import EncodedExamples, PackedExamples
 
 CAPACITY = 16
@@ -20,12 +20,12 @@ def sequences(lengths: list[int]) -> list[np.ndarray]:
 
 @given(st.lists(st.integers(1, CAPACITY), max_size=60), st.integers(1, 5))
 def test_each_sequence_is_in_one_sample_that_holds_it(lengths: list[int], most: int) -> None:
-    samples = pack(lengths, CAPACITY, most)
+    samples = pack_sequences(lengths, CAPACITY, most)
     assert samples.shape[1] == most
-    indices = samples[samples != EMPTY]
+    indices = samples[samples != EMPTY_SLOT]
     assert sorted(indices.tolist()) == list(range(len(lengths)))
     for sample in samples:
-        kept = sample[sample != EMPTY]
+        kept = sample[sample != EMPTY_SLOT]
         assert 0 < sum(lengths[i] for i in kept) <= CAPACITY or most == 1
         np.testing.assert_array_equal(sample[: len(kept)], kept)  # the empty places are the last
 
@@ -33,31 +33,31 @@ def test_each_sequence_is_in_one_sample_that_holds_it(lengths: list[int], most: 
 @given(st.lists(st.integers(1, CAPACITY), max_size=60), st.integers(2, 5))
 def test_samples_are_not_wasted(lengths: list[int], most: int) -> None:
     """No two with places left are filled by half or less: one would have gone to the other."""
-    samples = pack(lengths, CAPACITY, most)
+    samples = pack_sequences(lengths, CAPACITY, most)
     least = max(-(-sum(lengths) // CAPACITY), -(-len(lengths) // most))
     assert len(samples) >= least
-    filled = [sum(lengths[i] for i in sample[sample != EMPTY]) for sample in samples]
+    filled = [sum(lengths[i] for i in sample[sample != EMPTY_SLOT]) for sample in samples]
     loose = [
         n
         for n, sample in zip(filled, samples, strict=True)
-        if n * 2 <= CAPACITY and EMPTY in sample
+        if n * 2 <= CAPACITY and EMPTY_SLOT in sample
     ]
     assert len(loose) <= 1
 
 
 def test_one_in_a_sample_keeps_the_order() -> None:
-    np.testing.assert_array_equal(pack([3, 9, 1], CAPACITY, 1), [[0], [1], [2]])
+    np.testing.assert_array_equal(pack_sequences([3, 9, 1], CAPACITY, 1), [[0], [1], [2]])
 
 
 def test_a_long_sequence_is_filled_up_with_short_ones() -> None:
-    samples = pack([4, 12, 9, 3, 4], CAPACITY, 3)
-    np.testing.assert_array_equal(samples, [[1, 0, EMPTY], [2, 4, 3]])
+    samples = pack_sequences([4, 12, 9, 3, 4], CAPACITY, 3)
+    np.testing.assert_array_equal(samples, [[1, 0, EMPTY_SLOT], [2, 4, 3]])
 
 
 def test_samples_hold_the_tokens_and_their_places() -> None:
     given = sequences([3, 2, 4])
-    input_ids, segment_ids = concatenate(
-        np.array([[2, 0], [1, EMPTY]]), given.__getitem__, 8, pad=7
+    input_ids, segment_ids = concatenate_sequences(
+        np.array([[2, 0], [1, EMPTY_SLOT]]), given.__getitem__, 8, pad=7
     )
     np.testing.assert_array_equal(
         input_ids, [[201, 202, 203, 204, 1, 2, 3, 7], [101, 102, *[7] * 6]]
@@ -72,7 +72,7 @@ def packed() -> PackedExamples:
     targets = np.array([[50 + i, 1, IGNORE_INDEX] for i in range(5)], np.int32)
     starts = np.cumsum([0, *map(len, prompts)])
     examples = EncodedExamples(
-        np.concatenate(prompts), starts, targets, CAPACITY, 0, Cuts(prompts=2)
+        np.concatenate(prompts), starts, targets, CAPACITY, 0, Truncation(prompts=2)
     )
     return PackedExamples.of(examples, 3)
 

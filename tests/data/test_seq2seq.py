@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 from config.sections import Data
 from data.examples import Example
 from data.samples import IGNORE_INDEX
-from data.seq2seq import generated_examples, shift_right
-from data.task import NLI_LABELS, TASKS, task_of
+from data.seq2seq import random_examples, shift_right
+from data.task import NLI_LABELS, TASKS, task_from_config
 from data.tokenizer import Tokenizer
 from huggingface import hub
 from huggingface.hub import DataUnavailable
@@ -147,7 +147,7 @@ def test_mnli_is_asked_for_its_mismatched_validation_split_and_loses_unlabelled_
         return datasets.Dataset.from_dict(rows | {"label": [2, -1, 0]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    corpus = task_of(Data(dataset="mnli")).corpus("validation")
+    corpus = task_from_config(Data(dataset="mnli")).corpus("validation")
     assert asked == [("glue", "mnli", "validation_mismatched")]
     assert corpus.examples == [
         Example("mnli hypothesis: d premise: a", "contradiction"),
@@ -226,7 +226,7 @@ def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.Mo
 
 # ---- generated ----------------------------------------------------------------------------------
 def test_generated_batches_look_like_real_ones() -> None:
-    examples = generated_examples(64, 100, sequence_length=20, decoder_sequence_length=6, seed=3)
+    examples = random_examples(64, 100, sequence_length=20, decoder_sequence_length=6, seed=3)
     batch = examples.take(np.arange(64))
     lengths = batch["segment_ids"].sum(axis=1)
     assert lengths.min() >= 10
@@ -246,6 +246,6 @@ def test_generated_batches_look_like_real_ones() -> None:
 
 
 def test_generated_samples_depend_on_the_seed() -> None:
-    first, again, other = (generated_examples(9, 50, 12, 5, seed).tokens for seed in (1, 1, 2))
+    first, again, other = (random_examples(9, 50, 12, 5, seed).tokens for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert len(first) != len(other) or (first != other).any()

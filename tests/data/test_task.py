@@ -12,12 +12,12 @@ from pyarrow import parquet
 
 from config.errors import UserError
 from config.sections import Data
-from data.causal_lm import PackedTexts
+from data.causal_lm import PackedSequences
 from data.examples import Example
 from data.prompt_template import Template
 from data.sample import generate_tasks
-from data.sources import HubDataset, source_of
-from data.task import SAMPLE_FOLDER, task_of
+from data.sources import HubDataset, source_from_name
+from data.task import SAMPLE_FOLDER, task_from_config
 from tests.data.corpora import encode, run_tokenizer, tokenised
 
 ROWS = [{"text": 'a "quoted", text', "summary": "a"}, {"text": "naïve ☃\nline", "summary": "b 2"}]
@@ -36,7 +36,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def examples_of(file: str, **fields: str) -> list[Example]:
-    return task_of(Data(train=file, **fields)).corpus("train").examples
+    return task_from_config(Data(train=file, **fields)).corpus("train").examples
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
@@ -67,7 +67,7 @@ def test_labels_are_words_or_their_numbers(tmp_path):
     data = Data(
         train=write(tmp_path / "r.jsonl", rows), prompt="{t}", target="{l}", labels="yes, no"
     )
-    task = task_of(data)
+    task = task_from_config(data)
     corpus = task.corpus("train")
     assert corpus.examples == [Example("x", "no"), Example("y", "yes")]
     assert corpus.unlabelled == 1
@@ -157,7 +157,7 @@ def test_an_unknown_label_is_named(tmp_path):
 
 
 def test_a_missing_split_names_its_flag(tmp_path):
-    task = task_of(Data(train=write(tmp_path / "r.jsonl", ROWS)))
+    task = task_from_config(Data(train=write(tmp_path / "r.jsonl", ROWS)))
     with pytest.raises(UserError, match="no data for validation: give --data.validation FILE"):
         task.corpus("validation")
 
@@ -171,7 +171,7 @@ def test_a_missing_split_names_its_flag(tmp_path):
     ],
 )
 def test_names_of_the_hub(given, expected):
-    assert source_of(given, "train") == expected
+    assert source_from_name(given, "train") == expected
 
 
 # ---- lengths ------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_long_targets_are_refused_cut_or_dropped():
 def test_a_language_model_learns_targets_after_the_separator():
     tokenizer = run_tokenizer("gptj")
     asked = [Example(f"{e.prompt} target:", e.target) for e in LONG]
-    batch = PackedTexts.of(tokenised(asked, tokenizer, True), 16, tokenizer.pad).take([0, 1])
+    batch = PackedSequences.of(tokenised(asked, tokenizer, True), 16, tokenizer.pad).take([0, 1])
     said = [tokenizer.base.decode(row[row != -100]) for row in batch["labels"]]
     assert said == [" the red lamp<|endoftext|>", " the<|endoftext|>"]
 

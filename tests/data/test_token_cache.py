@@ -18,11 +18,11 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data import token_cache
 from data.causal_lm import CAUSAL_LM
-from data.length_stats import lengths_of
+from data.length_stats import measure_lengths
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from data.task import SAMPLE_FOLDER
-from data.tokenize_worker import prepare
+from data.tokenize_worker import tokenize_split
 from files.errors import WriteError
 from files.run_folder import RunFolder
 from huggingface.hub import load_tokenizer
@@ -60,8 +60,10 @@ def run_of(
 @pytest.fixture
 def large(monkeypatch):
     """Whatever is read counts as large, and is prepared here: other processes take seconds."""
-    monkeypatch.setattr(token_cache, "LARGE", 1)
-    monkeypatch.setattr(token_cache, "_make", lambda data, split, to: prepare(data, split, 1, to))
+    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
+    monkeypatch.setattr(
+        token_cache, "_run_worker", lambda data, split, to: tokenize_split(data, split, 1, to)
+    )
 
 
 def read(data: Pipeline) -> tuple[Any, ...]:
@@ -74,7 +76,7 @@ def read(data: Pipeline) -> tuple[Any, ...]:
         [[str(place) for place in corpus.places] for corpus in corpora],
         [(t.ids.tolist(), t.learned.tolist()) for c in corpora for t in c.tokens or ()],
         [corpus.notes for corpus in corpora],
-        lengths_of(data, splits),
+        measure_lengths(data, splits),
         data.training_samples().digest,
     )
 
@@ -94,15 +96,15 @@ def test_what_is_prepared_is_the_same_and_a_second_run_prepares_nothing(
 ):
     expected = read(run_of(tmp_path, ROWS[kind], shape, **more))
     said = capsys.readouterr().err
-    monkeypatch.setattr(token_cache, "LARGE", 1)
+    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     if processes == 1:
         monkeypatch.setattr(
-            token_cache, "_make", lambda data, split, to: prepare(data, split, 1, to)
+            token_cache, "_make", lambda data, split, to: tokenize_split(data, split, 1, to)
         )
-    monkeypatch.setattr(token_cache, "_processes", lambda: processes)
+    monkeypatch.setattr(token_cache, "_num_processes", lambda: processes)
     assert read(run_of(tmp_path, ROWS[kind], shape, **more)) == expected
     assert capsys.readouterr().err == said
-    monkeypatch.setattr(token_cache, "_make", None)
+    monkeypatch.setattr(token_cache, "_run_worker", None)
     assert read(run_of(tmp_path, ROWS[kind], shape, **more)) == expected
     assert "the data are ready in " in capsys.readouterr().err
 
@@ -176,7 +178,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
     tmp_path, large, large_enough, monkeypatch
 ):
     """Nor under the digest of what they were before; also if they look as old as they were."""
-    make, data = token_cache._make, run_of(tmp_path, ROWS["text"])
+    make, data = token_cache._run_worker, run_of(tmp_path, ROWS["text"])
     file = tmp_path / "rows.jsonl"
 
     def rewritten(*given: Any) -> None:
@@ -187,7 +189,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
         os.utime(file, ns=times)
         make(*given)
 
-    monkeypatch.setattr(token_cache, "_make", rewritten)
+    monkeypatch.setattr(token_cache, "_run_worker", rewritten)
     with pytest.raises(UserError, match=r"rows.jsonl has changed while it was read: start again"):
         data.training_samples()
     assert not list(RunFolder(tmp_path / "run").prepared.iterdir())
@@ -195,7 +197,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
 
 def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(WITHOUT_TORCH))
-    monkeypatch.setattr(token_cache, "LARGE", 1)
+    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     rows = [*ROWS["text"], {"prompt": "a", "completion": None}]
     with pytest.raises(UserError, match="rows.jsonl, line 41: column 'completion' holds null"):
         run_of(tmp_path, rows).training_samples()
@@ -203,7 +205,7 @@ def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatc
 
 
 def test_processes_that_die_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_cache, "LARGE", 1)
+    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     monkeypatch.setattr(token_cache.sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="the processes that read the data broke off"):
         run_of(tmp_path, ROWS["text"]).training_samples()
@@ -220,13 +222,13 @@ def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path, large):
 def test_a_full_disk_ends_nothing(tmp_path, everywhere, monkeypatch, capsys):
     """The files go elsewhere, or the data are read without files."""
     expected = read(run_of(tmp_path, ROWS["text"]))
-    monkeypatch.setattr(token_cache, "LARGE", 1)
+    monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
 
     def make(data: Pipeline, split: Any, to: Path) -> None:
         with full_disk(100) if everywhere or tmp_path in to.parents else nullcontext():
-            prepare(data, split, 1, to)
+            tokenize_split(data, split, 1, to)
 
-    monkeypatch.setattr(token_cache, "_make", make)
+    monkeypatch.setattr(token_cache, "_run_worker", make)
     monkeypatch.setattr(token_cache.tempfile, "tempdir", str(tmp_path.parent))
     capsys.readouterr()
     assert read(run_of(tmp_path, ROWS["text"])) == expected
@@ -243,7 +245,7 @@ def test_a_full_disk_of_the_processes_is_one_too(tmp_path):
     folder.mkdir()
     data = run_of(tmp_path, ROWS["text"])
     with full_disk(100), pytest.raises(WriteError, match=r"train.safetensors: File too large"):
-        token_cache._make(data, "train", folder)
+        token_cache._run_worker(data, "train", folder)
 
 
 def test_what_is_read_lazily_is_a_sequence(tmp_path, large):

@@ -19,7 +19,7 @@ import huggingface.convert
 from config.errors import UserError
 from data.file_readers import read_rows
 from huggingface.hub import load_tokenizer
-from huggingface.model_folders import hf_description, read_hf_directory
+from huggingface.model_folders import read_hf_config, read_hf_directory
 from huggingface.pretrained import local_model
 from tests.data.corpora import SAMPLE_FOLDER
 from tests.huggingface.published import make_folder
@@ -31,7 +31,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:5f\nsize 24207
 @pytest.mark.parametrize(
     ("file", "read"),
     [
-        ("config.json", hf_description),
+        ("config.json", read_hf_config),
         ("model.safetensors", read_hf_directory),
         ("model.safetensors.index.json", read_hf_directory),
         ("pytorch_model.bin", read_hf_directory),

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 from config.errors import UserError
 from huggingface.hub import load_split, load_tokenizer
-from huggingface.hub_errors import refusal_of
+from huggingface.hub_errors import explain_hub_error
 from huggingface.pretrained import local_model
 
 NAME = "owner/small"
@@ -200,7 +200,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 def test_errors_of_the_file_system(number: int) -> None:
     error = RuntimeError("cannot load")
     error.__cause__ = OSError(number, "what it says", "/cache/file")
-    assert "cannot be used (what it says)" in refusal_of(NAME, error, False).reason
+    assert "cannot be used (what it says)" in explain_hub_error(NAME, error, False).reason
 
 
 def test_a_folder_of_the_cache_is_answered_by_its_name(tmp_path: Path) -> None:

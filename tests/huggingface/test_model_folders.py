@@ -14,7 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from checkpoints import CheckpointError
 from config.presets import load_config
 from config.t5 import T5Config as OurT5Config
-from data.tokenizer import Tokenizer, keep_tokenizer
+from data.tokenizer import Tokenizer, save_tokenizer
 from files.run_folder import RunFolder
 from huggingface.model_folders import is_hf_directory, read_hf_directory
 from huggingface.model_folders import write_hf_directory as write
@@ -128,7 +128,7 @@ def test_an_export_says_the_type_of_its_weights_and_keeps_how_the_base_writes(tm
 
 def test_a_run_keeps_how_its_base_writes(tmp_path):
     tokenizer, settings = Tokenizer(sample_tokenizer("t5")), {"do_sample": True, "top_k": 5}
-    keep_tokenizer(tokenizer, RunFolder(tmp_path), settings)
+    save_tokenizer(tokenizer, RunFolder(tmp_path), settings)
     kept = {"data": {"tokenizer": str(tmp_path / "tokenizer")}}
     over = {"checkpoint": {"load": str(tmp_path)}} | kept
     assert base_settings(load_config(OurT5Config, "inference", "tiny", over)) == settings

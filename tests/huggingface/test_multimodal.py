@@ -17,7 +17,7 @@ import run_finetuning
 import run_generation
 from config.errors import ConfigError
 from files.json_files import JsonObject
-from huggingface.multimodal import text_part
+from huggingface.multimodal import text_model_config
 from planning.origins import ORIGINS
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import TEXT
@@ -81,7 +81,7 @@ def test_weights_say_whether_the_head_is_the_embedding(said, names, tied):
     whole = {"model_type": "gemma3", "text_config": {"hidden_size": 16}, **said}
     if tied is None:
         tied = transformers.Gemma3Config(**said).tie_word_embeddings
-    text = text_part(JsonObject(whole, "config.json"), names).data
+    text = text_model_config(JsonObject(whole, "config.json"), names).data
     assert text["tie_word_embeddings"] is tied
 
 

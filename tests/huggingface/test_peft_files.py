@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from checkpoints import CheckpointError
 from config.adapter import Adapter
 from files.errors import FileError
-from huggingface.peft_files import adapter_tensors, read_settings, settings_of
+from huggingface.peft_files import adapter_tensors, make_adapter_config, read_adapter_config
 
 
 def written(folder: Path, **settings: Any) -> Path:
@@ -25,14 +25,14 @@ def written(folder: Path, **settings: Any) -> Path:
 
 
 def test_settings_that_peft_wrote(tmp_path: Path) -> None:
-    found = read_settings(written(tmp_path, r=4, target_modules=["v", "k"]))
+    found = read_adapter_config(written(tmp_path, r=4, target_modules=["v", "k"]))
     assert found == {
         "rank": 4, "alpha": 8.0, "dropout": 0.0, "rslora": False, "dora": False, "targets": "k,v",
         "modules_to_save": None, "rank_pattern": None, "alpha_pattern": None,
         "target_parameters": None, "trainable_tokens": None, "trainable_tokens_head": True,
     }  # fmt: skip
     assert Adapter(**found).is_target("encoder.k", "q")
-    found = read_settings(
+    found = read_adapter_config(
         written(
             tmp_path, r=2, lora_alpha=3, lora_dropout=0.25, use_rslora=True, use_dora=True,
             target_modules="k", modules_to_save=["lm_head"], task_type="CAUSAL_LM",
@@ -61,11 +61,11 @@ def test_names_that_mean_none_of_its_modules_are_passed_over(tmp_path: Path) -> 
         "layers.0.q_proj.lora_A.weight", "layers.0.q_proj.lora_B.weight", "norm.weight",
     )}  # fmt: skip
     save_file(of_file, tmp_path / "adapter_model.safetensors")
-    found = read_settings(tmp_path)
+    found = read_adapter_config(tmp_path)
     assert (found["targets"], found["modules_to_save"]) == ("q_proj", "norm")
     assert (found["rank_pattern"], found["alpha_pattern"]) == ("q_proj=1", None)
     save_file({"base_model.model.x.weight": np.zeros(1)}, tmp_path / "adapter_model.safetensors")
-    found = read_settings(tmp_path)  # of another model, which its names say
+    found = read_adapter_config(tmp_path)  # of another model, which its names say
     assert (found["targets"], found["modules_to_save"]) == ("c_attn,q_proj,wi", "x")
 
 
@@ -85,7 +85,7 @@ NAMES = [
 def test_layers_to_transform_mean_what_they_do_in_peft(tmp_path, layers, pattern) -> None:
     settings = {"target_modules": ["q_proj", "experts.2.up_proj", "1.up_proj"]}
     settings |= {"layers_to_transform": layers, "layers_pattern": pattern if layers else None}
-    adapter = Adapter(**read_settings(written(tmp_path, **settings)))
+    adapter = Adapter(**read_adapter_config(written(tmp_path, **settings)))
     theirs = peft.LoraConfig(**settings)
     expected = [bool(check_target_module_exists(theirs, name)) for name in NAMES]
     assert [adapter.is_target(name, "none") for name in NAMES] == expected
@@ -103,25 +103,27 @@ def test_layers_to_transform_mean_what_they_do_in_peft(tmp_path, layers, pattern
 )
 def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, name) -> None:
     with pytest.raises(FileError, match=f"{name}.*but must be left out"):
-        read_settings(written(tmp_path, target_modules=["k"], **settings))
+        read_adapter_config(written(tmp_path, target_modules=["k"], **settings))
 
 
 def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"no adapter in {tmp_path}: give a folder"):
-        read_settings(tmp_path)
+        read_adapter_config(tmp_path)
     with pytest.raises(CheckpointError, match="no adapter_model.safetensors in"):
         adapter_tensors(tmp_path)
     peft.IA3Config(target_modules=["k"], feedforward_modules=[]).save_pretrained(tmp_path)
     with pytest.raises(FileError, match="peft_type is 'IA3', but must be LORA"):
-        read_settings(tmp_path)
+        read_adapter_config(tmp_path)
 
 
 def test_targets_are_the_shortest_names_that_mean_them_alone() -> None:
     adapter = Adapter(rank=2, alpha=3.0, rank_pattern="q=4", alpha_pattern="v=1.5")
     adapted = ["a.0.q", "a.1.q", "a.0.v"]
-    found = settings_of(adapter, (adapted, ["a.0.k", "b.v"]), ["n"], None, "base", "CAUSAL_LM")
+    found = make_adapter_config(
+        adapter, (adapted, ["a.0.k", "b.v"]), ["n"], None, "base", "CAUSAL_LM"
+    )
     assert found["target_modules"] == ["a.0.q", "a.0.v", "a.1.q"]
-    found = settings_of(adapter, (adapted, ["a.0.k"]), [], [3], None, "CAUSAL_LM")
+    found = make_adapter_config(adapter, (adapted, ["a.0.k"]), [], [3], None, "CAUSAL_LM")
     assert found["target_modules"] == ["q", "v"]
     assert (found["rank_pattern"], found["alpha_pattern"]) == ({"q": 4}, {"v": 1.5})
     assert json.loads(json.dumps(found)) == found

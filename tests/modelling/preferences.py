@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from config.sections import RunConfig
-from data.examples import Example, Tokens
-from data.preference_samples import Referred, Unit
+from data.examples import Example, TokenizedText
+from data.preference_samples import PreferencePair, SamplesWithRefLogps
 from data.sample_format import SampleFormat
 from data.samples import Batch
 
@@ -22,28 +22,32 @@ Logps = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 """The log-probability of each text of a batch, [units, 2], with gradients."""
 
 
-def random_units(count: int, vocabulary: int, longest: int, kto: bool) -> list[Unit]:
+def random_units(count: int, vocabulary: int, longest: int, kto: bool) -> list[PreferencePair]:
     """Prompts and answers of random tokens; two answers of a unit have one prompt."""
     rng = np.random.default_rng(3)
 
     def random_ids(most: int) -> np.ndarray:
         return rng.integers(3, vocabulary, rng.integers(1, most + 1), np.int32)
 
-    def text(prompt: np.ndarray) -> Tokens:
+    def text(prompt: np.ndarray) -> TokenizedText:
         ids = np.append(prompt, random_ids(longest))
-        return Tokens(ids, np.arange(len(ids)) >= len(prompt))
+        return TokenizedText(ids, np.arange(len(ids)) >= len(prompt))
 
     units = []
     for index in range(count):
         prompt = np.append(random_ids(3), np.int32(3))
         desirable = bool(rng.integers(2)) if kto else None
         example = Example("", "", desirable=desirable)
-        units.append(Unit((text(prompt), text(prompt)), (example, example), index))
+        units.append(PreferencePair((text(prompt), text(prompt)), (example, example), index))
     return units
 
 
 def batches_of(
-    config: RunConfig, shape: SampleFormat, units: list[Unit], reference: Logps, count: int
+    config: RunConfig,
+    shape: SampleFormat,
+    units: list[PreferencePair],
+    reference: Logps,
+    count: int,
 ) -> list[Batch]:
     """Global batches, with what a reference says of their texts."""
     tokenizer: Any = SimpleNamespace(
@@ -57,7 +61,7 @@ def batches_of(
     with torch.no_grad():
         whole = {n: torch.tensor(x).long() for n, x in samples.take(rows).items()}
         logps = reference(whole).float().numpy().reshape(len(rows), -1, 2)
-    referred, size = Referred(samples, logps), config.training.global_batch_size
+    referred, size = SamplesWithRefLogps(samples, logps), config.training.global_batch_size
     assert len(samples) >= size * count
     return [referred.take(np.arange(i * size, (i + 1) * size)) for i in range(count)]
 

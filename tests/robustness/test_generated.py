@@ -26,7 +26,7 @@ from config.base import leaves
 from config.families import FAMILIES
 from config.t5 import T5Config
 from data.task import SAMPLE_FOLDER
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from huggingface.model_folders import write_hf_directory
 from modelling.spec import get_family
 from run.model_weights import MODEL
@@ -161,7 +161,7 @@ def test_places_to_write_to(cases, forks, tmp_path):
 @dear
 def test_configurations_in_yaml(cases, forks, tmp_path):
     config = T5Config.from_dict({"family": "t5", "data": {"dataset": "sample"}})
-    lines = yaml_text(config.to_dict()).splitlines()
+    lines = dump_yaml(config.to_dict()).splitlines()
     path = tmp_path / "config.yml"
 
     @st.composite
@@ -231,7 +231,7 @@ def test_environment_variables_of_programs(cases, forks):
 @pytest.fixture
 def model(tmp_path) -> Path:
     """A configuration, to load with; whatever is to be loaded goes to `load`."""
-    (tmp_path / "config.yml").write_text(yaml_text(SMALL))
+    (tmp_path / "config.yml").write_text(dump_yaml(SMALL))
     return tmp_path
 
 
@@ -251,7 +251,7 @@ def save_steps(path: Path) -> Path:
             tensors = weights(step)
             for slot in ("first_order", "second_order"):
                 tensors |= {f"optimizer/{slot}/{n}": w for n, w in weights(step).items()}
-            store.save(step, tensors, METADATA, wait=True, texts={"config.yml": yaml_text(SMALL)})
+            store.save(step, tensors, METADATA, wait=True, texts={"config.yml": dump_yaml(SMALL)})
     (newest,) = path.glob("*-step-2")
     return newest
 

@@ -31,12 +31,17 @@ from data.loader import Loader
 from data.pipeline import Pipeline
 from data.sources import DataError
 from data.task import SAMPLE_FOLDER
-from data.token_store import Columns
-from data.tokenizer import Tokenizer, keep_tokenizer
+from data.token_store import TokenStore
+from data.tokenizer import Tokenizer, save_tokenizer
 from files import temp_folders
-from files.atomic_writing import check_file, check_folder, write_file, write_text
+from files.atomic_writing import (
+    check_can_write_file,
+    check_can_write_folder,
+    write_file,
+    write_text,
+)
 from files.errors import FileError, WriteError
-from files.folder_lock import locked
+from files.folder_lock import lock_folder
 from files.json_files import read_json
 from files.run_folder import RunFolder
 from huggingface.hub import DataUnavailable, load_tokenizer
@@ -159,11 +164,11 @@ LARGE = {"w": np.ones(100_000, np.float32)}
 
 
 def write_tokenizer(folder: Path) -> None:
-    keep_tokenizer(Tokenizer(sample_tokenizer("t5")), RunFolder(folder))
+    save_tokenizer(Tokenizer(sample_tokenizer("t5")), RunFolder(folder))
 
 
 def write_columns(folder: Path) -> None:
-    Columns(texts=[b"a" * 100_000]).write(folder / "prepared" / "train.safetensors", {})
+    TokenStore(texts=[b"a" * 100_000]).write(folder / "prepared" / "train.safetensors", {})
 
 
 def write_model(folder: Path) -> None:
@@ -261,8 +266,8 @@ def test_a_picture_is_not_written_into_the_name_of_a_folder(refused, tmp_path):
 
 
 def test_checks_leave_nothing_behind(tmp_path):
-    check_folder("x", tmp_path / "a" / "b")
-    check_file("x", tmp_path / "a" / "b.json")
+    check_can_write_folder("x", tmp_path / "a" / "b")
+    check_can_write_file("x", tmp_path / "a" / "b.json")
     assert not list(tmp_path.iterdir())
 
 
@@ -324,7 +329,7 @@ def test_one_writer(tmp_path, refused):
     assert f"is in use: process {holder.pid} on" in said
     holder.kill()
     holder.communicate()
-    with locked(tmp_path):  # what is killed holds nothing
+    with lock_folder(tmp_path):  # what is killed holds nothing
         pass
 
 
@@ -349,8 +354,8 @@ def test_a_draft_goes_when_its_process_is_gone(kind, tmp_path):
     folder.mkdir()
     opens = (
         lambda: write_text("x", folder / "x", ""),
-        lambda: locked(folder).__enter__(),
-        lambda: locked(tmp_path).__enter__(),
+        lambda: lock_folder(folder).__enter__(),
+        lambda: lock_folder(tmp_path).__enter__(),
     )
     for opened in opens:
         command = [sys.executable, "-c", LEAVE, kind, str(folder / "made")]
@@ -383,7 +388,7 @@ def test_a_draft_that_is_taken_before_it_is_locked_is_made_again(tmp_path, monke
     def slow(path: Path) -> int:
         if not taken:
             taken.append(path)
-            temp_folders.remove_drafts(tmp_path)
+            temp_folders.remove_stale_folders(tmp_path)
         return opened(path)
 
     monkeypatch.setattr(temp_folders, "open_lock", slow)
@@ -398,7 +403,7 @@ def test_a_lock_is_no_link(tmp_path):
     (tmp_path / "run" / "writer.lock").symlink_to(tmp_path / "mine")
     with (
         pytest.raises(WriteError, match="Too many levels of symbolic links"),
-        locked(tmp_path / "run"),
+        lock_folder(tmp_path / "run"),
     ):
         pass
     assert (tmp_path / "mine").read_text() == "mine"

@@ -14,7 +14,7 @@ from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
 from files.run_folder import RunFolder
-from huggingface.model_card import AdapterOf
+from huggingface.model_card import AdapterInfo
 from run.base_model_ref import BaseModelRef
 from run.card import RunRecord, write_card
 from run.options import RunOptions
@@ -110,7 +110,7 @@ def test_a_damaged_record_costs_its_part_of_the_card(tmp_path, damage):
     ],
 )
 def test_the_card_of_an_adapter_names_its_base(tmp_path, base, line):
-    write_card(tmp_path, "a", SEQ2SEQ, "org/model", None, AdapterOf(base))
+    write_card(tmp_path, "a", SEQ2SEQ, "org/model", None, AdapterInfo(base))
     found = HubCard.load(tmp_path / "README.md")
     assert line in found.text
     assert (found.data.library_name, found.data.tags) == ("peft", ["lora", "popxl-xla"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import run_finetuning
-from data.sources import File, Row
+from data.sources import FileSource, Row
 from files.file_location import FileLocation
 from huggingface import hub
 from tests.huggingface.hub_folders import save
@@ -20,18 +20,18 @@ from tests.planning.test_auto_config import write_rows
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the tokenizer was loaded, and each file was read to its end."""
     counts: Counter[str] = Counter()
-    load, rows_of = hub.load_tokenizer, File.rows
+    load, rows_of = hub.load_tokenizer, FileSource.rows
 
     def loaded(name: str) -> object:
         counts["tokenizer"] += 1
         return load(name)
 
-    def rows(file: File) -> Iterator[tuple[FileLocation, Row]]:
+    def rows(file: FileSource) -> Iterator[tuple[FileLocation, Row]]:
         yield from rows_of(file)
         counts[Path(file.name).name] += 1
 
     monkeypatch.setattr(hub, "load_tokenizer", loaded)
-    monkeypatch.setattr(File, "rows", rows)
+    monkeypatch.setattr(FileSource, "rows", rows)
     return counts
 
 

@@ -23,7 +23,7 @@ import run_validation
 from checkpoints import load_checkpoint
 from config.t5 import T5Config
 from data.pipeline import Pipeline
-from data.preference_samples import Preferences
+from data.preference_samples import PreferenceSamples
 from data.samples import Samples
 from data.seq2seq import SEQ2SEQ
 from run.records.metrics import read_metrics
@@ -113,7 +113,7 @@ def check_close(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def test_the_reference_is_what_transformers_says(run: Path, base: Path, samples: Samples) -> None:
     (logps,) = files_in(run).values()  # the same samples are trained and evaluated
-    assert isinstance(samples, Preferences)
+    assert isinstance(samples, PreferenceSamples)
     model = transformers.T5ForConditionalGeneration.from_pretrained(base).eval()
     batch = {n: torch.tensor(x).long() for n, x in samples.take(np.arange(len(samples))).items()}
     with torch.no_grad():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.causal_lm import PackedTexts, TokenStream
+from data.causal_lm import PackedSequences, TokenStream
 from data.seq2seq import EncodedExamples, shift_right
 from modelling.objectives import CrossEntropy
 from sessions.loss_evaluation import LossSession
@@ -54,7 +54,7 @@ def gptj_case(dp: int, tp: int):
     tokens = rng.integers(3, model.embedding.vocab_size, lengths.sum(), np.int32)
     starts = np.cumsum([0, *lengths])
     stream = TokenStream(tokens, tokens, starts)
-    samples = PackedTexts.of(stream, model.sequence_length, model.pad_token_id)
+    samples = PackedSequences.of(stream, model.sequence_length, model.pad_token_id)
     hf, total = gptj.hf_model(config), 0.0
     for start, end in pairwise(starts):
         ids = torch.tensor(tokens[start:end][None]).long()

@@ -16,7 +16,7 @@ from config.base import nested
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from planning.origins import ORIGINS
 from run.options import RunOptions
 from run.records.metrics import read_metrics
@@ -44,7 +44,7 @@ def saved_run(folder: Path, **fields: Any) -> str:
     data = merge(preset_data("finetuning", "tiny"), nested(fields))
     config = config_class_of(data, "tiny").from_dict(data)
     with CheckpointStore(folder) as store:
-        texts = {"config.yml": yaml_text(config.to_dict())}
+        texts = {"config.yml": dump_yaml(config.to_dict())}
         store.save(9, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
     return str(folder)
 

@@ -25,7 +25,7 @@ from config.flags import ALIASES, flag_of
 from config.presets import load_config, merge, preset_data, preset_names
 from config.sections import RunConfig
 from files.formatting import format_name
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from planning.origins import ORIGINS
 from run.options import RunOptions
 from terminal.command_line import CommandLine, read_command_line
@@ -70,7 +70,7 @@ def run(tmp_path) -> Callable[..., tuple[str, dict[str, Any]]]:
         data = merge(preset_data("finetuning", preset), nested({**ALL, **more}))
         config = config_class_of(data, preset).from_dict(data)
         with CheckpointStore(tmp_path / "run") as store:
-            texts = {"config.yml": yaml_text(config.to_dict())}
+            texts = {"config.yml": dump_yaml(config.to_dict())}
             store.save(9, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
         return str(tmp_path / "run"), values(config)
 
@@ -250,7 +250,7 @@ EXCLUDING = [
 def test_a_flag_replaces_what_it_excludes(where, below, flags, changes, run, tmp_path, capsys):
     """One that is given beside it is refused, and so is what cannot give way."""
     if where == "file":
-        (tmp_path / "own.yml").write_text(yaml_text({"family": "t5", "steps": 8, **below}))
+        (tmp_path / "own.yml").write_text(dump_yaml({"family": "t5", "steps": 8, **below}))
         lower = ["--config", str(tmp_path / "own.yml")]
     else:
         lower = ["--save", run(**{ALIASES.get(name, name): v for name, v in below.items()})[0]]
@@ -382,7 +382,7 @@ def test_a_file_takes_every_field_by_its_flag(family, tmp_path):
         keys = {sorted(spellings)[way].replace("_", "-" if way else "_"): dotted
                 for dotted, spellings in names.items()}  # fmt: skip
         data = {key: base[dotted] for key, dotted in keys.items()} | {"family": family}
-        (tmp_path / "own.yml").write_text(yaml_text(data))
+        (tmp_path / "own.yml").write_text(dump_yaml(data))
         line = read("--config", str(tmp_path / "own.yml"))
         assert flattened(line.settings.layers[0].values) == base | {"family": family}
 
@@ -407,7 +407,7 @@ def test_lists_and_numbers_are_texts_where_flags_are(tmp_path):
 
 def test_a_whole_file_leaves_nothing_open(here):
     config = completed(*AS_FLAGS, "--steps", "3")
-    (here / "whole.yml").write_text(yaml_text(config.to_dict()))
+    (here / "whole.yml").write_text(dump_yaml(config.to_dict()))
     line = read("--config", "whole.yml")
     assert not line.settings.is_open
     assert line.config == config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from config.bart import BartConfig
-from data.samples import EMPTY
+from data.samples import EMPTY_SLOT
 from data.seq2seq import EncodedExamples, PackedExamples
 from tests.modelling.bart.hf import (
     ENC,
@@ -39,7 +39,7 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     examples = EncodedExamples(tokens, starts, batch["labels"], ENC, PAD, start=START)
     packed = PackedExamples.of(examples, PLACES)
     assert SAMPLES > ROWS > len(packed)
-    missing = np.full((ROWS - len(packed), PLACES), EMPTY)
+    missing = np.full((ROWS - len(packed), PLACES), EMPTY_SLOT)
     return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
 
 

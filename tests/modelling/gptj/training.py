@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from data.causal_lm import PackedTokens
+from data.causal_lm import TokenBlocks
 from tests.modelling.gptj.hf import VOCABULARY, hf_model, small_config
 from tests.modelling.torch_training import (
     OptimizerOf,
@@ -23,7 +23,7 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
     """Global batches of packed random tokens."""
     rng = np.random.default_rng(0)
     stream = rng.integers(0, VOCABULARY, count * SAMPLES * LENGTH + 1, np.int32)
-    packed = PackedTokens(stream, LENGTH)
+    packed = TokenBlocks(stream, LENGTH)
     return [packed.take(np.arange(i * SAMPLES, (i + 1) * SAMPLES)) for i in range(count)]
 
 

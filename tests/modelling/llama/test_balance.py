@@ -12,7 +12,7 @@ import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from data.causal_lm import CAUSAL_LM
-from data.preference_samples import Referred
+from data.preference_samples import SamplesWithRefLogps
 from data.samples import IGNORE_INDEX
 from modelling.llama.config_json import to_config_json
 from sessions.loss_evaluation import LossSession
@@ -186,7 +186,7 @@ def test_preferences_are_balanced_too() -> None:
     tokenizer: Any = SimpleNamespace(pad=PAD, end=config.model.eos_token_id)
     samples = CAUSAL_LM.of_units(config, units, tokenizer)
     logps = np.zeros((*samples.places.shape, 2), np.float32)
-    batch = Referred(samples, logps).take(np.arange(4))
+    batch = SamplesWithRefLogps(samples, logps).take(np.arange(4))
     ours = fine_tuning(config)
     ours.write(base_weight_map(config).init_weights(0))
     with ours:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.causal_lm import PackedTexts, PackedTokens, TokenStream
-from data.samples import EMPTY
+from data.causal_lm import PackedSequences, TokenBlocks, TokenStream
+from data.samples import EMPTY_SLOT
 from tests.modelling.llama.hf import (
     LENGTH,
     PAD,
@@ -31,7 +31,7 @@ def batches(count: int) -> Batches:
     train it."""
     rng = np.random.default_rng(0)
     stream = rng.integers(3, VOCABULARY, count * SAMPLES * LENGTH + 1, np.int32)
-    packed = PackedTokens(stream, LENGTH)
+    packed = TokenBlocks(stream, LENGTH)
     return [packed.take(np.arange(i * SAMPLES, (i + 1) * SAMPLES)) for i in range(count)]
 
 
@@ -74,9 +74,9 @@ def several_texts(seed: int) -> dict[str, np.ndarray]:
     lengths = rng.integers(4, 9, 3 * SAMPLES)
     starts = np.cumsum([0, *lengths])
     tokens = rng.integers(3, VOCABULARY, starts[-1], np.int32)
-    packed = PackedTexts.of(TokenStream(tokens, tokens, starts), LENGTH, PAD, most=3)
+    packed = PackedSequences.of(TokenStream(tokens, tokens, starts), LENGTH, PAD, most=3)
     assert len(packed) >= SAMPLES
-    assert (packed.samples[:SAMPLES, 1] != EMPTY).mean() > 0.5
+    assert (packed.samples[:SAMPLES, 1] != EMPTY_SLOT).mean() > 0.5
     return packed.take(np.arange(SAMPLES))
 
 

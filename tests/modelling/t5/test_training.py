@@ -12,7 +12,7 @@ import pytest
 
 import popxl
 from config.t5 import T5Config
-from data.samples import EMPTY
+from data.samples import EMPTY_SLOT
 from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.phases.training import build_training
 from modelling.t5.model import FAMILY
@@ -61,7 +61,7 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     examples = EncodedExamples(tokens, starts, batch["labels"], ENC, pad=0)
     packed = PackedExamples.of(examples, PLACES)
     assert SAMPLES > ROWS > len(packed)
-    missing = np.full((ROWS - len(packed), PLACES), EMPTY)
+    missing = np.full((ROWS - len(packed), PLACES), EMPTY_SLOT)
     return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
 
 

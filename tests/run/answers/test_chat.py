@@ -22,7 +22,7 @@ from data.causal_lm import CAUSAL_LM
 from data.conversations import Conversation
 from data.data_cache import DataCache
 from data.pipeline import Pipeline
-from data.tokenizer import keep_tokenizer
+from data.tokenizer import save_tokenizer
 from files.run_folder import RunFolder
 from huggingface import hub
 from planning.origins import ORIGINS
@@ -202,7 +202,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     with CheckpointStore(tmp_path / "run") as store:
         texts = {"config.yml": yaml.safe_dump(config.to_dict())}
         store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
-    keep_tokenizer(tokenizer, RunFolder(tmp_path / "run"))
+    save_tokenizer(tokenizer, RunFolder(tmp_path / "run"))
     for name in ("gone.jinja", "tokenizer"):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
     found = LlamaConfig.from_dict(ORIGINS.saved(str(tmp_path / "run")) or {})
