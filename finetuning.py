@@ -97,7 +97,9 @@ def measure(
     model = TrainingSession(config)
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
-    loader = Loader.of(config, family.sample_format.generated(config, 4 * samples, None))
+    loader = Loader.from_config(
+        config, family.sample_format.random_samples(config, 4 * samples, None)
+    )
     model.write(family.weight_map(config).init_weights(config.model.seed))
 
     def step(run: int) -> tuple[float, list[StepResult]]:

@@ -213,7 +213,9 @@ def _prepared(config: RunConfig) -> tuple[TrainingSession, Loader]:
     family, samples = get_family(config), 4 * config.training.global_batch_size
     model = TrainingSession(config)
     model.write(weights(family.weight_map(config)))
-    return model, Loader.of(config, family.sample_format.generated(config, samples, None))
+    return model, Loader.from_config(
+        config, family.sample_format.random_samples(config, samples, None)
+    )
 
 
 def _train(config: RunConfig, runs: int) -> Facts:

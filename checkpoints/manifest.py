@@ -120,7 +120,7 @@ class Manifest:
                 f"{format_path(path)} has format {written}, {age} than the {FORMAT} that this "
                 "version reads: use the version that wrote it"
             )
-        texts, tables = content.texts("texts"), content.texts("tables")
+        texts, tables = content.text_mapping("texts"), content.text_mapping("tables")
         if not all(map(is_file_name, (*texts, *tables))):
             raise FileError(f"{format_path(path)} names files that are not of the checkpoint")
         return cls(
@@ -164,8 +164,8 @@ class Manifest:
 
 def _read_sharded(content: JsonObject, processes: int) -> dict[str, ShardedTensor]:
     """The tensors in parts. Raises FileError if they are none."""
-    layouts = [_read_layout(row) for row in content.rows("layouts")]
-    owners, parsed = content.lists("owners"), {}
+    layouts = [_read_layout(row) for row in content.object_list("layouts")]
+    owners, parsed = content.int_lists("owners"), {}
     for name, row in content.objects("cut").items():
         layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
@@ -194,7 +194,7 @@ def _read_layout(fields: JsonObject) -> Layout:
         FileError: it is none, or not of whole tensors.
     """
     shape = tuple(fields.counts("shape"))
-    layout = tuple(part for box in fields.rows("boxes") for part in _read_box(box, shape))
+    layout = tuple(part for box in fields.object_list("boxes") for part in _read_box(box, shape))
     if not layout:
         raise FileError("a tensor has no parts")
     try:

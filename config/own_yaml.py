@@ -46,7 +46,7 @@ def unfolded(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
     if isinstance(data.get("model"), str):
         flags["model"] = NAMED
     plain = {key: value for key, value in data.items() if key not in flags}
-    whole = LocatedDict(plain, {key: data.places[key] for key in plain})
+    whole = LocatedDict(plain, {key: data.locations[key] for key in plain})
     for key, dotted in flags.items():
         _put(whole, dotted, data, key)
     taken = LocatedDict()
@@ -89,7 +89,7 @@ def _move(whole: LocatedDict, name: str, taken: LocatedDict) -> None:
     for key in [key for key in here if key.replace("-", "_") == last]:
         if name in taken:
             raise ConfigError(f"{location_prefix(here, key)}{format_name(name)} stands twice")
-        taken[name], taken.places[name] = here.pop(key), here.places[key]
+        taken[name], taken.locations[name] = here.pop(key), here.locations[key]
         if sections and not here:
             del whole[sections[0]]
 
@@ -99,7 +99,7 @@ def _put(whole: LocatedDict, dotted: str, data: LocatedDict, key: str) -> None:
     here: Any = whole
     for section in sections:
         if section not in here:
-            here[section], here.places[section] = LocatedDict(), data.places[key]
+            here[section], here.locations[section] = LocatedDict(), data.locations[key]
         here = here[section]
         if not isinstance(here, LocatedDict):
             raise ConfigError(
@@ -107,4 +107,4 @@ def _put(whole: LocatedDict, dotted: str, data: LocatedDict, key: str) -> None:
             )
     if name in here:
         raise ConfigError(f"{location_prefix(data, key)}{format_name(dotted)} stands twice")
-    here[name], here.places[name] = data[key], data.places[key]
+    here[name], here.locations[name] = data[key], data.locations[key]

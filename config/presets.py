@@ -69,7 +69,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> LocatedDict:
     Steps win over epochs, as in transformers: those of the base, and those given with them. A way
     of saying the warm-up replaces the base's other one.
     """
-    places = [data.places if isinstance(data, LocatedDict) else {} for data in (base, over)]
+    places = [data.locations if isinstance(data, LocatedDict) else {} for data in (base, over)]
     if over.get("steps") is not None and (base.get("epochs") or over.get("epochs")):
         over = {**over, "epochs": None}
     for name, other in (_WARMUP, _WARMUP[::-1]):

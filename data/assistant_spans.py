@@ -44,58 +44,58 @@ class TurnLocator:
 
     def __init__(
         self,
-        write: Callable[[Sequence[Message], bool], str],
+        render: Callable[[Sequence[Message], bool], str],
         messages: Sequence[Message],
         text: str,
         stops: StopTokens,
     ) -> None:
         """
         Args:
-            write: the text of messages, or what asks for an answer to them.
+            render: the text of messages, or what asks for an answer to them.
             text: that of all messages.
         """
-        self._write, self._messages, self.text, self._stops = write, messages, text, stops
-        self._asked: dict[int, str] = {}
+        self._render, self._messages, self.text, self._stop_tokens = render, messages, text, stops
+        self._prompt_texts: dict[int, str] = {}
 
-    def asked(self, turn: int) -> str:
+    def prompt_text(self, turn: int) -> str:
         """The text that asks for the answer at an index."""
-        if turn not in self._asked:
-            self._asked[turn] = self._write(self._messages[:turn], True)
-        return self._asked[turn]
+        if turn not in self._prompt_texts:
+            self._prompt_texts[turn] = self._render(self._messages[:turn], True)
+        return self._prompt_texts[turn]
 
-    def before(self, turn: int) -> str:
+    def text_before(self, turn: int) -> str:
         """The text of the messages before an index."""
-        return self._write(self._messages[:turn], False)
+        return self._render(self._messages[:turn], False)
 
-    def answer(self, turn: int) -> CharSpan:
+    def answer_span(self, turn: int) -> CharSpan:
         """What the answer at an index adds, up to and with what ends it.
 
-        A template may write an answer in another way once more follows: Qwen3's leaves out the
+        A template may render an answer in another way once more follows: Qwen3's leaves out the
         thoughts at its beginning. What is learned is what stands there then.
 
         Raises:
             Refused: the whole text does not hold the answer as the template writes it there.
         """
         try:
-            return self._as_last(turn)
+            return self._span_as_last(turn)
         except ConversationError:
-            found = self._changed(turn)
+            found = self._span_by_difference(turn)
             if found is None:
                 raise
             return found
 
-    def _as_last(self, turn: int) -> CharSpan:
+    def _span_as_last(self, turn: int) -> CharSpan:
         """The answer, found by the text of the messages up to it. Raises Refused."""
         last = turn == len(self._messages) - 1
-        fresh = self.text if last else self._write(self._messages[: turn + 1], False)
-        begin = self._starts(turn, fresh)[-1]
-        least, stop = 0, self._stops.last
+        fresh = self.text if last else self._render(self._messages[: turn + 1], False)
+        begin = self._possible_starts(turn, fresh)[-1]
+        least, stop = 0, self._stop_tokens.last
         if stop is not None and stop in fresh[begin:]:
-            ends = stop if last else self._stops.inner or stop
+            ends = stop if last else self._stop_tokens.inner or stop
             least = len(ends)
             fresh = fresh[: fresh.rindex(stop)] + ends
         dropped = range(begin, len(fresh) - least + 1) if least else (begin,)
-        starts = self._starts(turn, self.text)
+        starts = self._possible_starts(turn, self.text)
         for first in dropped:  # as little as may be
             for start in starts:
                 if self.text.startswith(fresh[first:], start):
@@ -105,18 +105,18 @@ class TurnLocator:
             "try --data.loss last"
         )
 
-    def _changed(self, turn: int) -> CharSpan | None:
+    def _span_by_difference(self, turn: int) -> CharSpan | None:
         """The answer, found by the text of all messages with another answer in its place; None:
         nothing asks for it.
 
         Messages before it may be written in another way once more follows: Qwen3's template leaves
         out the thoughts of calls before the last question.
         """
-        asked = self.asked(turn)
-        header = asked[_common_prefix_length(asked, self.before(turn)) :]
+        asked = self.prompt_text(turn)
+        header = asked[_common_prefix_length(asked, self.text_before(turn)) :]
         other = [*self._messages]
         other[turn] = _with_placeholder(other[turn])
-        text, changed = self.text, self._write(other, False)
+        text, changed = self.text, self._render(other, False)
         first, last = (
             _common_prefix_length(text, changed),
             _common_prefix_length(text[::-1], changed[::-1]),
@@ -127,18 +127,20 @@ class TurnLocator:
         if not header or start < 0:
             return None
         end = len(text) - last
-        if self._stops.last is not None and (found := self._stops.special.search(text, end)):
+        if self._stop_tokens.last is not None and (
+            found := self._stop_tokens.special.search(text, end)
+        ):
             end = found.end()
         return CharSpan(start + cut, end) if end > start + cut else None
 
-    def _starts(self, turn: int, text: str) -> list[int]:
+    def _possible_starts(self, turn: int, text: str) -> list[int]:
         """Where the answer may begin in a text that holds it."""
-        asked = self.asked(turn)
+        asked = self.prompt_text(turn)
         if text.startswith(asked):
             return [len(asked)]
         # What asks for an answer may go on where the text has the answer, such as with <think>.
         same = _common_prefix_length(asked, text)
-        least = _common_prefix_length(asked, self.before(turn))
+        least = _common_prefix_length(asked, self.text_before(turn))
         ends = [end.end() for end in _HEADER_END.finditer(asked, 0, same)]
         ends = [end for end in ends if end >= least]
         if not ends:

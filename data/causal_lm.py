@@ -62,8 +62,8 @@ class TokenStream:
 
     tokens: np.ndarray
     targets: np.ndarray
-    starts: np.ndarray
-    cuts: Truncation = NO_TRUNCATION
+    offsets: np.ndarray
+    truncation: Truncation = NO_TRUNCATION
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class TokenBlocks:
     tokens: np.ndarray
     sequence_length: int
     targets: np.ndarray | None = None
-    cuts: Truncation = NO_TRUNCATION
+    truncation: Truncation = NO_TRUNCATION
     pad: int = 0
 
     @classmethod
-    def of(cls, stream: TokenStream, sequence_length: int, pad: int) -> TokenBlocks:
+    def from_stream(cls, stream: TokenStream, sequence_length: int, pad: int) -> TokenBlocks:
         """The samples of a stream."""
         targets = None if stream.targets is stream.tokens else stream.targets
-        return cls(stream.tokens, sequence_length, targets, stream.cuts, pad)
+        return cls(stream.tokens, sequence_length, targets, stream.truncation, pad)
 
     @property
     def digest(self) -> str:
@@ -138,27 +138,27 @@ class PackedSequences:
     first: int = 0
 
     @classmethod
-    def of(
+    def from_stream(
         cls, stream: TokenStream, sequence_length: int, pad: int, most: int = 1, first: int = 0
     ) -> PackedSequences:
         """Pack all texts into samples, at most `most` in each."""
         # The last token of a text is predicted, but not read.
-        lengths = np.clip(np.diff(stream.starts) - 1, 1, sequence_length)
+        lengths = np.clip(np.diff(stream.offsets) - 1, 1, sequence_length)
         return cls(
             stream, pack_sequences(lengths, sequence_length, most), sequence_length, pad, first
         )
 
     @property
-    def cuts(self) -> Truncation:
+    def truncation(self) -> Truncation:
         """How many texts were too long, and what was cut of targets."""
-        long = np.diff(self.stream.starts) > self.sequence_length + 1
-        return self.stream.cuts + Truncation(int(np.count_nonzero(long)))
+        long = np.diff(self.stream.offsets) > self.sequence_length + 1
+        return self.stream.truncation + Truncation(int(np.count_nonzero(long)))
 
     @property
     def digest(self) -> str:
         """See `Samples`."""
         stream = self.stream
-        return digest_arrays(stream.tokens, stream.targets, stream.starts, self.samples)
+        return digest_arrays(stream.tokens, stream.targets, stream.offsets, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -166,7 +166,7 @@ class PackedSequences:
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         chosen = self.samples[np.asarray(indices, np.int64)]
-        places, stream = self._places, self.stream
+        places, stream = self._sample_indices, self.stream
         input_ids, segment_ids = concatenate_sequences(
             chosen, lambda i: stream.tokens[places(i)][:-1], self.sequence_length, self.pad
         )
@@ -175,9 +175,9 @@ class PackedSequences:
         )
         return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
 
-    def _places(self, index: int) -> np.ndarray:
+    def _sample_indices(self, index: int) -> np.ndarray:
         """Where the tokens of a text that a sample has room for are in the stream."""
-        start, end = self.stream.starts[index], self.stream.starts[index + 1]
+        start, end = self.stream.offsets[index], self.stream.offsets[index + 1]
         return start + left_truncated_indices(end - start, self.sequence_length + 1, self.first)
 
 
@@ -188,83 +188,87 @@ class CausalLM(SampleFormat):
     name: str = "causal_lm"
     sample_tokenizer: str = "gptj_tokenizer"
     output_field: str = "output_length"
-    takes_chats: bool = True
+    trains_whole_chats: bool = True
 
-    def learned(self, config: RunConfig) -> LossScope:
+    def loss_scope(self, config: RunConfig) -> LossScope:
         """As the configuration says, else as its format does."""
         data = _data_config(config)
         return data.loss or ("answers" if data.format == "chat" else "all")
 
-    def asked(self, config: RunConfig, prompt: str) -> str:
+    def prompt_text(self, config: RunConfig, prompt: str) -> str:
         """The prompt and the separator, after which the model writes."""
         return prompt + _separator(config)
 
-    def example(self, config: RunConfig, example: Example) -> Example:
+    def render(self, config: RunConfig, example: Example) -> Example:
         """With an empty separator, prompt and target are joined as they are."""
-        if example.part is not None:
+        if example.doc_chunk is not None:
             return example
         if _separator(config):
-            return super().example(config, example)
-        return example.joined()
+            return super().render(config, example)
+        return example.concatenated()
 
-    def settled(self, config: RunConfig, separator: str) -> RunConfig:
+    def resolve(self, config: RunConfig, separator: str) -> RunConfig:
         data = _data_config(config)
         if data.separator is None:
             data = replace(data, separator=separator)
         return replace(config, data=data)
 
-    def encoded(
+    def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
         if _data_config(config).format == "plain":
-            return tokenizer.parts((e.target, e.part) for e in examples if e.part is not None)
+            return tokenizer.encode_doc_chunks(
+                (e.target, e.doc_chunk) for e in examples if e.doc_chunk is not None
+            )
         if tokenizer.chat:
-            return tokenizer.marked(example.spans() for example in examples)
-        return encode_examples(tokenizer, (example.halves() for example in examples))
+            return tokenizer.encode_with_loss_mask(example.spans() for example in examples)
+        return encode_examples(tokenizer, (example.prompt_and_answer() for example in examples))
 
-    def samples(
+    def make_samples(
         self,
         config: RunConfig,
         examples: Sequence[Example],
         tokens: Sequence[TokenizedText],
         tokenizer: Tokenizer,
-        evaluated: bool,
+        for_eval: bool,
     ) -> Samples:
         """Joined to one stream if `data.packing`, or documents; else whole texts in samples."""
         data, length = _data_config(config), config.model.sequence_length
         if data.format == "plain":
-            return TokenBlocks.of(join_sequences(tokens), length, tokenizer.pad)
-        joins, cuts = data.packing and not evaluated, NO_TRUNCATION
+            return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad)
+        joins, cuts = data.packing and not for_eval, NO_TRUNCATION
         if not tokenizer.chat:
             limit = self.target_limit(config)
             tokens, cuts = truncate_answers(tokens, examples, limit, data.long_targets)
         elif not joins:
             whole = TokenLimit(length, "sequence_length", config.model.max_position_embeddings)
             tokens, cuts = truncate_conversations(tokens, examples, whole, data.long_targets)
-        answers_only = evaluated or self.learned(config) != "all"
+        answers_only = for_eval or self.loss_scope(config) != "all"
         stream = join_sequences(tokens, answers_only, cuts)
         if joins:
-            return TokenBlocks.of(stream, length, tokenizer.pad)
-        first = len(tokenizer.around[0])
-        return PackedSequences.of(stream, length, tokenizer.pad, examples_per_sample(config), first)
+            return TokenBlocks.from_stream(stream, length, tokenizer.pad)
+        first = len(tokenizer.affix_ids[0])
+        return PackedSequences.from_stream(
+            stream, length, tokenizer.pad, examples_per_sample(config), first
+        )
 
-    def preference_inputs(
-        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    def make_pair_samples(
+        self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
         length, places = config.model.sequence_length, examples_per_sample(config)
         limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
-        kept, cuts = truncate_pairs(units, limit, config.data.long_targets, tokenizer)
-        texts = [text for unit in kept for text in unit.texts]
+        kept, cuts = truncate_pairs(pairs, limit, config.data.long_targets, tokenizer)
+        texts = [text for pair in kept for text in pair.sequences]
         stream = join_sequences(texts, True, cuts)
-        lengths = np.maximum(np.diff(stream.starts) - 1, 1).reshape(-1, 2).sum(axis=1)
+        lengths = np.maximum(np.diff(stream.offsets) - 1, 1).reshape(-1, 2).sum(axis=1)
         shared = pack_sequences(lengths, length, places)
         each = np.where(shared[..., None] == EMPTY_SLOT, EMPTY_SLOT, 2 * shared[..., None] + [0, 1])
         packed = PackedSequences(stream, each.reshape(len(shared), -1), length, tokenizer.pad)
-        counts = np.asarray([np.count_nonzero(text.learned[1:]) for text in texts], np.float32)
+        counts = np.asarray([np.count_nonzero(text.loss_mask[1:]) for text in texts], np.float32)
         return PreferenceSamples(packed, shared, counts.reshape(-1, 2), make_kto_labels(kept))
 
-    def fitting(
-        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    def fit_pairs(
+        self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
         most = config.model.sequence_length
 
@@ -276,19 +280,22 @@ class CausalLM(SampleFormat):
                 else text
             )
 
-        kept = [replace(unit, texts=(cut(unit.texts[0]), cut(unit.texts[1]))) for unit in units]
-        longest = max(sum(len(text.ids) - 1 for text in unit.texts) for unit in kept)
+        kept = [
+            replace(pair, sequences=(cut(pair.sequences[0]), cut(pair.sequences[1])))
+            for pair in pairs
+        ]
+        longest = max(sum(len(text.ids) - 1 for text in pair.sequences) for pair in kept)
         multiple = length_multiple(config)
         length = -(-longest // multiple) * multiple
         return replace(config, model=replace(config.model, sequence_length=length)), kept
 
     def target_limit(self, config: RunConfig) -> TokenLimit:
         """A target is as long as what is generated, if a sample holds that."""
-        length, room = config.model.sequence_length, self.room(config)
+        length, room = config.model.sequence_length, self.max_new_tokens(config)
         most = (length, "sequence_length") if room >= length else (room, self.output_field)
         return TokenLimit(*most, config.model.max_position_embeddings)
 
-    def prompts(
+    def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
         """Those longer than `sequence_length` lose their beginning: the end asks for the answer."""
@@ -303,24 +310,26 @@ class CausalLM(SampleFormat):
         model = replace(config.model, sequence_length=input_ids.shape[1])
         return replace(config, model=model), Prompts(texts, input_ids, mask, cut)
 
-    def answers(
+    def encode_targets(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
         if tokenizer.chat:
-            return [tokenizer.ended(ids) for ids in tokenizer.ids(texts)]
-        examples = (self.example(config, Example("", text)) for text in texts)
-        found = encode_examples(tokenizer, (example.halves() for example in examples))
-        return [tokens.ids[tokens.learned] for tokens in found]
+            return [tokenizer.with_eos(ids) for ids in tokenizer.ids(texts)]
+        examples = (self.render(config, Example("", text)) for text in texts)
+        found = encode_examples(tokenizer, (example.prompt_and_answer() for example in examples))
+        return [tokens.ids[tokens.loss_mask] for tokens in found]
 
-    def length(self, tokens: TokenizedText) -> tuple[int, int]:
+    def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
         """The last token is predicted, but not read."""
-        return len(tokens.ids) - 1, _trailing_loss_tokens(tokens.learned)
+        return len(tokens.ids) - 1, _trailing_loss_tokens(tokens.loss_mask)
 
-    def predicted(self, config: RunConfig) -> int:
+    def num_predictions(self, config: RunConfig) -> int:
         """All of them."""
         return config.model.sequence_length
 
-    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> TokenBlocks:
+    def random_samples(
+        self, config: RunConfig, count: int, mean_tokens: float | None
+    ) -> TokenBlocks:
         """All of the configured length, since texts are packed."""
         model = config.model
         rng = np.random.default_rng(model.seed)
@@ -328,7 +337,7 @@ class CausalLM(SampleFormat):
         stream = rng.integers(0, model.vocab_size, length, np.int32)
         return TokenBlocks(stream, model.sequence_length)
 
-    def streams(self, batch: Batch) -> dict[str, np.ndarray]:
+    def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
         segment_ids = get_segment_ids(batch)
         return {
             "input_ids": batch["input_ids"],
@@ -338,7 +347,7 @@ class CausalLM(SampleFormat):
             **preference_inputs(batch),
         }
 
-    def marked(self, batch: Batch) -> list[list[TokenInLoss]]:
+    def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
         marked_texts = list[list[TokenInLoss]]()
         texts = get_segment_ids(batch)
         for input_ids, labels, numbers in zip(
@@ -353,7 +362,7 @@ class CausalLM(SampleFormat):
                 marked_texts.append(list(zip(tokens, marks, strict=True)))
         return marked_texts
 
-    def tokens(self, batch: Batch) -> int:
+    def count_tokens(self, batch: Batch) -> int:
         """Tokens of the texts in a batch."""
         return int(np.count_nonzero(get_segment_ids(batch)))
 
@@ -408,55 +417,55 @@ def truncate_conversations(
             longest,
             f"{len(long)} of {len(texts)} conversations are too long: the longest, which ends "
             f"{format_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
-            f"{limit.tokens}: {limit.mend(tokens - 1)}",
+            f"{limit.tokens}: {limit.advice(tokens - 1)}",
         )
     gone = set(long) if long_targets == "drop" else set[int]()
     kept = [TokenizedText(*(part[:most] for part in text))
             for i, text in enumerate(texts) if i not in gone]  # fmt: skip
-    useful = [text for text in kept if text.learned.any()]
+    useful = [text for text in kept if text.loss_mask.any()]
     dropped = len(texts) - len(useful)
     return useful, Truncation(targets=0 if gone else len(long) - dropped, dropped=dropped)
 
 
 def truncate_pairs(
-    units: Sequence[PreferencePair],
+    pairs: Sequence[PreferencePair],
     limit: TokenLimit,
     long_targets: LongTargets,
     tokenizer: Tokenizer,
 ) -> tuple[list[PreferencePair], Truncation]:
     """Units whose two texts a sample holds. What is cut is as much of the beginning of both
-    prompts, `<bos>` left out; a unit whose prompts are too short for that is left out.
+    prompts, `<bos>` left out; a pair whose prompts are too short for that is left out.
 
     Raises:
         TooLong: one is longer, and `long_targets` is "refuse".
     """
-    sizes = [sum(len(text.ids) - 1 for text in unit.texts) for unit in units]
+    sizes = [sum(len(text.ids) - 1 for text in pair.sequences) for pair in pairs]
     long = [i for i, size in enumerate(sizes) if size > limit.tokens]
     if long and long_targets == "refuse":
         longest = max(long, key=sizes.__getitem__)
         raise TooLongError(
-            units[longest].index,
+            pairs[longest].example_index,
             f"the two texts have {sizes[longest]} tokens together, but {limit.field} is "
-            f"{limit.tokens}: {limit.mend(sizes[longest])}",
+            f"{limit.tokens}: {limit.advice(sizes[longest])}",
         )
     kept, cut = [], 0
-    for unit, size in zip(units, sizes, strict=True):
+    for pair, size in zip(pairs, sizes, strict=True):
         less = -(-max(size - limit.tokens, 0) // 2)
-        first = count_leading_special(tokenizer, unit.texts[0].ids)
-        room = min(map(prompt_length, unit.texts)) - first
+        first = count_leading_special(tokenizer, pair.sequences[0].ids)
+        room = min(map(prompt_length, pair.sequences)) - first
         if less and (long_targets == "drop" or less >= room):
             continue
-        one, other = (_truncate_left(text, less, first) for text in unit.texts)
-        kept.append(replace(unit, texts=(one, other)))
+        one, other = (_truncate_left(text, less, first) for text in pair.sequences)
+        kept.append(replace(pair, sequences=(one, other)))
         cut += less > 0
-    return kept, Truncation(prompts=cut, dropped=len(units) - len(kept))
+    return kept, Truncation(prompts=cut, dropped=len(pairs) - len(kept))
 
 
 def _truncate_left(text: TokenizedText, less: int, first: int) -> TokenizedText:
     """A text with `less` tokens fewer; see `left_truncated_indices`."""
     size = len(text.ids)
     places = left_truncated_indices(size, size - less, first)
-    return TokenizedText(text.ids[places], text.learned[places])
+    return TokenizedText(text.ids[places], text.loss_mask[places])
 
 
 def truncate_answers(
@@ -466,7 +475,7 @@ def truncate_answers(
     long_targets: LongTargets,
 ) -> tuple[list[TokenizedText], Truncation]:
     """The examples' texts, with targets of at most so many tokens; see `truncate_targets`."""
-    begins = [len(text.ids) - _trailing_loss_tokens(text.learned) for text in tokens]
+    begins = [len(text.ids) - _trailing_loss_tokens(text.loss_mask) for text in tokens]
     kept, targets, cuts = truncate_targets(
         [text.ids[begin:] for text, begin in zip(tokens, begins, strict=True)],
         [example.target for example in examples],
@@ -475,7 +484,7 @@ def truncate_answers(
     )
     texts = []
     for i, target in zip(kept, targets, strict=True):
-        learned = tokens[i].learned[: begins[i] + len(target)]
+        learned = tokens[i].loss_mask[: begins[i] + len(target)]
         texts.append(TokenizedText(np.append(tokens[i].ids[: begins[i]], target), learned))
     return texts, cuts
 
@@ -497,7 +506,7 @@ def join_sequences(
     tokens = np.concatenate([none, *(text.ids for text in texts)])
     targets = tokens
     if answers_only:
-        learned = np.concatenate([none.astype(bool), *(text.learned for text in texts)])
+        learned = np.concatenate([none.astype(bool), *(text.loss_mask for text in texts)])
         targets = np.where(learned, tokens, np.int32(IGNORE_INDEX))
     starts = np.cumsum([0, *(len(text.ids) for text in texts)])
     return TokenStream(tokens, targets, starts, cuts)

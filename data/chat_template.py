@@ -76,21 +76,21 @@ class ChatTemplate:
         base: PreTrainedTokenizerFast,
         variables: Mapping[str, Any] | None = None,
         loss: LossScope = "answers",
-        frozen: bool = True,
+        fix_date: bool = True,
     ) -> None:
         """
         Args:
             variables: what the template is given besides the messages.
             loss: which of the assistant's turns are learned; "all" marks them all, too.
-            frozen: a template that writes the day is told `TRAINING_DATE`, else the true one.
+            fix_date: a template that writes the day is told `TRAINING_DATE`, else the true one.
 
         Raises:
             ConfigError: the tokenizer has no template, or it is not one, or takes too long.
         """
         self.base, self.variables, self.loss = base, dict(variables or {}), loss
-        self.noted = DataWarnings()
-        self._frozen = frozen
-        self._written: set[tuple[str, str]] = set()
+        self.warnings = DataWarnings()
+        self._fixes_date = fix_date
+        self._rendered_fields: set[tuple[str, str]] = set()
         self._check()
 
     def _check(self) -> None:
@@ -117,7 +117,7 @@ class ChatTemplate:
             pass
 
     @property
-    def made_by(self) -> tuple[object, ...]:
+    def cache_key(self) -> tuple[object, ...]:
         """All that its texts follow from, besides conversations."""
         return self.base.chat_template, self.base.special_tokens_map, self.variables
 
@@ -128,8 +128,8 @@ class ChatTemplate:
         Raises:
             Refused: the template does not take it.
         """
-        text = self._text(conversation, self._messages(conversation), True)
-        self._note_unwritten(conversation, text, place, asks=True)
+        text = self._render_text(conversation, self._messages(conversation), True)
+        self._warn_dropped(conversation, text, place, add_generation_prompt=True)
         return text
 
     def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
@@ -137,7 +137,7 @@ class ChatTemplate:
         try:
             return self.example(conversation, place)
         except ConversationError as error:
-            self.noted.refused.append(f"{place}: {error}")
+            self.warnings.refused.append(f"{place}: {error}")
             return None
 
     def example(self, conversation: Conversation, place: FileLocation | None = None) -> Example:
@@ -151,39 +151,51 @@ class ChatTemplate:
         if not turns:
             raise ConversationError("it has no turn of the assistant")
         turns = turns[-1:] if self.loss == "last" else turns
-        text, blocks = self._rendered(conversation, messages, False)
-        written = TurnLocator(
-            lambda part, asks: self._text(conversation, part, asks), messages, text, self._stops
+        text, blocks = self._render_checked(conversation, messages, False)
+        locator = TurnLocator(
+            lambda part, add_generation_prompt: self._render_text(
+                conversation, part, add_generation_prompt
+            ),
+            messages,
+            text,
+            self._stop_tokens,
         )
-        ranges = self._ranges(written, turns, blocks, place)
+        ranges = self._assistant_spans(locator, turns, blocks, place)
         if len(ranges) != len(turns) and any(messages[i].get(WEIGHT_FIELD) == 0 for i in turns):
             raise ConversationError(
                 f"it has weights, but the template marks {len(ranges)} parts of {len(turns)} turns"
             )
         first = len(messages) - (conversation.answer_length or len(messages) - turns[-1])
         answers = messages[first]["role"] == "assistant"
-        prompt = written.asked(first) if answers else written.before(first)
+        prompt = locator.prompt_text(first) if answers else locator.text_before(first)
         start = len(prompt) if text.startswith(prompt) else ranges[-1].start
-        target = self._visible(text[start : max(ranges[-1].end, start)])
+        target = self._strip_special(text[start : max(ranges[-1].end, start)])
         if len(ranges) == len(turns):
             ranges = [
                 r for r, i in zip(ranges, turns, strict=True) if messages[i].get(WEIGHT_FIELD) != 0
             ]
         if not any(r.end > r.start for r in ranges):
             raise ConversationError("nothing of it is learned")
-        self._note_unwritten(conversation, text, place)
-        self._note_unlearned(conversation, prompt[start:] if start < len(prompt) else "", place)
+        self._warn_dropped(conversation, text, place)
+        self._warn_unused(conversation, prompt[start:] if start < len(prompt) else "", place)
         return Example(prompt, target, _split_spans(text, ranges))
 
-    def _note_unwritten(
-        self, conversation: Conversation, text: str, place: object, asks: bool = False
+    def _warn_dropped(
+        self,
+        conversation: Conversation,
+        text: str,
+        place: object,
+        add_generation_prompt: bool = False,
     ) -> None:
         """Note what a conversation holds and its text does not.
 
         Args:
-            asks: the text asks for an answer at its end.
+            add_generation_prompt: the text ends with the generation prompt.
         """
-        add, ignored = self.noted.add, self._ignored(conversation, text, asks)
+        add, ignored = (
+            self.warnings.add,
+            self._ignored_fields(conversation, text, add_generation_prompt),
+        )
         for (role, name), value in ignored.items():
             if name == "content":
                 add(NOT_RENDERED, f"messages of the role {role}", place, value)
@@ -195,26 +207,27 @@ class ChatTemplate:
             add(NOT_RENDERED, name, place, value)
         if conversation.tools is not None and self._tools(conversation) is None:
             add(TOOLS_NOT_RENDERED, "those of the rows are left out", place, conversation.tools[0])
-        for name, value in conversation.unread.items():
+        for name, value in conversation.unused_fields.items():
             add(UNUSED_FIELDS, format_name(name), place, value)
 
-    def _note_unlearned(self, conversation: Conversation, asks: str, place: object) -> None:
-        """Note weights of messages that nobody uses, and what asks for an answer but is not there.
+    def _warn_unused(self, conversation: Conversation, unused_prompt: str, place: object) -> None:
+        """Note weights of messages that nobody uses, and the generation prompt's end that is
+        missing.
 
         Args:
-            asks: the end of the text that asks for the last answer, which its text does not have.
+            unused_prompt: the end of the generation prompt that the full text lacks.
         """
         for message in conversation.messages:
             own, weight = message["role"] == "assistant", message.get(WEIGHT_FIELD)
             if (weight == 1 and not own) or (weight == 0 and own and self.loss == "all"):
                 what = f"weight {weight} of messages of the role {message['role']}"
-                self.noted.add(UNUSED_WEIGHTS, what, place, message.get("content"))
-        if asks:
+                self.warnings.add(UNUSED_WEIGHTS, what, place, message.get("content"))
+        if unused_prompt:
             answer = conversation.messages[-1].get("content")
-            self.noted.add(MISSING_ANSWER_PREFIX, format_value(asks), place, answer)
+            self.warnings.add(MISSING_ANSWER_PREFIX, format_value(unused_prompt), place, answer)
 
-    def _ignored(
-        self, conversation: Conversation, text: str, asks: bool
+    def _ignored_fields(
+        self, conversation: Conversation, text: str, add_generation_prompt: bool
     ) -> dict[tuple[str, str], object]:
         """Fields of messages, after their roles, that could say anything else and the text would be
         the same; with the first value. Answers are not among them: their places differ."""
@@ -226,7 +239,7 @@ class ChatTemplate:
             if one.get(name) and (one["role"], name) != ("assistant", "content")
         }
         for (role, name), value in first.items():
-            if (role, name) in self._written:
+            if (role, name) in self._rendered_fields:
                 continue
             others = [
                 {**one, name: f"{one[name]}{_SAMPLE_ANSWER}"}
@@ -235,37 +248,39 @@ class ChatTemplate:
                 for one in messages
             ]
             try:
-                same = self._text(conversation, others, asks) == text
+                same = self._render_text(conversation, others, add_generation_prompt) == text
             except ConversationError:  # it is read
                 same = False
             if same:
                 found[role, name] = value
             else:
-                self._written.add((role, name))
+                self._rendered_fields.add((role, name))
         return found
 
     def notes(self) -> Iterable[str]:
         """What is to be said of the conversations that were read."""
-        return self.noted.lines()
+        return self.warnings.lines()
 
     @property
-    def doubted(self) -> list[str]:
+    def template_warnings(self) -> list[str]:
         """See `DataWarnings`."""
-        return self.noted.doubted
+        return self.warnings.template_warnings
 
     # ---- what the template writes after an answer -------------------------------------------
     @cached_property
-    def stop(self) -> str | None:
+    def stop_token(self) -> str | None:
         """The special token that ends an answer; None: the template writes none."""
-        return self._stop_before([])
+        return self._stop_token_before([])
 
     @cached_property
-    def _stops(self) -> StopTokens:
-        inner = self._stop_before([make_message("user", "b")]) or self.stop
-        ends = [stop for stop in (self.stop, inner) if stop]
-        return StopTokens(self.stop, inner, pattern_of_any([*special_tokens(self.base), *ends]))
+    def _stop_tokens(self) -> StopTokens:
+        inner = self._stop_token_before([make_message("user", "b")]) or self.stop_token
+        ends = [stop for stop in (self.stop_token, inner) if stop]
+        return StopTokens(
+            self.stop_token, inner, pattern_of_any([*special_tokens(self.base), *ends])
+        )
 
-    def _stop_before(self, following: Sequence[Message]) -> str | None:
+    def _stop_token_before(self, following: Sequence[Message]) -> str | None:
         """The special token that ends an answer before these messages."""
         for head in ([], [make_message("system", "a")]):
             messages = [
@@ -287,17 +302,23 @@ class ChatTemplate:
         return None
 
     @property
-    def end(self) -> int | None:
-        """The token of `stop`."""
-        return None if self.stop is None else int(self.base.convert_tokens_to_ids(self.stop))
+    def stop_token_id(self) -> int | None:
+        """The token of `stop_token`."""
+        return (
+            None
+            if self.stop_token is None
+            else int(self.base.convert_tokens_to_ids(self.stop_token))
+        )
 
     # ---- rendering --------------------------------------------------------------------------
-    def _rendered(
-        self, conversation: Conversation, messages: Sequence[Message], asks: bool
+    def _render_checked(
+        self, conversation: Conversation, messages: Sequence[Message], add_generation_prompt: bool
     ) -> tuple[str, list[CharSpan]]:
         tools = self._tools(conversation)
         try:
-            text, blocks = self._render(messages, asks, tools, conversation.variables)
+            text, blocks = self._render(
+                messages, add_generation_prompt, tools, conversation.variables
+            )
         except ConfigError:
             raise
         except Exception as error:  # a template may raise anything
@@ -311,26 +332,28 @@ class ChatTemplate:
             )
         return text, blocks
 
-    def _text(self, conversation: Conversation, messages: Sequence[Message], asks: bool) -> str:
-        return self._rendered(conversation, messages, asks)[0]
+    def _render_text(
+        self, conversation: Conversation, messages: Sequence[Message], add_generation_prompt: bool
+    ) -> str:
+        return self._render_checked(conversation, messages, add_generation_prompt)[0]
 
     def _render(
         self,
         messages: Sequence[Message],
-        asks: bool,
+        add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
         own: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, list[CharSpan]]:
         source = self._source(tools)
         variables = {**self.base.special_tokens_map, **self.variables, **own}
         marks = _GENERATION_BLOCK.search(source) is not None
-        text, blocks = render(source, messages, tools, asks, marks, variables)
+        text, blocks = render(source, messages, tools, add_generation_prompt, marks, variables)
         return text, [CharSpan(*block) for block in blocks]
 
     def _source(self, tools: object = None) -> str:
         """The template; of several, as transformers chooses."""
         source: str = self.base.get_chat_template(None, tools)
-        return _with_fixed_date(source) if self._frozen and "strftime_now" in source else source
+        return _with_fixed_date(source) if self._fixes_date and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
         """Its tools, if the template writes any."""
@@ -341,17 +364,19 @@ class ChatTemplate:
         """Its messages; tool calls become text for templates that do not know them, which would
         pass over them."""
         if "tool_calls" in self._source(conversation.tools):
-            return [self._call_form.of(message) for message in conversation.messages]
+            return [self._tool_call_format.apply(message) for message in conversation.messages]
         return [tool_calls_to_text(message) for message in conversation.messages]
 
     @cached_property
-    def _call_form(self) -> ToolCallFormat:
+    def _tool_call_format(self) -> ToolCallFormat:
         """The first form of tool calls that the template writes."""
         for form in TOOL_CALL_FORMATS:
             try:
                 if (
                     PROBE_FUNCTION
-                    in self._render([make_message("user", "a"), form.of(PROBE_MESSAGE)], False)[0]
+                    in self._render([make_message("user", "a"), form.apply(PROBE_MESSAGE)], False)[
+                        0
+                    ]
                 ):
                     return form
             except ConfigError:
@@ -361,34 +386,38 @@ class ChatTemplate:
         return TOOL_CALL_FORMATS[0]
 
     # ---- what is learned --------------------------------------------------------------------
-    def _ranges(
+    def _assistant_spans(
         self,
-        written: TurnLocator,
+        locator: TurnLocator,
         turns: Sequence[int],
         blocks: Sequence[CharSpan],
         place: FileLocation | None,
     ) -> list[CharSpan]:
         """What the assistant wrote in these turns, in order."""
         if not blocks:
-            return [written.answer(turn) for turn in turns]
+            return [locator.answer_span(turn) for turn in turns]
         blocks = blocks[-1:] if self.loss == "last" else blocks
-        text = written.text
+        text = locator.text
         try:
-            expected = [text[slice(*written.answer(turn))] for turn in turns]
+            expected = [text[slice(*locator.answer_span(turn))] for turn in turns]
         except ConversationError:  # nothing to compare with
             return list(blocks)
         marked = [text[slice(*block)].rstrip() for block in blocks]
         if marked != [answer.rstrip() for answer in expected]:
             pairs = zip([*marked, ""], [*expected, ""], strict=False)
             one, other = next(((a, b) for a, b in pairs if a != b.rstrip()), ("", ""))
-            self.noted.doubted.append(
+            self.warnings.template_warnings.append(
                 f"{place}: {format_value(one)} marked, {format_value(other)} added"
             )
         return list(blocks)
 
-    def _visible(self, answer: str) -> str:
+    def _strip_special(self, answer: str) -> str:
         """An answer as people see it, without special tokens."""
-        text = answer.rpartition(self.stop)[0] if self.stop and self.stop in answer else answer
+        text = (
+            answer.rpartition(self.stop_token)[0]
+            if self.stop_token and self.stop_token in answer
+            else answer
+        )
         if any(token in text for token in self.base.all_special_tokens):
             with catch_panics():
                 ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -401,7 +430,7 @@ def load_chat_template(
     file: str | None,
     variables: str | None,
     loss: LossScope,
-    frozen: bool = True,
+    fix_date: bool = True,
 ) -> ChatTemplate:
     """The template of a tokenizer, which it keeps.
 
@@ -426,7 +455,7 @@ def load_chat_template(
                 "such as "
                 '{"enable_thinking": false}'
             )
-    return ChatTemplate(base, given, loss, frozen)
+    return ChatTemplate(base, given, loss, fix_date)
 
 
 @cache

@@ -44,7 +44,7 @@ class ClassLabels:
             )
 
     @classmethod
-    def of(cls, text: str) -> ClassLabels:
+    def from_text(cls, text: str) -> ClassLabels:
         """The labels of the setting `data.labels`.
 
         Raises:

@@ -76,7 +76,7 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] | None = None
     answer_length: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
-    unread: Mapping[str, Any] = field(default_factory=dict)
+    unused_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def with_system(self, system: str | None) -> Conversation:
         """With this system message, if it has none."""
@@ -84,7 +84,7 @@ class Conversation:
             return self
         return replace(self, messages=(make_message("system", system), *self.messages))
 
-    def before_answer(self) -> Conversation:
+    def without_answer(self) -> Conversation:
         """Without the assistant's message at its end, if there is one: what is to be answered."""
         cut = len(self.messages)
         while cut and self.messages[cut - 1]["role"] == "assistant":
@@ -149,7 +149,9 @@ def read_conversation(row: Row, column: str | None = None, empty: bool = False) 
     tools = (_read_list(row, "tools") or None) if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
-    return _with_row_settings(row, Conversation(messages, tools, unread=unused_fields(listed)))
+    return _with_row_settings(
+        row, Conversation(messages, tools, unused_fields=unused_fields(listed))
+    )
 
 
 def unused_fields(messages: object) -> dict[str, Any]:

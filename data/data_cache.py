@@ -27,8 +27,8 @@ class DataCache:
     def __init__(self) -> None:
         self._tokenizers: dict[str, PreTrainedTokenizerFast] = {}
         self._corpora: dict[Split, tuple[object, Corpus]] = {}
-        self._parts: dict[str, DataCache] = {}
-        self.noted: set[tuple[str, str]] = set()
+        self._source_caches: dict[str, DataCache] = {}
+        self.warnings: set[tuple[str, str]] = set()
 
     def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
         """The tokenizer of a name. Raises as `hub.load_tokenizer`."""
@@ -36,12 +36,12 @@ class DataCache:
             self._tokenizers[name] = hub.load_tokenizer(name)
         return self._tokenizers[name]
 
-    def part(self, name: str) -> DataCache:
+    def for_source(self, name: str) -> DataCache:
         """What the pipelines of one source of a mixture load; tokenizers are shared."""
-        if name not in self._parts:
-            self._parts[name] = DataCache()
-            self._parts[name]._tokenizers = self._tokenizers
-        return self._parts[name]
+        if name not in self._source_caches:
+            self._source_caches[name] = DataCache()
+            self._source_caches[name]._tokenizers = self._tokenizers
+        return self._source_caches[name]
 
     def corpus(
         self, split: Split, settings: object, read: Callable[[], Mapping[Split, Corpus]]
@@ -57,10 +57,10 @@ class DataCache:
             self._corpora |= {name: (settings, corpus) for name, corpus in read().items()}
         return self._corpora[split][1]
 
-    def keep(self, split: Split, corpus: Corpus) -> None:
+    def replace_corpus(self, split: Split, corpus: Corpus) -> None:
         """Replace the examples of a split by the same ones of which more is known."""
         self._corpora[split] = (self._corpora[split][0], corpus)
 
-    def forget(self, split: Split) -> None:
+    def drop(self, split: Split) -> None:
         """Free the examples of a split, which nobody asks for again."""
         self._corpora.pop(split, None)

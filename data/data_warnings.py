@@ -49,8 +49,8 @@ class DataWarnings:
 
     control: tuple[str, ...] = ()
     refused: list[str] = field(default_factory=list)
-    doubted: list[str] = field(default_factory=list)
-    held: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
+    template_warnings: list[str] = field(default_factory=list)
+    counts: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
 
     def add(self, sentence: str, name: str, place: object, value: object) -> None:
         """Count a row that holds something that is lost.
@@ -59,12 +59,12 @@ class DataWarnings:
             place: of the row, which counts once.
             value: what it holds.
         """
-        known = self.held.get((sentence, name))
+        known = self.counts.get((sentence, name))
         if known is None:
             where = "" if place is None else f"{place}: "
-            self.held[sentence, name] = WarningCount(1, f"{where}{format_value(value)}", place)
+            self.counts[sentence, name] = WarningCount(1, f"{where}{format_value(value)}", place)
         elif place is None or place != known.last:
-            self.held[sentence, name] = WarningCount(known.rows + 1, known.example, place)
+            self.counts[sentence, name] = WarningCount(known.rows + 1, known.example, place)
 
     def add_row(self, place: object, row: Mapping[str, Any], read: Collection[str]) -> None:
         """Note columns of a row that nobody reads, and control tokens in the others."""
@@ -99,20 +99,20 @@ class DataWarnings:
     def merge(self, other: DataWarnings) -> None:
         """Add the notes of rows that follow."""
         self.refused += other.refused
-        self.doubted += other.doubted
-        for key, count in other.held.items():
-            known = self.held.get(key)
+        self.template_warnings += other.template_warnings
+        for key, count in other.counts.items():
+            known = self.counts.get(key)
             rows, example = (known.rows, known.example) if known else (0, count.example)
-            self.held[key] = WarningCount(rows + count.rows, example)
+            self.counts[key] = WarningCount(rows + count.rows, example)
 
     def to_dict(self) -> dict[str, Any]:
-        held = [[*key, *count[:2]] for key, count in self.held.items()]
-        return {"refused": self.refused, "doubted": self.doubted, "held": held}
+        held = [[*key, *count[:2]] for key, count in self.counts.items()]
+        return {"refused": self.refused, "template_warnings": self.template_warnings, "held": held}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataWarnings:
         held = {(sentence, name): WarningCount(*count) for sentence, name, *count in data["held"]}
-        return cls((), list(data["refused"]), list(data["doubted"]), held)
+        return cls((), list(data["refused"]), list(data["template_warnings"]), held)
 
     def lines(self, said: set[tuple[str, str]] | None = None) -> Iterator[str]:
         """Sentences for people.
@@ -125,19 +125,19 @@ class DataWarnings:
                 f"warning: {len(self.refused)} conversations are left out: "
                 f"{_join_first(self.refused)}"
             )
-        if self.doubted:
+        if self.template_warnings:
             yield (
                 f"warning: the generation blocks of the chat template, which count, do not mark "
-                f"what answers add in {len(self.doubted)} conversations: "
-                f"{_join_first(self.doubted)}"
+                f"what answers add in {len(self.template_warnings)} conversations: "
+                f"{_join_first(self.template_warnings)}"
             )
         new = dict[str, list[str]]()
-        for (sentence, name), (rows, example, _) in self.held.items():
+        for (sentence, name), (rows, example, _) in self.counts.items():
             if said is None or (sentence, name) not in said:
                 many = f"{rows} rows, such as " if rows > 1 else ""
                 new.setdefault(sentence, []).append(f"{name} ({many}{example})")
         if said is not None:
-            said.update(self.held)
+            said.update(self.counts)
         for sentence, items in new.items():
             yield f"{sentence} {_join_first(items, 6)}"
 

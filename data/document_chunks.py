@@ -26,19 +26,19 @@ class DocumentChunk(NamedTuple):
         last: whether the document ends with it.
     """
 
-    before: str
-    last: bool
+    context: str
+    is_last: bool
 
 
 class DocumentChunkRow(dict[str, Any]):
     """A row that is a part of a file of text: its column `text`, and where it stands."""
 
-    def __init__(self, text: str, part: DocumentChunk) -> None:
+    def __init__(self, text: str, doc_chunk: DocumentChunk) -> None:
         super().__init__(text=text)
-        self.part = part
+        self.doc_chunk = doc_chunk
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DocumentChunkRow, (self["text"], self.part)
+        return DocumentChunkRow, (self["text"], self.doc_chunk)
 
 
 def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]:

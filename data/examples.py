@@ -20,14 +20,14 @@ class TokenizedText(NamedTuple):
     """A text's tokens, int32 [n], and which of them are learned, bool [n]."""
 
     ids: np.ndarray
-    learned: np.ndarray
+    loss_mask: np.ndarray
 
 
 class TextSpan(NamedTuple):
     """Consecutive text, and whether a model learns to write it."""
 
     text: str
-    learned: bool
+    in_loss: bool
 
 
 class Example(NamedTuple):
@@ -44,8 +44,8 @@ class Example(NamedTuple):
 
     prompt: str
     target: str
-    whole: tuple[TextSpan, ...] = ()
-    part: DocumentChunk | None = None
+    rendered_spans: tuple[TextSpan, ...] = ()
+    doc_chunk: DocumentChunk | None = None
     desirable: bool | None = None
 
     def spans(self) -> tuple[TextSpan, ...]:
@@ -53,32 +53,37 @@ class Example(NamedTuple):
 
         A space goes between prompt and target unless one of them has white space there.
         """
-        return self.whole or (TextSpan(self.prompt, False), TextSpan(self.answer(), True))
+        return self.rendered_spans or (
+            TextSpan(self.prompt, False),
+            TextSpan(self.separated_target(), True),
+        )
 
-    def answer(self) -> str:
+    def separated_target(self) -> str:
         """The target in the form that continues the prompt."""
         apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if apart else f" {self.target}"
 
-    def halves(self) -> tuple[str, str]:
+    def prompt_and_answer(self) -> tuple[str, str]:
         """Prompt and answer, which are the whole text one after the other."""
-        return self.prompt, self.target if self.whole else self.answer()
+        return self.prompt, self.target if self.rendered_spans else self.separated_target()
 
-    def answering(self, target: str, whole: tuple[TextSpan, ...] = ()) -> Example:
+    def with_target(self, target: str, rendered_spans: tuple[TextSpan, ...] = ()) -> Example:
         """It with another target, and the spans of the whole text if they are given."""
-        return self._replace(target=target, whole=whole)
+        return self._replace(target=target, rendered_spans=rendered_spans)
 
-    def asking(self, prompt: str) -> Example:
+    def with_prompt(self, prompt: str) -> Example:
         """It with another prompt."""
         return self._replace(prompt=prompt)
 
-    def judged(self, desirable: bool | None) -> Example:
+    def with_desirable(self, desirable: bool | None) -> Example:
         """It with whether a person liked the target."""
         return self._replace(desirable=desirable)
 
-    def joined(self) -> Example:
+    def concatenated(self) -> Example:
         """It with nothing between prompt and target."""
-        return self._replace(whole=(TextSpan(self.prompt, False), TextSpan(self.target, True)))
+        return self._replace(
+            rendered_spans=(TextSpan(self.prompt, False), TextSpan(self.target, True))
+        )
 
 
 @dataclass(frozen=True)
@@ -95,29 +100,29 @@ class Corpus:
     """
 
     examples: Sequence[Example]
-    unlabelled: int = 0
+    unlabeled: int = 0
     nulls: int = 0
-    places: Sequence[FileLocation] = ()
+    locations: Sequence[FileLocation] = ()
     tokens: Sequence[TokenizedText] | None = None
     characters: str | None = None
     digest: str = ""
 
-    def mapped(self, change: Callable[[Example], Example]) -> Corpus:
+    def map_examples(self, change: Callable[[Example], Example]) -> Corpus:
         """With other examples in place of these."""
         return replace(self, examples=[change(example) for example in self.examples])
 
     def first(self, count: int | None) -> Corpus:
         """Its first examples; None: all."""
         tokens = None if self.tokens is None else self.tokens[:count]
-        examples, places = self.examples[:count], self.places[:count]
-        return replace(self, examples=examples, places=places, tokens=tokens)
+        examples, places = self.examples[:count], self.locations[:count]
+        return replace(self, examples=examples, locations=places, tokens=tokens)
 
-    def place(self, index: int) -> FileLocation | None:
+    def location(self, index: int) -> FileLocation | None:
         """Where the row of an example is, if that is known."""
-        return self.places[index] if self.places else None
+        return self.locations[index] if self.locations else None
 
     @property
     def notes(self) -> list[str]:
         """What was left out, for people."""
-        counts = ((self.unlabelled, "without a label"), (self.nulls, "with null"))
+        counts = ((self.unlabeled, "without a label"), (self.nulls, "with null"))
         return [f"{count} {why} left out" for count, why in counts if count]

@@ -23,7 +23,7 @@ from data.tokenizer import TokenizedText
 from files.formatting import format_name
 
 OBJECTIVE = "cpo"
-"""Its program gives log-probabilities of whole answers, two in a unit, without a reference."""
+"""Its program gives log-probabilities of whole answers, two in a pair, without a reference."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LabelCandidates:
 
     Attributes:
         config: of the program that computes log-probabilities.
-        samples: two texts in a unit, the labels of an example one after the other.
+        samples: two texts in a pair, the labels of an example one after the other.
         labels: in their order.
         cut: examples whose prompt lost a part.
     """
@@ -43,7 +43,7 @@ class LabelCandidates:
     cut: int
 
     @classmethod
-    def of(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> LabelCandidates:
+    def from_examples(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> LabelCandidates:
         """The texts of examples with each of the labels.
 
         Raises:
@@ -55,20 +55,20 @@ class LabelCandidates:
         examples = [
             _example_with_label(e, labels, name) for e in corpus.examples for name in paired
         ]
-        tokens = data.encoded(examples)
+        tokens = data.tokenize(examples)
         if not (labels.share_beginnings or data.tokenizer.chat):  # a chat's spans say it
-            tokens = [TokenizedText(one.ids[:-1], one.learned[:-1]) for one in tokens]
+            tokens = [TokenizedText(one.ids[:-1], one.loss_mask[:-1]) for one in tokens]
         config = data.config.changed(
             {"training.objective": OBJECTIVE} | _without_packing(data.config)
         )
-        whole = PreferencePair.all(examples, tokens, False)
-        config, units = data.sample_format.fitting(config, whole, data.tokenizer)
-        samples = data.sample_format.of_units(config, units, data.tokenizer)
+        whole = PreferencePair.from_examples(examples, tokens, False)
+        config, pairs = data.sample_format.fit_pairs(config, whole, data.tokenizer)
+        samples = data.sample_format.make_pair_samples(config, pairs, data.tokenizer)
         shorter = (
-            len(one.texts[0].ids) < len(before.texts[0].ids)
-            for one, before in zip(units, whole, strict=True)
+            len(one.sequences[0].ids) < len(before.sequences[0].ids)
+            for one, before in zip(pairs, whole, strict=True)
         )
-        cut = sum(shorter) + samples.cuts.prompts
+        cut = sum(shorter) + samples.truncation.prompts
         return cls(config, samples, labels, 2 * cut // len(paired))
 
     def scores(self, logps: np.ndarray) -> np.ndarray:
@@ -77,9 +77,9 @@ class LabelCandidates:
         Args:
             logps: of the texts of the samples, float32 [samples, places, 2].
         """
-        there = self.samples.places != EMPTY_SLOT
+        there = self.samples.pair_indices != EMPTY_SLOT
         by_unit = np.empty((len(self.samples.num_loss_tokens), 2), np.float32)
-        by_unit[self.samples.places[there]] = logps[there]
+        by_unit[self.samples.pair_indices[there]] = logps[there]
         count = len(self.labels.names)
         return by_unit.reshape(-1, count + count % 2)[:, :count]
 
@@ -101,19 +101,19 @@ def _check_labels_differ(data: Pipeline, labels: ClassLabels) -> None:
 
 def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Example:
     """An example with another label as its answer."""
-    changed = example.answering(labels.with_name(example.target, name))
-    if not example.whole:
+    changed = example.with_target(labels.with_name(example.target, name))
+    if not example.rendered_spans:
         return changed
-    if example.whole == example.joined().whole:
-        return changed.joined()
-    return example.answering(changed.target, _spans_with_label(example, labels, name))
+    if example.rendered_spans == example.concatenated().rendered_spans:
+        return changed.concatenated()
+    return example.with_target(changed.target, _spans_with_label(example, labels, name))
 
 
 def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple[TextSpan, ...]:
     """The spans of a conversation with another label in its last answer. The label alone is
     learned; where one begins another, with what follows in its span."""
-    spans, target = example.whole, example.target
-    there = (i for i, span in enumerate(spans) if span.learned and target in span.text)
+    spans, target = example.rendered_spans, example.target
+    there = (i for i, span in enumerate(spans) if span.in_loss and target in span.text)
     last = max(there, default=-1)
     if last < 0:
         raise ConfigError(

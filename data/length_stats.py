@@ -41,14 +41,14 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
     Raises:
         UserError: the data or the tokenizer cannot be had, or do not fit the task.
     """
-    if data.parts and "train" in splits:
+    if data.source_pipelines and "train" in splits:
         others = [split for split in splits if split != "train"]
-        found = [measure_lengths(part, ["train"]) for part in data.parts.values()]
+        found = [measure_lengths(part, ["train"]) for part in data.source_pipelines.values()]
         found += [measure_lengths(data, others)] if others else []
-        return _merge_stats(found, len(data.parts))
-    measured = [_example_lengths(data, data.tokenised(split)) for split in splits]
+        return _merge_stats(found, len(data.source_pipelines))
+    measured = [_example_lengths(data, data.tokenized_corpus(split)) for split in splits]
     first = [tokens for tokens, _ in measured[0]]
-    if data.task.kind == "plain":
+    if data.task.row_format == "plain":
         whole = sum(first) + len(first)
         return LengthStats(
             len(first),
@@ -66,14 +66,14 @@ def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
     tokens, preference_type, length = (
         corpus.tokens or (),
         data.task.preference_type,
-        data.sample_format.length,
+        data.sample_format.count_example_tokens,
     )
     if preference_type is None:
         return [length(one) for one in tokens]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
-    both = sum if data.sample_format.takes_chats else max
-    units = PreferencePair.all(corpus.examples, tokens, preference_type == "unpaired")
-    found = [[*zip(*map(length, unit.texts), strict=True)] for unit in units]
+    both = sum if data.sample_format.trains_whole_chats else max
+    pairs = PreferencePair.from_examples(corpus.examples, tokens, preference_type == "unpaired")
+    found = [[*zip(*map(length, pair.sequences), strict=True)] for pair in pairs]
     return [(both(read), max(written)) for read, written in found]
 
 

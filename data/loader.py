@@ -44,26 +44,26 @@ class Loader:
         self._samples = samples
         self._batch_size = batch_size
         self._seed, self._own = seed, own
-        self._go_to(epoch=0, position=0)
+        self._start_at(epoch=0, position=0)
 
     @classmethod
-    def of(cls, config: RunConfig, samples: Samples) -> Loader:
+    def from_config(cls, config: RunConfig, samples: Samples) -> Loader:
         """The training batches of a configured run, for the replicas of this process."""
         size, seed = config.training.global_batch_size, config.data.seed
         seed = config.model.seed if seed is None else seed
-        return cls(samples, size, seed, BatchSharding.of(config).positions(size))
+        return cls(samples, size, seed, BatchSharding.from_config(config).local_indices(size))
 
-    def first(self, count: int) -> np.ndarray:
+    def peek(self, count: int) -> np.ndarray:
         """The indices of the next `count` samples of the epoch, or as many as it has left."""
-        return self._order[self._position : self._position + count]
+        return self._permutation[self._position : self._position + count]
 
     @property
-    def samples(self) -> int:
+    def samples_per_epoch(self) -> int:
         """Samples in an epoch."""
         return len(self._samples)
 
     @property
-    def seen(self) -> int:
+    def samples_seen(self) -> int:
         """Samples that were read since the first epoch began, by batches of any size."""
         return self._epoch * len(self._samples) + self._position
 
@@ -72,12 +72,12 @@ class Loader:
         chosen: list[np.ndarray] = []
         missing = self._batch_size
         while missing:
-            part = self._order[self._position : self._position + missing]
+            part = self._permutation[self._position : self._position + missing]
             chosen.append(part)
             missing -= len(part)
             self._position += len(part)
-            if self._position == len(self._order):
-                self._go_to(self._epoch + 1, 0)
+            if self._position == len(self._permutation):
+                self._start_at(self._epoch + 1, 0)
         batch = np.concatenate(chosen)
         return self._samples.take(batch if self._own is None else batch[self._own])
 
@@ -121,12 +121,12 @@ class Loader:
         if position >= samples:
             raise ValueError(f"the saved data position {position} is not among {samples} samples")
         self._seed = seed
-        self._go_to(epoch, position)
+        self._start_at(epoch, position)
 
-    def _go_to(self, epoch: int, position: int) -> None:
+    def _start_at(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position
         indices = epoch_indices(self._samples, self._seed, epoch)
-        self._order = indices[epoch_permutation(self._seed, epoch, len(indices))]
+        self._permutation = indices[epoch_permutation(self._seed, epoch, len(indices))]
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ class BatchSharding:
     data_parallel: int
     tensor_parallel: int
     micro_batches: int
-    own: slice = field(default_factory=lambda: slice(None))
+    local_replicas: slice = field(default_factory=lambda: slice(None))
 
     @classmethod
-    def of(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
+    def from_config(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
         """How a configured program shares batches out, for the replicas of this process.
 
         Args:
@@ -161,15 +161,15 @@ class BatchSharding:
         return cls(e.data_parallel, e.tensor_parallel, steps, slice(first, first + each))
 
     @property
-    def _copies(self) -> np.ndarray:
+    def _copy_of_replica(self) -> np.ndarray:
         """The copy of each own replica."""
-        return np.repeat(np.arange(self.data_parallel), self.tensor_parallel)[self.own]
+        return np.repeat(np.arange(self.data_parallel), self.tensor_parallel)[self.local_replicas]
 
     @property
-    def _own_copies(self) -> int:
-        return int(self._copies[-1] - self._copies[0]) + 1
+    def _num_local_copies(self) -> int:
+        return int(self._copy_of_replica[-1] - self._copy_of_replica[0]) + 1
 
-    def positions(self, count: int) -> np.ndarray:
+    def local_indices(self, count: int) -> np.ndarray:
         """Where in a global batch of so many samples the own ones are: int64, in order.
 
         Raises:
@@ -181,20 +181,20 @@ class BatchSharding:
                 f"micro-batches for each of {self.data_parallel} data-parallel copies"
             )
         by_copy = np.arange(count).reshape(self.micro_batches, self.data_parallel, -1)
-        first = self._copies[0]
-        return by_copy[:, first : first + self._own_copies].reshape(-1)
+        first = self._copy_of_replica[0]
+        return by_copy[:, first : first + self._num_local_copies].reshape(-1)
 
     def to_replicas(self, samples: np.ndarray) -> np.ndarray:
         """Give each own replica its micro-batches.
 
         Args:
-            samples: [own samples, ...], those at `positions`; an array may have several rows for a
-                sample.
+            samples: [own samples, ...], those at `local_indices`; an array may have several rows
+                for a sample.
 
         Returns:
             [micro_batches, own replicas, micro_batch, ...], as host streams take it.
         """
-        return self._by_copy(samples)[:, self._copies - self._copies[0]]
+        return self._by_copy(samples)[:, self._copy_of_replica - self._copy_of_replica[0]]
 
     def from_replicas(self, outputs: np.ndarray) -> np.ndarray:
         """What the replicas of all processes gave for a batch, in the order of its samples.
@@ -209,16 +209,16 @@ class BatchSharding:
         once = outputs.reshape(*shape, *outputs.shape[2:])[:, :, 0]
         return once.reshape(-1, *once.shape[3:])
 
-    def own_of(self, rows: np.ndarray) -> np.ndarray:
+    def local_samples(self, rows: np.ndarray) -> np.ndarray:
         """Those of this process's samples, from rows in the order of a global batch."""
         by_copy = rows.reshape(self.micro_batches, self.data_parallel, -1, *rows.shape[1:])
-        first = self._copies[0]
-        return by_copy[:, first : first + self._own_copies].reshape(-1, *rows.shape[1:])
+        first = self._copy_of_replica[0]
+        return by_copy[:, first : first + self._num_local_copies].reshape(-1, *rows.shape[1:])
 
-    def without_duplicates(self, batch: Batch) -> Batch:
+    def drop_replicated(self, batch: Batch) -> Batch:
         """This process's samples without those that an earlier process has too, so that each counts
         once."""
-        first = self.own.start or 0
+        first = self.local_replicas.start or 0
         if first % self.tensor_parallel == 0:
             return batch
         others = {name: self._by_copy(array)[:, 1:] for name, array in batch.items()}
@@ -226,5 +226,5 @@ class BatchSharding:
 
     def _by_copy(self, samples: np.ndarray) -> np.ndarray:
         """[micro_batches, own copies, micro_batch, ...]."""
-        parts = self.micro_batches, self._own_copies
+        parts = self.micro_batches, self._num_local_copies
         return samples.reshape(*parts, len(samples) // (parts[0] * parts[1]), *samples.shape[1:])

@@ -98,7 +98,9 @@ def _parse_source(data: Data, path: Path, name: str, said: Any) -> MixtureSource
     own = {field: value for field, value in said.items() if field != WEIGHT}
     given = data.to_dict()
     given |= {field: None for field in RUN_FIELDS if field in given} | own | {"train": train}
-    return MixtureSource(name, weight, type(data).from_dict(LocatedDict(given, said.places), name))
+    return MixtureSource(
+        name, weight, type(data).from_dict(LocatedDict(given, said.locations), name)
+    )
 
 
 def _resolve_files(folder: Path, given: str) -> str:
@@ -122,11 +124,13 @@ class MixtureSamples:
         counts: how many of each there are in an epoch, at least as many as there are.
     """
 
-    parts: Sequence[Samples]
-    counts: Sequence[int]
+    sources: Sequence[Samples]
+    samples_per_epoch: Sequence[int]
 
     @classmethod
-    def of(cls, parts: Sequence[Samples], weights: Sequence[float | None]) -> MixtureSamples:
+    def from_weights(
+        cls, parts: Sequence[Samples], weights: Sequence[float | None]
+    ) -> MixtureSamples:
         """Mix samples by weights; None: each once."""
         sizes = [len(part) for part in parts]
         shares = [weight or size for size, weight in zip(sizes, weights, strict=True)]
@@ -136,37 +140,41 @@ class MixtureSamples:
         )
 
     @property
-    def cuts(self) -> Truncation:
+    def truncation(self) -> Truncation:
         """What was cut or dropped of all."""
-        return reduce(add, (part.cuts for part in self.parts))
+        return reduce(add, (part.truncation for part in self.sources))
 
     @property
     def digest(self) -> str:
         """See `Samples`."""
-        digests = b"".join(bytes.fromhex(part.digest) for part in self.parts)
-        return digest_arrays(np.frombuffer(digests, np.uint8), np.asarray(self.counts))
+        digests = b"".join(bytes.fromhex(part.digest) for part in self.sources)
+        return digest_arrays(np.frombuffer(digests, np.uint8), np.asarray(self.samples_per_epoch))
 
     def __len__(self) -> int:
-        return sum(self.counts)
+        return sum(self.samples_per_epoch)
 
     @cached_property
-    def _places(self) -> np.ndarray:
+    def _sample_indices(self) -> np.ndarray:
         """The source of each sample and its index there, int64 [n, 2]: each source in rounds, of
         which the last one is not whole."""
         columns = []
-        for source, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
+        for source, (part, count) in enumerate(
+            zip(self.sources, self.samples_per_epoch, strict=True)
+        ):
             indices = np.arange(count) % len(part)
             columns.append(np.stack([np.full(count, source), indices], axis=1))
         return np.concatenate(columns)
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Indices of the samples of an epoch, int64 [n], in no order.
 
         All of a source come equally often; one more time comes a part of them, in each epoch the
         part that follows in an order of the source's own.
         """
         indices, end = np.arange(len(self)), 0
-        for source, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
+        for source, (part, count) in enumerate(
+            zip(self.sources, self.samples_per_epoch, strict=True)
+        ):
             start, end = end, end + count
             rest = count % len(part)
             following = (epoch * rest + np.arange(rest)) % len(part)
@@ -177,9 +185,9 @@ class MixtureSamples:
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
-        chosen = self._places[np.asarray(indices, np.int64)]
+        chosen = self._sample_indices[np.asarray(indices, np.int64)]
         whole: dict[str, np.ndarray] = {}
-        for source, part in enumerate(self.parts):
+        for source, part in enumerate(self.sources):
             (here,) = np.nonzero(chosen[:, 0] == source)
             if not len(here):
                 continue

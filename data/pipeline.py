@@ -67,7 +67,7 @@ class Pipeline:
         data_cache: what this pipeline and others of the run share.
     """
 
-    given: RunConfig
+    user_config: RunConfig
     sample_format: SampleFormat
     data_cache: DataCache = field(default_factory=DataCache, repr=False, compare=False)
 
@@ -79,19 +79,20 @@ class Pipeline:
             UserError: it is unavailable, lacks what training needs, or has tokens that the model
                 does not.
         """
-        rows, (_, base) = self.given.model.vocab_size, self._named_tokenizer
-        chat = self._chat_template(base) if self.is_chat else None
+        rows, (_, base) = self.user_config.model.vocab_size, self._named_tokenizer
+        chat = self._load_chat_template(base) if self.is_chat else None
         try:
-            if chat is not None and self.sample_format.takes_chats:
-                made = Tokenizer(base, rows, chat=True, end=chat.end)
+            if chat is not None and self.sample_format.trains_whole_chats:
+                made = Tokenizer(base, rows, chat=True, end=chat.stop_token_id)
             else:
                 made = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if made.rows > rows and self.given.checkpoint.load in (None, RANDOM):
+        if made.rows > rows and self.user_config.checkpoint.load in (None, RANDOM):
             raise ConfigError(
-                f"the tokenizer has {made.rows} tokens, but {self.given.model.path('vocab_size')} "
-                f"is {rows}: set it to {made.rows} or more"
+                f"the tokenizer has {made.rows} tokens, but "
+                f"{self.user_config.model.path('vocab_size')} is {rows}: set it to {made.rows} or "
+                "more"
             )
         return made
 
@@ -99,8 +100,8 @@ class Pipeline:
     def _named_tokenizer(self) -> tuple[str | None, PreTrainedTokenizerFast]:
         """`data.tokenizer`, and what it names. A run that is continued has a copy, which stands in
         for what is gone."""
-        data, save = self.given.data, self.given.checkpoint.save
-        default = self.given.published_tokenizer
+        data, save = self.user_config.data, self.user_config.checkpoint.save
+        default = self.user_config.published_tokenizer
         if data.dataset == "sample":
             default = str(SAMPLE_FOLDER / self.sample_format.sample_tokenizer)
         name = data.tokenizer or default
@@ -114,7 +115,7 @@ class Pipeline:
             return str(kept), self._with_added(self.data_cache.tokenizer(str(kept)))
 
     def _with_added(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-        add_tokens(base, listed(self.given.model.add_tokens))
+        add_tokens(base, listed(self.user_config.model.add_tokens))
         return base
 
     @cached_property
@@ -124,28 +125,28 @@ class Pipeline:
         Raises:
             DataError: see `task_from_config`.
         """
-        task = task_from_config(self.given.data, self.given.training.preference_type)
-        if not self.parts or task.format is not None:
+        task = task_from_config(self.user_config.data, self.user_config.training.preference_type)
+        if not self.source_pipelines or task.format is not None:
             return task
-        kinds = [part.task.kind for part in self.parts.values()]
+        kinds = [part.task.row_format for part in self.source_pipelines.values()]
         return replace(task, format="chat" if "chat" in kinds else kinds[0])
 
     @cached_property
-    def parts(self) -> Mapping[MixtureSource, Pipeline]:
+    def source_pipelines(self) -> Mapping[MixtureSource, Pipeline]:
         """The pipelines of a mixture's sources; empty: there is no mixture.
 
         Raises:
             UserError: the mixture cannot be read.
         """
-        if not is_mixture(self.given.data):
+        if not is_mixture(self.user_config.data):
             return {}
         return {
             one: replace(
                 self,
-                given=replace(self.given, data=one.data),
-                data_cache=self.data_cache.part(one.name),
+                user_config=replace(self.user_config, data=one.data),
+                data_cache=self.data_cache.for_source(one.name),
             )
-            for one in read_mixture(self.given.data)
+            for one in read_mixture(self.user_config.data)
         }
 
     @property
@@ -155,39 +156,45 @@ class Pipeline:
         Raises:
             UserError: only the data can tell, and cannot be read.
         """
-        return self.task.kind == "chat"
+        return self.task.row_format == "chat"
 
     @cached_property
-    def chat(self) -> ChatTemplate:
+    def chat_template(self) -> ChatTemplate:
         """The chat template that asks the model, as transformers would.
 
         Raises:
             UserError: there is none, or it cannot be read.
         """
-        return self._chat_template(self.tokenizer.base, frozen=False)
+        return self._load_chat_template(self.tokenizer.base, fix_date=False)
 
-    def _chat_template(self, base: PreTrainedTokenizerFast, frozen: bool = True) -> ChatTemplate:
-        data = self.given.data
-        part = self.sample_format.learned(replace(self.given, data=replace(data, format="chat")))
-        return load_chat_template(base, data.chat_template, data.chat_variables, part, frozen)
+    def _load_chat_template(
+        self, base: PreTrainedTokenizerFast, fix_date: bool = True
+    ) -> ChatTemplate:
+        data = self.user_config.data
+        part = self.sample_format.loss_scope(
+            replace(self.user_config, data=replace(data, format="chat"))
+        )
+        return load_chat_template(base, data.chat_template, data.chat_variables, part, fix_date)
 
     @cached_property
     def config(self) -> RunConfig:
         """The configuration, with the tokenizer's end and padding tokens in the model's section,
         where the tokenizer is, and the format of the data."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
-        data = replace(self._settled.data, tokenizer=self._named_tokenizer[0])
-        model = replace(self.given.model, eos_token_id=end, pad_token_id=pad)
-        return replace(self.given, model=model, data=data)
+        data = replace(self._resolved_config.data, tokenizer=self._named_tokenizer[0])
+        model = replace(self.user_config.model, eos_token_id=end, pad_token_id=pad)
+        return replace(self.user_config, model=model, data=data)
 
     @cached_property
-    def _settled(self) -> RunConfig:
+    def _resolved_config(self) -> RunConfig:
         """The configuration with what the data say of themselves."""
-        kind = self.task.kind
+        kind = self.task.row_format
         if kind == "text":
-            first = next((p for p in self.parts.values() if p.task.kind == kind), self)
-            return self.sample_format.settled(self.given, first.task.separator)
-        return replace(self.given, data=replace(self.given.data, format=kind))
+            first = next(
+                (p for p in self.source_pipelines.values() if p.task.row_format == kind), self
+            )
+            return self.sample_format.resolve(self.user_config, first.task.separator)
+        return replace(self.user_config, data=replace(self.user_config.data, format=kind))
 
     def corpus(self, split: Split) -> Corpus:
         """The examples of a split, with prompts as the model is given them.
@@ -195,60 +202,66 @@ class Pipeline:
         Raises:
             UserError: the data are unavailable, or do not fit the task.
         """
-        return self.data_cache.corpus(split, self._read_by, lambda: self._corpora(split))
+        return self.data_cache.corpus(split, self._memory_key, lambda: self._read_splits(split))
 
-    def tokenised(self, split: Split) -> Corpus:
+    def tokenized_corpus(self, split: Split) -> Corpus:
         """The examples of a split, with their tokens. Raises as `corpus` and `tokenizer`."""
         corpus = self.corpus(split)
         if corpus.tokens is None:
-            corpus = self.with_tokens(corpus)
-            self.data_cache.keep(split, corpus)
+            corpus = self.tokenize_corpus(corpus)
+            self.data_cache.replace_corpus(split, corpus)
         return corpus
 
-    def with_tokens(self, corpus: Corpus) -> Corpus:
+    def tokenize_corpus(self, corpus: Corpus) -> Corpus:
         """Examples with their tokens."""
         if corpus.tokens is not None:
             return corpus
         try:
-            return replace(corpus, tokens=self.encoded(corpus.examples))
+            return replace(corpus, tokens=self.tokenize(corpus.examples))
         except MissingRowError as error:
             texts = ("".join(example[:2]) for example in corpus.examples)
             index = next((i for i, text in enumerate(texts) if error.token in text), None)
-            place = None if index is None else corpus.place(index)
+            place = None if index is None else corpus.location(index)
             raise error if place is None else ConfigError(f"{place}: {error}") from error
 
-    def encoded(self, examples: Sequence[Example]) -> list[TokenizedText]:
+    def tokenize(self, examples: Sequence[Example]) -> list[TokenizedText]:
         """The tokens of examples."""
-        return list(self.sample_format.encoded(self._settled, examples, self.tokenizer))
+        return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
-    def as_asked(self, example: Example) -> Example:
+    def render_example(self, example: Example) -> Example:
         """An example of the task as the model is given it; conversations are that already."""
-        return example if self.is_chat else self.sample_format.example(self._settled, example)
+        return (
+            example if self.is_chat else self.sample_format.render(self._resolved_config, example)
+        )
 
     @cached_property
-    def _read_by(self) -> tuple[object, ...]:
+    def _memory_key(self) -> tuple[object, ...]:
         """The settings that examples follow from."""
-        return self.made_by, id(self._named_tokenizer[1]) if self.is_chat else None
+        return self.cache_key, id(self._named_tokenizer[1]) if self.is_chat else None
 
     @property
-    def made_by(self) -> tuple[object, ...]:
+    def cache_key(self) -> tuple[object, ...]:
         """The settings that examples follow from, besides the tokenizer."""
-        data = self.given.data
+        data = self.user_config.data
         open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
         said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
-            return said, self.task.kind, self.sample_format.asked(self._settled, "")
-        chat = self._chat_template(self._named_tokenizer[1])
-        return said, chat.loss, chat.made_by
+            return (
+                said,
+                self.task.row_format,
+                self.sample_format.prompt_text(self._resolved_config, ""),
+            )
+        chat = self._load_chat_template(self._named_tokenizer[1])
+        return said, chat.loss, chat.cache_key
 
-    def _corpora(self, split: Split) -> dict[Split, Corpus]:
+    def _read_splits(self, split: Split) -> dict[Split, Corpus]:
         task = self.task
-        if task.kind == "plain" and not self.sample_format.takes_chats:
+        if task.row_format == "plain" and not self.sample_format.trains_whole_chats:
             raise DataError(
                 "plain text is for models with a decoder alone, but this one reads a prompt and "
                 "writes a target: give rows that have both, or another --model"
             )
-        if task.preference_type and task.kind == "plain":
+        if task.preference_type and task.row_format == "plain":
             raise DataError("preferences are answers to prompts: leave out --data.format plain")
         large = is_large(task.source(split)) and not task.preference_type
         if (
@@ -256,63 +269,63 @@ class Pipeline:
             and self.sample_format.name in SAMPLE_FORMAT_NAMES
             and (made := load_or_tokenize(self, split))
         ):
-            return self._prepared(split, made)
+            return self._read_tokenized(split, made)
         if not self.is_chat:
-            notes = self.notes()
-            found = task.corpora(split, notes=notes).items()
-            self._say(notes)
-            return {name: corpus.mapped(self.as_asked) for name, corpus in found}
+            notes = self.new_warnings()
+            found = task.read_splits(split, notes=notes).items()
+            self._print_warnings(notes)
+            return {name: corpus.map_examples(self.render_example) for name, corpus in found}
         chat = self.training_template()
-        corpora = task.corpora(split, chat, chat.noted)
-        self._check_chats(split, chat, corpora)
-        return corpora
+        splits = task.read_splits(split, chat, chat.warnings)
+        self._check_chats(split, chat, splits)
+        return splits
 
-    def _prepared(self, split: Split, found: TokenizedSplits) -> dict[Split, Corpus]:
+    def _read_tokenized(self, split: Split, found: TokenizedSplits) -> dict[Split, Corpus]:
         """The examples of large data, with their tokens."""
-        corpora = {name: corpus for name, (corpus, _) in found.items()}
-        self.task.check_some_left(split, corpora)
+        splits = {name: corpus for name, (corpus, _) in found.items()}
+        self.task.check_examples_left(split, splits)
         if self.is_chat:
             chat = self.training_template()
-            chat.noted = DataWarnings.from_dict(found[split][1].mapping("notes"))
-            self._check_chats(split, chat, corpora)
-            self.task.check_held_out(corpora)
-            return corpora
-        self._say(DataWarnings.from_dict(found[split][1].mapping("notes")))
-        if not any(corpus.examples for corpus in corpora.values()):
+            chat.warnings = DataWarnings.from_dict(found[split][1].mapping("notes"))
+            self._check_chats(split, chat, splits)
+            self.task.check_validation_split(splits)
+            return splits
+        self._print_warnings(DataWarnings.from_dict(found[split][1].mapping("notes")))
+        if not any(corpus.examples for corpus in splits.values()):
             name = self.task.source(split).name
             raise DataError(f"{name} holds no examples: give data that has some")
-        self.task.check_held_out(corpora)
-        return corpora
+        self.task.check_validation_split(splits)
+        return splits
 
     def training_template(self) -> ChatTemplate:
         """The chat template that conversations are read with."""
-        chat = self._chat_template(self.tokenizer.base)
-        chat.noted = self.notes()
+        chat = self._load_chat_template(self.tokenizer.base)
+        chat.warnings = self.new_warnings()
         return chat
 
-    def notes(self) -> DataWarnings:
+    def new_warnings(self) -> DataWarnings:
         """Notes of rows that are to be read."""
-        return DataWarnings(special_tokens(self.tokenizer.base) if self.task.is_own else ())
+        return DataWarnings(special_tokens(self.tokenizer.base) if self.task.is_user_data else ())
 
-    def _say(self, notes: DataWarnings) -> None:
+    def _print_warnings(self, notes: DataWarnings) -> None:
         """Say what was noted of rows, once for all splits."""
-        for note in notes.lines(self.data_cache.noted):
+        for note in notes.lines(self.data_cache.warnings):
             say(note)
 
     def _check_chats(
-        self, split: Split, chat: ChatTemplate, corpora: Mapping[Split, Corpus]
+        self, split: Split, chat: ChatTemplate, splits: Mapping[Split, Corpus]
     ) -> None:
         """Say what was noted of conversations; raise DataError if none is left."""
-        self._say(chat.noted)
-        if chat.stop is None and self.sample_format.takes_chats:
+        self._print_warnings(chat.warnings)
+        if chat.stop_token is None and self.sample_format.trains_whole_chats:
             say(
                 "warning: the chat template ends answers with no special token: the model will not "
                 "learn where to stop"
             )
-        if not corpora[split].examples:
+        if not splits[split].examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
 
-    def agree(self, corpus: Corpus) -> None:
+    def check_agreement(self, corpus: Corpus) -> None:
         """Check that all processes have read the same examples and tokenizer, wherever from.
 
         Raises:
@@ -337,45 +350,56 @@ class Pipeline:
         Raises:
             UserError: the data or the tokenizer are unavailable, or do not fit the model.
         """
-        if self.parts:
+        if self.source_pipelines:
             return self._mixed_samples()
-        corpus = self.tokenised("train")
-        self.agree(corpus)
+        corpus = self.tokenized_corpus("train")
+        self.check_agreement(corpus)
         self._check_targets(corpus)
-        samples = self.samples(corpus)
+        samples = self.make_samples(corpus)
         notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
         preference_type = self.task.preference_type
         each = 2 if preference_type == "paired" else 1
         rows = len(corpus.examples) // each
         if len(samples) != rows:
-            notes[0] += f" of {rows} {ROW_NOUNS[preference_type or self.task.kind]}"
+            notes[0] += f" of {rows} {ROW_NOUNS[preference_type or self.task.row_format]}"
         if equal := preference_type == "paired" and count_equal_pairs(corpus.examples):
             notes.append(f"{equal} pairs of equal answers, which teach no preference")
-        if self.task.held_out is not None:
+        if self.task.validation_fraction is not None:
             others = len(self.corpus("validation").examples) // each
-            notes.append(f"{others} held out by --data.validation {self.task.held_out:g}")
+            notes.append(
+                f"{others} held out by --data.validation {self.task.validation_fraction:g}"
+            )
         say(
             ", ".join(
-                [*notes, *corpus.notes, *samples.cuts.notes(self.config.model.sequence_length)]
+                [
+                    *notes,
+                    *corpus.notes,
+                    *samples.truncation.notes(self.config.model.sequence_length),
+                ]
             )
         )
-        if self.task.labels is not None and self.task.given_labels is None:
+        if self.task.labels is not None and self.task.user_labels is None:
             say(f"the data name the labels: {format_name(', '.join(self.task.labels), 150)}")
-        self._say_lost(corpus)
+        self._warn_of_lost_characters(corpus)
         for hint in self._hints(corpus.examples):
             say(hint)
-        self.data_cache.forget("train")
+        self.data_cache.drop("train")
         return samples
 
     def _mixed_samples(self) -> Samples:
         self._check_targets(Corpus([]))
-        made = [part.training_samples(format_name(one.name)) for one, part in self.parts.items()]
-        mixed = MixtureSamples.of(made, [one.weight for one in self.parts])
+        made = [
+            part.training_samples(format_name(one.name))
+            for one, part in self.source_pipelines.items()
+        ]
+        mixed = MixtureSamples.from_weights(made, [one.weight for one in self.source_pipelines])
         say(
             f"a mixture of {len(mixed)} samples: "
             + ", ".join(
                 f"{format_name(one.name)} {count} ({count / len(samples):.3g} times each)"
-                for one, samples, count in zip(self.parts, made, mixed.counts, strict=True)
+                for one, samples, count in zip(
+                    self.source_pipelines, made, mixed.samples_per_epoch, strict=True
+                )
             )
         )
         return mixed
@@ -387,58 +411,64 @@ class Pipeline:
         Raises:
             ConfigError: one is longer than the model writes.
         """
-        data = self.given.data
-        if data.validation is None or data.long_targets != "refuse" or self.task.kind != "text":
+        data = self.user_config.data
+        if (
+            data.validation is None
+            or data.long_targets != "refuse"
+            or self.task.row_format != "text"
+        ):
             return
         if self.task.preference_type:
             return
-        corpora = [training, self.corpus("validation")]
+        splits = [training, self.corpus("validation")]
         targets = [
-            (example.target, corpus.place(i))
-            for corpus in corpora
+            (example.target, corpus.location(i))
+            for corpus in splits
             for i, example in enumerate(corpus.examples)
         ]
         longest = sorted(targets, key=lambda target: len(target[0]))[-MAX_CHECKED_TARGETS:]
         texts = [text for text, _ in longest]
-        tokens = self.sample_format.answers(self._settled, texts, self.tokenizer)
+        tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
         try:
             truncate_targets(tokens, texts, self.sample_format.target_limit(self.config), "refuse")
         except TooLongError as error:
             raise _with_location(error, longest[error.index][1]) from error
 
-    def samples(self, corpus: Corpus, evaluated: bool = False) -> Samples:
-        """Samples of examples; `evaluated`: see `SampleFormat.samples`.
+    def make_samples(self, corpus: Corpus, for_eval: bool = False) -> Samples:
+        """Samples of examples; `for_eval`: see `SampleFormat.make_samples`.
 
         Raises:
             ConfigError: one does not fit the model.
         """
-        examples, tokens = corpus.examples, self.with_tokens(corpus).tokens or ()
+        examples, tokens = corpus.examples, self.tokenize_corpus(corpus).tokens or ()
         preference_type = self.task.preference_type
         try:
             if preference_type is not None:
-                units = PreferencePair.all(examples, tokens, preference_type == "unpaired")
-                return self.sample_format.of_units(self.config, units, self.tokenizer)
-            return self.sample_format.samples(
-                self.config, examples, tokens, self.tokenizer, evaluated
+                pairs = PreferencePair.from_examples(
+                    examples, tokens, preference_type == "unpaired"
+                )
+                return self.sample_format.make_pair_samples(self.config, pairs, self.tokenizer)
+            return self.sample_format.make_samples(
+                self.config, examples, tokens, self.tokenizer, for_eval
             )
         except TooLongError as error:
-            raise _with_location(error, corpus.place(error.index)) from error
+            raise _with_location(error, corpus.location(error.index)) from error
 
     def label_tokens(self, names: Sequence[str]) -> list[np.ndarray]:
         """The tokens of each label as an answer, int32 [n]."""
-        return self.sample_format.answers(self._settled, names, self.tokenizer)
+        return self.sample_format.encode_targets(self._resolved_config, names, self.tokenizer)
 
-    def prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
+    def make_prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Prompts to answer, and the configuration of a model that they and the answers fit.
 
-        At most `SampleFormat.room` tokens are written.
+        At most `SampleFormat.max_new_tokens` tokens are written.
         """
-        fitted, prompts = self.sample_format.prompts(self.config, texts, self.tokenizer)
+        fitted, prompts = self.sample_format.make_prompts(self.config, texts, self.tokenizer)
         return self.sample_format.with_output_length(
-            fitted, self.sample_format.room(self.given)
+            fitted, self.sample_format.max_new_tokens(self.user_config)
         ), prompts
 
-    def answering(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
+    def make_eval_prompts(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
         """The examples' prompts, and a configuration; as `prompts`.
 
         No more tokens are written than the longest label has, unless `generation.max_tokens` asks
@@ -448,39 +478,43 @@ class Pipeline:
             UserError: a right answer is longer than what is written, unless `data.long_targets`
                 allows it.
         """
-        fitted, prompts = self.prompts([example.prompt for example in corpus.examples])
-        names, room = self.task.labels, self.sample_format.room(self.given)
+        fitted, prompts = self.make_prompts([example.prompt for example in corpus.examples])
+        names, room = self.task.labels, self.sample_format.max_new_tokens(self.user_config)
         texts: Sequence[str] = [example.target for example in corpus.examples]
         if names is not None:  # with the white space of the targets
             labels, found = ClassLabels(names), dict.fromkeys(texts)
             texts = [
                 *dict.fromkeys(labels.with_name(text, name) for text in found for name in names)
             ]
-        tokens = self.sample_format.answers(self._settled, texts, self.tokenizer)
+        tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
         limit = TokenLimit(
-            room, self.sample_format.output_field, self.given.model.max_position_embeddings
+            room, self.sample_format.output_field, self.user_config.model.max_position_embeddings
         )
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
-            truncate_targets(tokens, texts, limit, self.given.data.long_targets)
+            truncate_targets(tokens, texts, limit, self.user_config.data.long_targets)
         except TooLongError as error:
-            place = None if names else corpus.place(error.index)
+            place = None if names else corpus.location(error.index)
             raise _with_location(error, place) from error
-        if names and self.given.generation.max_tokens is None:
+        if names and self.user_config.generation.max_tokens is None:
             room = min(room, max(map(len, tokens)))
         return self.sample_format.with_output_length(fitted, room), prompts
 
     def _hints(self, examples: Sequence[Example]) -> Iterator[str]:
         """What a person may have overlooked of prompts and targets that become one stream."""
-        data = self.given.data
-        if data.train is None or self.task.kind != "text" or not self.sample_format.takes_chats:
+        data = self.user_config.data
+        if (
+            data.train is None
+            or self.task.row_format != "text"
+            or not self.sample_format.trains_whole_chats
+        ):
             return
         if data.prompt is None and data.format is None and self.tokenizer.base.chat_template:
             yield "the tokenizer has a chat template: --data.format chat asks the model through it"
         first = examples[0]
         ends, begins = first.prompt[-1:], first.target[:1]
         if (
-            not self.sample_format.asked(self._settled, "")
+            not self.sample_format.prompt_text(self._resolved_config, "")
             and ends
             and begins
             and not (ends.isspace() or begins.isspace())
@@ -491,13 +525,16 @@ class Pipeline:
                 "--data.separator ' ' puts a space between them"
             )
 
-    def _say_lost(self, corpus: Corpus) -> None:
+    def _warn_of_lost_characters(self, corpus: Corpus) -> None:
         """Say which characters the tokenizer cannot hold: the model never sees them."""
         known = corpus.characters
         texts = [text for example in corpus.examples for text in example[:2]] if known is None \
             else [known]  # fmt: skip
-        unknown, changed = self.tokenizer.lost(texts)
-        if any(REPEATED_SPACES in text for text in texts) and not self.tokenizer.keeps_runs:
+        unknown, changed = self.tokenizer.lost_characters(texts)
+        if (
+            any(REPEATED_SPACES in text for text in texts)
+            and not self.tokenizer.keeps_repeated_spaces
+        ):
             say(
                 "warning: the tokenizer does not keep spaces that follow each other, as in "
                 "indentation: the model reads and writes one"

@@ -150,7 +150,7 @@ def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) ->
     unread = {
         k: v for name in ("prompt", *columns) for k, v in unused_fields(row.get(name)).items()
     }
-    before = replace(read_conversation(listed), unread=unread)
+    before = replace(read_conversation(listed), unused_fields=unread)
     shared = _common_prefix_length(talks) if len(talks) > 1 else 0
     return [
         replace(before, messages=(*before.messages, *talk),

@@ -1,11 +1,11 @@
 """Samples of preferences: two texts each, of which a model learns to prefer one.
 
-The texts of a unit are a chosen and a rejected answer; or, where rows say of single answers whether
+The texts of a pair are a chosen and a rejected answer; or, where rows say of single answers whether
 they are liked, the answer, and another prompt's answer to the same prompt, which tells how far a
 model is from its reference. Both are in one sample: as two texts with segments, or, in an
 encoder-decoder, as two targets of one prompt.
 
-Batches have besides the arrays of their shape, float32, with a row for each unit:
+Batches have besides the arrays of their shape, float32, with a row for each pair:
     num_loss_tokens   [pairs, 2]   tokens of each answer that count in the loss; 0: no pair
     kto_labels        [pairs, 1]   1: desirable, -1: undesirable; of unpaired preferences alone
     reference         [pairs, 2]   log-probability of each answer by the reference model, if any
@@ -49,15 +49,15 @@ def sequences_per_sample(config: RunConfig) -> int:
 class PreferencePair:
     """Two texts and their examples, and which example a person gave them in."""
 
-    texts: tuple[TokenizedText, TokenizedText]
+    sequences: tuple[TokenizedText, TokenizedText]
     examples: tuple[Example, Example]
-    index: int
+    example_index: int
 
     @classmethod
-    def all(
+    def from_examples(
         cls, examples: Sequence[Example], tokens: Sequence[TokenizedText], single: bool
     ) -> list[PreferencePair]:
-        """The units of examples: each two, or each one with the answer to another prompt."""
+        """The pairs of examples: each two, or each one with the answer to another prompt."""
         if not single:
             return [
                 cls((tokens[i], tokens[i + 1]), (examples[i], examples[i + 1]), i)
@@ -92,7 +92,7 @@ def count_equal_pairs(examples: Sequence[Example]) -> int:
 
 def prompt_length(text: TokenizedText) -> int:
     """Where the answer of a text begins: at the first token that is learned."""
-    return int(np.argmax(text.learned)) if text.learned.any() else len(text.ids)
+    return int(np.argmax(text.loss_mask)) if text.loss_mask.any() else len(text.ids)
 
 
 def _with_answer_of(one: TokenizedText, other: TokenizedText) -> TokenizedText:
@@ -103,53 +103,53 @@ def _with_answer_of(one: TokenizedText, other: TokenizedText) -> TokenizedText:
                   np.concatenate([learned[0][prompt], learned[1][answer]]))  # fmt: skip
 
 
-def make_kto_labels(units: Sequence[PreferencePair]) -> np.ndarray | None:
+def make_kto_labels(pairs: Sequence[PreferencePair]) -> np.ndarray | None:
     """Whether the answer of each is liked, as batches have it; None: rows say nothing of it."""
-    if any(unit.examples[0].desirable is None for unit in units):
+    if any(pair.examples[0].desirable is None for pair in pairs):
         return None
-    return np.asarray([[1 if unit.examples[0].desirable else -1] for unit in units], np.float32)
+    return np.asarray([[1 if pair.examples[0].desirable else -1] for pair in pairs], np.float32)
 
 
 @dataclass(frozen=True)
 class PreferenceSamples:
-    """Samples of units.
+    """Samples of pairs.
 
     Attributes:
         packed: their tokens.
-        places: int64 [n, places]: the unit at each place of a sample, or `EMPTY_SLOT`.
-        counts, sign: of each unit, as batches have them.
+        places: int64 [n, places]: the pair at each place of a sample, or `EMPTY_SLOT`.
+        counts, sign: of each pair, as batches have them.
     """
 
-    packed: Samples
-    places: np.ndarray
+    token_samples: Samples
+    pair_indices: np.ndarray
     num_loss_tokens: np.ndarray
     kto_labels: np.ndarray | None
 
     @property
-    def cuts(self) -> Truncation:
+    def truncation(self) -> Truncation:
         """What was cut or dropped."""
-        return self.packed.cuts
+        return self.token_samples.truncation
 
     @property
     def digest(self) -> str:
         """See `Samples`."""
-        tokens = np.frombuffer(bytes.fromhex(self.packed.digest), np.uint8)
+        tokens = np.frombuffer(bytes.fromhex(self.token_samples.digest), np.uint8)
         kto_labels = np.zeros(0) if self.kto_labels is None else self.kto_labels
-        return digest_arrays(tokens, self.places, self.num_loss_tokens, kto_labels)
+        return digest_arrays(tokens, self.pair_indices, self.num_loss_tokens, kto_labels)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.pair_indices)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
-        units = self.places[rows].reshape(-1)
-        there = (units != EMPTY_SLOT)[:, None]
-        batch = self.packed.take(rows) | {
-            NUM_LOSS_TOKENS: np.where(there, self.num_loss_tokens[units], 0)
+        pairs = self.pair_indices[rows].reshape(-1)
+        there = (pairs != EMPTY_SLOT)[:, None]
+        batch = self.token_samples.take(rows) | {
+            NUM_LOSS_TOKENS: np.where(there, self.num_loss_tokens[pairs], 0)
         }
         if self.kto_labels is not None:
-            batch[KTO_LABELS] = np.where(there, self.kto_labels[units], 1)
+            batch[KTO_LABELS] = np.where(there, self.kto_labels[pairs], 1)
         return batch
 
 
@@ -159,16 +159,16 @@ class SamplesWithRefLogps:
 
     Attributes:
         samples: without it.
-        logps: float32 [n, places, 2], 0 where there is no unit.
+        logps: float32 [n, places, 2], 0 where there is no pair.
     """
 
     samples: Samples
-    logps: np.ndarray
+    ref_logps: np.ndarray
 
     @property
-    def cuts(self) -> Truncation:
+    def truncation(self) -> Truncation:
         """What was cut or dropped."""
-        return self.samples.cuts
+        return self.samples.truncation
 
     @property
     def digest(self) -> str:
@@ -178,14 +178,14 @@ class SamplesWithRefLogps:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
         """See `epoch_indices`."""
         return epoch_indices(self.samples, seed, epoch)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the samples at `indices`, in their order."""
         batch = self.samples.take(indices)
-        return batch | {REF_LOGPS: self.logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
+        return batch | {REF_LOGPS: self.ref_logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
 
 
 def preference_inputs(batch: Batch) -> dict[str, np.ndarray]:

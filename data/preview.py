@@ -31,7 +31,7 @@ def preview(
     yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {how}"
     for number, index in enumerate(indices, 1):
         batch = samples.take(np.asarray([index]))
-        texts = sample_format.marked(batch)
+        texts = sample_format.tokens_in_loss(batch)
         tokens = sum(len(text) for text in texts)
         learned = sum(mark for text in texts for _, mark in text)
         kind = "text" if len(texts) == 1 else "texts"

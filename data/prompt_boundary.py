@@ -24,9 +24,9 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.
     not follow. An empty prompt without such a token becomes the end token, which also preceded
     texts in the model's pretraining.
     """
-    first, _ = tokenizer.around
+    first, _ = tokenizer.affix_ids
     for chunk in split_chunks(prompts):
-        for encoding in tokenizer.encodings([prompt.rstrip(" ") for prompt in chunk], False):
+        for encoding in tokenizer.encode_fast([prompt.rstrip(" ") for prompt in chunk], False):
             ids = [*first, *encoding.ids] or [tokenizer.end]
             yield np.asarray(ids, np.int32)
 
@@ -39,7 +39,7 @@ def encode_examples(
         prompts = encode_prompts(tokenizer, (prompt for prompt, _ in chunk))
         answers = _encode_answers(tokenizer, chunk)
         for prompt, answer in zip(prompts, answers, strict=True):
-            ids = np.append(prompt, tokenizer.ended(np.asarray(answer, np.int32)))
+            ids = np.append(prompt, tokenizer.with_eos(np.asarray(answer, np.int32)))
             yield TokenizedText(ids, np.arange(len(ids)) >= len(prompt))
 
 
@@ -48,12 +48,12 @@ def _encode_answers(
 ) -> Iterator[Sequence[int]]:
     """Tokens of each answer as it continues its prompt, of which the end is enough to tell."""
     divided = [_move_spaces(prompt, answer) for prompt, answer in pairs]
-    found = tokenizer.encodings([before + answer for before, answer in divided], False)
+    found = tokenizer.encode_fast([before + answer for before, answer in divided], False)
     for (before, answer), encoding in zip(divided, found, strict=True):
         first = first_token_from(encoding, len(before))
         for other in ("\n", ""):  # a token has characters of both: the answer after something else
             if first is None:
-                (encoding,) = tokenizer.encodings([other + answer], False)
+                (encoding,) = tokenizer.encode_fast([other + answer], False)
                 first = first_token_from(encoding, len(other))
         yield encoding.ids[first:]
 
@@ -66,5 +66,5 @@ def _move_spaces(prompt: str, answer: str) -> tuple[str, str]:
 
 def count_leading_special(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     """Number of tokens at the beginning of a text, such as `<bos>`, that stay when it is cut."""
-    fixed = {*tokenizer.around[0], tokenizer.base.bos_token_id}
+    fixed = {*tokenizer.affix_ids[0], tokenizer.base.bos_token_id}
     return next((i for i, token in enumerate(ids.tolist()) if token not in fixed), len(ids))

@@ -34,7 +34,7 @@ class PromptTarget(NamedTuple):
 
     prompt: TextTemplate
     target: TextTemplate
-    between: str = ""
+    separator: str = ""
 
     @property
     def columns(self) -> set[str]:
@@ -42,7 +42,7 @@ class PromptTarget(NamedTuple):
         return {*self.prompt.columns, *self.target.columns}
 
     @property
-    def read(self) -> set[str]:
+    def used_columns(self) -> set[str]:
         """Those that are read, if a row has them."""
         return {*self.columns, *getattr(self.prompt, "optional", ())}
 
@@ -107,7 +107,7 @@ def find_prompt_target(
     for pair in COMMON_COLUMNS:
         if pair.columns <= row.keys():
             own = prompt is not None or target is not None
-            between = "" if own else pair.between
+            between = "" if own else pair.separator
             return PromptTarget(prompt or pair.prompt, target or pair.target, between)
     columns = format_name(", ".join(map(str, row)) or "none", 100)
     plain = ", or --data.format plain to learn the column text" if "text" in row else ""

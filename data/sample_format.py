@@ -31,24 +31,24 @@ class SampleFormat(ABC):
         name: for people.
         sample_tokenizer: folder of the sample corpus's tokenizer, in data/sample.
         output_field: field of the model's configuration that limits what is written.
-        takes_chats: whether a conversation is one text with all its answers; else its last answer
-            is the target, and what precedes it the prompt.
+        trains_whole_chats: whether a conversation is one text with all its answers; else its last
+            answer is the target, and what precedes it the prompt.
     """
 
     name: str
     sample_tokenizer: str
     output_field: str
-    takes_chats: bool = False
+    trains_whole_chats: bool = False
 
-    def asked(self, config: RunConfig, prompt: str) -> str:
+    def prompt_text(self, config: RunConfig, prompt: str) -> str:
         """The text that a model is given for a prompt."""
         return prompt
 
-    def example(self, config: RunConfig, example: Example) -> Example:
+    def render(self, config: RunConfig, example: Example) -> Example:
         """An example of a task as the model is given it."""
-        return example.asking(self.asked(config, example.prompt))
+        return example.with_prompt(self.prompt_text(config, example.prompt))
 
-    def settled(self, config: RunConfig, separator: str) -> RunConfig:
+    def resolve(self, config: RunConfig, separator: str) -> RunConfig:
         """The configuration with what only the data can tell.
 
         Args:
@@ -56,71 +56,71 @@ class SampleFormat(ABC):
         """
         return config
 
-    def learned(self, config: RunConfig) -> LossScope:
+    def loss_scope(self, config: RunConfig) -> LossScope:
         """Which of the assistant's turns are learned."""
         return "last"
 
     @abstractmethod
-    def encoded(
+    def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
         """The tokens of examples, which are as `example` makes them: of the text, or those of the
         prompt and then those of the target, which are learned."""
 
     @abstractmethod
-    def samples(
+    def make_samples(
         self,
         config: RunConfig,
         examples: Sequence[Example],
         tokens: Sequence[TokenizedText],
         tokenizer: Tokenizer,
-        evaluated: bool,
+        for_eval: bool,
     ) -> Samples:
         """Samples of examples.
 
         Args:
             tokens: of the examples, as `encoded` makes them.
-            evaluated: the targets' tokens alone have labels, whatever is learned in training.
+            for_eval: the targets' tokens alone have labels, whatever is learned in training.
 
         Raises:
             TooLong: an example does not fit.
         """
 
     @abstractmethod
-    def of_units(
-        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    def make_pair_samples(
+        self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
         """Samples of preferences. Raises as `samples`."""
 
     @abstractmethod
-    def fitting(
-        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    def fit_pairs(
+        self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
-        """A configuration whose samples hold units, with prompts as `prompts` cuts them."""
+        """A configuration whose samples hold pairs, with prompts as `prompts` cuts them."""
 
     @abstractmethod
-    def prompts(
+    def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
         """Texts to generate from, and the configuration of a model with sequences no longer than
         the longest of them needs."""
 
     @abstractmethod
-    def answers(
+    def encode_targets(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
         """The tokens of each target as the model has to write it, the end token included."""
 
     @abstractmethod
-    def length(self, tokens: TokenizedText) -> tuple[int, int]:
+    def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
         """Tokens that a sample holds of an example, and those of its target."""
 
     @abstractmethod
-    def predicted(self, config: RunConfig) -> int:
+    def num_predictions(self, config: RunConfig) -> int:
         """Positions of a sample that predict a token."""
 
     @abstractmethod
-    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
+    def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Samples of random tokens, for benchmarks.
 
         Args:
@@ -128,23 +128,23 @@ class SampleFormat(ABC):
         """
 
     @abstractmethod
-    def streams(self, batch: Batch) -> dict[str, np.ndarray]:
+    def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
         """What training programs read of a batch, by the names of their streams. A program takes
         those that it has."""
 
     @abstractmethod
-    def marked(self, batch: Batch) -> list[list[TokenInLoss]]:
+    def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
         """The texts of a batch, one after the other, for people."""
 
     @abstractmethod
-    def tokens(self, batch: Batch) -> int:
+    def count_tokens(self, batch: Batch) -> int:
         """Tokens of a batch, padding left out."""
 
     def output_length(self, config: RunConfig) -> int:
         """Tokens that the model was configured to write."""
         return int(getattr(config.model, self.output_field))
 
-    def room(self, config: RunConfig) -> int:
+    def max_new_tokens(self, config: RunConfig) -> int:
         """Most tokens that the configured model writes, the end token included.
 
         A preset's limit is for its own task. For other data the model may write as many tokens as a

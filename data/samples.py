@@ -27,7 +27,7 @@ class Samples(Protocol):
     """A number of samples, what was cut to make them, and batches of chosen ones."""
 
     @property
-    def cuts(self) -> Truncation: ...
+    def truncation(self) -> Truncation: ...
 
     @property
     def digest(self) -> str:
@@ -45,7 +45,7 @@ class Samples(Protocol):
 class EpochSampler(Protocol):
     """Samples some of which come several times in an epoch, others in each one."""
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Indices of the samples of an epoch, int64 [n], in no order."""
         ...
 
@@ -53,7 +53,7 @@ class EpochSampler(Protocol):
 def epoch_indices(samples: Samples, seed: int, epoch: int) -> np.ndarray:
     """Indices of the samples of an epoch, int64 [n], in no order: all, unless they say others."""
     if isinstance(samples, EpochSampler):
-        return samples.epoch(seed, epoch)
+        return samples.epoch_indices(seed, epoch)
     return np.arange(len(samples))
 
 
@@ -151,13 +151,13 @@ class TokenLimit:
 
     tokens: int
     field: str
-    made_for: int | None = None
+    max_position_embeddings: int | None = None
 
-    def mend(self, tokens: int) -> str:
+    def advice(self, tokens: int) -> str:
         """What to do about a text of more tokens."""
         less = "--data.long_targets cut or drop"
-        if self.made_for is not None and tokens > self.made_for:
-            return f"the model was made for {self.made_for}: give {less}"
+        if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
+            return f"the model was made for {self.max_position_embeddings}: give {less}"
         return f"give --{self.field} {tokens} or more, or {less}"
 
 
@@ -199,7 +199,7 @@ def truncate_targets(
         raise TooLongError(
             longest,
             f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
-            f"{limit.field} is {length}: {limit.mend(len(rows[longest]))}",
+            f"{limit.field} is {length}: {limit.advice(len(rows[longest]))}",
         )
     if long_targets == "drop":
         gone = set(long)

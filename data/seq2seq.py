@@ -70,24 +70,24 @@ class EncodedExamples:
     """
 
     tokens: np.ndarray
-    starts: np.ndarray
+    offsets: np.ndarray
     targets: np.ndarray
     sequence_length: int
     pad: int
-    cuts: Truncation = NO_TRUNCATION
+    truncation: Truncation = NO_TRUNCATION
     start: int | None = None
 
     @property
     def digest(self) -> str:
         """See `Samples`."""
-        return digest_arrays(self.tokens, self.starts, self.targets, self.sequence_length)
+        return digest_arrays(self.tokens, self.offsets, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def prompt(self, index: int) -> np.ndarray:
         """The prompt's ids, not padded."""
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """The batch of the examples at `indices`, in their order."""
@@ -120,15 +120,15 @@ class PackedExamples:
     samples: np.ndarray
 
     @classmethod
-    def of(cls, examples: EncodedExamples, most: int) -> PackedExamples:
+    def from_examples(cls, examples: EncodedExamples, most: int) -> PackedExamples:
         """Pack all examples into samples of their `sequence_length`, `most` in each."""
-        lengths = np.diff(examples.starts)
+        lengths = np.diff(examples.offsets)
         return cls(examples, pack_sequences(lengths, examples.sequence_length, most))
 
     @property
-    def cuts(self) -> Truncation:
+    def truncation(self) -> Truncation:
         """What was cut or dropped."""
-        return self.examples.cuts
+        return self.examples.truncation
 
     @property
     def digest(self) -> str:
@@ -170,18 +170,18 @@ class Seq2Seq(SampleFormat):
     sample_tokenizer: str = "t5_tokenizer"
     output_field: str = "decoder_sequence_length"
 
-    def encoded(
+    def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
         return encode_examples(examples, tokenizer)
 
-    def samples(
+    def make_samples(
         self,
         config: RunConfig,
         examples: Sequence[Example],
         tokens: Sequence[TokenizedText],
         tokenizer: Tokenizer,
-        evaluated: bool,
+        for_eval: bool,
     ) -> Samples:
         most = examples_per_sample(config)
         encoded = truncate_examples(
@@ -194,19 +194,19 @@ class Seq2Seq(SampleFormat):
             keeps_end=config.data.format == "chat",
             start=config.model.start_token,
         )
-        return encoded if most == 1 else PackedExamples.of(encoded, most)
+        return encoded if most == 1 else PackedExamples.from_examples(encoded, most)
 
-    def preference_inputs(
-        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    def make_pair_samples(
+        self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
         """Both answers are targets of the first one's prompt."""
-        kept, limit = list(units), self.output_length(config)
+        kept, limit = list(pairs), self.output_length(config)
         if config.data.long_targets == "drop":
-            kept = [unit for unit in units if _target_length(unit) <= limit]
+            kept = [pair for pair in pairs if _target_length(pair) <= limit]
         try:
             each = truncate_examples(
-                [text for unit in kept for text in unit.texts],
-                [example for unit in kept for example in unit.examples],
+                [text for pair in kept for text in pair.sequences],
+                [example for pair in kept for example in pair.examples],
                 tokenizer,
                 config.model.sequence_length,
                 limit,
@@ -214,25 +214,27 @@ class Seq2Seq(SampleFormat):
                 keeps_end=config.data.format == "chat",
             )
         except TooLongError as error:
-            raise TooLongError(kept[error.index // 2].index, str(error)) from error
+            raise TooLongError(kept[error.index // 2].example_index, str(error)) from error
         prompts = [each.prompt(2 * i) for i in range(len(kept))]
-        cuts = Truncation(each.cuts.prompts // 2, each.cuts.targets, len(units) - len(kept))
+        cuts = Truncation(
+            each.truncation.prompts // 2, each.truncation.targets, len(pairs) - len(kept)
+        )
         targets = each.targets.reshape(-1, 2, limit)
         start = config.model.start_token
         both = EncodedExamples(
             *_join_prompts(prompts), targets, each.sequence_length, each.pad, cuts, start
         )
-        packed = PackedExamples.of(both, examples_per_sample(config))
+        packed = PackedExamples.from_examples(both, examples_per_sample(config))
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
         return PreferenceSamples(packed, packed.samples, counts, make_kto_labels(kept))
 
-    def fitting(
-        self, config: RunConfig, units: Sequence[PreferencePair], tokenizer: Tokenizer
+    def fit_pairs(
+        self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
-        longest = max(_target_length(unit) for unit in units)
-        return self.with_output_length(config, longest), list(units)
+        longest = max(_target_length(pair) for pair in pairs)
+        return self.with_output_length(config, longest), list(pairs)
 
-    def prompts(
+    def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
         """Those longer than `sequence_length` lose their end, as in training; conversations, their
@@ -246,23 +248,23 @@ class Seq2Seq(SampleFormat):
         input_ids, mask = pad_right(rows, most, multiple, tokenizer.pad)
         return _with_sequence_length(config, input_ids), Prompts(texts, input_ids, mask, cut)
 
-    def answers(
+    def encode_targets(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
         return list(_encode_distinct(texts, tokenizer))
 
-    def length(self, tokens: TokenizedText) -> tuple[int, int]:
+    def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
         """Tokens of the prompt, and of the target."""
         prompt, target = _split_target(tokens)
         return len(prompt), len(target)
 
-    def predicted(self, config: RunConfig) -> int:
+    def num_predictions(self, config: RunConfig) -> int:
         """All positions of the targets predict."""
         return (
             self.output_length(config) * examples_per_sample(config) * answers_per_example(config)
         )
 
-    def generated(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
+    def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Each of a sample's examples gets an equal part of it, unless a mean is given."""
         model, most = config.model, examples_per_sample(config)
         room = model.sequence_length if mean_tokens else model.sequence_length // most
@@ -277,11 +279,13 @@ class Seq2Seq(SampleFormat):
         drawn = replace(drawn, start=model.start_token)
         if most == 1:
             return drawn
-        packed = PackedExamples.of(replace(drawn, sequence_length=model.sequence_length), most)
+        packed = PackedExamples.from_examples(
+            replace(drawn, sequence_length=model.sequence_length), most
+        )
         chosen = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full ones come first
         return replace(packed, samples=packed.samples[chosen])
 
-    def streams(self, batch: Batch) -> dict[str, np.ndarray]:
+    def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
             "input_ids": batch["input_ids"],
             "mask": get_segment_ids(batch),
@@ -290,7 +294,7 @@ class Seq2Seq(SampleFormat):
             **preference_inputs(batch),
         }
 
-    def marked(self, batch: Batch) -> list[list[TokenInLoss]]:
+    def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
         marked_texts = list[list[TokenInLoss]]()
         places = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
@@ -303,7 +307,7 @@ class Seq2Seq(SampleFormat):
                 marked_texts.append([*prompt, *target])
         return marked_texts
 
-    def tokens(self, batch: Batch) -> int:
+    def count_tokens(self, batch: Batch) -> int:
         """Tokens of the prompts and the targets in a batch, end tokens included."""
         return int(np.count_nonzero(get_segment_ids(batch))) + count_loss_tokens(batch)
 
@@ -321,7 +325,7 @@ def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterat
 
 
 def _split_target(tokens: TokenizedText) -> tuple[np.ndarray, np.ndarray]:
-    start = len(tokens.ids) - int(np.count_nonzero(tokens.learned))
+    start = len(tokens.ids) - int(np.count_nonzero(tokens.loss_mask))
     return tokens.ids[:start], tokens.ids[start:]
 
 
@@ -376,8 +380,8 @@ def _join_prompts(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray
     return np.concatenate([np.zeros(0, np.int32), *prompts]), starts
 
 
-def _target_length(unit: PreferencePair) -> int:
-    return max(len(_split_target(text)[1]) for text in unit.texts)
+def _target_length(pair: PreferencePair) -> int:
+    return max(len(_split_target(text)[1]) for text in pair.sequences)
 
 
 def random_examples(
@@ -432,7 +436,7 @@ def _encode_distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndar
 
 def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """The tokens of each text with the end token, which some tokenizers do not add, int32 [n]."""
-    return map(tokenizer.ended, tokenizer.ids(texts))
+    return map(tokenizer.with_eos, tokenizer.ids(texts))
 
 
 def _truncate_prompts(

@@ -108,7 +108,7 @@ class FileListSource:
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
         """Those of the first file; the others must have the same."""
-        found = {file.name: file.class_names(column) for file in self.files}
+        found = {file.name: file.read_class_names(column) for file in self.files}
         names = next(iter(found.values()))
         if (other := next((name for name in found if found[name] != names), None)) is not None:
             raise DataError(

@@ -70,8 +70,8 @@ class Task:
         prompt: what the model reads.
         target: what it should write.
         given_labels: the answers there are; None: those of the data, see `labels`.
-        held_out: the fraction of the training data that is the validation split; None: that has
-            data of its own.
+        validation_fraction: the fraction of the training data that is the validation split; None:
+            that has data of its own.
         nulls: see `Data.nulls`.
         format, messages, system: as in the configuration.
         prefers: see `Training.preference_type`: rows hold answers that are compared or judged.
@@ -82,17 +82,17 @@ class Task:
     sources: Mapping[Split, Source]
     prompt: TextTemplate | None
     target: TextTemplate | None
-    given_labels: tuple[str, ...] | None = None
-    held_out: float | None = None
+    user_labels: tuple[str, ...] | None = None
+    validation_fraction: float | None = None
     nulls: Literal["refuse", "skip", "empty"] = "refuse"
     format: RowFormat | None = None
     messages: str | None = None
     system: str | None = None
-    between: str | None = None
+    fixed_separator: str | None = None
     preference_type: Literal["paired", "unpaired"] | None = None
 
     @cached_property
-    def kind(self) -> RowFormat:
+    def row_format(self) -> RowFormat:
         """What its rows hold: as its format says, else its first row.
 
         Raises:
@@ -101,27 +101,27 @@ class Task:
         if self.format is not None:
             return self.format
         if self.preference_type is not None:
-            return "text" if self._first is None else detect_answer_format(self._first[1])
+            return "text" if self._first_row is None else detect_answer_format(self._first_row[1])
         if self.prompt is not None and self.target is not None:
             return "text"
         if self.messages is not None:
             return "chat"
-        return "text" if self._first is None else detect_format(*self._first)
+        return "text" if self._first_row is None else detect_format(*self._first_row)
 
     @property
-    def is_own(self) -> bool:
+    def is_user_data(self) -> bool:
         """Whether its data are a person's own."""
         return self.name not in TASKS
 
     @property
     def separator(self) -> str:
         """What goes between a prompt and what a model writes, if they are one stream."""
-        if self.between is not None or self.preference_type or self.kind != "text":
-            return self.between or ""
-        return "" if self._first is None else self._pair(*self._first).between
+        if self.fixed_separator is not None or self.preference_type or self.row_format != "text":
+            return self.fixed_separator or ""
+        return "" if self._first_row is None else self._prompt_target(*self._first_row).separator
 
     @cached_property
-    def _first(self) -> tuple[FileLocation, Row] | None:
+    def _first_row(self) -> tuple[FileLocation, Row] | None:
         return next((first for s in self.sources.values() for first in islice(s.rows(), 1)), None)
 
     @cached_property
@@ -132,42 +132,42 @@ class Task:
         Raises:
             UserError: only the data can tell, and cannot be read.
         """
-        if self.given_labels is not None:
-            return self.given_labels
+        if self.user_labels is not None:
+            return self.user_labels
         found = (self._class_names(source) for source in self.sources.values())
         return next((names for names in found if names is not None), None)
 
     def _class_names(self, source: Source) -> tuple[str, ...] | None:
         """The names of the target's column in a source, if it has some."""
-        if self.kind == "plain" or self.preference_type:
+        if self.row_format == "plain" or self.preference_type:
             return None
         first = next(iter(source.rows()), None)
         if first is None or self._has_conversation(first[1]):
             return None
-        column = getattr(self._pair(*first).target, "value_column", None)
-        return None if column is None else source.class_names(column)
+        column = getattr(self._prompt_target(*first).target, "value_column", None)
+        return None if column is None else source.read_class_names(column)
 
-    def _labels_of(self, source: Source) -> ClassLabels | None:
+    def _class_labels(self, source: Source) -> ClassLabels | None:
         """What the labels in a source mean."""
         if self.labels is None:
             return None
         names = self._class_names(source)
         if names is None:
             return ClassLabels(self.labels)
-        return labels_of_column(names, self.labels, self.given_labels is not None, source.name)
+        return labels_of_column(names, self.labels, self.user_labels is not None, source.name)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """What generated answers are judged by; documents and preferences have none."""
-        if self.preference_type or self.kind == "plain":
+        if self.preference_type or self.row_format == "plain":
             return ()
         return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
 
     def corpus(self, split: Split) -> Corpus:
-        """The examples of a split whose rows are texts; see `corpora`."""
-        return self.corpora(split)[split]
+        """The examples of a split whose rows are texts; see `read_splits`."""
+        return self.read_splits(split)[split]
 
-    def corpora(
+    def read_splits(
         self,
         split: Split,
         chat: ConversationReader | None = None,
@@ -188,10 +188,10 @@ class Task:
             source.rows(), unit=" rows", delay=2, leave=False,
             disable=not is_first_process() or None,
         )  # fmt: skip
-        found = list(self.examples(rows, self.reading(source), chat, notes))
+        found = list(self.examples(rows, self.row_schema(source), chat, notes))
         if not found and chat is None:
             raise DataError(f"{source.name} holds no examples: give data that has some")
-        return self.dealt(found, split)
+        return self.split_examples(found, split)
 
     def source(self, split: Split) -> Source:
         """Where the rows of a split are.
@@ -199,23 +199,24 @@ class Task:
         Raises:
             DataError: nothing says it.
         """
-        where: Split = "train" if self.held_out is not None else split
+        where: Split = "train" if self.validation_fraction is not None else split
         if where not in self.sources:
             raise DataError(
-                f"there is no data for {split}: give --data.{split} FILE{self._or(split)}"
+                f"there is no data for {split}: give --data.{split} "
+                f"FILE{self._suggest_fraction(split)}"
             )
         return self.sources[where]
 
-    def reading(self, source: Source) -> RowSchema:
+    def row_schema(self, source: Source) -> RowSchema:
         """How the rows of a source are read: by the forms of its first one, unless they are none
         of texts, or there is no row."""
-        labels = self._labels_of(source)
-        if self.kind != "text" or self.preference_type:
+        labels = self._class_labels(source)
+        if self.row_format != "text" or self.preference_type:
             return RowSchema(None, labels)
         if self.prompt is not None and self.target is not None:
             return RowSchema(PromptTarget(self.prompt, self.target), labels)
         first = next(iter(source.rows()), None)
-        return RowSchema(None if first is None else self._pair(*first), labels)
+        return RowSchema(None if first is None else self._prompt_target(*first), labels)
 
     def examples(
         self,
@@ -228,7 +229,7 @@ class Task:
 
         Args:
             reading: see there.
-            chat, notes: see `corpora`.
+            chat, notes: see `read_splits`.
 
         Raises:
             DataError: one does not fit the task.
@@ -239,8 +240,8 @@ class Task:
             try:
                 for example in self._examples(place, row, reading, chat):
                     yield place, example
-                if notes is not None and self.is_own:
-                    notes.add_row(place, row, self._columns_read(place, row, reading.pair, chat))
+                if notes is not None and self.is_user_data:
+                    notes.add_row(place, row, self._used_columns(place, row, reading.pair, chat))
             except NullError as error:
                 if self.nulls == "refuse":
                     raise DataError(
@@ -254,18 +255,18 @@ class Task:
         self, place: FileLocation, row: Row, reading: RowSchema, chat: ConversationReader | None
     ) -> Iterable[Example | int]:
         if self.preference_type is not None:
-            return self._answers(place, row, chat)
+            return self._preference_examples(place, row, chat)
         if chat is not None:
             talk = self._conversation(place, row, reading.labels)
             read = talk if isinstance(talk, int) else chat.read(place, talk)
             if isinstance(read, Example) and reading.labels is not None:
                 reading.labels.split(read.target)  # its last answer must be one
             return [] if read is None else [read]
-        if self.kind == "plain":
-            return self._documents(row)
-        return [self._example(row, reading.pair or self._pair(place, row), reading.labels)]
+        if self.row_format == "plain":
+            return self._document_chunks(row)
+        return [self._example(row, reading.pair or self._prompt_target(place, row), reading.labels)]
 
-    def _columns_read(
+    def _used_columns(
         self,
         place: FileLocation,
         row: Row,
@@ -278,10 +279,10 @@ class Task:
             return {*own, *preference_columns(self.preference_type == "unpaired", chat is not None)}
         if chat is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
-        if chat is None and self.kind == "plain":
+        if chat is None and self.row_format == "plain":
             return {*(self.target or DOCUMENT_TEMPLATE).columns}
         asked = QUESTION_COLUMNS if chat is not None else set[str]()
-        return {*(pair or self._pair(place, row)).read, *asked}
+        return {*(pair or self._prompt_target(place, row)).used_columns, *asked}
 
     def _has_conversation(self, row: Row) -> bool:
         return self.prompt is None and has_conversation(row, self.messages)
@@ -293,13 +294,13 @@ class Task:
         if self._has_conversation(row):
             talk = read_conversation(row, self.messages, self.nulls == "empty")
             return talk.with_system(self.system)
-        example = self._example(row, self._pair(place, row), labels)
+        example = self._example(row, self._prompt_target(place, row), labels)
         if isinstance(example, int):
             return example
         talk = make_conversation(row, example.prompt, example.target)
         return talk.with_system(self.system)
 
-    def _answers(
+    def _preference_examples(
         self, place: FileLocation, row: Row, chat: ConversationReader | None
     ) -> list[Example]:
         """The answers of a row of preferences; none if the chat template refuses one."""
@@ -315,38 +316,38 @@ class Task:
                 answer = read
             for text in (answer.prompt, answer.target):
                 _check_length(text)
-            found.append(answer.judged(desirable))
+            found.append(answer.with_desirable(desirable))
         return found
 
-    def _documents(self, row: Row) -> list[Example]:
+    def _document_chunks(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):
-            return [Example("", row["text"], part=row.part)]
+            return [Example("", row["text"], doc_chunk=row.doc_chunk)]
         text = (self.target or DOCUMENT_TEMPLATE).render(row)
-        return [Example("", piece, part=part) for piece, part in split_document([text])]
+        return [Example("", piece, doc_chunk=part) for piece, part in split_document([text])]
 
-    def _pair(self, place: FileLocation, row: Row) -> PromptTarget:
+    def _prompt_target(self, place: FileLocation, row: Row) -> PromptTarget:
         return find_prompt_target(place, row, self.prompt, self.target)
 
-    def asked(self, row: Row) -> Conversation:
+    def prompt_conversation(self, row: Row) -> Conversation:
         """What a row asks: a conversation without the answer at its end, or a question.
 
         Raises:
             ColumnError: it has neither messages nor a prompt.
         """
         if has_conversation(row, self.messages):
-            talk = read_conversation(row, self.messages).before_answer()
+            talk = read_conversation(row, self.messages).without_answer()
             if not talk.messages:
                 raise ColumnError("there are no messages to answer")
         else:
-            talk = make_conversation(row, self.prompt_of(row), None)
+            talk = make_conversation(row, self.render_prompt(row), None)
         return talk.with_system(self.system)
 
-    def _or(self, split: Split) -> str:
+    def _suggest_fraction(self, split: Split) -> str:
         """Another way to give data of a split, where there is one."""
         has_rows = split == "validation" and "train" in self.sources
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
-    def dealt(
+    def split_examples(
         self, found: Iterable[tuple[FileLocation, Example | int]], split: Split
     ) -> dict[Split, Corpus]:
         """Corpora of what `examples` found; where both splits share a source, each prompt belongs
@@ -356,45 +357,45 @@ class Task:
             DataError: the fraction that is held out leaves nothing for one.
         """
         kept: dict[Split, list[tuple[FileLocation, Example]]] = {
-            name: [] for name in self.with_held_out(split)
+            name: [] for name in self.splits_read_with(split)
         }
         left_out = {UNLABELED: 0, NULL_VALUE: 0}
         for place, example in found:
             if isinstance(example, int):
                 left_out[example] += 1
                 continue
-            name = self.split_of(example, split)
+            name = self.split_of_example(example, split)
             if name in kept:
                 kept[name].append((place, example))
-        corpora = {
+        splits = {
             name: Corpus(
                 [example for _, example in placed],
-                unlabelled=left_out[UNLABELED],
+                unlabeled=left_out[UNLABELED],
                 nulls=left_out[NULL_VALUE],
-                places=[place for place, _ in placed],
+                locations=[place for place, _ in placed],
             )
             for name, placed in kept.items()
         }
-        self.check_some_left(split, corpora)
-        self.check_held_out(corpora)
-        return corpora
+        self.check_examples_left(split, splits)
+        self.check_validation_split(splits)
+        return splits
 
-    def with_held_out(self, split: Split) -> tuple[Split, ...]:
+    def splits_read_with(self, split: Split) -> tuple[Split, ...]:
         """The splits that are read with one."""
-        both = self.held_out is not None and split == "train"
+        both = self.validation_fraction is not None and split == "train"
         return ("train", "validation") if both else (split,)
 
-    def split_of(self, example: Example, split: Split) -> Split:
+    def split_of_example(self, example: Example, split: Split) -> Split:
         """The split that an example of the data for `split` belongs to."""
-        if self.held_out is None:
+        if self.validation_fraction is None:
             return split
-        return "validation" if _split_hash(example) < self.held_out else "train"
+        return "validation" if _split_hash(example) < self.validation_fraction else "train"
 
-    def check_some_left(self, split: Split, corpora: Mapping[Split, Corpus]) -> None:
+    def check_examples_left(self, split: Split, splits: Mapping[Split, Corpus]) -> None:
         """Raise DataError if all rows of a split were left out for what they lack."""
-        if any(corpus.examples for corpus in corpora.values()):
+        if any(corpus.examples for corpus in splits.values()):
             return
-        unlabelled, nulls = corpora[split].unlabelled, corpora[split].nulls
+        unlabelled, nulls = splits[split].unlabeled, splits[split].nulls
         name = self.source(split).name
         if unlabelled:
             raise DataError(
@@ -407,12 +408,12 @@ class Task:
                 f"is left for {split}: give data that has some"
             )
 
-    def check_held_out(self, corpora: Mapping[Split, Corpus]) -> None:
+    def check_validation_split(self, splits: Mapping[Split, Corpus]) -> None:
         """Raise DataError if the fraction that is held out leaves nothing for a split."""
-        for name, corpus in corpora.items() if self.held_out is not None else ():
+        for name, corpus in splits.items() if self.validation_fraction is not None else ():
             if not corpus.examples:
                 raise DataError(
-                    f"--data.validation {self.held_out:g} leaves none for {name}: give "
+                    f"--data.validation {self.validation_fraction:g} leaves none for {name}: give "
                     "another fraction, or a file"
                 )
 
@@ -425,7 +426,7 @@ class Task:
             UNLABELED if answer is None else Example(_check_length(pair.prompt.render(row)), answer)
         )
 
-    def prompt_of(self, row: Row) -> str:
+    def render_prompt(self, row: Row) -> str:
         """What the model reads for a row, which need not have the target's columns.
 
         Raises:
@@ -447,7 +448,7 @@ _NLI_TASK = Task(
     Template("mnli hypothesis: {hypothesis} premise: {premise}"),
     Template("{label}"),
     NLI_LABELS,
-    between=" target:",
+    fixed_separator=" target:",
 )
 TASKS: dict[str, Task] = {
     "mnli": _NLI_TASK,
@@ -474,13 +475,13 @@ def task_from_config(
     given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in given.items() if name is not None}
     task, mixed = TASKS[data.dataset], is_mixture(data)
-    held_out = _parse_fraction(data.validation)
-    if held_out is not None and mixed:
+    validation_fraction = _parse_fraction(data.validation)
+    if validation_fraction is not None and mixed:
         raise DataError(
-            f"data.validation is {held_out:g}, but no fraction of a mixture is held out: name a "
-            "file"
+            f"data.validation is {validation_fraction:g}, but no fraction of a mixture is held "
+            "out: name a file"
         )
-    if held_out is not None:
+    if validation_fraction is not None:
         del files["validation"]
     if mixed:
         del files["train"]
@@ -490,7 +491,7 @@ def task_from_config(
     task = replace(
         task,
         sources={split: copy(source) for split, source in task.sources.items()},
-        held_out=held_out,
+        validation_fraction=validation_fraction,
         nulls=data.nulls,
         format=data.format,
         messages=data.messages,
@@ -499,13 +500,13 @@ def task_from_config(
     )
     try:
         if data.prompt is not None:
-            task = replace(task, prompt=Template(data.prompt), between="")
+            task = replace(task, prompt=Template(data.prompt), fixed_separator="")
         if data.target is not None:
             task = replace(task, target=Template(data.target))
     except ValueError as error:
         raise DataError(str(error)) from None
-    names = None if data.labels is None else ClassLabels.of(data.labels).names
-    return task if names is None else replace(task, given_labels=names)
+    names = None if data.labels is None else ClassLabels.from_text(data.labels).names
+    return task if names is None else replace(task, user_labels=names)
 
 
 def check_data(data: Data) -> None:
@@ -539,7 +540,7 @@ def _parse_fraction(validation: str | None) -> float | None:
 def _split_hash(example: Example) -> float:
     """A pseudo-random number from 0 to 1 that depends on the prompt alone, of a document on its
     part."""
-    text = example.target if example.part else example.prompt
+    text = example.target if example.doc_chunk else example.prompt
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 

@@ -40,7 +40,7 @@ def render(
     source: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
-    asks: bool,
+    add_generation_prompt: bool,
     marks: bool,
     variables: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
@@ -48,7 +48,7 @@ def render(
 
     Args:
         source: the template.
-        asks: for an answer, at the end.
+        add_generation_prompt: for an answer, at the end.
         marks: the template has generation blocks.
         variables: what it is given besides.
 
@@ -67,7 +67,7 @@ def render(
             "tools": None if tools is None else list(tools),
             "chat_template": source,
             "return_assistant_tokens_mask": marks,
-            "add_generation_prompt": asks,
+            "add_generation_prompt": add_generation_prompt,
             "seconds": MAX_SECONDS,
             "memory": MAX_MEMORY,
             **variables,

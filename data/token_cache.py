@@ -66,7 +66,7 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
         UserError: the data do not fit the task; or no disk has room, and there are several
             processes, which would no longer read the same files.
     """
-    wanted, save = data.task.with_held_out(split), data.given.checkpoint.save
+    wanted, save = data.task.splits_read_with(split), data.user_config.checkpoint.save
     state, name = data.task.source(split).state(), _cache_key(data, split)
     kept = None if save is None else RunFolder(Path(save)).prepared / name
     if kept is not None and kept.is_dir():
@@ -131,7 +131,7 @@ def _open_folder(kept: Path | None) -> AbstractContextManager[str | Path]:
 def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
     """Let processes write the files of a split into a folder."""
     asked = {
-        "config": data.given.to_dict(),
+        "config": data.user_config.to_dict(),
         "split": split,
         "sample_format": data.sample_format.name,
         "processes": _num_processes(),
@@ -181,7 +181,13 @@ def _cache_key(data: Pipeline, split: Split) -> str:
     for path in sorted(DATA_FOLDER.glob("*.py")):
         sha256.update(path.read_bytes())
     versions = [version(name) for name in LIBRARIES]
-    facts: list[Any] = [split, data.made_by, data.tokenizer.state, data.task.held_out, versions]
+    facts: list[Any] = [
+        split,
+        data.cache_key,
+        data.tokenizer.state,
+        data.task.validation_fraction,
+        versions,
+    ]
     sha256.update(json.dumps(facts, default=str).encode())
     for digest in data.task.source(split).digests():
         sha256.update(digest)

@@ -55,22 +55,22 @@ class TokenStore:
     texts: list[bytes] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     ids: list[np.ndarray] = field(default_factory=list)
-    learned: list[np.ndarray] = field(default_factory=list)
+    loss_mask: list[np.ndarray] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    locations: list[tuple[int, int]] = field(default_factory=list)
     files: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, place: FileLocation, example: Example, tokens: TokenizedText) -> None:
         """Add an example. The text of a document's part is not kept: its tokens say it."""
-        written = "" if example.part else example.target
+        written = "" if example.doc_chunk else example.target
         for text in (example.prompt, written):
             self.texts.append(text.encode(errors="surrogatepass"))
             self.sizes.append(len(self.texts[-1]))
         self.ids.append(tokens.ids)
-        self.learned.append(tokens.learned)
+        self.loss_mask.append(tokens.loss_mask)
         self.lengths.append(len(tokens.ids))
         source = str(place.path), place.unit
-        self.places.append((self.files.setdefault(source, len(self.files)), place.number))
+        self.locations.append((self.files.setdefault(source, len(self.files)), place.number))
 
     def write(self, path: Path, facts: dict[str, Any]) -> None:
         """Write them to a file with further facts, which JSON has forms for.
@@ -82,9 +82,9 @@ class TokenStore:
             "texts": np.frombuffer(b"".join(self.texts), np.uint8),
             "text_starts": _offsets(self.sizes),
             "ids": _concatenate(self.ids, np.int32),
-            "learned": _concatenate(self.learned, bool),
+            "learned": _concatenate(self.loss_mask, bool),
             "starts": _offsets(self.lengths),
-            "places": np.asarray(self.places, np.int64).reshape(-1, 2),
+            "places": np.asarray(self.locations, np.int64).reshape(-1, 2),
         }
         told = json.dumps({**facts, "files": list(self.files)})
         metadata = {"facts": told, "sha256": _digest(arrays, told)}
@@ -126,7 +126,7 @@ def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
     every = range(len(starts) - 1)
     corpus = Corpus(
         LazySequence(lambda index: Example(text(2 * index), text(2 * index + 1)), every),
-        facts.count("unlabelled"),
+        facts.count("unlabeled"),
         facts.count("nulls"),
         LazySequence(place, every),
         LazySequence(tokens, every),

@@ -63,22 +63,22 @@ class TokenizeContext(NamedTuple):
     """What forked processes share."""
 
     data: Pipeline
-    reading: RowSchema
+    row_schema: RowSchema
     chat: ChatTemplate | None
 
     def of(self, chunk: Chunk) -> ChunkResult:
         """Make examples and tokens of rows."""
-        chat, data, notes = self.chat, self.data, self.data.notes()
+        chat, data, notes = self.chat, self.data, self.data.new_warnings()
         if chat is not None:
-            chat.noted = notes
-        found = list(data.task.examples(chunk, self.reading, chat, notes))
+            chat.warnings = notes
+        found = list(data.task.examples(chunk, self.row_schema, chat, notes))
         left_out = tuple(sum(one == why for _, one in found) for why in (UNLABELED, NULL_VALUE))
         kept = [(place, one) for place, one in found if isinstance(one, Example)]
-        examples = [data.as_asked(one) for _, one in kept]
-        tokens = data.encoded(examples)
+        examples = [data.render_example(one) for _, one in kept]
+        tokens = data.tokenize(examples)
         texts = (text for one in examples for text in one[:2])
         return ChunkResult(
-            [(place, Example(*one[:2], part=one.part), ids)
+            [(place, Example(*one[:2], doc_chunk=one.doc_chunk), ids)
              for (place, _), one, ids in zip(kept, examples, tokens, strict=True)],
             (left_out[0], left_out[1]),
             collect_characters(texts),
@@ -109,9 +109,9 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
     task = data.task
     source = task.source(split)
     chat = data.training_template() if data.is_chat else None
-    _context = TokenizeContext(data, task.reading(source), chat)
+    _context = TokenizeContext(data, task.row_schema(source), chat)
     data.tokenizer.texts([[data.tokenizer.end]])  # loaded before the processes are made
-    columns: dict[Split, TokenStore] = {name: TokenStore() for name in task.with_held_out(split)}
+    columns: dict[Split, TokenStore] = {name: TokenStore() for name in task.splits_read_with(split)}
     left_out, characters, rows = [0, 0], set[str](), 0
     notes = DataWarnings()
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
             mapped = pool.imap
         for found in mapped(_tokenize_chunk, _split_chunks(source.rows())):
             for place, example, tokens in found.rows:
-                name = task.split_of(example, split)
+                name = task.split_of_example(example, split)
                 if name in columns:
                     columns[name].add(place, example, tokens)
             left_out = [a + b for a, b in zip(left_out, found.left_out, strict=True)]
@@ -131,7 +131,7 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
             print(rows, flush=True)
     for name, one in columns.items():
         one.write(folder / f"{name}.safetensors", {
-            "unlabelled": left_out[0], "nulls": left_out[1],
+            "unlabeled": left_out[0], "nulls": left_out[1],
             "characters": "".join(sorted(characters)),
             "notes": notes.to_dict(),
         })  # fmt: skip

@@ -130,7 +130,7 @@ class Tokenizer:
             self._check_rows(chunk, encoded)
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
-    def marked(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
+    def encode_with_loss_mask(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
         """The tokens of each text with the end token, and which of them are learned.
 
         A text is tokenised as a whole. A token is learned if any of its characters is; the end
@@ -138,30 +138,32 @@ class Tokenizer:
         """
         for chunk in split_chunks(texts):
             whole = ["".join(span.text for span in spans) for spans in chunk]
-            for spans, encoding in zip(chunk, self.encodings(whole, not self.chat), strict=True):
+            for spans, encoding in zip(chunk, self.encode_fast(whole, not self.chat), strict=True):
                 ids = np.asarray(encoding.ids, np.int32)
                 learned = _loss_mask(spans, encoding)
                 if not self.chat:
                     if not len(ids) or ids[-1] != self.end:
                         ids, learned = np.append(ids, np.int32(self.end)), np.append(learned, False)
-                    learned[-1] = spans[-1].learned
+                    learned[-1] = spans[-1].in_loss
                 yield TokenizedText(ids, learned)
 
-    def parts(self, texts: Iterable[tuple[str, DocumentChunk]]) -> Iterator[TokenizedText]:
+    def encode_doc_chunks(
+        self, texts: Iterable[tuple[str, DocumentChunk]]
+    ) -> Iterator[TokenizedText]:
         """The tokens of parts of documents, all learned: those of a document's parts, one after the
         other, are its own, and the end token."""
         for chunk in split_chunks(texts):
-            whole = [part.before + text for text, part in chunk]
-            for (text, part), found in zip(chunk, self.encodings(whole, False), strict=True):
-                first = first_token_from(found, len(part.before))
+            whole = [part.context + text for text, part in chunk]
+            for (text, part), found in zip(chunk, self.encode_fast(whole, False), strict=True):
+                first = first_token_from(found, len(part.context))
                 if first is None:  # one token has characters of both
-                    (found,), first = self.encodings([text], False), 0
-                ends = [] if part.before else self.around[0]
-                ids = [*ends, *found.ids[first:], *([self.end] if part.last else [])]
+                    (found,), first = self.encode_fast([text], False), 0
+                ends = [] if part.context else self.affix_ids[0]
+                ids = [*ends, *found.ids[first:], *([self.end] if part.is_last else [])]
                 yield TokenizedText(np.asarray(ids, np.int32), np.ones(len(ids), bool))
 
     @cached_property
-    def around(self) -> tuple[list[int], list[int]]:
+    def affix_ids(self) -> tuple[list[int], list[int]]:
         """Tokens that the tokenizer puts before and after a text."""
         whole = self.base("a", add_special_tokens=not self.chat, return_special_tokens_mask=True)
         ids, mask = list(whole["input_ids"]), whole["special_tokens_mask"]
@@ -169,19 +171,19 @@ class Tokenizer:
         text = self.base("a", add_special_tokens=False)["input_ids"]
         return ids[:start], ids[start + len(text) :]
 
-    def ended(self, ids: np.ndarray) -> np.ndarray:
+    def with_eos(self, ids: np.ndarray) -> np.ndarray:
         """Tokens of a text with the end token, which it may have already, int32 [n]."""
         if len(ids) and ids[-1] == self.end:
             return ids
         return np.append(ids, np.int32(self.end))
 
-    def encodings(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
+    def encode_fast(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
         """What the tokenizers library made of each text."""
         with catch_panics():
             found = self.base(
                 list(texts), add_special_tokens=special, return_attention_mask=False,
                 return_token_type_ids=False, verbose=False,
-            ).encodings  # fmt: skip
+            ).encode_fast  # fmt: skip
         assert found is not None, "the tokenizer is none of the tokenizers library"
         self._check_rows(texts, (encoding.ids for encoding in found))
         return list(found)
@@ -197,7 +199,7 @@ class Tokenizer:
                     text, self.base.convert_ids_to_tokens(above), self._vocab_size
                 )
 
-    def printed(self, rows: int) -> list[bytes]:
+    def token_bytes(self, rows: int) -> list[bytes]:
         """What each token prints within a text, in UTF-8, of which it may be a part of a letter.
 
         Args:
@@ -220,7 +222,7 @@ class Tokenizer:
                 pieces[number] = text[start:].encode()
         return pieces
 
-    def lost(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
+    def lost_characters(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
         """Characters that texts lose as tokens: those that are unknown, and those that come back
         in another form, such as a small letter for a capital."""
         texts = list(texts)
@@ -249,7 +251,7 @@ class Tokenizer:
         return unknown, changed
 
     @cached_property
-    def keeps_runs(self) -> bool:
+    def keeps_repeated_spaces(self) -> bool:
         """Whether spaces that follow each other come back from their tokens."""
         (text,) = self._read_back([_between_letters(REPEATED_SPACES)])
         return REPEATED_SPACES in text
@@ -356,7 +358,7 @@ def _loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
     learned, start = np.zeros(len(encoding.ids), bool), 0
     for span in spans:
         end = start + len(span.text)
-        if span.learned:
+        if span.in_loss:
             learned[slice(*_tokens_within(encoding, start, end))] = True
         start = end
     return learned

@@ -24,9 +24,9 @@ class ToolCallFormat(NamedTuple):
     """
 
     content: Any
-    text: bool
+    arguments_as_text: bool
 
-    def of(self, message: Message) -> Message:
+    def apply(self, message: Message) -> Message:
         """A message in this form; one without calls as it is."""
         if not message.get("tool_calls"):
             return message
@@ -38,7 +38,7 @@ class ToolCallFormat(NamedTuple):
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         function, arguments = call["function"], call["function"]["arguments"]
-        if not self.text or isinstance(arguments, str):
+        if not self.arguments_as_text or isinstance(arguments, str):
             return call
         written = json.dumps(arguments, ensure_ascii=False)
         return {**call, "function": {**function, "arguments": written}}

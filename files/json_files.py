@@ -123,13 +123,13 @@ class JsonObject:
         self.data: dict[str, Any] = data
         self._where = where
 
-    def replaced(self, data: Mapping[str, Any]) -> JsonObject:
+    def with_data(self, data: Mapping[str, Any]) -> JsonObject:
         """Other content in place of this, which messages say is there."""
         return JsonObject(dict(data), self._where)
 
     def text(self, name: str) -> str:
         """A text."""
-        return self._of(name, str, "text")
+        return self._typed(name, str, "text")
 
     def count(self, name: str) -> int:
         """An integer from 0 to 2^63 - 1."""
@@ -154,14 +154,14 @@ class JsonObject:
 
     def counts(self, name: str) -> list[int]:
         """A list of such integers."""
-        values = self._of(name, list, "a list of integers")
+        values = self._typed(name, list, "a list of integers")
         if not all(type(value) is int and 0 <= value < 2**63 for value in values):
             raise self.error(name, "a list of integers, 0 or more")
         return values
 
     def text_list(self, name: str) -> list[str]:
         """A list of texts."""
-        values = self._of(name, list, "a list of texts")
+        values = self._typed(name, list, "a list of texts")
         if not all(isinstance(value, str) for value in values):
             raise self.error(name, "a list of texts")
         return values
@@ -179,20 +179,20 @@ class JsonObject:
         inner = self.object(name)
         return {key: inner.object(key) for key in inner.data}
 
-    def rows(self, name: str) -> list[JsonObject]:
+    def object_list(self, name: str) -> list[JsonObject]:
         """A list of objects."""
-        values = self._of(name, list, "a list of objects")
+        values = self._typed(name, list, "a list of objects")
         return [
             JsonObject(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)
         ]
 
-    def lists(self, name: str) -> list[list[int]]:
+    def int_lists(self, name: str) -> list[list[int]]:
         """A list of lists of integers, 0 or more."""
-        values = self._of(name, list, "a list of lists")
+        values = self._typed(name, list, "a list of lists")
         where = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
         return [where.counts(i) for i in where.data]
 
-    def texts(self, name: str) -> dict[str, str]:
+    def text_mapping(self, name: str) -> dict[str, str]:
         """An object of texts."""
         inner = self.object(name)
         return {key: inner.text(key) for key in inner.data}
@@ -200,7 +200,7 @@ class JsonObject:
     def __contains__(self, name: str) -> bool:
         return name in self.data
 
-    def _of(self, name: str, kind: type, noun: str) -> Any:
+    def _typed(self, name: str, kind: type, noun: str) -> Any:
         value = self._value(name)
         if not isinstance(value, kind):
             raise self.error(name, noun)

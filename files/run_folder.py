@@ -21,14 +21,14 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def chosen(cls, given: str | None, save: str | None, preset: str) -> RunFolder:
+    def from_options(cls, given: str | None, save: str | None, preset: str) -> RunFolder:
         """The one given, else where checkpoints go, else a new one under runs/."""
         if given or save:
             return cls(Path(given or save or ""))
         return cls(Path("runs") / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}")
 
     @classmethod
-    def of_step(cls, step: Path) -> RunFolder:
+    def from_step_folder(cls, step: Path) -> RunFolder:
         """The run that has the folder of a step, in itself or in best/."""
         folder = cls(step.absolute().parent)
         outer = cls(folder.path.parent)

@@ -40,12 +40,12 @@ class LocatedDict(dict[str, Any]):
         self, values: Mapping[str, Any] = {}, places: Mapping[str, FileLocation] = {}
     ) -> None:
         super().__init__(values)
-        self.places = dict(places)
+        self.locations = dict(places)
 
 
 def location_prefix(data: Mapping[str, Any], key: str) -> str:
     """How a message about a value begins: "file, line n: ", or nothing if it is not from a file."""
-    place = data.places.get(key) if isinstance(data, LocatedDict) else None
+    place = data.locations.get(key) if isinstance(data, LocatedDict) else None
     return f"{place}: " if place else ""
 
 
@@ -82,7 +82,7 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
 class _OpenContainer(NamedTuple):
     """A list or mapping that is still open. `keys` holds the key whose value is next."""
 
-    into: list[Any] | LocatedDict
+    container: list[Any] | LocatedDict
     keys: list[str]
 
 
@@ -108,7 +108,7 @@ def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
                 kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
                 _check_tag(event, (kind,), path)
                 new = _OpenContainer(LocatedDict() if kind == "map" else [], [])
-                _add_value(stack[-1], event, path, new.into)
+                _add_value(stack[-1], event, path, new.container)
                 stack.append(new)
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 stack.pop()
@@ -119,18 +119,18 @@ def _add_value(
     parent: _OpenContainer, event: Any, path: Path, container: list[Any] | LocatedDict | None
 ) -> None:
     """Add what an event brings, the `container` or a scalar, to the list or mapping it is in."""
-    if isinstance(parent.into, list):
-        parent.into.append(_parse_scalar(event, path) if container is None else container)
+    if isinstance(parent.container, list):
+        parent.container.append(_parse_scalar(event, path) if container is None else container)
     elif parent.keys:
         key = parent.keys.pop()
-        parent.into[key] = _parse_scalar(event, path) if container is None else container
+        parent.container[key] = _parse_scalar(event, path) if container is None else container
     elif container is not None:
         raise _error(path, event.start_mark, "a name must be text, not a list or mapping")
     else:
         key = event.value
-        if key in parent.into.places:
+        if key in parent.container.locations:
             raise _error(path, event.start_mark, f"the key {format_value(key)} stands twice")
-        parent.into.places[key] = FileLocation(path, event.start_mark.line + 1)
+        parent.container.locations[key] = FileLocation(path, event.start_mark.line + 1)
         parent.keys.append(key)
 
 

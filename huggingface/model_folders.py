@@ -203,7 +203,7 @@ def _check_torch(path: Path) -> None:
 def _read_index(file: Path) -> Mapping[str, str]:
     """The file of each tensor that an index names."""
     try:
-        index = read_object(file).texts("weight_map")
+        index = read_object(file).text_mapping("weight_map")
     except FileError as error:
         raise CheckpointError(f"{file.name} is damaged: {error}") from error
     if not all(map(is_file_name, index.values())):

@@ -53,7 +53,7 @@ def text_model_config(description: JsonObject, names: Collection[str] | None) ->
     text |= {name: data[name] for name in of_the_text if data.get(name) is not None}
     tied = data.get("tie_word_embeddings", True)
     text["tie_word_embeddings"] = tied if names is None else HEAD_WEIGHTS.isdisjoint(names)
-    return description.replaced(text)
+    return description.with_data(text)
 
 
 def text_tensor_name(name: str) -> str | None:

@@ -48,9 +48,9 @@ class PretrainedInfo:
         wrapper: the kind of the model that it is the text part of, if it is one.
     """
 
-    description: JsonObject
+    hf_config: JsonObject
     has_head: bool | None
-    wrapper: str | None = None
+    multimodal_type: str | None = None
 
 
 def local_model(name: str, files: Sequence[str] | None = None) -> Path:
@@ -96,7 +96,7 @@ def read_pretrained(name: str) -> PretrainedInfo:
     if ends:
         tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     if tokens:
-        description = description.replaced({**description.data, **tokens})
+        description = description.with_data({**description.data, **tokens})
     has_head = None if names is None else not HEAD_WEIGHTS.isdisjoint(names)
     return PretrainedInfo(description, has_head, multimodal_type(whole.data))
 

@@ -58,7 +58,7 @@ class BaseModelRef:
             return None
         saved = metadata.object(_BASE)
         step = saved.text(_STEP) if _STEP in saved else None
-        return cls(saved.text("name"), saved.texts("sha256"), step)
+        return cls(saved.text("name"), saved.text_mapping("sha256"), step)
 
     def kept_in(self, folder: Path) -> Path:
         """The folder in a run's `base` in which a step is kept."""
@@ -68,7 +68,7 @@ class BaseModelRef:
         """Where the model is: kept beside the step at `near` that names it, else where it is said
         to be, else at its name."""
         if near is not None and self.step is not None:
-            for folder in (RunFolder.of_step(near).base, near.parent):
+            for folder in (RunFolder.from_step_folder(near).base, near.parent):
                 if has_checkpoint(self.kept_in(folder)):
                     return str(self.kept_in(folder))
         return said or self.name

@@ -79,7 +79,9 @@ class Reference:
         place = Path(config.training.reference or folder.reference)
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
             saved = cls._saved(config, start.checkpoint, place)
-            return replace(saved, before=RunFolder.of_step(start.checkpoint.path).reference)
+            return replace(
+                saved, before=RunFolder.from_step_folder(start.checkpoint.path).reference
+            )
         sha256 = _digest_of_weights(config, start.digested)
         return cls(config, place, sha256, _origin(start), lambda: start.tensors)
 
@@ -98,7 +100,7 @@ class Reference:
                 f"{config.training.objective} compares with a reference, which only a run of "
                 "run_finetuning.py has: --load its folder"
             )
-        folder = config.training.reference or RunFolder.of_step(checkpoint.path).reference
+        folder = config.training.reference or RunFolder.from_step_folder(checkpoint.path).reference
         return cls._saved(config, checkpoint, Path(folder))
 
     @classmethod

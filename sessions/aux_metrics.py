@@ -21,7 +21,7 @@ def tally_of(
         sums: loss statistics of all processes' samples, in the order of a global batch.
         batch: this process's samples.
     """
-    once = sharding.without_duplicates({**batch, _SUMS: sharding.own_of(sums)})
+    once = sharding.drop_replicated({**batch, _SUMS: sharding.local_samples(sums)})
     return objective.tally(once[_SUMS], once)
 
 

@@ -113,7 +113,7 @@ class Partner:
         self._entered = ExitStack()
         self._room = 0
         self._said: list[Message] = []
-        self._chat = self._data.chat  # without a template, it is said at once
+        self._chat = self._data.chat_template  # without a template, it is said at once
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +138,7 @@ class Partner:
         """
         given = field_overrides({f"generation.{name}": value}, type(self._config))
         self._config = self._config.changed(flattened(with_search(given, {})))
-        self._data = replace(self._data, given=self._config)
+        self._data = replace(self._data, user_config=self._config)
         self._leave()
 
     def answer(self, text: str, show: Callable[[str], object] = len) -> str:
@@ -192,12 +192,12 @@ class Partner:
     def _fitting(self) -> tuple[RunConfig, np.ndarray, int]:
         """A configuration for the prompt, its tokens, [1, room], and how many they are."""
         most = self._config.model.sequence_length
-        fitted, prompts = self._data.prompts([self._prompt()])
+        fitted, prompts = self._data.make_prompts([self._prompt()])
         if prompts.truncated and len(self._said) > 1:
             say(f"the conversation has more than {most} tokens: the oldest messages are left out")
         while prompts.truncated and len(self._said) > 1:
             del self._said[:2]
-            fitted, prompts = self._data.prompts([self._prompt()])
+            fitted, prompts = self._data.make_prompts([self._prompt()])
         length = int(prompts.mask.sum())
         room = SHORTEST
         while room < length:

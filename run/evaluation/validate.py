@@ -58,6 +58,6 @@ def _folder(config: RunConfig, name: str, out: str | None) -> RunFolder:
     """Where the report goes: what --out names, else next to the checkpoints, else a new one."""
     load = config.checkpoint.load
     if out or load is None or not has_checkpoint(load):
-        return RunFolder.chosen(out, None, f"validation-{Path(name).stem}")
+        return RunFolder.from_options(out, None, f"validation-{Path(name).stem}")
     is_one_step = not CheckpointStore(load).steps()
     return RunFolder(Path(load).parent if is_one_step else Path(load))

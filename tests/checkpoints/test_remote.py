@@ -101,7 +101,7 @@ def test_the_steps_that_a_run_depends_on(run, address, tmp_path):
     check(found / new.name, 3)
     one = RemoteRun(f"{address}/000002-step-30").fetch_step(tmp_path / "one")
     assert one is not None
-    check(RunFolder.of_step(one).base / new.name, 3)
+    check(RunFolder.from_step_folder(one).base / new.name, 3)
     damage(there._below(run.base), run.base / new.name, "tensors-00001.safetensors")
     with pytest.raises(CheckpointError, match=rf"base/{new.name} is damaged"):
         there.fetch(tmp_path / "damaged")

@@ -36,7 +36,7 @@ def sample_examples(split: str, count: int | None = None, separator: str = "") -
     """The first examples of a split, each prompt with the separator after it."""
     task = TASKS["sample"]
     source = task.source(split)
-    found = task.examples(islice(source.rows(), count), task.reading(source), None)
+    found = task.examples(islice(source.rows(), count), task.row_schema(source), None)
     return [Example(example.prompt + separator, example.target) for _, example in found]
 
 
@@ -58,11 +58,11 @@ def run_tokenizer(family: str = "t5") -> Tokenizer:
     return Tokenizer(sample_tokenizer(family))
 
 
-def tokenised(
+def tokenized_corpus(
     examples: Sequence[Example], tokenizer: Tokenizer, answers_only: bool = False
 ) -> TokenStream:
     """The examples' texts as one stream."""
-    texts = list(tokenizer.marked(example.spans() for example in examples))
+    texts = list(tokenizer.encode_with_loss_mask(example.spans() for example in examples))
     return join_sequences(texts, answers_only)
 
 

@@ -53,11 +53,11 @@ def test_processes_read_their_part_and_feed_what_one_would(
     fed, fed_places, counted = [], [], []
     for first in range(0, replicas, replicas // processes):
         sharding = BatchSharding(*split, slice(first, first + replicas // processes))
-        own = sharding.positions(24)
+        own = sharding.local_indices(24)
         rows = places.reshape(24, 3, 2)[own].reshape(-1, 2)
         fed.append(sharding.to_replicas(samples[own]))
         fed_places.append(sharding.to_replicas(rows))
-        once = sharding.without_duplicates({"samples": samples[own], "rows": rows})
+        once = sharding.drop_replicated({"samples": samples[own], "rows": rows})
         assert len(once["rows"]) == 3 * len(once["samples"])
         counted.append(once["samples"])
     whole = BatchSharding(*split)
@@ -68,10 +68,10 @@ def test_processes_read_their_part_and_feed_what_one_would(
 
 
 def test_a_process_reads_no_more_than_its_copies_take() -> None:
-    assert BatchSharding(4, 2, 2, slice(2, 4)).positions(16).tolist() == [2, 3, 10, 11]
-    assert BatchSharding(2, 4, 1, slice(4, 6)).positions(4).tolist() == [2, 3]
+    assert BatchSharding(4, 2, 2, slice(2, 4)).local_indices(16).tolist() == [2, 3, 10, 11]
+    assert BatchSharding(2, 4, 1, slice(4, 6)).local_indices(4).tolist() == [2, 3]
 
 
 def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="10 samples cannot be cut into 2 micro-batches for each"):
-        BatchSharding(3, 1, 2).positions(10)
+        BatchSharding(3, 1, 2).local_indices(10)

@@ -43,7 +43,7 @@ def test_texts_are_the_documented_ones() -> None:
         "premise: Your contribution helped make it possible for us to provide our students with a "
         "quality education. target:"
     )
-    asked = CAUSAL_LM.asked(GPTJConfig(), SEED_DOCUMENT_EXAMPLE.prompt)
+    asked = CAUSAL_LM.prompt_text(GPTJConfig(), SEED_DOCUMENT_EXAMPLE.prompt)
     assert text_of(Example(asked, SEED_DOCUMENT_EXAMPLE.target)) == f"{prompt} contradiction"
 
 
@@ -58,7 +58,7 @@ def test_one_space_goes_between_prompt_and_target(prompt: str, target: str, whol
 # ---- packing ------------------------------------------------------------------------------------
 def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
-    packed = TokenBlocks.of(tokenised(examples, tokenizer), 32, tokenizer.pad)
+    packed = TokenBlocks.from_stream(tokenised(examples, tokenizer), 32, tokenizer.pad)
     batch = packed.take(np.arange(len(packed)))
     end = tokenizer.base.eos_token
     whole = tokenizer.base("".join(text_of(example) + end for example in examples))["input_ids"]
@@ -85,7 +85,9 @@ def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
 def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
     whole, answers = (
-        TokenBlocks.of(tokenised(examples, tokenizer, only), 1, tokenizer.pad).take(range(1000))
+        TokenBlocks.from_stream(tokenised(examples, tokenizer, only), 1, tokenizer.pad).take(
+            range(1000)
+        )
         for only in (False, True)
     )
     np.testing.assert_array_equal(whole["input_ids"], answers["input_ids"])
@@ -105,8 +107,10 @@ def test_every_token_but_the_first_is_predicted(tokens: int, samples: int) -> No
 def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) -> None:
     """Their collator pads inputs and labels alike; its loss shifts them."""
     examples = sample_examples("train", 40, " target:")
-    samples = PackedSequences.of(tokenised(examples, tokenizer, answers_only), 32, tokenizer.pad)
-    assert (len(samples), samples.cuts.prompts) == (40, 0)
+    samples = PackedSequences.from_stream(
+        tokenised(examples, tokenizer, answers_only), 32, tokenizer.pad
+    )
+    assert (len(samples), samples.truncation.prompts) == (40, 0)
     order = np.random.default_rng(0).permutation(40)
     batch = samples.take(order)
     texts = [text_of(examples[i]) + tokenizer.base.eos_token for i in order]
@@ -122,8 +126,8 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
 
 def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 20, " target:")
-    samples = PackedSequences.of(tokenised(examples, tokenizer), 16, tokenizer.pad)
-    assert samples.cuts.prompts == 20
+    samples = PackedSequences.from_stream(tokenised(examples, tokenizer), 16, tokenizer.pad)
+    assert samples.truncation.prompts == 20
     batch = samples.take(range(20))
     assert (batch["segment_ids"] == 1).all()
     for words, labels, example in zip(batch["input_ids"], batch["labels"], examples, strict=True):
@@ -135,8 +139,8 @@ def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
 def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 30, " target:")
     stream = tokenised(examples, tokenizer, answers_only=True)
-    alone = PackedSequences.of(stream, 64, tokenizer.pad)
-    shared = PackedSequences.of(stream, 64, tokenizer.pad, most=3)
+    alone = PackedSequences.from_stream(stream, 64, tokenizer.pad)
+    shared = PackedSequences.from_stream(stream, 64, tokenizer.pad, most=3)
     assert len(shared) < len(alone)
     found = {name: shared.take(range(len(shared)))[name] for name in alone.take([0])}
     each = alone.take(range(30))
@@ -175,7 +179,7 @@ def test_a_token_over_a_border_is_learned_if_a_character_of_it_is() -> None:
 # ---- prompts ------------------------------------------------------------------------------------
 def prompts_of(texts: list[str], tokenizer: RunTokenizer, length: int):
     config = GPTJConfig.from_dict({"model": {"sequence_length": length}})
-    fitted, prompts = CAUSAL_LM.prompts(config, texts, tokenizer)
+    fitted, prompts = CAUSAL_LM.make_prompts(config, texts, tokenizer)
     assert fitted.model.sequence_length == prompts.input_ids.shape[1]
     return prompts
 
@@ -208,7 +212,7 @@ def test_an_empty_prompt_is_the_end_token(tokenizer: RunTokenizer) -> None:
 def test_answers_are_what_follows_a_prompt(tokenizer: RunTokenizer) -> None:
     example = sample_examples("train", 1, " target:")[0]
     config = GPTJConfig.from_dict({"data": {"dataset": "sample"}})
-    (answer,) = CAUSAL_LM.answers(config, [example.target], tokenizer)
+    (answer,) = CAUSAL_LM.encode_targets(config, [example.target], tokenizer)
     whole = tokenised([example], tokenizer).tokens
     np.testing.assert_array_equal(whole[-len(answer) :], answer)
     assert len(answer) == 2
@@ -266,7 +270,7 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     assert (data.tokenizer.base.pad_token, data.tokenizer.pad) == ("<|extratoken_1|>", 50257)
     assert asked == ["EleutherAI/gpt-j-6b"]
     assert (data.config.model.eos_token_id, data.config.model.pad_token_id) == (50256, 50257)
-    told = replace(data.given, data=replace(data.given.data, separator=" target:"))
+    told = replace(data.user_config, data=replace(data.user_config.data, separator=" target:"))
     assert told == data.config  # the preset says the same
 
 
@@ -275,6 +279,6 @@ def test_samples_without_a_mask_are_one_text_each(named):
     input_ids = np.arange(12, dtype=np.int32).reshape(2, 6)
     plain = {"input_ids": input_ids, "labels": input_ids}
     masked = plain | {named: np.ones_like(input_ids)}
-    for name, array in CAUSAL_LM.streams(masked).items():
-        np.testing.assert_array_equal(CAUSAL_LM.streams(plain)[name], array)
-    assert CAUSAL_LM.tokens(plain) == CAUSAL_LM.tokens(masked) == input_ids.size
+    for name, array in CAUSAL_LM.program_inputs(masked).items():
+        np.testing.assert_array_equal(CAUSAL_LM.program_inputs(plain)[name], array)
+    assert CAUSAL_LM.count_tokens(plain) == CAUSAL_LM.count_tokens(masked) == input_ids.size

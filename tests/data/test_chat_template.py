@@ -126,7 +126,7 @@ def compare(form: Any, name: str, variables: dict[str, Any], draws: int, seed: i
         checked += 1
     assert checked > draws / 6
     assert lost < checked / 10
-    assert chat.doubted == []
+    assert chat.template_warnings == []
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def talk(*texts: str, **more: Any) -> Conversation:
 
 
 def learned(chat: ChatTemplate, conversation: Conversation) -> list[str]:
-    return [span.text for span in chat.example(conversation).whole if span.learned]
+    return [span.text for span in chat.example(conversation).rendered_spans if span.learned]
 
 
 def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
@@ -182,7 +182,7 @@ def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
     assert learned(ChatTemplate(base), talk("a", "b", "c", "d", weight=0)) == ["d<|im_end|>"]
     for nothing, why in (
         (talk("a", "b", weight=0), "nothing"),
-        (talk("a", "b").before_answer(), "no"),
+        (talk("a", "b").without_answer(), "no"),
     ):
         with pytest.raises(ConversationError, match=why):
             ChatTemplate(base).example(nothing)
@@ -209,15 +209,15 @@ def test_the_prompt_asks_and_the_target_is_what_people_see():
     chat = ChatTemplate(chat_tokenizer(plain(TEMPLATES["qwen3"])))
     example = chat.example(talk("a", "b", "c", "d"))
     assert example.prompt.endswith("c<|im_end|>\n<|im_start|>assistant\n")
-    assert example.prompt == chat.prompt(talk("a", "b", "c", "d").before_answer())
+    assert example.prompt == chat.prompt(talk("a", "b", "c", "d").without_answer())
     assert example.target == "<think>\n\n</think>\n\nd"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_token_that_ends_an_answer_is_found(name):
     chat = ChatTemplate(chat_tokenizer(plain(TEMPLATES[name])))
-    assert chat.stop == ENDS.get(name, "<|im_end|>")
-    assert chat.end == chat.base.convert_tokens_to_ids(chat.stop)
+    assert chat.stop_token == ENDS.get(name, "<|im_end|>")
+    assert chat.stop_token_id == chat.base.convert_tokens_to_ids(chat.stop_token)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_blocks_that_mark_something_else_than_what_answers_add_are_named(after, 
     inner = "⟦{{- (message.content or '') + '<|im_end|>' }}⟧"
     chat = ChatTemplate(chat_tokenizer(marked(TEMPLATES["chatml"].replace(inner, after))))
     assert chat.read("rows, line 7", talk("a", "b"))
-    assert len(chat.doubted) == doubted
+    assert len(chat.template_warnings) == doubted
     if doubted:
         (note,) = chat.notes()
         assert "in 1 conversations: rows, line 7: 'b' marked, 'b<|im_end|>' added" in note
@@ -241,9 +241,9 @@ def test_the_day_is_the_same_tomorrow_where_runs_are_trained():
     base = chat_tokenizer(plain(DATED))
     example = ChatTemplate(base).example(talk("a", "b"))
     assert "Today: 01 Jan 2026\n<|start_header_id|>user" in example.prompt
-    (message,) = talk("a", "b").before_answer().messages
+    (message,) = talk("a", "b").without_answer().messages
     theirs = base.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
-    assert ChatTemplate(base, frozen=False).prompt(Conversation([message])) == theirs
+    assert ChatTemplate(base, fix_date=False).prompt(Conversation([message])) == theirs
 
 
 def test_tool_calls_become_text_for_templates_that_would_pass_over_them():
@@ -252,7 +252,7 @@ def test_tool_calls_become_text_for_templates_that_would_pass_over_them():
     both = [*talk("a", "b").messages, *talk("c", "d", tool_calls=called).messages]
     example = chat.example(Conversation(both, TOOLS))
     call = '{"name": "find", "arguments": {"what": "lamp ☃"}}'
-    assert example.whole[-2].text == f"d\n<tool_call>\n{call}\n</tool_call><|im_end|>"
+    assert example.rendered_spans[-2].text == f"d\n<tool_call>\n{call}\n</tool_call><|im_end|>"
     assert "writes no tools" in " ".join(chat.notes())
 
 
@@ -401,7 +401,10 @@ def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
     whole = base.apply_chat_template(TURNS, tokenize=True)["input_ids"]
     np.testing.assert_array_equal(batch["input_ids"][0][: len(whole) - 1], whole[:-1])
     assert base.decode(batch["labels"][batch["labels"] >= 0]) == "Anna<|im_end|>"
-    assert (data.config.data.format, data.config.model.eos_token_id) == ("chat", data.chat.end)
+    assert (data.config.data.format, data.config.model.eos_token_id) == (
+        "chat",
+        data.chat_template.end,
+    )
 
 
 def test_a_system_message_is_added_where_there_is_none(tmp_path):
@@ -488,7 +491,7 @@ def test_conversations_that_are_too_long(tmp_path, long_targets, kept):
     with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: 2 of 3 conversations are too long"):
         run_of(tmp_path, rows).training_samples()
     samples = run_of(tmp_path, rows, long_targets=long_targets).training_samples()
-    assert (len(samples), samples.cuts.dropped) == (kept, 3 - kept)
+    assert (len(samples), samples.truncation.dropped) == (kept, 3 - kept)
     assert (samples.take(np.arange(kept))["labels"] >= 0).any(axis=1).all()
 
 
@@ -505,5 +508,5 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
     short = encode([example], data.tokenizer, 8, 8, keeps_end=True).take([0])["input_ids"]
     whole = next(data.tokenizer.ids([example.prompt]))
     np.testing.assert_array_equal(short[0], [whole[0], *whole[-6:], data.tokenizer.end])
-    batch = data.samples(data.corpus("train")).take([0])
+    batch = data.make_samples(data.corpus("train")).take([0])
     assert data.tokenizer.texts(batch["labels"].clip(0))[0].startswith("Anna")

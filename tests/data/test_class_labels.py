@@ -120,7 +120,7 @@ def test_class_labels_have_names(how, names, labels, expected, tmp_path):
     assert {*(task.labels or ())} == {*expected}
     found = task.corpus("train")
     assert [example.target for example in found.examples] == expected
-    assert found.unlabelled == 1
+    assert found.unlabeled == 1
     if labels != "bad,good":  # renamed by position: each split by its own
         of_validation = task_from_config(data).corpus("validation").examples
         assert [example.target for example in of_validation] == expected

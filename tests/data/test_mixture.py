@@ -83,7 +83,9 @@ def stream(first: int, samples: int) -> TokenBlocks:
 def test_shares_are_those_of_interleave_datasets_and_every_sample_is_there():
     sizes, weights = (30, 5, 200), (3.0, 1.0, 4.0)
     starts = (0, 1000, 2000)
-    mixed = MixtureSamples.of([stream(*one) for one in zip(starts, sizes, strict=True)], weights)
+    mixed = MixtureSamples.from_weights(
+        [stream(*one) for one in zip(starts, sizes, strict=True)], weights
+    )
     tokens = mixed.take(np.arange(len(mixed)))["input_ids"][:, 0]
     counts = np.bincount(tokens // 1000)
     np.testing.assert_allclose(counts / len(mixed), np.array(weights) / 8, atol=0.005)
@@ -105,9 +107,9 @@ def epochs_of(mixed: Samples, seed: int, epochs: int) -> np.ndarray:
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "with a reference"])
 def test_another_part_comes_again_in_each_epoch_and_all_equally_often(wrapped):
-    mixed: Samples = MixtureSamples.of([stream(0, 100), stream(1000, 10)], [10.0, 1.4])
+    mixed: Samples = MixtureSamples.from_weights([stream(0, 100), stream(1000, 10)], [10.0, 1.4])
     assert isinstance(mixed, MixtureSamples)
-    assert mixed.counts == [100, 14]
+    assert mixed.samples_per_epoch == [100, 14]
     if wrapped:
         mixed = SamplesWithRefLogps(mixed, np.zeros((len(mixed), 1, 2), np.float32))
     found = epochs_of(mixed, 0, 10)
@@ -125,17 +127,20 @@ def test_another_part_comes_again_in_each_epoch_and_all_equally_often(wrapped):
 
 
 def test_without_weights_each_is_read_once():
-    mixed = MixtureSamples.of([stream(0, 30), stream(1000, 5)], [None, None])
-    assert mixed.counts == [30, 5]
+    mixed = MixtureSamples.from_weights([stream(0, 30), stream(1000, 5)], [None, None])
+    assert mixed.samples_per_epoch == [30, 5]
 
 
 def test_samples_of_several_rows_keep_together():
     drawn = random_examples(40, 50, 8, 4, seed=0)
-    parts = [PackedExamples.of(drawn, 3), PackedExamples.of(random_examples(9, 50, 8, 4, 1), 3)]
-    mixed = MixtureSamples.of(parts, [1.0, 1.0])
+    parts = [
+        PackedExamples.from_examples(drawn, 3),
+        PackedExamples.from_examples(random_examples(9, 50, 8, 4, 1), 3),
+    ]
+    mixed = MixtureSamples.from_weights(parts, [1.0, 1.0])
     chosen = np.random.default_rng(0).permutation(len(mixed))[:10]
     batch = mixed.take(chosen)
-    places = SEQ2SEQ.streams(batch)["labels"].reshape(10, 3, 4)
+    places = SEQ2SEQ.program_inputs(batch)["labels"].reshape(10, 3, 4)
     for index, input_ids, labels in zip(chosen, batch["input_ids"], places, strict=True):
         one = mixed.take([index])
         np.testing.assert_array_equal(input_ids, one["input_ids"][0])

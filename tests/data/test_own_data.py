@@ -47,7 +47,7 @@ def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
     longer.write_text(json.dumps({"prompt": "a", "completion": "the red lamp " * 30}) + "\n")
     data = own(tmp_path, preset, LONG, validation=str(longer))
     texts = ["the red lamp " * 30]
-    (needed,) = map(len, data.sample_format.answers(data.config, texts, data.tokenizer))
+    (needed,) = map(len, data.sample_format.encode_targets(data.config, texts, data.tokenizer))
     limit = data.sample_format.target_limit(data.config)
     said = f"{limit.field} is {limit.tokens}: give --{limit.field} {needed} or more"
     with pytest.raises(ConfigError, match=said):
@@ -60,8 +60,8 @@ def test_no_length_is_proposed_that_the_model_was_not_made_for(tmp_path):
         (62, "give --sequence_length 62 or more, or"),
         (61, "made for 61: give"),
     ):
-        model = replace(data.given.model, max_length=made_for)
-        short = replace(data, given=replace(data.given, model=model))
+        model = replace(data.user_config.model, max_length=made_for)
+        short = replace(data, given=replace(data.user_config, model=model))
         with pytest.raises(ConfigError, match=f"{said} --data.long_targets cut or drop"):
             short.training_samples()
 
@@ -80,7 +80,7 @@ def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_pa
 def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
     data = own(tmp_path, "gptj_tiny", LONG, packing=False, loss="answers", long_targets="cut")
     samples = data.training_samples()
-    assert samples.cuts.targets == 1
+    assert samples.truncation.targets == 1
     labels = samples.take(np.arange(2))["labels"]
     assert labels[0][labels[0] >= 0][-1] == data.tokenizer.end
     dropped = own(tmp_path, "gptj_tiny", LONG, packing=False, long_targets="drop")
@@ -90,11 +90,17 @@ def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
 @pytest.mark.parametrize(("preset", "given"), [("tiny", 4), ("gptj_tiny", 5)])
 def test_the_limit_of_a_preset_belongs_to_its_task(tmp_path, preset, given):
     data = own(tmp_path, preset, LONG[1:])
-    assert data.sample_format.room(data.given) == data.given.model.sequence_length > given
-    sample = replace(data.given, data=replace(data.given.data, train=None, validation=None))
-    assert data.sample_format.room(sample) < 8
-    few = replace(data.given, generation=replace(data.given.generation, max_tokens=3))
-    assert data.sample_format.room(few) == 3
+    assert (
+        data.sample_format.max_new_tokens(data.user_config)
+        == data.user_config.model.sequence_length
+        > given
+    )
+    sample = replace(
+        data.user_config, data=replace(data.user_config.data, train=None, validation=None)
+    )
+    assert data.sample_format.max_new_tokens(sample) < 8
+    few = replace(data.user_config, generation=replace(data.user_config.generation, max_tokens=3))
+    assert data.sample_format.max_new_tokens(few) == 3
 
 
 def test_answers_that_were_cut_are_counted(capsys):

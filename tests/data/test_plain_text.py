@@ -95,8 +95,8 @@ def test_the_parts_of_a_document_are_the_document(text, piece):
     whole = ""
     for part, where in found:
         assert len(part) <= CHUNK_CHARACTERS + 1
-        assert whole.endswith(where.before)
-        assert bool(where.before) == bool(whole)
+        assert whole.endswith(where.context)
+        assert bool(where.context) == bool(whole)
         whole += part
 
 
@@ -104,7 +104,7 @@ def test_the_parts_of_a_document_are_the_document(text, piece):
     "tokenizer", [run_tokenizer("gptj"), llama_tokenizer()], ids=["gptj", "llama"]
 )
 def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
-    found = list(tokenizer.parts(split_document([PROSE])))
+    found = list(tokenizer.encode_doc_chunks(split_document([PROSE])))
     assert len(found) > 5
     ids = np.concatenate([tokens.ids for tokens in found]).tolist()
     assert ids == [*tokenizer.base(PROSE)["input_ids"], tokenizer.end]
@@ -116,7 +116,9 @@ def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
 )
 def test_nothing_is_lost_where_there_is_no_place_to_cut(tokenizer):
     text = "".join("好é☃ab"[i * i % 5] for i in range(3 * CHUNK_CHARACTERS))
-    ids = np.concatenate([tokens.ids for tokens in tokenizer.parts(split_document([text]))])
+    ids = np.concatenate(
+        [tokens.ids for tokens in tokenizer.encode_doc_chunks(split_document([text]))]
+    )
     assert (
         tokenizer.base.decode(ids, skip_special_tokens=True).replace(" ", "").replace("▁", "")
         == text
@@ -201,7 +203,7 @@ def test_a_fraction_holds_out_parts(tmp_path):
     assert sorted(e.target for e in [*train, *held_out]) == sorted(
         t for t, _ in split_document([PROSE])
     )
-    samples = data.samples(data.corpus("validation"), evaluated=True)
+    samples = data.make_samples(data.corpus("validation"), for_eval=True)
     assert (samples.take([0])["labels"] >= 0).all()
     assert wanted_metrics(data.config, data.task) == ("loss", "perplexity")
 
@@ -209,6 +211,6 @@ def test_a_fraction_holds_out_parts(tmp_path):
 def test_samples_of_documents_are_as_long_as_usual(tmp_path):
     (tmp_path / "a.txt").write_text(PROSE)
     data = run_of(tmp_path / "a.txt")
-    tokens = sum(len(t.ids) for t in data.tokenised("train").tokens or ())
+    tokens = sum(len(t.ids) for t in data.tokenized_corpus("train").tokens or ())
     found = measure_lengths(data, ["train"])
     assert (found.longest, found.target, found.examples * found.mean) == (1024, 256, tokens)

@@ -115,7 +115,9 @@ def test_messages_with_a_prompt_or_what_both_begin_with(tmp_path: Path, row: Any
     asks = f"<|im_start|>user\n{ASKED}<|im_end|>\n<|im_start|>assistant\n"
     assert one.prompt == other.prompt == asks
     for example, answer in ((one, "garden"), (other, "bus")):
-        assert [span.text for span in example.whole if span.learned] == [f"{answer}<|im_end|>"]
+        assert [span.text for span in example.rendered_spans if span.learned] == [
+            f"{answer}<|im_end|>"
+        ]
 
 
 def test_what_was_answered_before_is_not_learned(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ def test_what_was_answered_before_is_not_learned(tmp_path: Path) -> None:
     for loss in ("answers", "all", "last"):
         data = data_of(tmp_path, "qwen3_tiny", [row], tokenizer=tokenizer, loss=loss, length=128)
         for example in data.corpus("train").examples:
-            learned = [span.text for span in example.whole if span.learned]
+            learned = [span.text for span in example.rendered_spans if span.learned]
             assert learned in (["Ben<|im_end|>"], ["Eva<|im_end|>"])
 
 
@@ -178,7 +180,7 @@ def test_rows_with_null_are_left_out_if_wanted(tmp_path: Path) -> None:
     rows = [GOOD, {**GOOD, "chosen": None}, {**GOOD, "rejected": None}, GOOD]
     corpus = data_of(tmp_path, "gptj_tiny", rows, nulls="skip").corpus("train")
     assert (len(corpus.examples), corpus.nulls) == (4, 2)
-    assert [corpus.place(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
+    assert [corpus.location(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -251,11 +253,13 @@ def test_histories_that_differ_belong_to_the_answers(tmp_path: Path, row: Any) -
     template = data.tokenizer.base.apply_chat_template
     asks = shared[-1]["role"] == "user"
     for example, messages in zip(examples, both.values(), strict=True):
-        assert "".join(span.text for span in example.whole) == template(messages, tokenize=False)
+        assert "".join(span.text for span in example.rendered_spans) == template(
+            messages, tokenize=False
+        )
         answers = row.get("prompt") if not in_answers else shared
         learned = [f"{m['content']}<|im_end|>" for m in messages[len(answers) :]
                    if m["role"] == "assistant"]  # fmt: skip
-        assert [span.text for span in example.whole if span.learned] == learned
+        assert [span.text for span in example.rendered_spans if span.learned] == learned
         assert example.prompt == template(shared, tokenize=False, add_generation_prompt=asks)
 
 
@@ -283,7 +287,7 @@ TEXTS = [
 
 
 def samples_of(data: Pipeline) -> PreferenceSamples:
-    samples = data.samples(data.tokenised("train"))
+    samples = data.make_samples(data.tokenized_corpus("train"))
     assert isinstance(samples, PreferenceSamples)
     return samples
 
@@ -319,8 +323,8 @@ def test_both_texts_of_a_pair_share_a_row(tmp_path: Path, length: int, places: i
 @pytest.mark.parametrize("places", [1, 3])
 def test_an_encoder_reads_a_prompt_once_for_both_answers(tmp_path: Path, places: int) -> None:
     data = data_of(tmp_path, "tiny", TEXTS, examples_per_row=places)
-    data = replace(data, given=replace(data.given, model=replace(
-        data.given.model, decoder_sequence_length=12)))  # fmt: skip
+    data = replace(data, given=replace(data.user_config, model=replace(
+        data.user_config.model, decoder_sequence_length=12)))  # fmt: skip
     samples, base = samples_of(data), data.tokenizer.base
     batch = samples.take(np.arange(len(samples)))
     labels = batch["labels"].reshape(len(samples), places, 2, -1)
@@ -369,8 +373,8 @@ def test_the_divergence_is_of_answers_to_other_prompts(tmp_path, preset, sizes) 
         rows = [{"prompt": name, "completion": f" {i}", "label": True}
                 for i, name in enumerate(names)]  # fmt: skip
     data = data_of(tmp_path, preset, rows, "kto")
-    corpus = data.tokenised("train")
-    units = PreferencePair.all(corpus.examples, corpus.tokens or (), single=True)
+    corpus = data.tokenized_corpus("train")
+    units = PreferencePair.from_examples(corpus.examples, corpus.tokens or (), single=True)
     pairs = [unit.examples for unit in units]
     assert [one for one, _ in pairs] == list(corpus.examples)
     if len(sizes) > 1:
@@ -385,12 +389,12 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
     data = data_of(tmp_path, "gptj_tiny", [*TEXTS, long], length=24)
     with pytest.raises(ConfigError, match=r"line 6: the two texts have \d+ tokens together"):
         data.training_samples()
-    settings = replace(data.given.data, long_targets="drop")
-    dropped = samples_of(replace(data, given=replace(data.given, data=settings)))
-    assert (len(dropped.num_loss_tokens), dropped.cuts.dropped) == (5, 1)
-    settings = replace(data.given.data, long_targets="cut")
-    cut = samples_of(replace(data, given=replace(data.given, data=settings)))
-    assert (len(cut.num_loss_tokens), cut.cuts.prompts) == (6, 1)
+    settings = replace(data.user_config.data, long_targets="drop")
+    dropped = samples_of(replace(data, given=replace(data.user_config, data=settings)))
+    assert (len(dropped.num_loss_tokens), dropped.truncation.dropped) == (5, 1)
+    settings = replace(data.user_config.data, long_targets="cut")
+    cut = samples_of(replace(data, given=replace(data.user_config, data=settings)))
+    assert (len(cut.num_loss_tokens), cut.truncation.prompts) == (6, 1)
     batch, base = cut.take(np.arange(len(cut))), data.tokenizer.base
     texts = [base.decode(row[s == p]) for row, s in zip(batch["input_ids"], batch["segment_ids"],
              strict=True) for p in range(1, s.max() + 1)]  # fmt: skip
@@ -405,18 +409,18 @@ def test_lengths_are_those_of_both_texts(tmp_path: Path, preset: str) -> None:
     """A configuration with them holds all pairs."""
     data = data_of(tmp_path, preset, TEXTS, length=512)
     lengths = measure_lengths(data, ["train"])
-    model = replace(data.given.model, sequence_length=lengths.longest)
+    model = replace(data.user_config.model, sequence_length=lengths.longest)
     if preset == "tiny":
         model = replace(model, decoder_sequence_length=lengths.target)
-    fitted = replace(data.given, model=model)
-    assert samples_of(replace(data, given=fitted)).cuts.notes(0) == []
+    fitted = replace(data.user_config, model=model)
+    assert samples_of(replace(data, given=fitted)).truncation.notes(0) == []
     shorter = replace(model, sequence_length=lengths.longest - 1)
-    short = replace(data, given=replace(data.given, model=shorter))
+    short = replace(data, given=replace(data.user_config, model=shorter))
     if preset == "gptj_tiny":
         with pytest.raises(ConfigError, match="two texts"):
             samples_of(short)
     else:
-        assert samples_of(short).cuts.prompts > 0
+        assert samples_of(short).truncation.prompts > 0
 
 
 def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) -> None:

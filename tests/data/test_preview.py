@@ -28,7 +28,9 @@ def lines_of(samples, shape, tokenizer, indices=(0,), coloured=False):
 
 def test_learned_tokens_of_a_text_are_marked():
     tokenizer = run_tokenizer("gptj")
-    samples = PackedSequences.of(tokenised([Example("", "", WHOLE)], tokenizer, True), 32, 1)
+    samples = PackedSequences.from_stream(
+        tokenised([Example("", "", WHOLE)], tokenizer, True), 32, 1
+    )
     said = lines_of(samples, CAUSAL_LM, tokenizer)
     assert said[0] == "the first samples: · separates tokens, learned ones are in ⟪ ⟫"
     assert re.fullmatch(r"sample 1: 1 text, \d+ tokens, (\d) learned", said[1])
@@ -52,10 +54,10 @@ def test_pairs_show_prompt_and_target(places):
     examples = [Example("Anna took the lamp", "lamp"), Example("Paul took it", "it")]
     samples = encode(examples, tokenizer, 32, 4)
     if places > 1:
-        samples = PackedExamples.of(samples, places)
+        samples = PackedExamples.from_examples(samples, places)
     batch = samples.take(np.arange(len(samples)))
     found = []
-    for text in SEQ2SEQ.marked(batch):
+    for text in SEQ2SEQ.tokens_in_loss(batch):
         parts = [[token for token, learned in text if learned == mark] for mark in (False, True)]
         found.append(Example(*tokenizer.texts(parts)))
     assert sorted(found) == sorted(examples)
@@ -64,10 +66,10 @@ def test_pairs_show_prompt_and_target(places):
 def test_every_token_that_follows_is_shown_once():
     """Joined texts learn everything, the first token of a sample and the last label included."""
     tokenizer = run_tokenizer("gptj")
-    samples = TokenBlocks.of(
+    samples = TokenBlocks.from_stream(
         tokenised([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad
     )
-    (text,) = CAUSAL_LM.marked(samples.take([0]))
+    (text,) = CAUSAL_LM.tokens_in_loss(samples.take([0]))
     assert [token for token, _ in text] == samples.tokens[:17].tolist()
     assert [learned for _, learned in text] == [False] + [True] * 16
 
@@ -85,6 +87,6 @@ def test_the_tutorial_shows_what_its_command_prints():
     }
     data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
     samples = data.training_samples()
-    first = Loader.of(data.config, samples).first(1).tolist()
+    first = Loader.from_config(data.config, samples).first(1).tolist()
     said = "\n".join(preview(samples, first, CAUSAL_LM, data.tokenizer, coloured=False))
     assert f"{said}\n" in blocks(ROOT / "docs" / "own_task.md", "text")

@@ -100,7 +100,7 @@ def trained(data: Pipeline) -> tuple[list[int], list[int]]:
 def asked(data: Pipeline) -> list[int]:
     """The tokens that an evaluation of the first example reads."""
     (example,) = data.corpus("train").examples
-    _, prompts = data.prompts([example.prompt])
+    _, prompts = data.make_prompts([example.prompt])
     return prompts.input_ids[0][prompts.mask[0] == 1].tolist()
 
 
@@ -143,7 +143,7 @@ def test_separators_are_asked_as_they_were_trained(tmp_path, separator):
     data = run_of(tmp_path, base, {"prompt": "Who?", "completion": "Anna"}, separator=separator)
     before, learned = trained(data)
     assert asked(data) == before
-    (answer,) = data.sample_format.answers(data.config, ["Anna"], data.tokenizer)
+    (answer,) = data.sample_format.encode_targets(data.config, ["Anna"], data.tokenizer)
     assert answer.tolist() == learned
 
 

@@ -132,7 +132,7 @@ def learned(name: str, talk: Conversation, template: str | None = None) -> list[
     except ConversationError:
         return None
     (tokens,) = Tokenizer(base, chat=True).marked([example.spans()])
-    text = "".join(span.text for span in example.whole)
+    text = "".join(span.text for span in example.rendered_spans)
     assert tokens.ids.tolist() == base(text, add_special_tokens=False)["input_ids"]
     return runs(base, tokens.ids.tolist(), tokens.learned.tolist())
 

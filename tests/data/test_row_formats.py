@@ -57,7 +57,9 @@ def test_what_goes_between_usual_columns(tmp_path, row, whole):
     data = pipeline(file_of(tmp_path, row))
     assert text_of(data) == whole
     # Prompts at generation end as they do in training.
-    assert whole.startswith(data.sample_format.asked(data.config, data.task.prompt_of(row)))
+    assert whole.startswith(
+        data.sample_format.prompt_text(data.config, data.task.render_prompt(row))
+    )
     assert data.config.data.separator == ("" if "completion" in row else "\n")
 
 

@@ -74,11 +74,11 @@ def packed() -> PackedExamples:
     examples = EncodedExamples(
         np.concatenate(prompts), starts, targets, CAPACITY, 0, Truncation(prompts=2)
     )
-    return PackedExamples.of(examples, 3)
+    return PackedExamples.from_examples(examples, 3)
 
 
 def test_a_batch_has_the_samples(packed: PackedExamples) -> None:
-    assert (len(packed), packed.cuts.prompts) == (2, 2)
+    assert (len(packed), packed.truncation.prompts) == (2, 2)
 
 
 def test_a_batch_has_a_target_for_each_place(packed: PackedExamples) -> None:

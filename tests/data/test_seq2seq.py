@@ -93,7 +93,7 @@ def test_prompts_are_padded_and_cut_as_hugging_face_does(
         assert batch[name].dtype == np.int32
         np.testing.assert_array_equal(batch[name], expected[theirs])
     longer = sum(len(ids) > sequence_length for ids in tokenizer(prompts)["input_ids"])
-    assert encoded.cuts.prompts == longer
+    assert encoded.truncation.prompts == longer
     assert (longer > 0) == (sequence_length == 22)
 
 
@@ -153,7 +153,7 @@ def test_mnli_is_asked_for_its_mismatched_validation_split_and_loses_unlabelled_
         Example("mnli hypothesis: d premise: a", "contradiction"),
         Example("mnli hypothesis: f premise: c", "entailment"),
     ]
-    assert corpus.unlabelled == 1
+    assert corpus.unlabeled == 1
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

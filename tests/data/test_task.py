@@ -70,7 +70,7 @@ def test_labels_are_words_or_their_numbers(tmp_path):
     task = task_from_config(data)
     corpus = task.corpus("train")
     assert corpus.examples == [Example("x", "no"), Example("y", "yes")]
-    assert corpus.unlabelled == 1
+    assert corpus.unlabeled == 1
     assert task.metrics == ("accuracy", "macro_f1")
 
 
@@ -183,18 +183,20 @@ def test_long_targets_are_refused_cut_or_dropped():
     with pytest.raises(ValueError, match="'the red lamp' has 4 tokens .* decoder_sequence_length"):
         encode(LONG, tokenizer, 8, 3)
     cut = encode(LONG, tokenizer, 8, 3, "cut")
-    assert (len(cut), cut.cuts.targets, cut.cuts.dropped) == (2, 1, 0)
+    assert (len(cut), cut.truncation.targets, cut.truncation.dropped) == (2, 1, 0)
     assert tokenizer.texts([cut.targets[0]]) == ["the red"]
     assert cut.targets[0][-1] == tokenizer.end
     dropped = encode(LONG, tokenizer, 8, 3, "drop")
-    assert (len(dropped), dropped.cuts.dropped) == (1, 1)
-    assert dropped.cuts.notes(8) == ["1 dropped, whose target is too long"]
+    assert (len(dropped), dropped.truncation.dropped) == (1, 1)
+    assert dropped.truncation.notes(8) == ["1 dropped, whose target is too long"]
 
 
 def test_a_language_model_learns_targets_after_the_separator():
     tokenizer = run_tokenizer("gptj")
     asked = [Example(f"{e.prompt} target:", e.target) for e in LONG]
-    batch = PackedSequences.of(tokenised(asked, tokenizer, True), 16, tokenizer.pad).take([0, 1])
+    batch = PackedSequences.from_stream(tokenised(asked, tokenizer, True), 16, tokenizer.pad).take(
+        [0, 1]
+    )
     said = [tokenizer.base.decode(row[row != -100]) for row in batch["labels"]]
     assert said == [" the red lamp<|endoftext|>", " the<|endoftext|>"]
 

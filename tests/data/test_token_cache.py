@@ -68,12 +68,12 @@ def large(monkeypatch):
 
 def read(data: Pipeline) -> tuple[Any, ...]:
     """All that a pipeline makes of its data."""
-    splits = ("train", "validation") if data.given.data.validation else ("train",)
-    corpora = [data.tokenised(split) for split in splits]
-    plain = data.task.kind == "plain"
+    splits = ("train", "validation") if data.user_config.data.validation else ("train",)
+    corpora = [data.tokenized_corpus(split) for split in splits]
+    plain = data.task.row_format == "plain"
     return (
         [[e.prompt if plain else e[:2] for e in corpus.examples] for corpus in corpora],
-        [[str(place) for place in corpus.places] for corpus in corpora],
+        [[str(place) for place in corpus.locations] for corpus in corpora],
         [(t.ids.tolist(), t.learned.tolist()) for c in corpora for t in c.tokens or ()],
         [corpus.notes for corpus in corpora],
         measure_lengths(data, splits),
@@ -124,7 +124,7 @@ CHATTER = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n
 def texts_of(folder: Path, tokenizer: Path, **data: Any) -> str:
     """What the first conversation's tokens say."""
     run = run_of(folder, ROWS["chat"], tokenizer=str(tokenizer), **data)
-    return str(run.tokenizer.base.decode((run.tokenised("train").tokens or ())[0].ids))
+    return str(run.tokenizer.base.decode((run.tokenized_corpus("train").tokens or ())[0].ids))
 
 
 def changed(tokenizer: Path, **values: Any) -> None:
@@ -249,7 +249,7 @@ def test_a_full_disk_of_the_processes_is_one_too(tmp_path):
 
 
 def test_what_is_read_lazily_is_a_sequence(tmp_path, large):
-    corpus = run_of(tmp_path, ROWS["text"]).tokenised("train")
+    corpus = run_of(tmp_path, ROWS["text"]).tokenized_corpus("train")
     first = corpus.first(3)
     assert [e.prompt for e in first.examples] == ["Anna 0", "Anna 1", "Anna 2"]
     assert corpus.examples[-1] == corpus.examples[39]

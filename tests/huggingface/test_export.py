@@ -68,7 +68,7 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     family = "t5" if model.config.is_encoder_decoder else "gptj"
     shape = load_family(family).sample_format
     config = FAMILIES[family].config.from_dict({"data": {"dataset": "sample"}})
-    most = max(map(len, shape.answers(config, list(NLI_LABELS), RunTokenizer(tokenizer))))
+    most = max(map(len, shape.encode_targets(config, list(NLI_LABELS), RunTokenizer(tokenizer))))
     answers: list[str] = []
     for start in range(0, len(prompts), 100):
         batch = tokenizer(prompts[start : start + 100], padding=True, return_tensors="pt")

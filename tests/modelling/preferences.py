@@ -56,7 +56,7 @@ def batches_of(
         around=((), ()),
         base=SimpleNamespace(bos_token_id=None),
     )
-    samples = shape.of_units(config, units, tokenizer)
+    samples = shape.make_pair_samples(config, units, tokenizer)
     rows = np.arange(len(samples))
     with torch.no_grad():
         whole = {n: torch.tensor(x).long() for n, x in samples.take(rows).items()}

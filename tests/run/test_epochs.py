@@ -61,17 +61,17 @@ def test_steps_of_epochs_after_other_batch_sizes(done, size, iterations, steps):
         for _ in range(count):
             loader.next_batch()
     loader, before = again(loader, size), sum(count for _, count in done)
-    seen = loader.seen
+    seen = loader.samples_seen
     config = T5Config.from_dict(
         {
             "training": {"epochs": 8, "global_batch_size": size},
             "execution": {"device_iterations": iterations},
         }
     )
-    assert with_steps(config, loader.samples, before, seen).training.steps == steps
+    assert with_steps(config, loader.samples_per_epoch, before, seen).training.steps == steps
     for _ in range(steps - before):
         loader.next_batch()
-    assert 8 * 101 <= loader.seen < max(8 * 101 + size * iterations, seen + 1)
+    assert 8 * 101 <= loader.samples_seen < max(8 * 101 + size * iterations, seen + 1)
 
 
 def test_a_run_resumed_with_another_batch_trains_its_epochs(few, tmp_path):
@@ -113,7 +113,11 @@ def test_three_epochs_where_nothing_says_how_long(tmp_path, given, flags, expect
 def test_the_order_of_the_data_has_a_seed_of_its_own():
     def first(**seeds):
         data = {"training": {"global_batch_size": 10}, "data": seeds, "model": {"seed": 1}}
-        return Loader.of(T5Config.from_dict(data), Numbered(10)).next_batch()["indices"].tolist()
+        return (
+            Loader.from_config(T5Config.from_dict(data), Numbered(10))
+            .next_batch()["indices"]
+            .tolist()
+        )
 
     assert first() == first(seed=1)
     assert first() != first(seed=2)

@@ -54,7 +54,7 @@ def gptj_case(dp: int, tp: int):
     tokens = rng.integers(3, model.embedding.vocab_size, lengths.sum(), np.int32)
     starts = np.cumsum([0, *lengths])
     stream = TokenStream(tokens, tokens, starts)
-    samples = PackedSequences.of(stream, model.sequence_length, model.pad_token_id)
+    samples = PackedSequences.from_stream(stream, model.sequence_length, model.pad_token_id)
     hf, total = gptj.hf_model(config), 0.0
     for start, end in pairwise(starts):
         ids = torch.tensor(tokens[start:end][None]).long()

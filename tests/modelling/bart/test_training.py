@@ -37,7 +37,7 @@ def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
     starts = np.cumsum([0, *lengths])
     examples = EncodedExamples(tokens, starts, batch["labels"], ENC, PAD, start=START)
-    packed = PackedExamples.of(examples, PLACES)
+    packed = PackedExamples.from_examples(examples, PLACES)
     assert SAMPLES > ROWS > len(packed)
     missing = np.full((ROWS - len(packed), PLACES), EMPTY_SLOT)
     return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))

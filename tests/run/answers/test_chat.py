@@ -148,7 +148,7 @@ class Listener(converse.Partner):
     def __init__(self, config: Any) -> None:
         self._config, self._said, self._room = config, [], 0
         self._data = converse.Pipeline(config, CAUSAL_LM)
-        self._chat = self._data.chat
+        self._chat = self._data.chat_template
 
     def asked(self, text: str) -> str:
         self._said.append(converse.said("user", text))

@@ -107,7 +107,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     family, config = get_family(line.config), line.config
     data = Pipeline(config, family.sample_format, DataCache())
     corpus = data.corpus("validation")
-    candidates = LabelCandidates.of(data, corpus, data.task.labels)
+    candidates = LabelCandidates.from_examples(data, corpus, data.task.labels)
     weights = load_weights(config, family.weight_map(config)).tensors
     found = Choosing(candidates).scores(weights)
     assert found.shape == (11, len(names))
@@ -177,7 +177,9 @@ def test_scores_on_four_devices(preset, tmp_path):
         line = read_command_line("", "inference", "tiny", [*flags, *more], origins=ORIGINS)
         family, config = get_family(line.config), line.config
         data = Pipeline(config, family.sample_format, DataCache())
-        candidates = LabelCandidates.of(data, data.corpus("validation"), data.task.labels)
+        candidates = LabelCandidates.from_examples(
+            data, data.corpus("validation"), data.task.labels
+        )
         weights = load_weights(config, family.weight_map(config)).tensors
         return Choosing(candidates).scores(weights)
 
@@ -220,7 +222,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
         return pipeline, pipeline.corpus("validation")
 
     data, corpus = corpus_of(names)
-    candidates = LabelCandidates.of(data, corpus, names)
+    candidates = LabelCandidates.from_examples(data, corpus, names)
     stream = candidates.samples.packed.stream
     units = [slice(*pair) for pair in zip(stream.starts[:-1], stream.starts[1:], strict=True)]
     each = len(names) + len(names) % 2
@@ -241,8 +243,8 @@ def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
     kind = {"tiny": T5Config, "gptj_tiny": GPTJConfig}[preset]
     pipeline = Pipeline(load_config(kind, "inference", preset, over), shape, DataCache())
     corpus = pipeline.corpus("validation")
-    candidates = LabelCandidates.of(pipeline, corpus, ["hat", "lamp", "box"])
-    _, prompts = pipeline.prompts([example.prompt for example in corpus.examples])
+    candidates = LabelCandidates.from_examples(pipeline, corpus, ["hat", "lamp", "box"])
+    _, prompts = pipeline.make_prompts([example.prompt for example in corpus.examples])
     assert candidates.cut == prompts.truncated > 3
     samples = candidates.samples
     for index, (row, mask) in enumerate(zip(prompts.input_ids, prompts.mask, strict=True)):

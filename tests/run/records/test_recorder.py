@@ -311,7 +311,7 @@ def test_the_process_of_wandb_is_killed(tmp_path):
 
 
 def test_where_a_run_goes():
-    assert RunFolder.chosen("here", "there", "tiny").path == Path("here")
-    assert RunFolder.chosen(None, "there", "tiny").path == Path("there")
-    assert RunFolder.chosen(None, None, "old/config.yml").path.parts[0] == "runs"
-    assert RunFolder.chosen(None, None, "tiny").path.name.startswith("tiny-")
+    assert RunFolder.from_options("here", "there", "tiny").path == Path("here")
+    assert RunFolder.from_options(None, "there", "tiny").path == Path("there")
+    assert RunFolder.from_options(None, None, "old/config.yml").path.parts[0] == "runs"
+    assert RunFolder.from_options(None, None, "tiny").path.name.startswith("tiny-")
