@@ -161,7 +161,7 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     """Measure the validation loss, or generation layer by layer."""
     family = get_family(config)
     model: ModelSession
-    samples = family.sample_format.generated(config, config.training.global_batch_size, None)
+    samples = family.sample_format.random_samples(config, config.training.global_batch_size, None)
     if kind == "validation":
         losses = model = LossSession(config)
         do: Callable[[], object] = lambda: losses.compute(samples)  # noqa: E731

@@ -146,7 +146,7 @@ def training_implementation(
     """One of `training_programs`: an optimizer step on `execution.micro_batch_size` examples.
 
     Args:
-        mean_tokens: of a prompt; see `SampleFormat.generated`.
+        mean_tokens: of a prompt; see `SampleFormat.random_samples`.
     """
     weights = get_family(config).weight_map(config).init_weights(config.model.seed)
     samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
@@ -164,7 +164,7 @@ def training_implementation(
         return _tried(lambda: jax_model.step(whole, LEARNING_RATE))
     if _examples_per_row(config) > 1:
         assert isinstance(samples, EncodedExamples)
-        samples = PackedExamples.of(samples, _examples_per_row(config))
+        samples = PackedExamples.from_examples(samples, _examples_per_row(config))
     execution = replace(config.execution, activations=name, micro_batch_size=len(samples))
     training = replace(config.training, global_batch_size=len(samples))
     ours = TrainingSession(replace(config, execution=execution, training=training))
@@ -188,10 +188,10 @@ def generation_implementation(
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
         return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(input_ids, mask)])
-    from huggingface.torch_model import generate, model_of
+    from huggingface.torch_model import build_torch_model, generate
 
     model, batch = (
-        model_of(
+        build_torch_model(
             get_family(config).to_config_json(config),
             config.model.precision,
             weight_map.to_hf(weights),
@@ -238,7 +238,7 @@ def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generated examples, each a sample."""
     if _examples_per_row(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_row=1))
-    return get_family(config).sample_format.generated(config, count, mean_tokens)
+    return get_family(config).sample_format.random_samples(config, count, mean_tokens)
 
 
 def _examples_per_row(config: RunConfig) -> int:

@@ -204,10 +204,10 @@ CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": rea
 
 def _batches(config: RunConfig) -> Iterator[list[Batch]]:
     """The global batches of a run of the program."""
-    samples = get_family(config).sample_format.generated(
+    samples = get_family(config).sample_format.random_samples(
         config, 4 * config.training.global_batch_size, None
     )
-    loader = Loader.of(config, samples)
+    loader = Loader.from_config(config, samples)
     while True:
         yield [loader.next_batch() for _ in range(config.execution.device_iterations)]
 

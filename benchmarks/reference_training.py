@@ -20,7 +20,7 @@ from jax import lax
 
 from config.sections import Optimizer, RunConfig
 from data.samples import IGNORE_INDEX, Batch
-from huggingface.torch_model import model_of
+from huggingface.torch_model import build_torch_model
 from modelling.spec import get_family
 
 Tree = Any
@@ -245,7 +245,7 @@ class TorchTraining:
     ) -> None:
         family = get_family(config)
         files = family.weight_map(config).to_hf(weights)
-        self.model = model_of(family.to_config_json(config), config.model.precision, files)
+        self.model = build_torch_model(family.to_config_json(config), config.model.precision, files)
         if checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # checkpointing works in this mode only; dropout is 0

@@ -8,7 +8,7 @@ encoder-decoder, as two targets of one prompt.
 Batches have besides the arrays of their shape, float32, with a row for each pair:
     num_loss_tokens   [pairs, 2]   tokens of each answer that count in the loss; 0: no pair
     kto_labels        [pairs, 1]   1: desirable, -1: undesirable; of unpaired preferences alone
-    reference         [pairs, 2]   log-probability of each answer by the reference model, if any
+    ref_logps         [pairs, 2]   log-probability of each answer by the reference model, if any
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from data.samples import EMPTY_SLOT, Batch, Samples, Truncation, digest_arrays, 
 NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS, SEGMENT_IDS = (
     "num_loss_tokens",
     "kto_labels",
-    "reference",
+    "ref_logps",
     "segment_ids",
 )
 PREFERENCE_INPUTS = (NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS)

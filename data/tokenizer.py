@@ -183,7 +183,7 @@ class Tokenizer:
             found = self.base(
                 list(texts), add_special_tokens=special, return_attention_mask=False,
                 return_token_type_ids=False, verbose=False,
-            ).encode_fast  # fmt: skip
+            ).encodings  # fmt: skip
         assert found is not None, "the tokenizer is none of the tokenizers library"
         self._check_rows(texts, (encoding.ids for encoding in found))
         return list(found)

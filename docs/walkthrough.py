@@ -124,7 +124,7 @@ print({name: round(value, 3) for name, value in metrics.items()})
 
 # %%
 prompt = "mnli hypothesis: Nina slept. premise: Nina slept in the kitchen."
-fitted, encoded = data.prompts([prompt])
+fitted, encoded = data.make_prompts([prompt])
 writer = GenerationSession(fitted)
 writer.write(weights)
 with writer:

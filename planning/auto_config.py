@@ -27,9 +27,9 @@ from config.layers import (
 )
 from config.sections import RunConfig
 from data.data_cache import DataCache
-from data.length_stats import Lengths, lengths_of
+from data.length_stats import LengthStats, measure_lengths
 from data.pipeline import Pipeline
-from data.preference_samples import answers_of
+from data.preference_samples import answers_per_example
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split
@@ -225,13 +225,13 @@ def _chosen(
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_values(model__precision=bits)
     data = Pipeline(choices.config, shape, data_cache) if splits else None
-    lengths = None if data is None else lengths_of(data, splits)
+    lengths = None if data is None else measure_lengths(data, splits)
     if answers:
         choices = _with_lengths_of_answers(choices, shape)
     else:
         choices = _with_lengths(choices, shape, lengths)
     if trains:
-        is_plain = data is not None and data.task.kind == "plain"
+        is_plain = data is not None and data.task.row_format == "plain"
         choices = choices.with_values(**_habits(choices.config, shape, is_plain))
     choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
     if not trains:
@@ -247,10 +247,14 @@ def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
     )
 
 
-def _with_lengths(choices: AutoConfig, shape: SampleFormat, lengths: Lengths | None) -> AutoConfig:
+def _with_lengths(
+    choices: AutoConfig, shape: SampleFormat, lengths: LengthStats | None
+) -> AutoConfig:
     """As long as the longest texts, up to `LONGEST` and what the model was made for."""
     config = choices.config
-    most = min(LONGEST, _context(config)) * (answers_of(config) if shape.takes_chats else 1)
+    most = min(LONGEST, _context(config)) * (
+        answers_per_example(config) if shape.trains_whole_chats else 1
+    )
     multiple = length_multiple(config)
 
     def fitting(tokens: int) -> int:
@@ -289,7 +293,7 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     if not of_run or line.preset != run.name or shares:
         return line
     most = max(_context(config), config.model.sequence_length)
-    written = shape.room(config)
+    written = shape.max_new_tokens(config)
     if config.data.train is not None and config.generation.max_tokens is None:
         written = min(max(written, WRITTEN), most // 2)
     read = _read_besides(config, most, written)
@@ -323,7 +327,7 @@ def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str,
 
 
 def _with_batch(
-    choices: AutoConfig, shape: SampleFormat, lengths: Lengths | None, measured: bool
+    choices: AutoConfig, shape: SampleFormat, lengths: LengthStats | None, measured: bool
 ) -> AutoConfig:
     """The batch of a step, and how devices and micro-batches share it.
 
@@ -427,7 +431,7 @@ def _simulated(config: RunConfig, on: Machine, programs: VariantCache) -> float:
     return best.seconds if best.fits else inf
 
 
-def _batch(config: RunConfig, lengths: Lengths | None) -> int:
+def _batch(config: RunConfig, lengths: LengthStats | None) -> int:
     if lengths is None:
         return USUAL_BATCH
     per_sample = getattr(config.data, "examples_per_row", 1)
@@ -463,7 +467,7 @@ def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
     layer = m.sequence_length * m.hidden_size * 40
     heads = config.tensor_parallel_sizes().get(m.path("num_attention_heads"), 1)
     scores = 3 * heads * m.sequence_length**2 // config.execution.attention_slices
-    logits = 3 * shape.predicted(config) * m.vocab_size
+    logits = 3 * shape.num_predictions(config) * m.vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 
 

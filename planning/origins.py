@@ -23,20 +23,20 @@ from config.rows import numbered_rows
 from config.run import Checkpoint
 from config.sections import RunConfig
 from config.values import is_address
-from data.tokenizer import kept_tokenizer
+from data.tokenizer import find_saved_tokenizer
 from files.formatting import format_name, format_value
 from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from huggingface.model_folders import CONFIG as MODEL_CONFIG
-from huggingface.model_folders import PARAMS, TASK, TASK_FIELDS
-from huggingface.multimodal import WRAPPERS
+from huggingface.model_folders import TASK_FIELDS, TASK_NAME, TASK_PARAMS
+from huggingface.multimodal import TEXT_MODEL_TYPES
 from huggingface.peft_files import (
     adapter_modules,
-    adapter_rows,
-    read_settings,
+    adapter_vocab_size,
+    read_adapter_config,
     ties_weights,
 )
-from huggingface.pretrained import RANDOM, local_model, published
+from huggingface.pretrained import RANDOM, local_model, read_pretrained
 from planning.new_embedding_rows import asks_for_rows, is_model, new_rows
 
 OF_ONE_RUN = ("checkpoint", "evaluation")
@@ -87,7 +87,7 @@ class SavedOrModel:
         if step is None:
             return None
         inherited = {name: saved[name] for name in saved if name not in OF_ONE_RUN}
-        kept = kept_tokenizer(RunFolder.of_step(step))
+        kept = find_saved_tokenizer(RunFolder.from_step_folder(step))
         # The tokenizer that was kept has the chat template of a file that may be gone.
         own = {"tokenizer": str(kept), "chat_template": None}
         begun = {"adapter": {"load": None}} if "adapter" in saved else {}
@@ -112,7 +112,7 @@ class SavedOrModel:
     def adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
         """What its adapter_config.json says, that the head is apart from the embedding, where PEFT
         trained one of them alone, and new rows with the tokenizer that they are for."""
-        fields: dict[str, Any] = {"adapter": read_settings(folder)}
+        fields: dict[str, Any] = {"adapter": read_adapter_config(folder)}
         from modelling.spec import get_family
         from modelling.weights.lora import unties_head
 
@@ -123,7 +123,9 @@ class SavedOrModel:
             values[model.path("tie_word_embeddings")] = False
         own = model.vocab_size
         tokens = numbered_rows(fields["adapter"]["trainable_tokens"], folder)
-        rows = adapter_rows(folder, weight_map.vocabulary_names) or max(tokens, default=-1) + 1
+        rows = (
+            adapter_vocab_size(folder, weight_map.vocabulary_names) or max(tokens, default=-1) + 1
+        )
         if rows > own:
             values[model.path("vocab_size")] = rows
             values[model.path("new_rows")] = f"{own}-{rows - 1}"
@@ -141,25 +143,25 @@ class SavedOrModel:
 
     def described(self, name: str) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer."""
-        found = published(name)
-        kind, known = found.description.text("model_type"), kinds()
+        found = read_pretrained(name)
+        kind, known = found.hf_config.text("model_type"), kinds()
         if kind not in known:
             raise ConfigError(
                 f"{format_name(name)} is of the kind {format_value(kind)}, {_missing(kind)}; "
-                f"there are: {', '.join([*known, *WRAPPERS])}"
+                f"there are: {', '.join([*known, *TEXT_MODEL_TYPES])}"
             )
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.spec import load_family
 
         family = load_family(known[kind])
-        model = family.from_config_json(found.description)
+        model = family.from_config_json(found.hf_config)
         if family.infers_tied_head and found.has_head is False:
             model["embedding"]["tied"] = True
         return {
             "family": known[kind],
-            "model": model | ({"part_of": _whole(name)} if found.wrapper else {}),
+            "model": model | ({"part_of": _whole(name)} if found.multimodal_type else {}),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": _whole(name)} | exported_task(found.description),
+            "data": {"tokenizer": _whole(name)} | exported_task(found.hf_config),
         }
 
 
@@ -177,7 +179,7 @@ def _whole(name: str) -> str:
 def exported_task(description: JsonObject) -> dict[str, str]:
     """The fields of the task that an exported model was trained for; empty for other models."""
     here: Any = description.data
-    for name in (PARAMS, TASK):
+    for name in (TASK_PARAMS, TASK_NAME):
         here = here.get(name) if isinstance(here, dict) else None
     return {n: here[n] for n in TASK_FIELDS if n in here} if isinstance(here, dict) else {}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from config.errors import UserError
 from config.sections import RunConfig
-from files.atomic_writing import check_file, write_text
+from files.atomic_writing import check_can_write_file, write_text
 from planning.hardware.machines import Machine, machine, machines
 from terminal.command_line import CommandLine
 from terminal.parser import count_option, path_option
@@ -111,7 +111,7 @@ def show_plan(
         return True
     for what, path in _files(options).items():
         if path is not None:
-            check_file(what, path)
+            check_can_write_file(what, path)
     from planning.advice import with_advice
     from planning.program_variants import VariantCache
     from planning.report import make_report

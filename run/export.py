@@ -21,16 +21,16 @@ from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from files.formatting import format_name, format_path
 from huggingface.hub import DataUnavailable
-from huggingface.model_card import AdapterOf
+from huggingface.model_card import AdapterInfo
 from huggingface.model_folders import (
-    PARAMS,
-    TASK,
     TASK_FIELDS,
-    check_is_free,
-    new_folder,
+    TASK_NAME,
+    TASK_PARAMS,
+    check_can_create,
+    new_model_folder,
     write_hf_directory,
 )
-from huggingface.peft_files import settings_of, write_adapter
+from huggingface.peft_files import make_adapter_config, write_adapter
 from huggingface.pretrained import RANDOM
 from modelling.spec import get_family
 from modelling.weights import WeightMap
@@ -103,11 +103,11 @@ def export(
 
     named = None if base is None else base.seen_from(folder)
     grows = config.model.new_rows is not None
-    adapter_of = AdapterOf(named, config.model.vocab_size if grows else None)
+    adapter_of = AdapterInfo(named, config.model.vocab_size if grows else None)
     if adapts:
         own = {name: weights[name] for name in weights}
         settings = _adapter_settings(config, named)
-        with new_folder(folder) as draft:
+        with new_model_folder(folder) as draft:
             write_adapter(draft, add_tied_copies(exported, exported.to_hf(own)), settings)
             complete(draft)
     else:
@@ -141,7 +141,7 @@ def _write_model(
         weights = View(weights, change=partial(_in_type, config.model.precision))
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)
-    description = family.to_config_json(config) | {PARAMS: {TASK: task_fields(config)}}
+    description = family.to_config_json(config) | {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
     files, description, whole = with_other_parts(config, files, description)
     if precision is not None:
         files = View(files, change=partial(_in_type, precision))
@@ -169,7 +169,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     modules, tokens = adapted_modules(weight_map), _trained_tokens(config, weight_map)
     whole, tied = [*saved, *more], tied_modules(weight_map)
     experts = adapted_parameters(weight_map)
-    settings = settings_of(adapter, modules, whole, tokens, named, task, tied, experts)
+    settings = make_adapter_config(adapter, modules, whole, tokens, named, task, tied, experts)
     return settings | {
         "ensure_weight_tying": has_tied_head(
             weight_map, _exported(config, weight_map).hf_names.aliases.values()
@@ -218,7 +218,7 @@ def export_checkpoint(
         merge: "original" or "expanded": merge adapters into these weights of the model, and write
             that.
     """
-    check_is_free(folder)
+    check_can_create(folder)
     check_lower_bound(config)
     weight_map = get_family(config).weight_map(config)
     if config.checkpoint.load == RANDOM:

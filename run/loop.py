@@ -23,11 +23,11 @@ from data.data_cache import DataCache
 from data.loader import Loader
 from data.pipeline import Pipeline
 from data.preview import preview
-from files.atomic_writing import check_folder
-from files.folder_lock import locked
+from files.atomic_writing import check_can_write_folder
+from files.folder_lock import lock_folder
 from files.formatting import format_path
 from files.run_folder import RunFolder
-from huggingface.model_folders import check_is_free
+from huggingface.model_folders import check_can_create
 from modelling.spec import get_family
 from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
@@ -81,7 +81,7 @@ def _finetune_alone(
 ) -> Interrupted | None:
     """Train in folders that no other run uses meanwhile."""
     agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
-    path = RunFolder.chosen(options.run_dir, config.checkpoint.save, options.name).path
+    path = RunFolder.from_options(options.run_dir, config.checkpoint.save, options.name).path
     folder = RunFolder(
         Path(popdist.all_gather_object(str(path))[0])
     )  # a new one is named after the time
@@ -91,7 +91,7 @@ def _finetune_alone(
     with ExitStack() as stack:
         used = {folder.path, Path(config.checkpoint.save or folder.path)}
         for one in used if is_first_process() else ():
-            stack.enter_context(locked(one))
+            stack.enter_context(lock_folder(one))
         popdist.all_gather_object("the folders are this run's")
         if settings.save is not None:
             save = Path(settings.save)
@@ -120,15 +120,15 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
         PrometheusPage(options.metrics_host, options.metrics_port).close()
     check_records(folder)
     if config.checkpoint.save is not None:
-        check_folder("checkpoints to", config.checkpoint.save)
-        check_folder("the best weights to", RunFolder(Path(config.checkpoint.save)).best)
+        check_can_write_folder("checkpoints to", config.checkpoint.save)
+        check_can_write_folder("the best weights to", RunFolder(Path(config.checkpoint.save)).best)
     if options.save_hf is not None:
         _check_export(options.save_hf, folder.path, config.checkpoint.save)
     check_lower_bound(config)
 
 
 def _check_export(folder: str, path: Path, save: str | None) -> None:
-    check_is_free(folder)
+    check_can_create(folder)
     if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
         raise ConfigError(
             f"--save-hf {format_path(folder)} is the folder of the run, which will not be empty: "
@@ -149,9 +149,9 @@ def _finetune(
     if config.evaluation.steps is not None:
         wanted_metrics(config, data.task)
     samples = data.training_samples()
-    loader = Loader.of(config, samples)
+    loader = Loader.from_config(config, samples)
     if options.preview:
-        first = loader.first(options.preview).tolist()
+        first = loader.peek(options.preview).tolist()
         say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
     weight_map, notes = family.weight_map(data.config), sample_notes(data.config, samples)
     for note in (*length_note(data.config), *notes, *trained_notes(data.config, weight_map)):
@@ -173,7 +173,7 @@ def _finetune(
     of_run = RunFolder(Path(config.checkpoint.save or folder.path))
     reference = Reference.of_run(config, start, of_run)
     if reference is not None:
-        loader = Loader.of(config, reference.of(samples))
+        loader = Loader.from_config(config, reference.of(samples))
         _resume(data.config, options, loader, start)
     kept = _keep_steps(config, start, reference, of_run)
     _say_mirror_lacks(config, start, reference)
@@ -184,7 +184,7 @@ def _finetune(
     evaluator = Evaluator(config, model, data_cache, refer) if evaluates else None
     if reference is not None:
         reference.remove_drafts()
-    data_cache.forget("validation")
+    data_cache.drop("validation")
     with ExitStack() as stack:
         used, _ = start.load_with_fallback(partial(_enter, stack, model))
         if used is not start:
@@ -350,7 +350,7 @@ class _Run:
             stalls.at("evaluation", f"the evaluation after step {step}")
             validation = self._evaluate(step)
             stalls.at("records", f"the records of step {step}", is_storage=True)
-            before = self.loader.seen - iterations * config.training.global_batch_size
+            before = self.loader.samples_seen - iterations * config.training.global_batch_size
             for s, learning_rate, result in zip(steps, rates, results, strict=True):
                 seen = before + (s + 1 - steps.start) * config.training.global_batch_size
                 self.skipped.count(result)
@@ -361,7 +361,7 @@ class _Run:
                     loss=result.loss,
                     learning_rate=learning_rate,
                     gradient_norm=result.gradient_norm,
-                    epoch=seen / self.loader.samples,
+                    epoch=seen / self.loader.samples_per_epoch,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
                     **result.aux_metrics,
@@ -413,5 +413,5 @@ def _resume(config: RunConfig, options: RunOptions, loader: Loader, start: Start
             loader.restore(start.data)
         except ValueError as error:
             raise UserError(str(error)) from error
-    config = with_steps(config, loader.samples, start.step, loader.seen)
+    config = with_steps(config, loader.samples_per_epoch, start.step, loader.samples_seen)
     return with_profile_alone(config, options, start.step)

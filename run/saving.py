@@ -15,10 +15,10 @@ from checkpoints.collective_io import on_first_process
 from checkpoints.store import SHARD_BYTES, Saved
 from config.sections import RunConfig
 from data.loader import Loader
-from data.tokenizer import Tokenizer, keep_tokenizer
+from data.tokenizer import Tokenizer, save_tokenizer
 from files.formatting import format_bytes, format_name
 from files.run_folder import CONFIG, RunFolder
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from modelling.spec import get_family
 from modelling.weights import total_nbytes
 from run.best import NO_BASE, Best
@@ -161,7 +161,7 @@ class Checkpoints:
         assert self._store is not None
         self._last = time.monotonic()
         tensors = self._model.tensors(self._config.checkpoint.save_optimizer, frozen=False)
-        texts = {CONFIG: yaml_text(self._config.to_dict())}
+        texts = {CONFIG: dump_yaml(self._config.to_dict())}
         self._prepare(step, tensors)
         self._bytes = total_nbytes(tensors)
         self._store.save(step, tensors, self._metadata(), wait, texts)
@@ -240,7 +240,7 @@ class Checkpoints:
         if self._tokenizer is None:
             return
         try:
-            keep_tokenizer(self._tokenizer, folder, base_settings(self._config))
+            save_tokenizer(self._tokenizer, folder, base_settings(self._config))
         except Exception as error:  # libraries raise plain exceptions
             if not self._has_warned:
                 name = format_name(str(self._config.data.tokenizer))

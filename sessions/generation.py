@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from data.loader import BatchSharding
-from data.samples import EMPTY, concatenate, pack
+from data.samples import EMPTY_SLOT, concatenate_sequences, pack_sequences
 from modelling.generation import DecodingStrategy
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import get_family
@@ -51,7 +51,7 @@ class GenerationSession(ModelSession):
         self.program = build_generation_program(
             config, family, self._strategy, shared_bytes, token_by_token
         )
-        self._sharding = BatchSharding.of(config, self.program.ir.num_host_transfers)
+        self._sharding = BatchSharding.from_config(config, self.program.ir.num_host_transfers)
         weight_map, program_variables = family.weight_map(config), self.program.variables
         variables: Variables
         if isinstance(program_variables, NamedTensors):
@@ -92,14 +92,16 @@ class GenerationSession(ModelSession):
         self._check(input_ids, mask)
         lengths, capacity = mask.sum(axis=1), input_ids.shape[1]
         tokens = np.zeros((len(input_ids), *self.program.tokens.shape[1:]), np.int32)
-        packed = pack(lengths, capacity, self.program.prompts_per_sample)
+        packed = pack_sequences(lengths, capacity, self.program.prompts_per_sample)
         for start in range(0, len(packed), self.samples_per_run):
-            run_prompts = np.full((self.samples_per_run, packed.shape[1]), EMPTY)
+            run_prompts = np.full((self.samples_per_run, packed.shape[1]), EMPTY_SLOT)
             run_prompts[: len(packed) - start] = packed[start : start + self.samples_per_run]
-            local = run_prompts[self._sharding.positions(len(run_prompts))]
-            samples = concatenate(local, lambda i: input_ids[i, : lengths[i]], capacity, pad=0)
+            local = run_prompts[self._sharding.local_indices(len(run_prompts))]
+            samples = concatenate_sequences(
+                local, lambda i: input_ids[i, : lengths[i]], capacity, pad=0
+            )
             indices = run_prompts.reshape(-1)
-            is_prompt = indices != EMPTY
+            is_prompt = indices != EMPTY_SLOT
             tokens[indices[is_prompt]] = self._run_prompts(local.reshape(-1), *samples)[is_prompt]
             if on_progress is not None:
                 on_progress(int(np.count_nonzero(is_prompt)))
@@ -116,12 +118,14 @@ class GenerationSession(ModelSession):
         if program.starts_stream is None or program.unfinished_stream is None:
             yield self.generate(input_ids, mask)
             return
-        prompts = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY)
+        prompts = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY_SLOT)
         prompts[0, 0] = 0
-        local = prompts[self._sharding.positions(len(prompts))]
+        local = prompts[self._sharding.local_indices(len(prompts))]
         inputs = self._inputs(
             local.reshape(-1),
-            *concatenate(local, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0),
+            *concatenate_sequences(
+                local, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0
+            ),
         )
         for position in range(program.tokens.shape[1]):
             starts = self._sharding.to_replicas(np.full(len(local), position == 0))
@@ -136,7 +140,7 @@ class GenerationSession(ModelSession):
         """Run the program once: int (samples, length) -> int32 (prompts, output length).
 
         Args:
-            indices: index of each prompt of this process's replicas, or `EMPTY`.
+            indices: index of each prompt of this process's replicas, or `EMPTY_SLOT`.
             input_ids, mask: their samples.
         """
         outputs = self._run(self._inputs(indices, input_ids, mask))

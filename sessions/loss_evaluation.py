@@ -62,7 +62,7 @@ class LossSession(ModelSession):
             model=replace(config.model, eval=True),
             training=replace(config.training, global_batch_size=batch),
         )
-        self._sharding = BatchSharding.of(config)
+        self._sharding = BatchSharding.from_config(config)
         self._family, self.objective = get_family(config), make_objective(config)
         weight_map = self._family.weight_map(config)
         self.program = build_loss(config, self._family.build_phases, weight_map)
@@ -81,7 +81,7 @@ class LossSession(ModelSession):
         for indices, batch in self._batches(samples):
             loss, sums = self._sums(batch)
             total += loss
-            tokens += self.objective.normalizer(self._sharding.without_duplicates(batch))
+            tokens += self.objective.normalizer(self._sharding.drop_replicated(batch))
             if sums is not None:
                 local = tally_of(self.objective, self._sharding, sums, batch)
                 aux_metrics = added(aux_metrics, local)
@@ -111,7 +111,7 @@ class LossSession(ModelSession):
     def _batches(self, samples: Samples, first: int = 0) -> Iterator[tuple[np.ndarray, Batch]]:
         """Iterate over batches: indices of their samples, and the samples of this process."""
         size = self.config.training.global_batch_size
-        local = self._sharding.positions(size)
+        local = self._sharding.local_indices(size)
         for start in range(first, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
             batch = samples.take(np.resize(indices, size)[local])
@@ -120,8 +120,8 @@ class LossSession(ModelSession):
     def _sums(self, batch: Batch) -> tuple[float, np.ndarray | None]:
         """Run a batch; returns its loss, and the loss statistics of all processes' samples."""
         c = self.config
-        arrays = self._family.sample_format.streams(batch)
-        own, streams = self._sharding.own, self.program.inputs
+        arrays = self._family.sample_format.program_inputs(batch)
+        own, streams = self._sharding.local_replicas, self.program.inputs
         by_stream = {streams[name]: x for name, x in arrays.items() if name in streams}
         inputs = {stream: self._sharding.to_replicas(x) for stream, x in by_stream.items()}
         inputs[streams[LOSS_WEIGHT]] = np.ones(

@@ -64,7 +64,7 @@ class TrainingSession(ModelSession):
         """
         self._family = family = get_family(config)
         self._pending: int | None = None  # number of the step whose update is deferred
-        self._sharding, self._objective = BatchSharding.of(config), make_objective(config)
+        self._sharding, self._objective = BatchSharding.from_config(config), make_objective(config)
         weight_map = family.weight_map(config)
 
         def build(variant: Variant) -> TrainingProgram:
@@ -130,7 +130,7 @@ class TrainingSession(ModelSession):
         update_only = self.program.update_only
         if self._pending is None or update_only is None:
             return
-        transfers, local = self.program.ir.num_host_transfers, self._sharding.own
+        transfers, local = self.program.ir.num_host_transfers, self._sharding.local_replicas
         lead = (transfers, local.stop - local.start)
         inputs = {
             stream: np.zeros((*lead, *stream.shape), stream.dtype.as_numpy())
@@ -190,17 +190,18 @@ class TrainingSession(ModelSession):
 
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Count tokens and target tokens of each global batch over all processes."""
-        unique = [self._sharding.without_duplicates(batch) for batch in batches]
+        unique = [self._sharding.drop_replicated(batch) for batch in batches]
         local = [
-            [self._family.sample_format.tokens(b), self._objective.normalizer(b)] for b in unique
+            [self._family.sample_format.count_tokens(b), self._objective.normalizer(b)]
+            for b in unique
         ]
         totals = np.sum(popdist.all_gather_object(local), axis=0).tolist()
         return [(tokens, targets) for tokens, targets in totals]
 
     def _arrays(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
         """Arrange samples by stream name: arrays (micro-batches, local replicas, ...)."""
-        c, local = self.config, self._sharding.own
-        samples = self._family.sample_format.streams(batch)
+        c, local = self.config, self._sharding.local_replicas
+        samples = self._family.sample_format.program_inputs(batch)
         names = self.program.inputs.keys() & samples.keys()
         arrays = {name: self._sharding.to_replicas(samples[name]) for name in names}
         share = c.gradient_accumulation * c.execution.data_parallel
@@ -215,7 +216,7 @@ class TrainingSession(ModelSession):
 
         A stream has a transfer for each micro-batch; those after the steps are never loaded.
         """
-        local = self._sharding.own
+        local = self._sharding.local_replicas
         transfers = self.program.ir.num_host_transfers
         shape = (transfers, local.stop - local.start, *values.shape[1:])
         out = np.zeros(shape, values.dtype)
@@ -231,7 +232,7 @@ class TrainingSession(ModelSession):
         per_step = [counter_seeds(c.model.seed, step, copies) for step in steps]
         out = self._per_step(np.zeros((len(per_step), 2), np.uint32))
         all_replicas = np.repeat(np.stack(per_step), c.execution.tensor_parallel, axis=1)
-        out[: len(per_step)] = all_replicas[:, self._sharding.own]
+        out[: len(per_step)] = all_replicas[:, self._sharding.local_replicas]
         return out
 
     def _results(

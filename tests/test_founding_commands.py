@@ -19,7 +19,7 @@ from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from files.run_folder import CONFIG
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from modelling.spec import get_family
 from tests.children import PYTHON_PATH
 from tests.test_documented_commands import ROOT, SCRIPTS
@@ -73,7 +73,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         config = load_config(section, "finetuning", preset, {"model": {"layers": 1}})
         with CheckpointStore(folder / family) as store:
             weights = get_family(config).weight_map(config).init_weights(0)
-            store.save(1, weights, {}, wait=True, texts={CONFIG: yaml_text(config.to_dict())})
+            store.save(1, weights, {}, wait=True, texts={CONFIG: dump_yaml(config.to_dict())})
         made[family] = str(folder / family)
     return {**made, "new": str(folder / "new")}
 

@@ -36,4 +36,4 @@ def _stop_strings(config: RunConfig, tokenizer: Tokenizer | None) -> StopStringA
     texts = config.generation.stops()
     if not texts or tokenizer is None:
         return None
-    return StopStringAutomaton.from_texts(texts, tokenizer.printed(config.model.vocab_size))
+    return StopStringAutomaton.from_texts(texts, tokenizer.token_bytes(config.model.vocab_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data.preference_samples import answers_of
+from data.preference_samples import answers_per_example
 from modelling.layers.attention import transpose_heads
 from modelling.layers.context import BlockContext
 from modelling.layers.embedding import Embeddings
@@ -146,4 +146,4 @@ def with_packed_positions(embeddings: Embeddings) -> Embeddings | PackedEncoderE
 def packing() -> Packing:
     """The packing of the samples of the run that modules are made for."""
     config = current_run_config()
-    return Packing.from_config(config, answers_of(config))
+    return Packing.from_config(config, answers_per_example(config))

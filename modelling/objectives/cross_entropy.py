@@ -9,7 +9,7 @@ import numpy as np
 
 import popxl
 from config.metrics import OBJECTIVES
-from data.samples import IGNORE_INDEX, Batch, labelled_tokens
+from data.samples import IGNORE_INDEX, Batch, count_loss_tokens
 from modelling.objectives.objective import Objective
 from popxl import Tensor, ops
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
@@ -43,7 +43,7 @@ class CrossEntropy(Objective):
         return sums
 
     def normalizer(self, batch: Batch) -> int:
-        return labelled_tokens(batch)
+        return count_loss_tokens(batch)
 
     def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
         labels = batch["labels"].copy()

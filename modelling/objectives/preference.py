@@ -17,9 +17,9 @@ from config.metrics import OBJECTIVES, Tally
 from data.preference_samples import (
     KTO_LABELS,
     NUM_LOSS_TOKENS,
-    REFERENCE,
+    REF_LOGPS,
     SEGMENT_IDS,
-    texts_per_row,
+    sequences_per_sample,
 )
 from data.samples import IGNORE_INDEX, Batch
 from modelling.objectives.cross_entropy import token_losses
@@ -151,7 +151,7 @@ class Preference(Objective):
         self.name = config.training.objective
         self.kind = PREFERENCE_LOSSES[self.name]
         self.metrics = OBJECTIVES[self.name]
-        self._texts = texts = texts_per_row(config)
+        self._texts = texts = sequences_per_sample(config)
 
         def of_units(width: int) -> Callable[[TensorSpec], TensorSpec]:
             return lambda tokens: TensorSpec((tokens.shape[0] * texts // 2, width), popxl.float32)
@@ -161,7 +161,7 @@ class Preference(Objective):
             self.token_inputs[SEGMENT_IDS] = lambda tokens: tokens
         self.sequence_inputs = {NUM_LOSS_TOKENS: of_units(2)}
         if self.kind.uses_reference:
-            self.sequence_inputs[REFERENCE] = of_units(2)
+            self.sequence_inputs[REF_LOGPS] = of_units(2)
         if self.name == "kto":
             self.sequence_inputs[KTO_LABELS] = of_units(1)
 
@@ -195,7 +195,7 @@ class Preference(Objective):
         means = known / ops.maximum(num_loss_tokens, one)
         scores = means if self.kind.means else known
         if self.kind.uses_reference:
-            reference = inputs[REFERENCE]
+            reference = inputs[REF_LOGPS]
             scores -= (
                 reference / ops.maximum(num_loss_tokens, one) if self.kind.means else reference
             )
@@ -230,7 +230,7 @@ class Preference(Objective):
         scores = scores / num_loss_tokens if self.kind.means else scores
         rewards = scores
         if self.kind.uses_reference:
-            reference = batch[REFERENCE].astype(np.float64)[there]
+            reference = batch[REF_LOGPS].astype(np.float64)[there]
             rewards = scores - (reference / num_loss_tokens if self.kind.means else reference)
         kl, rewards = rewards[:, 1], rewards * self._training.beta
         if self.name == "kto":

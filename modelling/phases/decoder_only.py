@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import popxl
-from data.preference_samples import SEGMENT_IDS, texts_per_row
+from data.preference_samples import SEGMENT_IDS, sequences_per_sample
 from modelling.decoder import DecoderSpec
 from modelling.layers import ActivationLayout, LayerAdapters
 from modelling.phases.block_wrappers import RouterOnlyBlock, TrainingBlock
@@ -23,7 +23,7 @@ def build_decoder_only_phases(
 
     Input streams: `input_ids`, int32 (micro-batch, sequence_length), and those of the head's
     objective, all of that shape; for packed samples `segment_starts`
-    (`data.causal_lm.segment_starts_of`); where expert usage is counted, `segment_ids`.
+    (`data.causal_lm.compute_segment_starts`); where expert usage is counted, `segment_ids`.
     """
     config, head = settings.config, adapters.attach_to_head(decoder.head())
     layers = adapters.build_layers(decoder.layer_names, decoder.layer_types, decoder.block)
@@ -31,7 +31,7 @@ def build_decoder_only_phases(
     input_ids = popxl.TensorSpec((batch, model.sequence_length), popxl.int32)
     loss_inputs = head.objective.input_specs(input_ids)
     extra = {} if decoder.expert_usage is None else {SEGMENT_IDS: input_ids}
-    extra |= {"segment_starts": input_ids} if texts_per_row(config) > 1 else {}
+    extra |= {"segment_starts": input_ids} if sequences_per_sample(config) > 1 else {}
     inputs = InputBuffers({"input_ids": input_ids} | loss_inputs | extra, settings)
     layout = ActivationLayout.from_config(config)
     shape = layout.shape(batch, model.sequence_length, model.hidden_size)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import popxl
-from data.preference_samples import answers_of
+from data.preference_samples import answers_per_example
 from data.seq2seq import SEQ2SEQ
 from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import (
@@ -76,7 +76,7 @@ def build_encoder_decoder_phases(
     """
     config, head = settings.config, adapters.attach_to_head(model.head())
     packing, batch = (
-        Packing.from_config(config, answers_of(config)),
+        Packing.from_config(config, answers_per_example(config)),
         config.execution.micro_batch_size,
     )
     sequences = batch * packing.sequences_per_sample

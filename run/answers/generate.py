@@ -15,18 +15,18 @@ import popdist
 from checkpoints import has_checkpoint
 from config.agreement import agree, digest_of
 from config.sections import RunConfig
-from data.assistant_spans import Refused
-from data.conversations import Conversation, has_conversation, is_message, said
+from data.assistant_spans import ConversationError
+from data.conversations import Conversation, has_conversation, is_message, make_message
 from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.prompt_template import ColumnError
-from data.sources import DataError, File, Row
-from data.task import task_of
+from data.sources import DataError, FileSource, Row
+from data.task import task_from_config
 from data.tokenizer import warn_truncated
 from files.atomic_writing import write_text
 from files.file_location import FileLocation
 from files.formatting import format_path
-from huggingface.pretrained import published
+from huggingface.pretrained import read_pretrained
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import get_family
 from planning.origins import exported_task
@@ -65,7 +65,7 @@ def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -
     agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
     family = get_family(config)
     data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, data_cache)
-    fitted, encoded = data.prompts([asked.text for asked in prompts])
+    fitted, encoded = data.make_prompts([asked.text for asked in prompts])
     if encoded.truncated:
         say(
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
@@ -100,7 +100,7 @@ def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> R
     data = config.data
     talks = chat or (not raw and data.format == "chat")
     if file is not None and not raw and data.format is None:
-        rows = islice(File(file).rows(), 1)
+        rows = islice(FileSource(file).rows(), 1)
         talks = talks or any(
             is_message(row) or has_conversation(row, data.messages) for _, row in rows
         )
@@ -116,12 +116,12 @@ def asked_texts(
     Args:
         raw: as they are, without template and separator.
     """
-    form = task_of(config.data).prompt
+    form = task_from_config(config.data).prompt
     one = None if form is None or raw or len(form.columns) != 1 else form
     read = [one.render({one.columns[0]: text}) if one else text for text in texts]
     rows = [{"prompt": text} for text in texts]
     if config.data.format == "chat":
-        talks = (Conversation([said("user", text)]) for text in read)
+        talks = (Conversation([make_message("user", text)]) for text in read)
         placed = [(f"prompt {i}", talk) for i, talk in enumerate(talks, 1)]
         return _asked_talks(config, placed, rows, data_cache)
     return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
@@ -134,12 +134,12 @@ def asked_rows(config: RunConfig, file: str, raw: bool, data_cache: DataCache) -
     Raises:
         UserError: the file cannot be read, or a row has neither.
     """
-    task, asked = task_of(config.data), []
+    task, asked = task_from_config(config.data), []
     if config.data.format == "chat":
         return _asked_file(config, file, data_cache)
-    for place, row in File(file).rows():
+    for place, row in FileSource(file).rows():
         try:
-            text = row["prompt"] if raw and "prompt" in row else task.prompt_of(row)
+            text = row["prompt"] if raw and "prompt" in row else task.render_prompt(row)
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
         asked.append(Asked(row, _read(config, f"{text}", raw)))
@@ -147,14 +147,14 @@ def asked_rows(config: RunConfig, file: str, raw: bool, data_cache: DataCache) -
 
 
 def _asked_file(config: RunConfig, file: str, data_cache: DataCache) -> list[Asked]:
-    task = task_of(config.data)
-    placed: list[tuple[FileLocation | str, Row]] = list(File(file).rows())
+    task = task_from_config(config.data)
+    placed: list[tuple[FileLocation | str, Row]] = list(FileSource(file).rows())
     if placed and all(is_message(row) for _, row in placed):
         placed = [(format_path(file), {"messages": [row for _, row in placed]})]
     talks = list[tuple[FileLocation | str, Conversation]]()
     for place, row in placed:
         try:
-            talks.append((place, task.asked(row)))
+            talks.append((place, task.prompt_conversation(row)))
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
     return _asked_talks(config, talks, [row for _, row in placed], data_cache)
@@ -167,12 +167,12 @@ def _asked_talks(
     data_cache: DataCache,
 ) -> list[Asked]:
     """Conversations, each after its place for messages, as the chat template writes them."""
-    chat = Pipeline(config, get_family(config).sample_format, data_cache).chat
+    chat = Pipeline(config, get_family(config).sample_format, data_cache).chat_template
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
         try:
             asked.append(Asked(row, chat.prompt(talk.with_system(config.data.system), place)))
-        except Refused as error:
+        except ConversationError as error:
             raise DataError(f"{place}: {error}") from None
     for note in chat.notes():
         say(note)
@@ -228,12 +228,12 @@ def is_raw(config: RunConfig) -> bool:
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):
         return load is None
-    return not exported_task(published(load).description)
+    return not exported_task(read_pretrained(load).hf_config)
 
 
 def _read(config: RunConfig, prompt: str, raw: bool) -> str:
     """What the model reads for a prompt."""
-    return prompt if raw else get_family(config).sample_format.asked(config, prompt)
+    return prompt if raw else get_family(config).sample_format.prompt_text(config, prompt)
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:

@@ -8,7 +8,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from data.examples import Corpus
-from data.label_candidates import Candidates
+from data.label_candidates import LabelCandidates
 from data.pipeline import Pipeline
 from data.tokenizer import warn_truncated
 from modelling.generation.decoding_strategy import strategy_from_config
@@ -28,8 +28,8 @@ class Writing:
     """
 
     def __init__(self, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None) -> None:
-        """Raises as `Pipeline.answering`; `weight_source`: see `ModelSession`."""
-        fitted, self._prompts = data.answering(corpus)
+        """Raises as `Pipeline.make_eval_prompts`; `weight_source`: see `ModelSession`."""
+        fitted, self._prompts = data.make_eval_prompts(corpus)
         self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
         self._stops = data.config.generation.stops()
         self._inference = compile_session(
@@ -58,7 +58,9 @@ class Writing:
 class Choosing:
     """Answers among labels, by `scores`; otherwise like `Writing`."""
 
-    def __init__(self, candidates: Candidates, weight_source: ModelSession | None = None) -> None:
+    def __init__(
+        self, candidates: LabelCandidates, weight_source: ModelSession | None = None
+    ) -> None:
         """`weight_source`: see `ModelSession`."""
         self._candidates, self.cut = candidates, candidates.cut
         config: RunConfig = candidates.config
@@ -80,7 +82,7 @@ class Choosing:
     ) -> np.ndarray:
         """Log-probability of each label after each prompt, float32 [prompts, labels]."""
         samples = self._candidates.samples
-        logps = np.empty((*samples.places.shape, 2), np.float32)
+        logps = np.empty((*samples.pair_indices.shape, 2), np.float32)
         self._losses.write(weights)
         with self._losses:
             for part, found in self._losses.loss_stats(samples):

@@ -8,13 +8,13 @@ import numpy as np
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from data.class_labels import Labels
+from data.class_labels import ClassLabels
 from data.data_cache import DataCache
 from data.examples import Corpus
-from data.label_candidates import Candidates
+from data.label_candidates import LabelCandidates
 from data.pipeline import Pipeline
 from data.samples import Samples
-from data.task import Task, task_of
+from data.task import Task, task_from_config
 from modelling.objectives import make_objective
 from modelling.spec import get_family
 from run.evaluation.answers import Choosing, Writing
@@ -48,23 +48,23 @@ class Evaluator:
             UserError: data, tokenizer or metrics do not fit, or there are too few devices or too
                 little memory.
         """
-        task = task_of(config.data, config.training.preference_type)
+        task = task_from_config(config.data, config.training.preference_type)
         self.metrics = wanted_metrics(config, task)
         data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
         corpus = data.corpus("validation")  # first: its advice helps offline
         config = data.config
         rows = config.evaluation.samples
         corpus = corpus.first(rows and rows * (2 if task.preference_type == "paired" else 1))
-        data.agree(corpus)
-        self._labels = None if task.labels is None else Labels(task.labels)
+        data.check_agreement(corpus)
+        self._labels = None if task.labels is None else ClassLabels(task.labels)
         self._prompts = [example.prompt for example in corpus.examples]
         self._targets = [example.target for example in corpus.examples]
-        self.facts = {"task": task.name, "left_out_without_label": corpus.unlabelled}
+        self.facts = {"task": task.name, "left_out_without_label": corpus.unlabeled}
         self._losses: LossSession | None = None
         if any(name in make_objective(config).metrics for name in self.metrics):
-            samples = data.samples(corpus, evaluated=True)
+            samples = data.make_samples(corpus, for_eval=True)
             self._samples = samples if refer is None else refer(samples)
-            self._count_cut(self._samples.cuts.prompts)
+            self._count_cut(self._samples.truncation.prompts)
             self._losses = compile_session(
                 lambda: LossSession(config, weight_source), "the program of the loss"
             )
@@ -129,7 +129,9 @@ def _answering(
 ) -> Writing | Choosing:
     """The program that answers the prompts of a corpus."""
     if config.evaluation.constrained:
-        return Choosing(Candidates.of(data, corpus, data.task.labels or ()), weight_source)
+        return Choosing(
+            LabelCandidates.from_examples(data, corpus, data.task.labels or ()), weight_source
+        )
     return Writing(data, corpus, weight_source)
 
 

@@ -88,7 +88,7 @@ def side_by_side(config: RunConfig, data_cache: DataCache | None = None) -> Side
     start = load_weights(config, weight_map)
     data = Pipeline(config, family.sample_format, data_cache or DataCache())
     corpus = data.corpus("validation").first(e.micro_batch_size)
-    fitted, prompts = data.answering(corpus)
+    fitted, prompts = data.make_eval_prompts(corpus)
     model = compile_session(
         lambda: GenerationSession(fitted, Greedy()), "the program that generates"
     )

@@ -11,7 +11,7 @@ from checkpoints import CheckpointStore, has_checkpoint
 from config.agreement import agree_on_run
 from config.sections import RunConfig
 from data.data_cache import DataCache
-from files.atomic_writing import check_folder
+from files.atomic_writing import check_can_write_folder
 from files.run_folder import RunFolder
 from run.evaluation.evaluator import Evaluator
 from run.evaluation.outcome import Outcome
@@ -36,7 +36,7 @@ def validate(
     """
     agree_on_run(config)
     folder = RunFolder(Path(popdist.all_gather_object(str(_folder(config, name, out).path))[0]))
-    check_folder("the report to", folder.path)
+    check_can_write_folder("the report to", folder.path)
     for note in length_note(config):
         say(note)
     start = load_ready(config)

@@ -58,7 +58,7 @@ def run_tokenizer(family: str = "t5") -> Tokenizer:
     return Tokenizer(sample_tokenizer(family))
 
 
-def tokenized_corpus(
+def token_stream(
     examples: Sequence[Example], tokenizer: Tokenizer, answers_only: bool = False
 ) -> TokenStream:
     """The examples' texts as one stream."""

@@ -24,7 +24,7 @@ from tests.data.corpora import (
     SEED_DOCUMENT_EXAMPLE,
     run_tokenizer,
     sample_examples,
-    tokenised,
+    token_stream,
 )
 
 
@@ -58,7 +58,7 @@ def test_one_space_goes_between_prompt_and_target(prompt: str, target: str, whol
 # ---- packing ------------------------------------------------------------------------------------
 def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
-    packed = TokenBlocks.from_stream(tokenised(examples, tokenizer), 32, tokenizer.pad)
+    packed = TokenBlocks.from_stream(token_stream(examples, tokenizer), 32, tokenizer.pad)
     batch = packed.take(np.arange(len(packed)))
     end = tokenizer.base.eos_token
     whole = tokenizer.base("".join(text_of(example) + end for example in examples))["input_ids"]
@@ -85,7 +85,7 @@ def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
 def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
     whole, answers = (
-        TokenBlocks.from_stream(tokenised(examples, tokenizer, only), 1, tokenizer.pad).take(
+        TokenBlocks.from_stream(token_stream(examples, tokenizer, only), 1, tokenizer.pad).take(
             range(1000)
         )
         for only in (False, True)
@@ -108,7 +108,7 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
     """Their collator pads inputs and labels alike; its loss shifts them."""
     examples = sample_examples("train", 40, " target:")
     samples = PackedSequences.from_stream(
-        tokenised(examples, tokenizer, answers_only), 32, tokenizer.pad
+        token_stream(examples, tokenizer, answers_only), 32, tokenizer.pad
     )
     assert (len(samples), samples.truncation.prompts) == (40, 0)
     order = np.random.default_rng(0).permutation(40)
@@ -126,7 +126,7 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
 
 def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 20, " target:")
-    samples = PackedSequences.from_stream(tokenised(examples, tokenizer), 16, tokenizer.pad)
+    samples = PackedSequences.from_stream(token_stream(examples, tokenizer), 16, tokenizer.pad)
     assert samples.truncation.prompts == 20
     batch = samples.take(range(20))
     assert (batch["segment_ids"] == 1).all()
@@ -138,7 +138,7 @@ def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
 
 def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 30, " target:")
-    stream = tokenised(examples, tokenizer, answers_only=True)
+    stream = token_stream(examples, tokenizer, answers_only=True)
     alone = PackedSequences.from_stream(stream, 64, tokenizer.pad)
     shared = PackedSequences.from_stream(stream, 64, tokenizer.pad, most=3)
     assert len(shared) < len(alone)
@@ -163,7 +163,7 @@ def test_earlier_answers_are_learned_too(tokenizer: RunTokenizer) -> None:
     )
     whole = tuple(TextSpan(*span) for span in spans)
     example = Example("Anna took the lamp. entailment Paul", "neutral", whole)
-    stream = tokenised([example], tokenizer, answers_only=True)
+    stream = token_stream([example], tokenizer, answers_only=True)
     learned = tokenizer.base.decode(stream.targets[stream.targets >= 0])
     assert learned == " entailment neutral<|endoftext|>"
 
@@ -172,8 +172,13 @@ def test_a_token_over_a_border_is_learned_if_a_character_of_it_is() -> None:
     words = Tokenizer(models.WordLevel({"ab": 0, "c": 1, "</s>": 2}, unk_token="c"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     base = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
-    (found,) = RunTokenizer(base).marked([[TextSpan("c a", False), TextSpan("b c", True)]])
-    assert (found.ids.tolist(), found.learned.tolist()) == ([1, 0, 1, 2], [False, True, True, True])
+    (found,) = RunTokenizer(base).encode_with_loss_mask(
+        [[TextSpan("c a", False), TextSpan("b c", True)]]
+    )
+    assert (found.ids.tolist(), found.loss_mask.tolist()) == (
+        [1, 0, 1, 2],
+        [False, True, True, True],
+    )
 
 
 # ---- prompts ------------------------------------------------------------------------------------
@@ -213,7 +218,7 @@ def test_answers_are_what_follows_a_prompt(tokenizer: RunTokenizer) -> None:
     example = sample_examples("train", 1, " target:")[0]
     config = GPTJConfig.from_dict({"data": {"dataset": "sample"}})
     (answer,) = CAUSAL_LM.encode_targets(config, [example.target], tokenizer)
-    whole = tokenised([example], tokenizer).tokens
+    whole = token_stream([example], tokenizer).tokens
     np.testing.assert_array_equal(whole[-len(answer) :], answer)
     assert len(answer) == 2
 

@@ -99,8 +99,8 @@ def of_transformers(
 
 
 def ours(base: Any, example: Example) -> tuple[list[int], list[int]]:
-    (found,) = Tokenizer(base, chat=True).marked([example.spans()])
-    return found.ids.tolist(), found.learned.astype(int).tolist()
+    (found,) = Tokenizer(base, chat=True).encode_with_loss_mask([example.spans()])
+    return found.ids.tolist(), found.loss_mask.astype(int).tolist()
 
 
 def compare(form: Any, name: str, variables: dict[str, Any], draws: int, seed: int = 0) -> None:
@@ -172,7 +172,7 @@ def talk(*texts: str, **more: Any) -> Conversation:
 
 
 def learned(chat: ChatTemplate, conversation: Conversation) -> list[str]:
-    return [span.text for span in chat.example(conversation).rendered_spans if span.learned]
+    return [span.text for span in chat.example(conversation).rendered_spans if span.in_loss]
 
 
 def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
@@ -403,7 +403,7 @@ def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
     assert base.decode(batch["labels"][batch["labels"] >= 0]) == "Anna<|im_end|>"
     assert (data.config.data.format, data.config.model.eos_token_id) == (
         "chat",
-        data.chat_template.end,
+        data.chat_template.stop_token_id,
     )
 
 

@@ -215,7 +215,7 @@ def folder_of_weight(mix: Path, weight: int) -> Path:
 def test_mixtures_that_cannot_be_meant(tmp_path, mix, said):
     path = folder_of(tmp_path, mix)
     with pytest.raises(UserError, match=said) as error:
-        check_data(run_of(path).given.data)
+        check_data(run_of(path).user_config.data)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
 
@@ -223,7 +223,7 @@ def test_mixtures_that_cannot_be_meant(tmp_path, mix, said):
 def test_a_fraction_of_a_mixture_is_refused_and_a_file_validates(tmp_path):
     mix = folder_of(tmp_path)
     with pytest.raises(UserError, match="no fraction of a mixture is held out: name a file"):
-        check_data(run_of(mix, validation="0.1").given.data)
+        check_data(run_of(mix, validation="0.1").user_config.data)
     data = run_of(mix, validation=str(tmp_path / "chats.jsonl"))
     assert len(data.corpus("validation").examples) == 5
     assert len(data.training_samples()) > 0

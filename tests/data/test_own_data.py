@@ -61,7 +61,7 @@ def test_no_length_is_proposed_that_the_model_was_not_made_for(tmp_path):
         (61, "made for 61: give"),
     ):
         model = replace(data.user_config.model, max_length=made_for)
-        short = replace(data, given=replace(data.user_config, model=model))
+        short = replace(data, user_config=replace(data.user_config, model=model))
         with pytest.raises(ConfigError, match=f"{said} --data.long_targets cut or drop"):
             short.training_samples()
 

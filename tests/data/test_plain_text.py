@@ -91,7 +91,9 @@ def llama_tokenizer() -> Tokenizer:
 def test_the_parts_of_a_document_are_the_document(text, piece):
     found = list(split_document(text[i : i + piece] for i in range(0, len(text), piece)))
     assert "".join(part for part, _ in found) == text
-    assert [where.last for _, where in found] == [*[False] * (len(found) - 1), True][: len(found)]
+    assert [where.is_last for _, where in found] == [*[False] * (len(found) - 1), True][
+        : len(found)
+    ]
     whole = ""
     for part, where in found:
         assert len(part) <= CHUNK_CHARACTERS + 1
@@ -108,7 +110,7 @@ def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
     assert len(found) > 5
     ids = np.concatenate([tokens.ids for tokens in found]).tolist()
     assert ids == [*tokenizer.base(PROSE)["input_ids"], tokenizer.end]
-    assert all(tokens.learned.all() for tokens in found)
+    assert all(tokens.loss_mask.all() for tokens in found)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_saved_data_sets_are_read_and_other_splits_named(tmp_path):
     rows.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"test": rows}).save_to_disk(tmp_path / "several")
     one, several = (
-        task_from_config(run_of(tmp_path / n).given.data) for n in ("one", "several/test")
+        task_from_config(run_of(tmp_path / n).user_config.data) for n in ("one", "several/test")
     )
     assert [e.target for e in one.corpus("train").examples] == ["Anna left.", "Paul left."]
     assert one.corpus("train").examples == several.corpus("train").examples

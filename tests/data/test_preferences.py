@@ -79,7 +79,7 @@ def test_a_template_says_the_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "objective", "liked"),
+    ("row", "objective", "desirable"),
     [
         ({"prompt": "a", "completion": "b", "label": True}, "kto", [True]),
         ({"prompt": "a", "completion": "b", "label": 0}, "kto", [False]),
@@ -115,7 +115,7 @@ def test_messages_with_a_prompt_or_what_both_begin_with(tmp_path: Path, row: Any
     asks = f"<|im_start|>user\n{ASKED}<|im_end|>\n<|im_start|>assistant\n"
     assert one.prompt == other.prompt == asks
     for example, answer in ((one, "garden"), (other, "bus")):
-        assert [span.text for span in example.rendered_spans if span.learned] == [
+        assert [span.text for span in example.rendered_spans if span.in_loss] == [
             f"{answer}<|im_end|>"
         ]
 
@@ -127,7 +127,7 @@ def test_what_was_answered_before_is_not_learned(tmp_path: Path) -> None:
     for loss in ("answers", "all", "last"):
         data = data_of(tmp_path, "qwen3_tiny", [row], tokenizer=tokenizer, loss=loss, length=128)
         for example in data.corpus("train").examples:
-            learned = [span.text for span in example.rendered_spans if span.learned]
+            learned = [span.text for span in example.rendered_spans if span.in_loss]
             assert learned in (["Ben<|im_end|>"], ["Eva<|im_end|>"])
 
 
@@ -259,7 +259,7 @@ def test_histories_that_differ_belong_to_the_answers(tmp_path: Path, row: Any) -
         answers = row.get("prompt") if not in_answers else shared
         learned = [f"{m['content']}<|im_end|>" for m in messages[len(answers) :]
                    if m["role"] == "assistant"]  # fmt: skip
-        assert [span.text for span in example.rendered_spans if span.learned] == learned
+        assert [span.text for span in example.rendered_spans if span.in_loss] == learned
         assert example.prompt == template(shared, tokenize=False, add_generation_prompt=asks)
 
 
@@ -323,7 +323,7 @@ def test_both_texts_of_a_pair_share_a_row(tmp_path: Path, length: int, places: i
 @pytest.mark.parametrize("places", [1, 3])
 def test_an_encoder_reads_a_prompt_once_for_both_answers(tmp_path: Path, places: int) -> None:
     data = data_of(tmp_path, "tiny", TEXTS, examples_per_row=places)
-    data = replace(data, given=replace(data.user_config, model=replace(
+    data = replace(data, user_config=replace(data.user_config, model=replace(
         data.user_config.model, decoder_sequence_length=12)))  # fmt: skip
     samples, base = samples_of(data), data.tokenizer.base
     batch = samples.take(np.arange(len(samples)))
@@ -390,10 +390,10 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"line 6: the two texts have \d+ tokens together"):
         data.training_samples()
     settings = replace(data.user_config.data, long_targets="drop")
-    dropped = samples_of(replace(data, given=replace(data.user_config, data=settings)))
+    dropped = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
     assert (len(dropped.num_loss_tokens), dropped.truncation.dropped) == (5, 1)
     settings = replace(data.user_config.data, long_targets="cut")
-    cut = samples_of(replace(data, given=replace(data.user_config, data=settings)))
+    cut = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
     assert (len(cut.num_loss_tokens), cut.truncation.prompts) == (6, 1)
     batch, base = cut.take(np.arange(len(cut))), data.tokenizer.base
     texts = [base.decode(row[s == p]) for row, s in zip(batch["input_ids"], batch["segment_ids"],
@@ -413,9 +413,9 @@ def test_lengths_are_those_of_both_texts(tmp_path: Path, preset: str) -> None:
     if preset == "tiny":
         model = replace(model, decoder_sequence_length=lengths.target)
     fitted = replace(data.user_config, model=model)
-    assert samples_of(replace(data, given=fitted)).truncation.notes(0) == []
+    assert samples_of(replace(data, user_config=fitted)).truncation.notes(0) == []
     shorter = replace(model, sequence_length=lengths.longest - 1)
-    short = replace(data, given=replace(data.user_config, model=shorter))
+    short = replace(data, user_config=replace(data.user_config, model=shorter))
     if preset == "gptj_tiny":
         with pytest.raises(ConfigError, match="two texts"):
             samples_of(short)
@@ -434,7 +434,7 @@ def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) 
     assert len(samples) == 6
     marks = np.arange(12, dtype=np.float32).reshape(6, 1, 2)
     batch = SamplesWithRefLogps(samples, marks).take(np.asarray([4, 0, 5]))
-    assert batch["reference"].tolist() == [[8, 9], [0, 1], [10, 11]]
+    assert batch["ref_logps"].tolist() == [[8, 9], [0, 1], [10, 11]]
     assert batch["num_loss_tokens"].shape == (3, 2)
     alone = [samples.take(np.asarray([i]))["input_ids"][0] for i in (4, 0, 5)]
     np.testing.assert_array_equal(batch["input_ids"], alone)

@@ -16,7 +16,7 @@ from data.pipeline import Pipeline
 from data.preview import format_sequence, preview
 from data.seq2seq import SEQ2SEQ, PackedExamples
 from data.task import SAMPLE_FOLDER
-from tests.data.corpora import encode, run_tokenizer, tokenised
+from tests.data.corpora import encode, run_tokenizer, token_stream
 from tests.pages import ROOT, blocks
 
 WHOLE = (TextSpan("Anna:\n", False), TextSpan("the lamp", True), TextSpan(" ☃", False))
@@ -29,7 +29,7 @@ def lines_of(samples, shape, tokenizer, indices=(0,), coloured=False):
 def test_learned_tokens_of_a_text_are_marked():
     tokenizer = run_tokenizer("gptj")
     samples = PackedSequences.from_stream(
-        tokenised([Example("", "", WHOLE)], tokenizer, True), 32, 1
+        token_stream([Example("", "", WHOLE)], tokenizer, True), 32, 1
     )
     said = lines_of(samples, CAUSAL_LM, tokenizer)
     assert said[0] == "the first samples: · separates tokens, learned ones are in ⟪ ⟫"
@@ -67,7 +67,7 @@ def test_every_token_that_follows_is_shown_once():
     """Joined texts learn everything, the first token of a sample and the last label included."""
     tokenizer = run_tokenizer("gptj")
     samples = TokenBlocks.from_stream(
-        tokenised([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad
+        token_stream([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad
     )
     (text,) = CAUSAL_LM.tokens_in_loss(samples.take([0]))
     assert [token for token, _ in text] == samples.tokens[:17].tolist()
@@ -87,6 +87,6 @@ def test_the_tutorial_shows_what_its_command_prints():
     }
     data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
     samples = data.training_samples()
-    first = Loader.from_config(data.config, samples).first(1).tolist()
+    first = Loader.from_config(data.config, samples).peek(1).tolist()
     said = "\n".join(preview(samples, first, CAUSAL_LM, data.tokenizer, coloured=False))
     assert f"{said}\n" in blocks(ROOT / "docs" / "own_task.md", "text")

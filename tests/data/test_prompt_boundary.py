@@ -218,5 +218,5 @@ def test_a_question_to_a_chat_model_keeps_its_first_token(tmp_path):
     (example,) = data.corpus("train").examples
     whole = base(example.prompt, add_special_tokens=False)["input_ids"]
     short = run_of(tmp_path, base, row, length=16, format="chat", long_targets="cut")
-    _, prompts = short.prompts([example.prompt])
+    _, prompts = short.make_prompts([example.prompt])
     assert prompts.input_ids[0].tolist() == [base.bos_token_id, *whole[-15:]]

@@ -131,10 +131,10 @@ def learned(name: str, talk: Conversation, template: str | None = None) -> list[
         example = ChatTemplate(base).example(talk)
     except ConversationError:
         return None
-    (tokens,) = Tokenizer(base, chat=True).marked([example.spans()])
+    (tokens,) = Tokenizer(base, chat=True).encode_with_loss_mask([example.spans()])
     text = "".join(span.text for span in example.rendered_spans)
     assert tokens.ids.tolist() == base(text, add_special_tokens=False)["input_ids"]
-    return runs(base, tokens.ids.tolist(), tokens.learned.tolist())
+    return runs(base, tokens.ids.tolist(), tokens.loss_mask.tolist())
 
 
 def without_more(name: str, answers: list[str] | None) -> list[str] | None:

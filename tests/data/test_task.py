@@ -18,7 +18,7 @@ from data.prompt_template import Template
 from data.sample import generate_tasks
 from data.sources import HubDataset, source_from_name
 from data.task import SAMPLE_FOLDER, task_from_config
-from tests.data.corpora import encode, run_tokenizer, tokenised
+from tests.data.corpora import encode, run_tokenizer, token_stream
 
 ROWS = [{"text": 'a "quoted", text', "summary": "a"}, {"text": "naïve ☃\nline", "summary": "b 2"}]
 
@@ -194,9 +194,9 @@ def test_long_targets_are_refused_cut_or_dropped():
 def test_a_language_model_learns_targets_after_the_separator():
     tokenizer = run_tokenizer("gptj")
     asked = [Example(f"{e.prompt} target:", e.target) for e in LONG]
-    batch = PackedSequences.from_stream(tokenised(asked, tokenizer, True), 16, tokenizer.pad).take(
-        [0, 1]
-    )
+    batch = PackedSequences.from_stream(
+        token_stream(asked, tokenizer, True), 16, tokenizer.pad
+    ).take([0, 1])
     said = [tokenizer.base.decode(row[row != -100]) for row in batch["labels"]]
     assert said == [" the red lamp<|endoftext|>", " the<|endoftext|>"]
 

@@ -74,7 +74,7 @@ def read(data: Pipeline) -> tuple[Any, ...]:
     return (
         [[e.prompt if plain else e[:2] for e in corpus.examples] for corpus in corpora],
         [[str(place) for place in corpus.locations] for corpus in corpora],
-        [(t.ids.tolist(), t.learned.tolist()) for c in corpora for t in c.tokens or ()],
+        [(t.ids.tolist(), t.loss_mask.tolist()) for c in corpora for t in c.tokens or ()],
         [corpus.notes for corpus in corpora],
         measure_lengths(data, splits),
         data.training_samples().digest,
@@ -99,7 +99,7 @@ def test_what_is_prepared_is_the_same_and_a_second_run_prepares_nothing(
     monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     if processes == 1:
         monkeypatch.setattr(
-            token_cache, "_make", lambda data, split, to: tokenize_split(data, split, 1, to)
+            token_cache, "_run_worker", lambda data, split, to: tokenize_split(data, split, 1, to)
         )
     monkeypatch.setattr(token_cache, "_num_processes", lambda: processes)
     assert read(run_of(tmp_path, ROWS[kind], shape, **more)) == expected

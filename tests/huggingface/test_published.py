@@ -17,10 +17,10 @@ from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
 from huggingface.multimodal import text_tensor_name
-from modelling.spec import family_of
+from modelling.spec import get_family
 from planning.origins import ORIGINS
 from run.model_weights import read_weights
-from sessions.loss_evaluation import Losses
+from sessions.loss_evaluation import LossSession
 from tests.huggingface.published import (
     OTHERS,
     SUPPORTED,
@@ -43,7 +43,7 @@ def described(folder: Path) -> RunConfig:
 def ours(folder: Path) -> dict[str, np.ndarray]:
     """The weights in a folder as we read them, float32, by the names that an export gives them."""
     config = described(folder)
-    weight_map = family_of(config).weight_map(config)
+    weight_map = get_family(config).weight_map(config)
     weights, _ = read_weights(config, weight_map, str(folder))
     files = weight_map.to_hf(weights)
     return {name: files[name].astype(np.float32) for name in files}
@@ -135,11 +135,11 @@ def test_the_loss_of_a_published_model_is_transformers(name: str, tmp_path: Path
     config = described(tmp_path)
     lengths = LENGTHS | ({"decoder_sequence_length": 6} if config.family == "t5" else {})
     config = replace(config, model=replace(config.model, **lengths))
-    family = family_of(config)
+    family = get_family(config)
     samples = family.sample_format.random_samples(config, 3, None)
-    with Losses(config) as model:
+    with LossSession(config) as model:
         model.write(read_weights(config, family.weight_map(config), str(tmp_path))[0])
-        found = model.of(samples).mean
+        found = model.compute(samples).mean
     theirs = class_of(tmp_path).from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )

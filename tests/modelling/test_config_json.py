@@ -9,7 +9,7 @@ import pytest
 from config.errors import ConfigError
 from config.families import FAMILIES, kinds
 from files.json_files import JsonObject
-from huggingface.multimodal import text_part
+from huggingface.multimodal import text_model_config
 from modelling.spec import load_family
 from tests.huggingface.published import SUPPORTED, facts, small
 
@@ -76,7 +76,7 @@ def test_a_copy_of_another_setting_is_passed_over_if_it_is_equal(kind: str) -> N
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_published_model_of_whole_size_is_read_and_written(name: str) -> None:
-    described = text_part(JsonObject(facts()[name]["config"], "config.json"), None).data
+    described = text_model_config(JsonObject(facts()[name]["config"], "config.json"), None).data
     kind = kinds()[described["model_type"]]
     model = read(described)
     config = FAMILIES[kind].config.from_dict(

@@ -67,7 +67,7 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
     reference = logps + rng.standard_normal((6, 2), np.float32)
     reference[1], reference[5] = logps[1], 0
     kto_labels = np.asarray([[1], [-1], [1], [-1], [-1], [1]], np.float32)
-    given = {"num_loss_tokens": num_loss_tokens, "reference": reference, "kto_labels": kto_labels}
+    given = {"num_loss_tokens": num_loss_tokens, "ref_logps": reference, "kto_labels": kto_labels}
 
     def loss(sums: popxl.Tensor, texts: list[popxl.Tensor]) -> popxl.Tensor:
         return objective.loss(sums, dict(zip(objective.sequence_inputs, texts, strict=True)),
@@ -87,7 +87,7 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
         found = session.run()
     leaf = torch.tensor(logps.astype(np.float64), requires_grad=True)
     marks = {n: torch.tensor(x.astype(np.float64)) for n, x in given.items()}
-    mean = loss_of(name, leaf, marks["reference"], marks["num_loss_tokens"], marks["kto_labels"],
+    mean = loss_of(name, leaf, marks["ref_logps"], marks["num_loss_tokens"], marks["kto_labels"],
                    beta=0.3, gamma=0.7, smoothing=smoothing)  # fmt: skip
     expected = mean * 5
     expected.backward()
@@ -124,7 +124,7 @@ def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> Non
     objective = make_objective(replace(config, training=replace(config.training, beta=0.3)))
     batch = {
         "num_loss_tokens": NUM_LOSS_TOKENS,
-        "reference": REFERENCE,
+        "ref_logps": REFERENCE,
         "kto_labels": KTO_LABELS,
         "labels": np.zeros((4, 1)),
     }
@@ -158,7 +158,7 @@ def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps
     def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         same = (b for b in by_text.values() if np.array_equal(b["labels"], batch["labels"]))
         whole = next(same)
-        read = [as_float(whole, n) for n in ("reference", "num_loss_tokens", "kto_labels")]
+        read = [as_float(whole, n) for n in ("ref_logps", "num_loss_tokens", "kto_labels")]
         return loss_of(name, logps(model)(batch), *read, groups)  # type: ignore[arg-type]
 
     start = weights(model)

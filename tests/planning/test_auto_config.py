@@ -29,7 +29,7 @@ from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
 from data.pipeline import Pipeline
-from files.yaml_files import read_yaml, yaml_text
+from files.yaml_files import dump_yaml, read_yaml
 from modelling.spec import get_family
 from planning.auto_config import with_generation_lengths
 from planning.hardware.machines import machines
@@ -365,7 +365,7 @@ def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
         short["model"][name] = int(length or 128)
     config = load_config(kinds[preset], "finetuning", preset, short)
     with CheckpointStore(tmp_path) as store:
-        texts = {"config.yml": yaml_text(config.to_dict())}
+        texts = {"config.yml": dump_yaml(config.to_dict())}
         store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
     given = ["--load", str(tmp_path), "--device", "cpu", *flags]
     line = read_command_line("", "inference", "tiny", given, None, ORIGINS)

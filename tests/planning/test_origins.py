@@ -23,9 +23,9 @@ from config.missing_models import MISSING
 from config.presets import load_config
 from config.t5 import T5Config
 from files.json_files import read_object
-from files.yaml_files import yaml_text
+from files.yaml_files import dump_yaml
 from huggingface.model_folders import read_hf_directory
-from huggingface.multimodal import WRAPPERS
+from huggingface.multimodal import TEXT_MODEL_TYPES
 from modelling.spec import get_family
 from modelling.t5.config_json import from_config_json
 from planning.origins import ORIGINS
@@ -143,7 +143,7 @@ def test_models_of_another_kind_are_refused(kind, change, said, tmp_path, capsys
 def test_no_kind_is_there_and_missing():
     listed = [kind for group in MISSING.values() for kind in group.split()]
     assert len(set(listed)) == len(listed)
-    assert not set(listed) & {*kinds(), *WRAPPERS}
+    assert not set(listed) & {*kinds(), *TEXT_MODEL_TYPES}
     assert set(listed) <= {*transformers.CONFIG_MAPPING}
 
 
@@ -279,7 +279,7 @@ TASK = {"prompt": "q {a}", "target": "{b}", "labels": "yes,no"}
 def test_a_run_hands_on_model_and_task_but_not_where_it_started_and_what_it_evaluated(tmp_path):
     config = load_config(T5Config, "finetuning", "tiny", {**ONE_RUN, "data": TASK})
     with CheckpointStore(tmp_path) as store:
-        texts = {"config.yml": yaml_text(config.to_dict())}
+        texts = {"config.yml": dump_yaml(config.to_dict())}
         store.save(1, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
     flags = ["--load", str(tmp_path)]
     for presets in ("finetuning", "inference"):

@@ -31,9 +31,9 @@ from data.loader import Loader
 from data.pipeline import Pipeline
 from data.sample_format import SampleFormat
 from data.seq2seq import SEQ2SEQ
-from data.sources import File
+from data.sources import FileSource
 from data.task import SAMPLE_FOLDER, TASKS
-from files.folder_lock import locked
+from files.folder_lock import lock_folder
 from modelling.spec import get_family
 from run.records.metrics import MetricsFile, read_metrics
 from run.start import Start, load_weights, starting_point
@@ -164,7 +164,7 @@ def _tokenizer(path: Path) -> None:
 
 def _rows(path: Path) -> None:
     """Read rows of one's own as those of the sample task."""
-    task = replace(TASKS["sample"], sources={"train": File(str(path))})
+    task = replace(TASKS["sample"], sources={"train": FileSource(str(path))})
     print(len(task.corpus("train").examples))
 
 
@@ -206,7 +206,7 @@ def session(environment: Mapping[str, str]) -> int:
 
 
 def _lock(path: Path) -> None:
-    with locked(path):
+    with lock_folder(path):
         pass
 
 

@@ -30,7 +30,7 @@ def trained(config: RunConfig) -> Iterator[TrainingSession]:
     family = get_family(config)
     model = TrainingSession(config)
     model.write(family.weight_map(config).init_weights(1))
-    loader = Loader.of(config, family.sample_format.generated(config, 32, None))
+    loader = Loader.from_config(config, family.sample_format.random_samples(config, 32, None))
     with model:
         model.run([loader.next_batch()], [1e-2])
         yield model
@@ -60,7 +60,7 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
     family = get_family(config)
     generation = replace(config.generation, weights="streamed", micro_batches=2)
     writing = replace(config, generation=generation)
-    samples = family.sample_format.generated(config, 32, None)
+    samples = family.sample_format.random_samples(config, 32, None)
     input_ids = np.random.default_rng(0).integers(
         3, 30, (8, config.model.sequence_length), np.int32
     )
@@ -72,7 +72,9 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
             with entered(GenerationSession(writing, Greedy(), weight_source), model) as writer:
                 size += writer.session.remote_bytes()
                 results.append((loss, writer.generate(input_ids, np.ones_like(input_ids)), size))
-        model.run([Loader.of(config, samples).next_batch()], [1e-2], 1)  # its state is its own
+        model.run(
+            [Loader.from_config(config, samples).next_batch()], [1e-2], 1
+        )  # its state is its own
     (loss, tokens, copied), (borrowed_loss, borrowed_tokens, borrowed) = results
     assert borrowed_loss == loss
     np.testing.assert_array_equal(borrowed_tokens, tokens)
@@ -90,10 +92,10 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     for execution in (config.execution, limited):
         given = replace(config, execution=execution)
         family = get_family(given)
-        samples = family.sample_format.generated(given, 32, None)
+        samples = family.sample_format.random_samples(given, 32, None)
         monkeypatch.setattr("planning.hardware.disk_offload.check_memory", lambda *args: None)
         with trained(given) as model:
-            model.run([Loader.of(given, samples).next_batch()], [1e-2], 1)
+            model.run([Loader.from_config(given, samples).next_batch()], [1e-2], 1)
             with entered(LossSession(given, model), model) as losses:
                 found.append((losses.compute(samples).total, model.read()))
             traffic = model.session.disk_traffic

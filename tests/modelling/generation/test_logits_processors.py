@@ -121,7 +121,7 @@ def ours(
     case, config = case_of(family), config_of(family, dp, tp)
     generation = replace(config.generation, weights=weights, micro_batches=3)
     stops = StopStringAutomaton.from_texts(
-        TEXTS, case.tokenizer.printed(config.model.embedding.vocab_size)
+        TEXTS, case.tokenizer.token_bytes(config.model.embedding.vocab_size)
     )
     strategy = replace(strategy, processors=LogitsProcessors(PENALTY, SIZE, stops))
     config = replace(config, generation=generation)

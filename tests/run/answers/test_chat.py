@@ -151,10 +151,10 @@ class Listener(converse.Partner):
         self._chat = self._data.chat_template
 
     def asked(self, text: str) -> str:
-        self._said.append(converse.said("user", text))
+        self._said.append(converse.make_message("user", text))
         self._fitting()
         prompt = self._prompt()
-        self._said.append(converse.said("assistant", "Anna"))
+        self._said.append(converse.make_message("assistant", "Anna"))
         return prompt
 
 
@@ -207,5 +207,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
     found = LlamaConfig.from_dict(ORIGINS.saved(str(tmp_path / "run")) or {})
     again = Pipeline(found, CAUSAL_LM)
-    assert again.chat.prompt(Conversation([ASKED])).startswith("<|endoftext|><start_of_turn>user")
+    assert again.chat_template.prompt(Conversation([ASKED])).startswith(
+        "<|endoftext|><start_of_turn>user"
+    )
     assert again.config.model.eos_token_id == tokenizer.end

@@ -223,12 +223,12 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
 
     data, corpus = corpus_of(names)
     candidates = LabelCandidates.from_examples(data, corpus, names)
-    stream = candidates.samples.packed.stream
+    stream = candidates.samples.token_samples.stream
     units = [slice(*pair) for pair in zip(stream.starts[:-1], stream.starts[1:], strict=True)]
     each = len(names) + len(names) % 2
     for index, name in enumerate(names):
         whole, of_label = corpus_of([name])
-        expected = whole.encoded(of_label.examples)
+        expected = whole.tokenize(of_label.examples)
         for example, tokens in zip(units[index::each], expected, strict=True):
             assert stream.tokens[example].tolist() == tokens.ids.tolist()
             scored = stream.targets[example][stream.targets[example] != IGNORE_INDEX]
@@ -249,8 +249,8 @@ def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
     samples = candidates.samples
     for index, (row, mask) in enumerate(zip(prompts.input_ids, prompts.mask, strict=True)):
         for unit in (2 * index, 2 * index + 1):
-            (sample,) = np.flatnonzero((samples.places == unit).any(axis=1))
-            batch, place = samples.take([sample]), np.argmax(samples.places[sample] == unit)
+            (sample,) = np.flatnonzero((samples.pair_indices == unit).any(axis=1))
+            batch, place = samples.take([sample]), np.argmax(samples.pair_indices[sample] == unit)
             first = 1 + place * (1 if shape is SEQ2SEQ else 2)
             read = batch["input_ids"][0][batch["segment_ids"][0] == first]
             length = int(mask.sum())
