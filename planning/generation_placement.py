@@ -1,4 +1,4 @@
-"""Choosing between the two programs that generate: resident weights, or layer by layer."""
+"""The choice between generation with resident weights and with streamed ones, by what fits."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ def build_generation_program(
     shared_bytes: int | None = None,
     token_by_token: bool = False,
 ) -> GenerationProgram:
-    """The program that `generation.weights` asks for; auto: the resident one if it fits, else the
-    streamed one.
+    """Build the generation program of `generation.weights`; auto: the resident one if it fits.
 
     Args:
-        config: with `model.eval` set.
+        config: needs `model.eval`.
         shared_bytes: see `planning.hardware.memory_check.check_memory`.
-        piecewise: each run of the resident program writes one token.
+        token_by_token: each run of the resident program generates one token.
 
     Raises:
         DeviceError: fewer devices than replicas.
     """
-    wanted = config.generation.weights
-    if wanted != "streamed":
+    weights = config.generation.weights
+    if weights != "streamed":
         build = build_token_by_token if token_by_token else build_resident
         resident = build(config, family.generator, strategy)
-        if wanted != "auto" or _fits(resident, config, shared_bytes):
+        if weights != "auto" or _fits(resident, config, shared_bytes):
             return resident
     return build_streamed(config, family.generator, family.weight_map(config), strategy)
 

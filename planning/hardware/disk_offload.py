@@ -1,8 +1,8 @@
-"""Which entries of a program's remote buffers lie in host memory, and which on disk.
+"""Offload of state to disk: which entries of remote buffers are in host memory, and which on disk.
 
-What is moved least often for its size goes to disk first: the moments, which a step reads and
-writes once; then the gradients, the rows of activations, and at last the weights, which each pass
-reads. Placement changes no bit of a result.
+Entries that are read least often go to disk first: the moments, which a step reads and writes once;
+then the gradients, the activations, and at last the weights, which each pass reads. Offload changes
+no bit of a result.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from planning.hardware.memory_check import (
 )
 
 OFFLOAD_ORDER = ("moments", "gradients", "", "weights")
-"""`RemoteBuffer.kind` in the order of going to disk; "": all others, activations and inputs."""
+"""`RemoteBuffer.kind` in the order of offload; "": the others, activations and inputs."""
 
 MIN_ENTRY_BYTES = 2**16
-"""Size from which an entry is worth a request to a disk, in bytes."""
+"""Bytes of the smallest entry that is offloaded: smaller ones are not worth a request."""
 
 PROCESS_BYTES = 7 * 10**8
-"""Bytes that Python, JAX and a compiled program take without any state."""
+"""Bytes of host memory that Python, JAX and a compiled program take without any state."""
 
 IO_BUFFERS = 4 * popxl.plan.DISK_WINDOW
-"""Bytes that are read ahead, that are written behind, and that are kept to be used again: blocks of
-memory, and arrays."""
+"""Bytes of host memory for disk transfers: reads ahead, pending writes, and blocks and arrays that
+are reused."""
 
 
 def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
-    """Put what host memory cannot hold on disk, if `execution.disk` names a folder.
+    """Offload the state that exceeds host memory to disk, if `execution.disk` names a folder.
+
+    Host memory is the free one, or `execution.host_memory`; the memory of virtual devices counts,
+    too.
 
     Args:
-        shared_bytes: see `check_memory`; what is lent stays where it is.
-
-    Host memory is what is free, or `execution.host_memory`. Where devices are virtual, what they
-    hold is in it as well.
+        shared_bytes: see `check_memory`; shared weights are not offloaded.
     """
     if config.execution.disk is not None:
         _offload_excess(config, ir, shared_bytes)
@@ -53,9 +53,9 @@ def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None 
 def offload_compiled(
     config: RunConfig, session: popxl.Session, shared_bytes: int | None = None
 ) -> None:
-    """Put more on disk if the compiled program takes more memory than `offload_if_needed` expected.
+    """Offload more if the compiled program takes more memory than `offload_if_needed` estimated.
 
-    Call it before the session is entered, as state is placed then; arguments as for
+    Call it before the session is entered, which places the state; arguments as for
     `offload_if_needed`.
     """
     if config.execution.disk is not None and _shares_host_memory(config, session.ir):
@@ -63,11 +63,11 @@ def offload_compiled(
 
 
 def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
-    """Check that a program fits as it is placed; arguments as for `offload_if_needed`.
+    """Check that a program fits with its offload; arguments as for `offload_if_needed`.
 
     Raises:
         DeviceError: fewer devices than replicas.
-        NotEnoughMemoryError: it does not; with the bytes of a disk that would help, if one would.
+        NotEnoughMemoryError: it does not; with the bytes of disk with which it would, if any.
     """
     desc = device_desc(config)
     check_memory_limit(config, ir, shared_bytes)
@@ -75,7 +75,7 @@ def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None)
         check_memory(ir, desc, shared_bytes)
     except NotEnoughMemoryError as error:
         if error.place == "host" and config.execution.disk is None:
-            _offload_excess(config, ir, shared_bytes)  # nobody will run this program
+            _offload_excess(config, ir, shared_bytes)  # the program will not run
             with suppress(NotEnoughMemoryError):
                 check_memory(ir, desc, shared_bytes)
                 replicas = ir.instance_replication_factor
@@ -84,19 +84,19 @@ def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None)
 
 
 def io_buffer_bytes(config: RunConfig) -> int:
-    """Bytes of `IO_BUFFERS` that a program takes: what is not trained is not written."""
+    """Return the bytes of `IO_BUFFERS` that a program takes: evaluation does not write."""
     return IO_BUFFERS * 3 // 4 if config.model.eval else IO_BUFFERS
 
 
 def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None) -> None:
-    """Check that a process stays within `execution.host_memory`, with all on disk that can be.
+    """Check that a process stays within `execution.host_memory` with the largest offload.
 
     Raises:
-        NotEnoughMemoryError: it does not; it names the least that is needed.
+        NotEnoughMemoryError: it does not; with the bytes that it needs.
     """
     if config.execution.host_memory is None:
         return
-    free_bytes, replicas = round(config.execution.host_memory * 1e9), ir.instance_replication_factor
+    limit, replicas = round(config.execution.host_memory * 1e9), ir.instance_replication_factor
     stored = popxl.plan.storage_of(ir)
     parts = {
         "the program": PROCESS_BYTES,
@@ -108,11 +108,11 @@ def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None
         parts["the devices' variables and intermediate values"] = (
             popxl.plan.plan_of(ir).device * replicas
         )
-    require_memory("limit", parts, free_bytes)
+    require_memory("limit", parts, limit)
 
 
 def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
-    """Whether the devices have no memory of their own."""
+    """Return True if the devices have no memory of their own."""
     desc, replicas = device_desc(config), ir.replication_factor
     return popxl.plan.device_memory(desc, replicas, _instances()) is None
 
@@ -120,7 +120,11 @@ def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
 def _offload_excess(
     config: RunConfig, ir: popxl.Ir, shared_bytes: int | None, device: int | None = None
 ) -> None:
-    """Args: `device`: bytes on a device; None: what is estimated."""
+    """Offload what exceeds the usable host memory.
+
+    Args:
+        device: bytes on a device; None: estimate them.
+    """
     free_bytes = usable_host_bytes(config)
     if free_bytes is None:
         return
@@ -134,10 +138,10 @@ def _offload_excess(
 def offload_to_disk(
     ir: popxl.Ir, free_bytes: int, replicas: int, shared_bytes: int | None = None
 ) -> None:
-    """Put on disk what a process's state takes beyond so many bytes.
+    """Offload entries until a process's state takes at most `free_bytes` of host memory.
 
     Args:
-        replicas: of the process.
+        replicas: replicas of the process.
         shared_bytes: as for `offload_if_needed`.
     """
     storage = popxl.plan.storage_of(ir)
@@ -148,18 +152,18 @@ def offload_to_disk(
 
 
 def process_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
-    """Bytes that a process with virtual devices takes.
+    """Return the host bytes of a process with virtual devices.
 
     Args:
-        replicas: of this process.
+        replicas: replicas of this process.
     """
     return PROCESS_BYTES + (use.device + use.remote) * replicas + (IO_BUFFERS if use.disk else 0)
 
 
 def usable_host_bytes(config: RunConfig) -> int | None:
-    """Bytes of host memory for this process; None if not known."""
-    given = config.execution.host_memory
-    return host_memory() if given is None else round(given * 1e9)
+    """Return the bytes of host memory that this process may use; None if unknown."""
+    limit = config.execution.host_memory
+    return host_memory() if limit is None else round(limit * 1e9)
 
 
 def _instances() -> int:
@@ -167,13 +171,13 @@ def _instances() -> int:
 
 
 def _offload_entries(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
-    """Put entries of so many more bytes on disk, or all that are worth it."""
+    """Offload entries of at least `excess` bytes, or all entries that are large enough."""
     for kind in kinds:
         for buffer in ir.remote_buffers:
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas
             movable = max(buffer.entries - buffer.resident - buffer.on_disk, 0)
-            own = buffer.kind if buffer.kind in OFFLOAD_ORDER else ""
-            if own == kind and excess > 0 and nbytes >= MIN_ENTRY_BYTES * replicas:
-                more = min(movable, math.ceil(excess / nbytes))
-                buffer.on_disk += more
-                excess -= more * nbytes
+            buffer_kind = buffer.kind if buffer.kind in OFFLOAD_ORDER else ""
+            if buffer_kind == kind and excess > 0 and nbytes >= MIN_ENTRY_BYTES * replicas:
+                count = min(movable, math.ceil(excess / nbytes))
+                buffer.on_disk += count
+                excess -= count * nbytes

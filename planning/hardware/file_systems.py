@@ -1,4 +1,4 @@
-"""The file system that holds a folder, or will hold it."""
+"""The file system of a folder: free bytes, and if it is in memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 def _existing(folder: str) -> Path:
-    """The folder, or the next one above it that is there."""
+    """Return the folder, or its next parent that exists."""
     path = Path(folder).absolute()
     return next((p for p in (path, *path.parents) if p.exists()), path)
 
 
 def free_disk_bytes(folder: str) -> int:
-    """Bytes left there; 0 where nobody can tell."""
+    """Return the free bytes of a folder's file system; 0 if unknown."""
     try:
         return shutil.disk_usage(_existing(folder)).free
     except OSError:
@@ -25,12 +25,12 @@ def free_disk_bytes(folder: str) -> int:
 
 
 def is_in_memory(folder: str) -> bool:
-    """Whether it has no disk; False where nobody can tell."""
+    """Return True if a folder's file system is in memory (tmpfs); False if unknown."""
     try:
         device = os.stat(_existing(folder)).st_dev
         mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"
-    rows = (line.split() for line in mounts)  # the type of the file system follows a "-"
-    return any(row[2] == number and row[row.index("-") + 1] in _IN_MEMORY for row in rows)
+    entries = (line.split() for line in mounts)  # the type of the file system follows a "-"
+    return any(e[2] == number and e[e.index("-") + 1] in _IN_MEMORY for e in entries)

@@ -1,4 +1,4 @@
-"""The machine at hand, as the hardware table would have it: what is free, and what was measured."""
+"""The local machine as an entry of the hardware table: free memory and measured rates."""
 
 from __future__ import annotations
 
@@ -26,53 +26,55 @@ _RUNS = 2
 
 
 def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
-    """The machine at hand. Takes a few seconds, in which it measures.
+    """Measure the local machine, which takes a few seconds.
 
-    A GPU or TPU has the rates of the hardware table (an H100's, where it is not in there), and its
-    own memory. A processor multiplies matrices in the model's precision, and copies bytes.
+    A GPU or TPU gets the rates of the hardware table (an H100's if it is not listed) and its own
+    memory. Of a CPU, products in the model's precision and copies are measured.
 
     Args:
-        folder: of a local disk, which is written to and read from; None: the disk that the working
-            directory is on, at the rates that the hardware table takes for granted.
+        folder: a folder of the local disk to measure; None: the disk of the working directory, at
+            the default rates of the hardware table.
 
     Raises:
-        DiskError: `folder` is in use, or has no room for 256 MiB.
+        DiskError: `folder` is in use, or has less than 256 MiB free.
     """
-    here, memory = platform(config), host_memory()
-    own = (
-        _processor(config.model.precision)
-        if here == "cpu"
-        else machine_from_table(device_desc(config))
-    )
+    local_platform, memory = platform(config), host_memory()
+    if local_platform == "cpu":
+        local = _measure_processor(config.model.precision)
+    else:
+        local = machine_from_table(device_desc(config))
     if memory is not None:
-        own = replace(own, host_memory=memory)
-    if here == "cpu":
-        own = replace(own, memory=own.host_memory)
-    return _with_disk(own, folder)
+        local = replace(local, host_memory=memory)
+    if local_platform == "cpu":
+        local = replace(local, memory=local.host_memory)
+    return _with_disk(local, folder)
 
 
 def machine_from_table(desc: DeviceDesc) -> Machine:
-    """Devices that are here, with their own memory, at the rates of the hardware table: of an H100,
-    or of a laptop's processor, where it lacks theirs."""
-    kind, here = hardware.device_kinds(desc, 1)[0], hardware.platform(desc)
-    described = machine_for_device_kind(kind)
-    if described is None:
-        like = machine("laptop" if here == "cpu" else "h100")
-        at_rates = "" if here == "cpu" else ", at the rates of an H100"
-        described = replace(like, title=f"{kind}{at_rates}")
+    """Return the local devices with their memory, at the rates of the hardware table.
+
+    Devices that it does not list get the rates of an H100, or of a laptop's processor.
+    """
+    kind, local_platform = hardware.device_kinds(desc, 1)[0], hardware.platform(desc)
+    listed = machine_for_device_kind(kind)
+    if listed is None:
+        default = machine("laptop" if local_platform == "cpu" else "h100")
+        at_rates = "" if local_platform == "cpu" else ", at the rates of an H100"
+        listed = replace(default, title=f"{kind}{at_rates}")
     memory = popxl.plan.device_memory(desc, 1)
     if memory is not None:
-        described = described.with_usable_bytes(memory)
-    return replace(described, name="here", devices=hardware.device_count(desc), platform=here)
+        listed = listed.with_usable_bytes(memory)
+    devices = hardware.device_count(desc)
+    return replace(listed, name="here", devices=devices, platform=local_platform)
 
 
-def _processor(precision: str) -> Machine:
+def _measure_processor(precision: str) -> Machine:
     rate = matrix_rate("cpu", popxl.dtype.from_name(precision), products=1, runs=_RUNS)
     block = np.zeros(_BLOCK, np.uint8)
-    copied = np.empty_like(block)
-    bandwidth = 2 * _BLOCK / _best(lambda: np.copyto(copied, block))
+    copy = np.empty_like(block)
+    bandwidth = 2 * _BLOCK / _best_seconds(lambda: np.copyto(copy, block))
     flops = dict.fromkeys(("float32", "float16", "bfloat16"), rate)
-    moving = dict.fromkeys(("bandwidth", "host_link", "link"), bandwidth)
+    transfer_rates = dict.fromkeys(("bandwidth", "host_link", "link"), bandwidth)
     return replace(
         machine("laptop"),
         name="here",
@@ -81,7 +83,7 @@ def _processor(precision: str) -> Machine:
         bandwidth=bandwidth,
         host_link=bandwidth,
         link=bandwidth,
-        achieved=flops | moving,
+        achieved=flops | transfer_rates,
     )
 
 
@@ -94,28 +96,29 @@ def _with_disk(machine: Machine, folder: str | None) -> Machine:
 
 
 def disk_rates(folder: str) -> tuple[float, float]:
-    """Bytes per second that a disk reads, and that it writes, by requests as entries on disk make
-    them: the better of two rounds of 256 MiB.
+    """Measure the bytes per second that a disk reads and writes.
+
+    The requests are those of entries on disk; the rates are the better of two rounds of 256 MiB.
 
     Raises:
-        DiskError: `folder` is in use, or has no room.
+        DiskError: `folder` is in use, or its disk is full.
     """
     total, blocks = _BLOCK * _BLOCKS, [np.ones(_BLOCK, np.uint8) for _ in range(_BLOCKS)]
     with (
-        popxl.plan.scratch_file(Path(folder), _BLOCKS, _BLOCK) as (file, each),
+        popxl.plan.scratch_file(Path(folder), _BLOCKS, _BLOCK) as (file, slot_bytes),
         ThreadPoolExecutor(_BLOCKS) as pool,
     ):
-        at = [i * each for i in range(_BLOCKS)]
-        write = _best(lambda: list(pool.map(file.write, at, blocks)))
-        read = _best(lambda: list(pool.map(file.read, at, blocks)))
+        offsets = [i * slot_bytes for i in range(_BLOCKS)]
+        write = _best_seconds(lambda: list(pool.map(file.write, offsets, blocks)))
+        read = _best_seconds(lambda: list(pool.map(file.read, offsets, blocks)))
     return total / read, total / write
 
 
-def _best(do: Callable[[], object]) -> float:
-    return min(_once(do) for _ in range(_RUNS))
+def _best_seconds(run: Callable[[], object]) -> float:
+    return min(_seconds(run) for _ in range(_RUNS))
 
 
-def _once(do: Callable[[], object]) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
-    do()
+    run()
     return time.perf_counter() - start

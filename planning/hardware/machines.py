@@ -1,4 +1,4 @@
-"""The hardware table."""
+"""The hardware table: memory and rates of known machines (machines.yml)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are r
     from popxl.plan import Rates
 
 TABLE = Path(__file__).with_name("machines.yml")
-_MOVING = ("bandwidth", "host_link", "link", "network")
+_TRANSFER_RATES = ("bandwidth", "host_link", "link", "network")
 _RATES = ("memory", "bandwidth", "host_link", "link", "network", "disk_read", "disk_write")
 _OF_HOST = ("host_memory", "disk")
 TYPICAL_ACHIEVED = {
@@ -30,30 +30,30 @@ TYPICAL_ACHIEVED = {
     "link": 0.8,  # a ring over 8 H200: 82 % (Bekman, "Machine Learning Engineering", 2026-08)
     "network": 0.8,  # taken to be as good
 }
-"""The fractions of a data sheet's rates that programs reach, where none are known of a machine."""
+"""Typical fractions of a data sheet's rates that programs achieve, where none are measured."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of device, and the hosts it comes in. Rates are per second, in one direction.
+    """A type of device and of its host. Rates are per second, in one direction.
 
     Attributes:
-        flops: operations on operands of a type, of one device. Without float8, such products run
-            at the rate of the others.
+        flops: operations per second of one device by type of the operands. Without float8, such
+            products run at the rate of the others.
         memory, bandwidth: bytes of device memory, and bytes per second to and from it.
-        host_link: bytes between a device and its host.
-        link: bytes that a device sends to others of its host.
-        devices: of a host; None: virtual ones, as many as are asked for, which divide its rates.
+        host_link: bytes per second between a device and its host.
+        link: bytes per second that a device sends to others of its host.
+        devices: devices of a host; None: any number of virtual ones, which divide its rates.
         host_memory: bytes of a host.
-        network: bytes that a device sends to other hosts.
+        network: bytes per second that a device sends to other hosts.
         disk: bytes of a host's local disk, of which `disk_read` and `disk_write` per second.
         platform: "gpu", "tpu" or "cpu", on which devices share the host's memory.
         capability: NVIDIA's compute capability of the device; 0: it has none.
-        kind: what the platform calls the device, where that is not the machine's name.
-        reached: what programs reach of the rates above, by the names of fields and of types; of
-            `host_link` also `both_ways` at once. What is not there is `TYPICAL_ACHIEVED`.
-        attention: operations that attention as one kernel reaches, forwards and backwards, by
-            features of a head.
+        kind: the platform's name of the device, where it is not the machine's name.
+        achieved: rates that programs achieve, by the names of fields and of types; `both_ways`: of
+            `host_link` in each direction at once. `TYPICAL_ACHIEVED` applies to the others.
+        attention: operations per second that fused attention achieves, forward and backward, by
+            head dimension.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Machine:
     attention: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError if a field has a value that no machine can have."""
+        """Raise ValueError if a field has an impossible value."""
         if "float32" not in self.flops or not {"float16", "bfloat16"} <= set(self.flops):
             raise ValueError("flops must have the rates of float32, float16 and bfloat16")
         if self.platform not in ("gpu", "tpu", "cpu"):
@@ -93,8 +93,8 @@ class Machine:
             raise ValueError(f"devices must be a whole number above 0, not {self.devices!r}")
 
     def _check_achieved(self) -> dict[str, Any]:
-        """The rates of `achieved` and `attention` by name; see `check`."""
-        named = {*self.flops, *_MOVING, "both_ways"}
+        """Check `achieved` and `attention`; returns their rates by name."""
+        named = {*self.flops, *_TRANSFER_RATES, "both_ways"}
         if not isinstance(self.achieved, Mapping) or not named >= set(self.achieved):
             raise ValueError(f"achieved must have rates by these names: {', '.join(sorted(named))}")
         pairs = self.attention.items() if isinstance(self.attention, Mapping) else [(None, ())]
@@ -107,48 +107,50 @@ class Machine:
 
     @property
     def target(self) -> str:
-        """What programs are traced for, see `popxl.plan.trace`."""
+        """Target for which programs are traced, see `popxl.plan.trace`."""
         return f"{self.platform} {self.capability}" if self.capability else self.platform
 
     @property
     def usable_bytes(self) -> float:
-        """Bytes of a device's memory that a program may take."""
+        """Bytes of device memory that a program may use."""
         from popxl.plan import MEMORY_FRACTION
 
         return self.memory if self.platform == "cpu" else self.memory * MEMORY_FRACTION
 
     def with_usable_bytes(self, nbytes: float) -> Machine:
-        """The machine with devices of which a program may take so many bytes."""
+        """Return the machine with devices of which a program may use `nbytes`."""
         return replace(self, memory=self.memory * nbytes / self.usable_bytes)
 
     def is_kind(self, kind: str) -> bool:
-        """Whether a platform that calls a device `kind` has this machine's, such as "NVIDIA H100
-        80GB HBM3"."""
+        """Return True if a platform's name of a device, such as "NVIDIA H100 80GB HBM3", is this
+        machine's."""
         words = re.split(r"[^A-Z0-9]+", kind.upper())
         names = {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 4)}
         return re.sub("[^A-Z0-9]", "", (self.kind or self.name).upper()) in names
 
     def hosts(self, replicas: int) -> int:
-        """Hosts that so many devices take."""
+        """Return the number of hosts with `replicas` devices."""
         return 1 if self.devices is None else -(-replicas // self.devices)
 
     def rates(self, dtype: str, replicas: int) -> Rates:
-        """Rates of one of `replicas` devices by the data sheet, which bounds follow from.
+        """Return the data sheet's rates of one of `replicas` devices, for lower bounds on times.
 
         Args:
-            dtype: type of the operands of products, of those that are not float8.
+            dtype: type of the operands of products that are not float8.
         """
         float8 = self.flops.get("float8", self.flops[dtype])
-        peaks = {name: getattr(self, name) for name in _MOVING}
+        peaks = {name: getattr(self, name) for name in _TRANSFER_RATES}
         return self._shared(replicas, flops=self.flops[dtype], float8_flops=float8, **peaks)
 
     def achieved_rates(self, dtype: str, replicas: int) -> Rates:
-        """Like `rates`, those that programs reach, which simulated runs take."""
+        """Return the rates that programs achieve, for simulated runs; arguments as for `rates`."""
         flops = self._achieved(dtype, "flops", self.flops[dtype])
         float8 = flops
         if "float8" in self.flops:
             float8 = self._achieved("float8", "flops", self.flops["float8"])
-        achieved = {name: self._achieved(name, name, getattr(self, name)) for name in _MOVING}
+        achieved = {
+            name: self._achieved(name, name, getattr(self, name)) for name in _TRANSFER_RATES
+        }
         attention = {size: (pair[0], pair[1]) for size, pair in self.attention.items()}
         usual = self.flops[dtype] * TYPICAL_ACHIEVED["attention"]
         return self._shared(
@@ -169,13 +171,13 @@ class Machine:
         attention: Mapping[int, tuple[float, float]] | None = None,
         **rates: float,
     ) -> Rates:
-        """Rates of a device as one of `replicas` has it: virtual ones divide the machine's, and
-        those of a host its disk."""
+        """Rates of one of `replicas` devices: virtual devices share the machine's rates, and the
+        devices of a host its disk."""
         from popxl.plan import Rates
 
-        share = replicas if self.devices is None else 1
-        sharing = min(replicas, self.devices or replicas)
-        one = {name: rate / share for name, rate in rates.items()}
+        divisor = replicas if self.devices is None else 1
+        per_host = min(replicas, self.devices or replicas)
+        one = {name: rate / divisor for name, rate in rates.items()}
         return Rates(
             flops=one["flops"],
             float8_flops=one["float8_flops"],
@@ -188,26 +190,26 @@ class Machine:
             devices=self.devices,
             replicas=replicas,
             has_own_memory=self.platform != "cpu",
-            disk_read=self.disk_read / sharing,
-            disk_write=self.disk_write / sharing,
+            disk_read=self.disk_read / per_host,
+            disk_write=self.disk_write / per_host,
         )
 
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """All machines of the table by name."""
+    """Return all machines of the table by name."""
     data = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    return {name: Machine(name, **facts) for name, facts in data.items()}
+    return {name: Machine(name, **entry) for name, entry in data.items()}
 
 
 def machine(name: str) -> Machine:
-    """The machine called `name`, or that of a YAML file with the fields of one.
+    """Return the machine `name` of the table, or of a YAML file.
 
     Raises:
         UserError: there is none, or the file does not describe one.
     """
     if name.endswith((".yml", ".yaml")):
-        return _described(Path(name))
+        return _read_machine(Path(name))
     known = machines()
     if name not in known:
         raise UserError(
@@ -218,38 +220,38 @@ def machine(name: str) -> Machine:
 
 
 def machine_for_device_kind(kind: str) -> Machine | None:
-    """The machine whose device a platform calls `kind`."""
+    """Return the machine of a device by the platform's name of it; None if it is not listed."""
     return next((known for known in machines().values() if known.is_kind(kind)), None)
 
 
-def _described(path: Path) -> Machine:
-    """A machine of the user's own."""
+def _read_machine(path: Path) -> Machine:
+    """Read a machine from a user's YAML file."""
     try:
-        facts = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"--machine: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise UserError(f"--machine: {path} is not a YAML file") from None
-    if not isinstance(facts, dict) or not isinstance(facts.get("flops"), dict):
+    if not isinstance(data, dict) or not isinstance(data.get("flops"), dict):
         raise UserError(
             f"--machine: {path} must have the fields of a machine (planning/hardware/machines.yml)"
         )
     known = {field.name for field in fields(Machine)} - {"name"}
-    for name in facts:
+    for name in data:
         if name not in known:
             raise UserError(
                 f"--machine: {format_name(path)} has no field {format_value(name)}"
                 f"{nearest(str(name), known)}"
             )
-    needed = {f.name for f in fields(Machine) if f.default is MISSING is f.default_factory}
-    needed -= {"name", "title"}
-    if missing := sorted(needed - set(facts)):
+    required = {f.name for f in fields(Machine) if f.default is MISSING is f.default_factory}
+    required -= {"name", "title"}
+    if missing := sorted(required - set(data)):
         raise UserError(
             f"--machine: {path} lacks {', '.join(missing)} (planning/hardware/machines.yml)"
         )
     try:
-        made = Machine(**{"name": path.stem, "title": path.stem, **facts})
-        made.check()
+        machine = Machine(**{"name": path.stem, "title": path.stem, **data})
+        machine.check()
     except ValueError as error:
         raise UserError(f"--machine: {path}: {error}") from None
-    return made
+    return machine

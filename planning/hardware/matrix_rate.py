@@ -1,4 +1,4 @@
-"""What the machine can do at best: the rate of large matrix products."""
+"""The measured peak rate of matrix products."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def matrix_rate(
     runs: int = 4,
     fp8: bool = False,
 ) -> float:
-    """Operations per second of products of square matrices: the best of `runs`.
+    """Measure the FLOP/s of products of square matrices, the best of `runs`.
 
-    A product with an addition counts as two. The matrices are random: GPUs multiply
-    constant ones faster. Values stay of one size.
+    A multiply-add counts as two operations. The matrices are random, since GPUs multiply constant
+    ones faster; values stay of the same magnitude.
 
     Args:
         device: as for `popxl.Session`.
-        replicas: devices that multiply at the same time; the rate is that of all of them.
-        size: rows of a matrix, and columns.
-        products: in one run, each of the result of the one before.
+        replicas: devices that multiply at the same time; the rate is their sum.
+        size: rows and columns of a matrix.
+        products: products per run, each of the result of the one before.
         fp8: round the operands to FP8 first, as training in FP8 does.
     """
 

@@ -1,4 +1,4 @@
-"""Whether a program's state fits, before anything is compiled or allocated."""
+"""Checks that a program fits the memory of host and devices, before it is compiled."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from popxl import hardware
 from popxl.session import DeviceDesc
 
 MAX_VIRTUAL = 1024
-"""Most virtual CPU devices. Each has threads of its own; 8,000 take seconds and a gigabyte."""
+"""Largest number of virtual CPU devices: each has threads; 8,000 take seconds and a gigabyte."""
 
 _MMAP_THRESHOLD, _BLOCK = -3, 2**20  # M_MMAP_THRESHOLD of glibc's malloc.h
-_FAR = 4  # where memory exceeds the state by this factor, the rest need not be planned
+_FAR = 4  # temporaries are not planned where memory exceeds the state by this factor
 
 
 class NotEnoughMemoryError(Exception):
-    """A program that does not fit.
+    """Raised if a program does not fit.
 
     Attributes:
-        place: "host", "device", "host and disk", or "limit": what `execution.host_memory` allows.
+        place: "host", "device", "host and disk", or "limit": `execution.host_memory`.
         needed, available: bytes; those of the device are of one device.
-        parts: what the needed bytes are, in words.
-        disk: bytes of a disk with which it would fit; None: with none.
+        parts: text that lists the needed bytes.
+        disk: bytes of disk with which it would fit; None: it would not.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class NotEnoughMemoryError(Exception):
 
 
 def return_freed_blocks() -> None:
-    """From here on, let blocks of a megabyte go back to the system as soon as they are free, where
-    the C library can do so (glibc's mallopt), unless the environment sets its threshold.
+    """Make the C library return freed blocks of a megabyte or more to the system at once.
 
-    Else its heap keeps what lies between blocks that are in use, and a run takes more than is
-    planned. Each block's fresh pages cost time: only runs with a limit do it.
+    This is glibc's mallopt, unless the environment sets its threshold. Without it the heap keeps
+    free blocks between used ones, and a run takes more memory than planned. Fresh pages cost time,
+    so only runs with a memory limit call this.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return
@@ -55,12 +55,12 @@ def return_freed_blocks() -> None:
 
 
 def check_lower_bound(config: RunConfig) -> None:
-    """Check lower bounds against the host's memory, before anything is built.
+    """Check a lower bound of the memory need against the host's memory, before anything is built.
 
-    Devices with memory of their own may hold a part, if `execution.placement` lets them.
+    Devices with memory of their own can hold a part, with `execution.placement` auto.
 
     Raises:
-        NotEnoughMemoryError: they do not.
+        NotEnoughMemoryError: the host has less memory.
         ConfigError: more virtual devices than a host can start.
     """
     e, platform = config.execution, devices.device_desc(config)
@@ -72,14 +72,15 @@ def check_lower_bound(config: RunConfig) -> None:
         )
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
-        own = {what: n // instances for what, n in config.min_bytes().items()}
+        required = {name: n // instances for name, n in config.min_bytes().items()}
         if e.placement == "auto" and devices.platform(config) != "cpu":
             device = popxl.plan.device_memory(platform, config.replicas, instances) or 0
-            own["less what devices hold"] = -device * (config.replicas // instances)
+            required["less what devices hold"] = -device * (config.replicas // instances)
         if e.disk is None:
-            require_memory("host", own, available, max(sum(own.values()) - available, 0))
+            excess = max(sum(required.values()) - available, 0)
+            require_memory("host", required, available, excess)
         else:
-            require_memory("host and disk", own, available + free_disk_bytes(e.disk))
+            require_memory("host and disk", required, available + free_disk_bytes(e.disk))
 
 
 def check_memory(
@@ -91,9 +92,9 @@ def check_memory(
     """Raise NotEnoughMemoryError if the state of a program does not fit host or devices.
 
     Args:
-        shared_bytes: of host memory, what the program takes that lends this one its weights; None:
-            its weights are its own.
-        host_bytes: bytes of host memory for this process; None: what is free.
+        shared_bytes: bytes of host memory of the program whose weights this one shares; None: it
+            shares none.
+        host_bytes: bytes of host memory for this process; None: the free ones.
 
     Raises:
         DeviceError: fewer devices than replicas.
@@ -101,18 +102,20 @@ def check_memory(
     instances = popdist.getNumInstances()
     device = popxl.plan.device_memory(device_desc, ir.replication_factor, instances)
     stored, replicas = popxl.plan.storage_of(ir), ir.instance_replication_factor
-    needs = {"remote buffers": (stored.remote - shared_weight_bytes(ir, shared_bytes)) * replicas}
+    required = {
+        "remote buffers": (stored.remote - shared_weight_bytes(ir, shared_bytes)) * replicas
+    }
     if shared_bytes:
-        needs["the other program"] = shared_bytes
+        required["the other program"] = shared_bytes
     available = host_bytes
     if host_bytes is None and (free := host_memory()) is not None:
         available = free if device is None else int(hardware.MAX_PINNED * free)
     if device is None:  # devices share the host's memory
-        needs["the devices' variables"] = (stored.variables + stored.streams) * replicas
+        required["the devices' variables"] = (stored.variables + stored.streams) * replicas
     if available is not None:
-        if device is None and sum(needs.values()) * _FAR > available:
-            needs["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
-        require_memory("host", needs, available)
+        if device is None and sum(required.values()) * _FAR > available:
+            required["intermediate values"] = popxl.plan.plan_of(ir).temporaries * replicas
+        require_memory("host", required, available)
     if device is not None:
         plan = popxl.plan.plan_of(ir)
         on_device = {"intermediate values": plan.temporaries, "variables": plan.variables}
@@ -120,8 +123,8 @@ def check_memory(
 
 
 def shared_weight_bytes(ir: popxl.Ir, shared_bytes: int | None) -> int:
-    """Bytes of the weights in remote buffers, on one replica, that another program lends; 0 if
-    `shared_bytes`, as for `check_memory`, is None."""
+    """Return the bytes of one replica's weights in remote buffers that are shared with another
+    program; 0 if `shared_bytes` (see `check_memory`) is None."""
     if shared_bytes is None:
         return 0
     return sum(
@@ -132,19 +135,20 @@ def shared_weight_bytes(ir: popxl.Ir, shared_bytes: int | None) -> int:
 
 
 def require_memory(
-    place: str, needs: dict[str, int], available: int, disk: int | None = None
+    place: str, required: dict[str, int], available: int, disk: int | None = None
 ) -> None:
-    """Raise NotEnoughMemoryError if the bytes that are needed, by what they are, are not there."""
-    needed = sum(needs.values())
+    """Raise NotEnoughMemoryError if the sum of the required bytes exceeds the available ones."""
+    needed = sum(required.values())
     if needed > available:
-        largest = sorted(needs.items(), key=lambda item: -item[1])[:2]
+        largest = sorted(required.items(), key=lambda item: -item[1])[:2]
         parts = ", ".join(f"{n / 1e9:.1f} GB {what}" for what, n in largest if n >= 1e8)
         raise NotEnoughMemoryError(place, needed, available, parts or "all of it small", disk)
 
 
 def host_memory() -> int | None:
-    """Bytes that this process can still allocate, within its container if it has one; None if
-    unknown. Processes of a host share its memory.
+    """Return the bytes that this process can still allocate, within its container; None if unknown.
+
+    The processes of a host share its memory equally.
     """
     free = hardware.host_memory()
     return None if free is None else free // popdist.local_process_count()

@@ -1,4 +1,4 @@
-"""Errors about devices and memory that a run lacks, in terms of presets and flags."""
+"""Messages on missing devices and memory, with the preset's name and the flags that help."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from planning.hardware.memory_check import NotEnoughMemoryError
 
 @contextmanager
 def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
-    """Turn a lack of devices, of memory or of a fit JAX into a `UserError` naming the preset.
+    """Turn errors on devices, memory, disks and JAX's version into a `UserError`.
+
+    Args:
+        preset: name of the preset in the message.
 
     Raises:
-        UserError: with what is needed and found, and what to do.
+        UserError: it says what is needed, what there is, and what to do.
     """
     name = f"'{format_name(preset, 40)}'"  # or the path of a file
     try:
@@ -29,7 +32,7 @@ def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
         raise UserError(
             f"preset {name} needs {error.needed} {error.platform} device(s), "
             f"data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel}, "
-            f"but there are {error.found}: {_way_out(error)}"
+            f"but there are {error.found}: {_device_advice(error)}"
         ) from error
     except popdist.DistributedError as error:
         e = config.execution
@@ -41,8 +44,8 @@ def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
     except (popxl.errors.DiskError, popxl.errors.VersionError) as error:
         raise UserError(str(error)) from error
     except popxl.errors.DeviceMemoryError as error:
-        kept = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-        raise UserError(f"preset {name}: {error}: {_less(config)}{kept}") from error
+        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+        raise UserError(f"preset {name}: {error}: {_reduce_memory(config)}{notes}") from error
     except NotEnoughMemoryError as error:
         if error.place == "limit":
             raise UserError(
@@ -53,43 +56,43 @@ def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
         raise UserError(
             f"preset {name} needs {error.needed / 1e9:.1f} GB of {_WHERE[error.place]} "
             f"({error.parts}), but {error.available / 1e9:.1f} GB are free: "
-            f"{_more(error)}; --plan shows what each phase needs"
+            f"{_memory_advice(error)}; --plan shows what each phase needs"
         ) from error
 
 
-def _more(error: NotEnoughMemoryError) -> str:
+def _memory_advice(error: NotEnoughMemoryError) -> str:
     if error.disk is None:
-        return _MORE[error.place]
+        return _ADVICE[error.place]
     return f"add --execution.disk DIR, a folder of a local disk with {error.disk / 1e9:.1f} GB free"
 
 
 _WHERE = {"host": "host memory", "device": "device memory", "host and disk": "memory and disk"}
-_MORE = {
+_ADVICE = {
     "host": "lower --micro_batch_size, or take a smaller preset",
     "host and disk": "name a folder with more room in --execution.disk, or take a smaller preset",
     "device": "lower --micro_batch_size, raise --tensor_parallel, or take a smaller preset",
 }
 
 
-def _less(config: RunConfig) -> str:
-    """What takes less of a device's memory than a configuration does."""
+def _reduce_memory(config: RunConfig) -> str:
+    """Advice on how to take less device memory, as text."""
     e, trains = config.execution, not config.model.eval
     lower = ["--micro_batch_size"] * (e.micro_batch_size > 1)
     if trains and e.micro_batches_per_pass != 1 and config.gradient_accumulation > 1:
         lower.append("--execution.micro_batches_per_pass")
-    ways = [f"lower {' or '.join(lower)}"] * bool(lower)
+    advice = [f"lower {' or '.join(lower)}"] * bool(lower)
     if trains and e.activations != "recompute":
-        ways.append("recompute with --activations recompute")
-    ways.append("leave state in host memory with --execution.placement host")
-    return f"{', '.join(ways[:-1])}, or {ways[-1]}" if ways[:-1] else ways[-1]
+        advice.append("recompute with --activations recompute")
+    advice.append("leave state in host memory with --execution.placement host")
+    return f"{', '.join(advice[:-1])}, or {advice[-1]}" if advice[:-1] else advice[-1]
 
 
-def _way_out(error: popxl.errors.DeviceError) -> str:
+def _device_advice(error: popxl.errors.DeviceError) -> str:
     lower = "lower --data_parallel or --tensor_parallel, or "
     if error.platform == "cpu" and not error.found:
-        given = format_value(os.environ.get("JAX_PLATFORMS", ""))
-        return f"the environment variable JAX_PLATFORMS is {given}: unset it, or set it to cpu"
-    if error.platform == "cpu":  # only a limit that was set can be too low
+        platforms = format_value(os.environ.get("JAX_PLATFORMS", ""))
+        return f"the environment variable JAX_PLATFORMS is {platforms}: unset it, or set it to cpu"
+    if error.platform == "cpu":  # only a limit set in XLA_FLAGS can be too low
         return lower + "take xla_force_host_platform_device_count out of XLA_FLAGS"
     if error.found:
         return lower + "use a machine that has them, or --device cpu for virtual devices"
