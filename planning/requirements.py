@@ -12,7 +12,7 @@ from modelling.generation import build_resident, build_streamed
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import get_family
 from modelling.weights import WeightMap
-from modelling.weights.mapping import is_adapter_row, is_quantizable_row
+from modelling.weights.mapping import is_adapter, is_quantizable
 from planning.hardware.disk_offload import offload_to_disk
 from planning.hardware.machines import Machine
 from planning.placement_search import PlacementResult, plans_placement, search_placement
@@ -170,13 +170,13 @@ def _parameters(weight_map: WeightMap) -> int:
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
     """Bytes of all weights, of which those of adapters are float32."""
-    wide, model = _parameters(weight_map.filter(is_adapter_row)), config.model
+    wide, model = _parameters(weight_map.filter(is_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
     total = (_parameters(weight_map) - wide) * item + wide * 4
     if model.quant is None or model.eval:
         return total
     packed = _parameters(
-        weight_map.filter(is_quantizable_row)
+        weight_map.filter(is_quantizable)
     )  # with two numbers of 16 bits for each group
     own = packed * model.quant.bits // 8 + packed * 4 // model.quant.group_size
     return total - packed * item + own

@@ -27,7 +27,7 @@ from huggingface.pretrained import RANDOM, local_model
 from modelling.spec import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
-from modelling.weights.mapping import is_adapter_row, is_trainable
+from modelling.weights.mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
 from run.weight_checks import HEAD, Digested, check_fit, check_head, check_model, finite
 from terminal.screen import say
@@ -76,7 +76,7 @@ def read_weights(
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(weight_map: WeightMap, checkpoint: Checkpoint) -> bool:
     """True if a checkpoint has some of the table's adapters; else it has their base."""
-    return any(w.name in checkpoint.tensors for w in weight_map.filter(is_adapter_row).weights)
+    return any(w.name in checkpoint.tensors for w in weight_map.filter(is_adapter).weights)
 
 
 def check_checkpoint(
@@ -174,7 +174,7 @@ def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
     """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
     they begin."""
-    own, folder = weight_map.filter(is_adapter_row), config.adapter.load
+    own, folder = weight_map.filter(is_adapter), config.adapter.load
     if not own.weights:
         return weights
     if folder is None:

@@ -16,7 +16,7 @@ from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from modelling.spec import get_family
 from modelling.weights import WeightMap
-from modelling.weights.mxfp4 import parts_of_blocks
+from modelling.weights.mxfp4 import mxfp4_fields
 from modelling.weights.variables import OPTIMIZER
 from modelling.weights.weight_map import FP8
 
@@ -75,8 +75,10 @@ def check_fit(
     """Raise CheckpointError unless the weights `names` of `files` are those of the model, together
     with those that are `elsewhere`."""
     specs = {name: files.spec(name) for name in names}
-    packed = parts_of_blocks(specs)
-    wrong = [n for n, spec in specs.items() if spec.dtype.name not in _FLOATS and n not in packed]
+    mxfp4_names = mxfp4_fields(specs)
+    wrong = [
+        n for n, spec in specs.items() if spec.dtype.name not in _FLOATS and n not in mxfp4_names
+    ]
     if wrong:
         raise CheckpointError(
             f"{wrong[0]} in {load} is {specs[wrong[0]].dtype.name}, but weights are one of "

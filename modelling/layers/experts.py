@@ -147,7 +147,7 @@ class ExpertLinear(Module):
         )
         if has_bias:
             biases = [Weight(f"{name}.bias", shape[:1], 0.0) for name in maps]
-            how = {"cut": False} if is_out else {"expert_parallel": expert_parallel}
+            how = {"is_sharded": False} if is_out else {"expert_parallel": expert_parallel}
             self.bias = fused_parameter(biases, 0, **how)
 
     def is_quantizable(self, row: WeightMapping) -> bool:

@@ -151,7 +151,7 @@ class Module(addons.Module):
     def _declared(self, row: WeightMapping) -> Tensor:
         groups = self.groups
         shape = row.shape_on_replica(groups.tensor_parallel)
-        sharded = row.axis is not None and row.cut
+        sharded = row.axis is not None and row.is_sharded
         grouping = groups.shard_grouping(row.shard_replicas) if sharded else None
         quant = self.config.model.layer_quant if self.is_quantizable(row) else None
         if quant is None:

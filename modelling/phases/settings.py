@@ -11,7 +11,7 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
 from modelling.weights import WeightMap, WeightMapping
-from modelling.weights.mapping import WeightsError, is_quantizable_row
+from modelling.weights.mapping import WeightsError, is_quantizable
 from modelling.weights.weight_map import missing_mapping
 from popxl_addons.optimizers import state_8bit
 from popxl_addons.optimizers.adafactor import MatrixLayout
@@ -143,9 +143,7 @@ class PhaseSettings:
         """Quantization of a variable that is dequantized on load; None if it is not quantized."""
         if not self.training or self.weight_map is None:
             return None
-        return (
-            self.config.model.quant if is_quantizable_row(self.mapping(phase, variable)) else None
-        )
+        return self.config.model.quant if is_quantizable(self.mapping(phase, variable)) else None
 
     def matrix_layout(self, phase: str, variable: str) -> MatrixLayout:
         """Layout of the matrices in a variable, for optimizers that update weights as matrices."""

@@ -1,4 +1,7 @@
-"""The names and shapes that a model's weights have in Hugging Face's files, and the way back."""
+"""Convert between logical weights and the tensors of Hugging Face's files.
+
+Files can have other names for a weight, transposes, and tensors that fuse several weights.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ import numpy as np
 from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
 from files.formatting import format_name
 from modelling.weights.mapping import WeightsError, check_shape
-from modelling.weights.mxfp4 import shapes_without_blocks, without_blocks
+from modelling.weights.mxfp4 import dequantize_tensors, dequantized_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class FusedWeights:
-    """Weights that files have as one tensor, such as those of fused products or of experts.
+    """Weights that files hold as one tensor, such as fused projections or stacked experts.
 
     Attributes:
-        groups: the weights of each matrix, joined along their first axis. Weights that are vectors
-            make vectors.
-        stack: axis along which there is a matrix for each group; -1: an element of each matrix in
-            turn; None: there is one group.
-        alternating: whether a matrix has weights' rows in turn, not those of one after those of
-            another.
-        transposed: whether matrices are (in features, out features).
-        written: whether it is so in the files of exports, too.
+        groups: names of the weights of each matrix, concatenated along their first axis; vectors
+            make a vector.
+        stack: axis along which the matrices of the groups are stacked; -1: their elements are
+            interleaved along the last axis; None: there is one group.
+        interleaved: True if the rows of a matrix are taken from its weights in turn, instead of
+            weight after weight.
+        transposed: True if matrices are (in features, out features).
+        in_exports: True if exported files have the fused tensor, too.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -41,16 +44,16 @@ class FusedWeights:
 
     @classmethod
     def from_weights(cls, weights: Iterable[str]) -> FusedWeights:
-        """Weights one after the other."""
+        """Returns the concatenation of weights along their first axis."""
         return cls((tuple(weights),))
 
     @property
     def weights(self) -> list[str]:
-        """The weights of all matrices."""
+        """Names of the weights of all matrices."""
         return list(chain(*self.groups))
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """The tensor's shape, by those of the weights."""
+        """Shape of the fused tensor, computed from the shapes of the weights."""
         first = self.groups[0]
         matrix = sum(shapes[name][0] for name in first), *shapes[first[0]][1:]
         if self.stack == -1:
@@ -61,44 +64,46 @@ class FusedWeights:
     def split(
         self, read: Callable[[], np.ndarray], shapes: Shapes
     ) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-        """Yield each weight, and what reads it as a part of the tensor."""
-        for number, names in enumerate(self.groups):
+        """Yield the name of each weight with a function that reads it from the tensor."""
+        for group, names in enumerate(self.groups):
             ends = accumulate((shapes[name][0] for name in names), initial=0)
-            for place, (name, rows) in enumerate(zip(names, pairwise(ends), strict=True)):
-                part = slice(place, None, len(names)) if self.interleaved else slice(*rows)
-                yield name, partial(self._part, read, number, part)
+            for index, (name, rows) in enumerate(zip(names, pairwise(ends), strict=True)):
+                selection = slice(index, None, len(names)) if self.interleaved else slice(*rows)
+                yield name, partial(self._read_rows, read, group, selection)
 
-    def _part(self, read: Callable[[], np.ndarray], number: int, rows: slice) -> np.ndarray:
+    def _read_rows(self, read: Callable[[], np.ndarray], group: int, rows: slice) -> np.ndarray:
+        """Read rows of the matrix of a group."""
         tensor = read()
         if self.stack is not None:
-            tensor = tensor[number] if self.stack == 0 else tensor[..., number :: len(self.groups)]
+            tensor = tensor[group] if self.stack == 0 else tensor[..., group :: len(self.groups)]
         return (tensor.T if self.transposed else tensor)[rows]
 
     def join(self, weights: Arrays) -> np.ndarray:
-        """The tensor."""
+        """Fuse weights to the tensor."""
         matrices = [self._matrix([weights[name] for name in names]) for names in self.groups]
         if self.stack is None:
             return matrices[0]
         tensor = np.stack(matrices, self.stack)
         return tensor if self.stack == 0 else tensor.reshape(*tensor.shape[:-2], -1)
 
-    def _matrix(self, parts: list[np.ndarray]) -> np.ndarray:
+    def _matrix(self, weights: list[np.ndarray]) -> np.ndarray:
+        """Fuse the weights of a group to a matrix."""
         if self.interleaved:
-            matrix = np.stack(parts, 1).reshape(-1, *parts[0].shape[1:])
+            matrix = np.stack(weights, 1).reshape(-1, *weights[0].shape[1:])
         else:
-            matrix = np.concatenate(parts)
+            matrix = np.concatenate(weights)
         return matrix.T if self.transposed else matrix
 
 
 @dataclass(frozen=True)
 class HfTensorNames:
-    """Tensors that files may have in place of weights under their logical names.
+    """Names and forms of tensors in files that differ from the logical weights.
 
     Attributes:
-        aliases: other names of weights, with their logical ones.
-        turned: those of them that are of the transpose.
-        joined: tensors that several weights are joined in, by name.
-        buffers: weights that files may lack, which are then zeros.
+        aliases: logical name of a weight, by its other name in files.
+        fused: fused tensors, by name.
+        transposed: aliases whose tensors are the transpose of the weight.
+        buffers: weights that files may lack; they are then zeros.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -115,103 +120,103 @@ class HfTensorNames:
         )
 
     def subset(self, names: Collection[str]) -> HfTensorNames:
-        """Those of some weights alone."""
+        """Returns the names of these weights alone."""
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
-        fused = {n: x for n, x in self.fused.items() if all(own in names for own in x.weights)}
+        fused = {n: x for n, x in self.fused.items() if all(name in names for name in x.weights)}
         return HfTensorNames(aliases, fused, self.transposed, self.buffers & {*names})
 
     def from_hf(self, tensors: Arrays, shapes: Shapes) -> Arrays:
-        """The weights of a file under their logical names; each is read when asked for.
+        """Convert the tensors of a file to logical weights, each when it is read.
 
         Args:
-            shapes: of all weights.
+            shapes: shapes of all weights.
 
         Raises:
-            ValueError: a weight is missing, or there is an unknown one; when one is read that a
-                file has under several names, they differ.
+            ValueError: a weight is missing or unknown; on reading, a weight that the file has
+                under several names has several values.
         """
-        tensors = without_blocks(tensors)
+        tensors = dequantize_tensors(tensors)
         names = self._split_names(tensors)
         sources = self._sources(names, shapes)
-        read = lru_cache(1)(tensors.__getitem__)  # the parts of one follow each other
-        makers: dict[str, Callable[[], np.ndarray]] = {
-            own: partial(self._read_weight, tensors, name) for own, name in sources.items()
+        read = lru_cache(1)(tensors.__getitem__)  # weights of a fused tensor are consecutive
+        readers: dict[str, Callable[[], np.ndarray]] = {
+            weight: partial(self._read_weight, tensors, name) for weight, name in sources.items()
         }
-        lacking = self.buffers - sources.keys()
-        makers |= {name: partial(np.zeros, shapes[name], np.float32) for name in lacking}
+        missing = self.buffers - sources.keys()
+        readers |= {name: partial(np.zeros, shapes[name], np.float32) for name in missing}
         for name, fused in self.fused.items():
             if name in tensors:
-                makers |= fused.split(partial(read, name), shapes)
+                readers |= fused.split(partial(read, name), shapes)
         for name in names:
-            own = self.aliases.get(name)
-            if own is not None and sources[own] != name:
+            weight = self.aliases.get(name)
+            if weight is not None and sources[weight] != name:
                 copy = partial(self._read_weight, tensors, name)
-                makers[own] = partial(_same, makers[own], sources[own], copy, name)
-        return LazyArrays(makers)
+                readers[weight] = partial(_read_equal, readers[weight], sources[weight], copy, name)
+        return LazyArrays(readers)
 
     def to_hf(self, weights: Arrays) -> Arrays:
-        """The inverse of `from_hf`: logical weights as files have them."""
+        """Convert logical weights to the tensors of exported files, the inverse of `from_hf`."""
         fused = {name: x for name, x in self.fused.items() if x.in_exports}
-        parts = {own for x in fused.values() for own in x.weights}
-        makers = {
-            name: partial(x.join, weights)
-            for name, x in fused.items()
-            if all(own in weights for own in x.weights)
+        fused_weights = {name for x in fused.values() for name in x.weights}
+        readers = {
+            tensor: partial(x.join, weights)
+            for tensor, x in fused.items()
+            if all(name in weights for name in x.weights)
         }
-        return Overlay(LazyArrays(makers), View(weights, [n for n in weights if n not in parts]))
+        others = [name for name in weights if name not in fused_weights]
+        return Overlay(LazyArrays(readers), View(weights, others))
 
-    def check_shapes(self, found: Shapes, shapes: Shapes) -> None:
-        """Check that a file has the weights of this model, from their shapes by the file's names.
+    def check_shapes(self, file_shapes: Shapes, shapes: Shapes) -> None:
+        """Check names and shapes of a file's tensors.
 
         Args:
-            shapes: of all weights.
+            file_shapes: shapes of the file's tensors.
+            shapes: shapes of all weights.
 
         Raises:
-            ValueError: as for `from_hf`, or a weight has another shape.
+            ValueError: as for `from_hf`, or a tensor has another shape.
         """
-        found = shapes_without_blocks(found)
-        sources = self._sources(self._split_names(found), shapes)
+        file_shapes = dequantized_shapes(file_shapes)
+        sources = self._sources(self._split_names(file_shapes), shapes)
         for name, fused in self.fused.items():
-            if name in found:
-                check_shape(name, found[name], fused.shape(shapes))
-        for own, shape in shapes.items():
-            if sources.get(own) in found:
-                own_shape = shape[::-1] if sources[own] in self.transposed else shape
-                check_shape(sources[own], found[sources[own]], own_shape)
+            if name in file_shapes:
+                check_shape(name, file_shapes[name], fused.shape(shapes))
+        for weight, shape in shapes.items():
+            if sources.get(weight) in file_shapes:
+                source = sources[weight]
+                expected = shape[::-1] if source in self.transposed else shape
+                check_shape(source, file_shapes[source], expected)
 
     def _read_weight(self, tensors: Arrays, name: str) -> np.ndarray:
-        """A tensor of a file as its logical weight is."""
+        """Read a tensor of a file, transposed to its logical weight if needed."""
         return tensors[name].T if name in self.transposed else tensors[name]
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
-        """Names in a file, with joined tensors replaced by the names of their parts."""
-        return [
-            own
-            for name in names
-            for own in (self.fused[name].weights if name in self.fused else [name])
-        ]
+        """Names in a file, with fused tensors replaced by the names of their weights."""
+        weights = ([name] if name not in self.fused else self.fused[name].weights for name in names)
+        return list(chain.from_iterable(weights))
 
     def _sources(self, names: Iterable[str], shapes: Shapes) -> dict[str, str]:
-        """Logical name to the name in a file that has the weights `names`."""
+        """Map logical names to the names in a file that has the weights `names`."""
         sources: dict[str, str] = {}
         for name in names:
-            own = self.aliases.get(name, name)
-            if own not in sources or name == own:
-                sources[own] = name
+            weight = self.aliases.get(name, name)
+            if weight not in sources or name == weight:
+                sources[weight] = name
         missing, unknown = shapes.keys() - sources.keys(), sources.keys() - shapes.keys()
         missing -= self.buffers
         if missing or unknown:
             raise WeightsError(
                 "the weights belong to a model of another kind or size than the configuration's: "
-                f"missing {_some(missing)}, unknown {_some(unknown)}"
+                f"missing {_format_first(missing)}, unknown {_format_first(unknown)}"
             )
         return sources
 
 
-def _same(
+def _read_equal(
     read: Callable[[], np.ndarray], name: str, read_copy: Callable[[], np.ndarray], copy: str
 ) -> np.ndarray:
-    """The tensor `name` of `read`, if `copy` has the same."""
+    """Read the tensor `name`, and raise WeightsError if its copy has another value."""
     value = read()
     if not np.array_equal(value, read_copy()):
         raise WeightsError(
@@ -220,7 +225,8 @@ def _same(
     return value
 
 
-def _some(names: Iterable[str]) -> str:
-    first, *rest = sorted(names) or ["none"]
-    first = format_name(first, 48)  # two of them, and a path, are in one sentence
-    return f"{first} and {len(rest)} more" if rest else first
+def _format_first(names: Iterable[str]) -> str:
+    """Format the first name and the number of the others."""
+    first, *others = sorted(names) or ["none"]
+    first = format_name(first, 48)  # a sentence has two of them and a path
+    return f"{first} and {len(others)} more" if others else first

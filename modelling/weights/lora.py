@@ -34,9 +34,9 @@ from modelling.weights.mapping import (
     Weight,
     WeightMapping,
     can_have_adapter,
-    is_adapter_row,
+    is_adapter,
     is_linear,
-    is_quantizable_row,
+    is_quantizable,
     is_trainable,
     is_vocabulary,
 )
@@ -296,7 +296,7 @@ class _AdapterMapper:
                 mapping.transpose,
                 replace(mapping, expert_matrices=0, adapters=(), trainable=True),
             )
-            whole = replace(cut, cut=mapping.expert_parallel)
+            whole = replace(cut, is_sharded=mapping.expert_parallel)
         else:
             cut_in, whole = mapping.axis == 0, WeightMapping("", (), transpose=True)
             cut = replace(whole, axis=0 if cut_in else 1, shard_replicas=mapping.shard_replicas)
@@ -306,7 +306,7 @@ class _AdapterMapper:
         yield self._joined_mapping(of_b, f"{first.path}.lora_B", first, B, b)
         if first.dora:
             replicas = of_b.shard_replicas
-            norms = WeightMapping("", (), axis=0, cut=not cut_in, shard_replicas=replicas)
+            norms = WeightMapping("", (), axis=0, is_sharded=not cut_in, shard_replicas=replicas)
             yield self._joined_mapping(norms, f"{first.path}.magnitude", first, MAGNITUDE, m)
 
     def _joined_mapping(
@@ -511,7 +511,7 @@ def merge_adapters(
     adapters, base = dict(_adapted_weights(weight_map)), weights
     names = dict.fromkeys(w.name for w in weight_map.base.weights)
     if quant is not None:
-        quantized = [w.name for w in weight_map.filter(is_quantizable_row).weights]
+        quantized = [w.name for w in weight_map.filter(is_quantizable).weights]
         left = View(weights, quantized, lambda name, weight: fake_quantize(weight, quant))
         base = Overlay(left, weights)
 
@@ -537,7 +537,7 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
         r.delta: partial(_initial_token_rows, base, name, r)
         for name, r in weight_map.trainable_tokens.items()
     }
-    return Overlay(LazyArrays(makers), weight_map.filter(is_adapter_row).init_weights(seed))
+    return Overlay(LazyArrays(makers), weight_map.filter(is_adapter).init_weights(seed))
 
 
 def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LoraSpec]]:

@@ -1,10 +1,12 @@
-"""Logical weights, and how a variable is made of them."""
+"""Weight mappings: how one variable of a program is made of logical weights.
+
+A logical weight has Hugging Face's name and shape, whatever the layout of the program.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -15,25 +17,26 @@ from popxl_addons.optimizers.adafactor import MatrixLayout
 from popxl_addons.optimizers.state_8bit import scales_shape
 
 EMBEDDING = "tokens.weight"
-"""The path of the embedding."""
+"""Path of the embedding's variable."""
 
 HEAD = "lm_head.weight"
-"""The path of a head that is not the embedding."""
+"""Path of the variable of a head that is not tied to the embedding."""
 
 
 class WeightsError(UserError, ValueError):
-    """Weights or state that belong to another model or program than the configured one."""
+    """Weights or state do not fit the configured model or program."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A logical weight.
+    """A logical weight: a parameter of Hugging Face's model.
 
     Attributes:
-        name: Hugging Face's.
-        shape: Hugging Face's.
-        std: standard deviation of its initial values around 0 (0: they are 0); None: they are 1.
-        uniform: whether they are uniform, not normal.
+        name: Hugging Face's name.
+        shape: Hugging Face's shape.
+        std: standard deviation of the initial values, whose mean is 0 (0: all are 0); None: the
+            initial values are 1.
+        uniform: True if the initial values are uniform, not normal.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Weight:
     uniform: bool = False
 
     def init_values(self, seed: int) -> np.ndarray:
-        """Initial values, float32: a function of the seed and the name alone."""
+        """Initial values, float32, which depend on the seed and the name alone."""
         if self.std is None:
             return np.ones(self.shape, np.float32)
         if self.std == 0:
@@ -59,20 +62,21 @@ class Weight:
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """An adapter of neighbouring weights in a row, the linear map's as files have it.
+    """A LoRA adapter of consecutive weights of a mapping, which are one linear layer in files.
 
     Attributes:
-        module: PEFT's name of that map.
-        weights: names of the row's weights that it is made of.
-        path: of the adapter's variables.
-        rank: rows of A.
-        scale: factor on what it adds.
-        dora: whether the rows of the result have norms of their own, see `modelling.layers`.
-        owner: path of the adapter that has A, where several rows are one map in files; else `path`.
-        embeds: whether the map is an embedding, whose inputs are tokens.
-        tied: PEFT's names of other maps that are this one: they have the same adapter.
-        parameter: PEFT's name of all experts' maps, of which `module` is one's; "": it is no
-            expert's.
+        module: PEFT's name of the linear layer.
+        weights: names of the weights that make up the linear layer.
+        path: path of the adapter's variables.
+        rank: number of rows of A.
+        scale: factor on B A.
+        dora: True if the adapter has DoRA magnitudes.
+        owner: path of the adapter that owns A, where several mappings are one linear layer in
+            files; else `path`.
+        embeds: True if the layer is an embedding, whose inputs are token ids.
+        tied: PEFT's names of modules that are tied to this one and share its adapter.
+        parameter: PEFT's name of the parameter that stacks the layers of all experts, where
+            `module` is one of them; else "".
     """
 
     module: str
@@ -88,38 +92,39 @@ class LoraSpec:
 
     @property
     def graph_key(self) -> tuple[str, int, float, int, str]:
-        """What layers have in common whose adapters a graph can be shared by."""
+        """Key that is equal for adapters whose layers can share a graph."""
         return self.path, self.rank, self.scale, len(self.weights), self.owner
 
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """How a variable is made of logical weights.
+    """Mapping of logical weights to one variable of a layer.
 
     Attributes:
-        path: of the variable in its layer's tree of variables.
-        weights: joined along `axis`; each replica joins its own parts. Several weights need `axis`.
-        transpose: whether the variable is (in, out), while the logical weights are (out, in).
-        axis: of the variable, cut over tensor parallelism; the last part is padded with zeros if
-            it is shorter. None: the whole is on every replica.
-        cut: whether it is; if not, weights joined along `axis` are whole on every replica.
-        shard_replicas: neighbours of a tensor-parallel group that have the same part.
-        trained: whether training changes it. If not, it is frozen: it is loaded, and never written
-            back, and has no gradient and no optimizer state.
-        is_buffer: whether it is a buffer of Hugging Face's model, which files may lack: it is then
-            what it is initially. No step changes it, but where others are trained it is saved.
-        is_adapter: whether it is an adapter's, float32 whatever the model's precision.
-        adapters: of its weights, in their order.
-        experts: how many matrices it is, which a layer's experts have; 0: it is no such row.
-        shared_out: whether a part of it is some of the weights, as many as any other, not a part of
-            each.
+        path: path of the variable in its layer's tree.
+        weights: logical weights, concatenated along `axis`; each replica concatenates its own
+            shards. Several weights need an `axis`.
+        transpose: True if the variable is (in, out) while the logical weights are (out, in).
+        axis: axis of the variable that is sharded over tensor parallelism, with the last shard
+            zero-padded to the length of the others; None: one weight, full on every replica.
+        is_sharded: False if weights concatenated along `axis` are full on every replica.
+        shard_replicas: number of consecutive tensor-parallel replicas that hold the same shard.
+        trainable: False if the variable is frozen: it is loaded but never written back, and has no
+            gradient and no optimizer state.
+        is_buffer: True for a buffer of Hugging Face's model. Files may lack it, and then it has
+            its initial value. No step changes it, but it is saved with trainable weights.
+        is_adapter: True for a variable of an adapter, which is float32 in every precision.
+        adapters: adapters of the weights, in their order.
+        expert_matrices: number of matrices of a layer's experts; 0 if the weights are no experts'.
+        expert_parallel: True if a shard is an equal share of the weights, instead of a shard of
+            each weight.
     """
 
     path: str
     weights: tuple[Weight, ...]
     transpose: bool = False
     axis: int | None = None
-    cut: bool = True
+    is_sharded: bool = True
     shard_replicas: int = 1
     trainable: bool = True
     is_buffer: bool = False
@@ -128,106 +133,101 @@ class WeightMapping:
     expert_matrices: int = 0
     expert_parallel: bool = False
 
-    @classmethod
-    def linear(
-        cls, path: str, *weights: Weight, cut: Literal["in", "out"], shard_replicas: int = 1
-    ) -> WeightMapping:
-        """The weight of the linear map in `path`: the "in" or the "out" features are cut."""
-        axis = 0 if cut == "in" else 1
-        return cls(f"{path}.weight", weights, True, axis, shard_replicas=shard_replicas)
-
     def num_shards(self, tensor_parallel: int) -> int:
-        """Into how many parts the weights are cut."""
-        return tensor_parallel // self.shard_replicas if self.cut else 1
+        """Number of different shards over `tensor_parallel` replicas."""
+        return tensor_parallel // self.shard_replicas if self.is_sharded else 1
 
     def shape_on_replica(self, tensor_parallel: int) -> tuple[int, ...]:
-        """The variable's shape on a replica."""
+        """Shape of the variable on a replica."""
         first = self.weights[0].shape
         shape = list(first[::-1] if self.transpose else first)
         if self.axis is None:
             return tuple(shape)
-        parts, size = self.num_shards(tensor_parallel), shape[self.axis]
+        shards, size = self.num_shards(tensor_parallel), shape[self.axis]
         count = len(self.weights)
-        shape[self.axis] = (
-            size * count // parts if self.expert_parallel else -(-size // parts) * count
-        )
+        padded = -(-size // shards) * count
+        shape[self.axis] = size * count // shards if self.expert_parallel else padded
         return tuple(shape)
 
     def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
-        """The variable's host data; dtypes stay.
+        """Convert logical weights to the variable's host data, with their dtype.
 
         Args:
-            logical: arrays by name, `prefix` and a weight's name.
+            logical: arrays by name: `prefix` and the name of a weight.
 
         Returns:
-            Array of the variable's shape on a replica, after an axis for the shards if there are
-            several.
+            Array of the variable's shape on a replica; with several shards they are stacked along
+            a new first axis.
 
         Raises:
             ValueError: an array is missing or has the wrong shape.
         """
-        arrays = [self._transposed(_checked(w, logical, prefix)) for w in self.weights]
+        arrays = [self._transposed(_read_checked(w, logical, prefix)) for w in self.weights]
         if self.axis is None:
             (array,) = arrays
             return array
         tensor_parallel = self.num_shards(tensor_parallel)
         if self.expert_parallel:
             arrays = [np.concatenate(arrays, self.axis)]
-        cut = [_shards(array, self.axis, tensor_parallel) for array in arrays]
-        data = cut[0] if len(cut) == 1 else np.concatenate(cut, 1 + self.axis)
+        shards = [_shards(array, self.axis, tensor_parallel) for array in arrays]
+        data = shards[0] if len(shards) == 1 else np.concatenate(shards, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
 
     def to_logical(
         self, data: np.ndarray, tensor_parallel: int, prefix: str = ""
     ) -> dict[str, np.ndarray]:
-        """The inverse of `to_host`. Padding is dropped."""
+        """Convert host data to logical weights, the inverse of `to_host`; drops padding."""
         if self.axis is None:
             return {prefix + self.weights[0].name: self._transposed(data)}
         tensor_parallel = self.num_shards(tensor_parallel)
         shards = data if tensor_parallel > 1 else data[None]
         if self.expert_parallel:
             shards = np.concatenate(list(shards), self.axis)[None]
-        parts = np.split(shards, len(self.weights), 1 + self.axis)
-        out = {}
-        for weight, part in zip(self.weights, parts, strict=True):
-            whole = np.concatenate(list(part), self.axis)
+        shards_of_weights = np.split(shards, len(self.weights), 1 + self.axis)
+        logical = {}
+        for weight, weight_shards in zip(self.weights, shards_of_weights, strict=True):
+            padded = np.concatenate(list(weight_shards), self.axis)
             shape = weight.shape[::-1] if self.transpose else weight.shape
-            out[prefix + weight.name] = self._transposed(whole[tuple(map(slice, shape))])
-        return out
+            logical[prefix + weight.name] = self._transposed(padded[tuple(map(slice, shape))])
+        return logical
 
     def axis_moments(self, axis: int) -> WeightMapping:
-        """The row of a vector along `axis` of this row's variable, a matrix for each weight."""
-        size = 1 - axis if self.transpose else axis
-        weights = tuple(replace(w, shape=(w.shape[size],)) for w in self.weights)
-        cut = self.cut and axis == self.axis
-        replicas = self.shard_replicas
-        return WeightMapping(self.path, weights, axis=0, cut=cut, shard_replicas=replicas)
+        """Mapping of moments with one element per index along `axis` of each matrix."""
+        weight_axis = 1 - axis if self.transpose else axis
+        weights = tuple(replace(w, shape=(w.shape[weight_axis],)) for w in self.weights)
+        return WeightMapping(
+            self.path,
+            weights,
+            axis=0,
+            is_sharded=self.is_sharded and axis == self.axis,
+            shard_replicas=self.shard_replicas,
+        )
 
     def block_scales(self, axis: int) -> WeightMapping:
-        """The row of the scales of groups along an axis of this row's variable."""
-        size = 1 - axis if self.transpose else axis
-        weights = tuple(replace(w, shape=scales_shape(w.shape, size)) for w in self.weights)
+        """Mapping of the scales of quantization blocks along `axis` of the variable."""
+        weight_axis = 1 - axis if self.transpose else axis
+        weights = tuple(replace(w, shape=scales_shape(w.shape, weight_axis)) for w in self.weights)
         return replace(self, weights=weights)
 
     def expert_slice(self, group: int, groups: int) -> WeightMapping:
-        """The row of one of so many groups of the experts whose matrices it has."""
+        """Mapping of one of `groups` equal groups of the experts."""
         size = len(self.weights) // groups
-        own = self.weights[group * size : (group + 1) * size]
-        return replace(self, weights=own, expert_matrices=self.expert_matrices // groups)
+        weights = self.weights[group * size : (group + 1) * size]
+        return replace(self, weights=weights, expert_matrices=self.expert_matrices // groups)
 
     @property
     def is_updated(self) -> bool:
-        """True if steps change it."""
+        """True if optimizer steps change the variable."""
         return self.trainable and not self.is_buffer
 
     @property
     def unsharded_axis(self) -> int:
-        """An axis of this row's matrix that is not cut, nor are weights joined along it."""
+        """Axis of the matrices along which they are neither sharded nor concatenated."""
         return MatrixLayout(len(self.weights), self.axis).unsharded_axis
 
     @property
     def input_axis(self) -> int:
-        """The axis of this row's matrices that has the input features."""
+        """Axis of the matrices that has the input features."""
         return 0 if self.transpose else 1
 
     def _transposed(self, array: np.ndarray) -> np.ndarray:
@@ -235,7 +235,7 @@ class WeightMapping:
 
 
 def is_linear(mapping: WeightMapping) -> bool:
-    """Whether a row is a linear map inside a layer, which the head is not."""
+    """True for a linear layer inside a block; the head is none."""
     return (
         mapping.transpose
         and mapping.path != HEAD
@@ -245,31 +245,32 @@ def is_linear(mapping: WeightMapping) -> bool:
 
 
 def can_have_adapter(mapping: WeightMapping) -> bool:
-    """Decide whether a row can have an adapter: a linear map inside a layer, or at an end."""
+    """True for weights that can have an adapter: linear layers, the embedding and the head."""
     return is_linear(mapping) or is_vocabulary(mapping)
 
 
 def is_vocabulary(mapping: WeightMapping) -> bool:
-    """Decide whether a row is the embedding or a head of its own."""
+    """True for the embedding or a head that is not tied to it."""
     return mapping.path in (EMBEDDING, HEAD)
 
 
-def is_quantizable_row(mapping: WeightMapping) -> bool:
-    """Whether a row may be held in few bits: a linear map inside a layer, or its experts'."""
+def is_quantizable(mapping: WeightMapping) -> bool:
+    """True for weights that can be quantized: linear layers inside a block, and experts."""
     return is_linear(mapping) or mapping.expert_matrices > 0
 
 
 def is_trainable(mapping: WeightMapping) -> bool:
-    """Whether training changes a row."""
+    """True for weights that training changes."""
     return mapping.trainable
 
 
-def is_adapter_row(mapping: WeightMapping) -> bool:
-    """Whether a row is an adapter's."""
+def is_adapter(mapping: WeightMapping) -> bool:
+    """True for weights of an adapter."""
     return mapping.is_adapter
 
 
-def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
+def _read_checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
+    """Read a weight and check its shape."""
     name = prefix + weight.name
     check_presence(name, logical)
     array = np.asarray(logical[name])
@@ -278,6 +279,7 @@ def _checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
 
 
 def check_presence(name: str, logical: Arrays) -> None:
+    """Raise WeightsError if a tensor is missing."""
     if name not in logical:
         raise WeightsError(
             f"{name!r} is missing: the weights belong to a model of another kind or size than the "
@@ -286,12 +288,13 @@ def check_presence(name: str, logical: Arrays) -> None:
 
 
 def check_shape(name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    """Raise WeightsError if a tensor does not have the needed shape."""
     if shape != needed:
         raise WeightsError(f"{name!r} has shape {shape}, but the configuration needs {needed}")
 
 
 def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
-    """(count, ...): equal parts along `axis`, the last padded with zeros."""
+    """Split into `count` equal shards along `axis`, the last zero-padded: (count, ...)."""
     if count == 1:
         return array[None]
     length = -(-array.shape[axis] // count) * count

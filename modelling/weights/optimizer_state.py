@@ -1,4 +1,7 @@
-"""Optimizer state in the form that a run keeps, made of that of a checkpoint in another form."""
+"""Convert the optimizer state of a checkpoint to the form that a run stores.
+
+Forms differ in the precision of moments (8-bit, 16-bit, float32), and in master weights.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ _MOMENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "first_order": (state_8bit.quantize_first_moment, state_8bit.dequantize_first_moment),
     "second_order": (state_8bit.quantize_second_moment, state_8bit.dequantize_second_moment),
 }
-_PACKED = ("codes", "scales")
-_WHOLE = (MASTER_WEIGHT.name, RESIDUAL)
+_8BIT_FIELDS = ("codes", "scales")
+_MASTER_SLOTS = (MASTER_WEIGHT.name, RESIDUAL)
 
 
-class Spec(Protocol):
-    """What is known of a tensor in a file."""
+class FileTensorSpec(Protocol):
+    """Shape and dtype of a tensor in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -36,149 +39,154 @@ class Spec(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerStateSpec:
-    """A tensor of optimizer state.
+    """Specification of one tensor of optimizer state.
 
     Attributes:
-        weight: the logical weight that it belongs to.
-        of: the shape of that weight, as Hugging Face turns it.
-        axis: of that weight, along which groups of elements are packed together.
+        weight: name of the logical weight.
+        weight_shape: shape of the logical weight.
+        axis: axis of the weight along which elements share quantization blocks.
     """
 
     slot: StateSlot
     weight: str
-    of: tuple[int, ...]
+    weight_shape: tuple[int, ...]
     axis: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's."""
-        return self.slot.shape(self.of, self.axis)
+        """Shape of the tensor."""
+        return self.slot.shape(self.weight_shape, self.axis)
 
-    def is_like(self, spec: Spec) -> bool:
-        """Whether a file has it so. Any type of floating point is as good as another."""
-        theirs = np.dtype(spec.dtype).name
-        floats = "float" in theirs and "float" in self.slot.dtype
-        return spec.shape == self.shape and (floats or theirs == self.slot.dtype)
+    def matches(self, spec: FileTensorSpec) -> bool:
+        """True if a tensor of a file has this shape and dtype; all floating dtypes match."""
+        dtype_name = np.dtype(spec.dtype).name
+        both_float = "float" in dtype_name and "float" in self.slot.dtype
+        return spec.shape == self.shape and (both_float or dtype_name == self.slot.dtype)
 
 
 def optimizer_state_specs(
     config: RunConfig, weight_map: WeightMap
 ) -> dict[str, OptimizerStateSpec]:
-    """All optimizer state of a run but the numbers of steps, by the names in checkpoints."""
-    kept = {}
+    """Specifications of all optimizer state but step counters, by name in checkpoints."""
+    state_specs = {}
     for mapping in (mapping for mapping in weight_map.mappings if mapping.is_updated):
         for weight in mapping.weights:
             axis = 1 - mapping.unsharded_axis if mapping.transpose else mapping.unsharded_axis
             for slot in config.optimizer_slots(len(weight.shape), mapping.is_adapter):
                 name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
-                kept[name] = OptimizerStateSpec(slot, weight.name, weight.shape, axis)
-    return kept
+                state_specs[name] = OptimizerStateSpec(slot, weight.name, weight.shape, axis)
+    return state_specs
 
 
 def convert_optimizer_state(
     tensors: Arrays,
-    specs: Mapping[str, Spec],
-    kept: Mapping[str, OptimizerStateSpec],
+    specs: Mapping[str, FileTensorSpec],
+    state_specs: Mapping[str, OptimizerStateSpec],
     config: RunConfig,
 ) -> Arrays | str:
-    """The tensors of a checkpoint, with optimizer state as a run keeps it.
+    """Convert the tensors of a checkpoint to the optimizer state of a run.
 
-    Moments are expanded or packed, residuals made of masters and the reverse. What is kept in fewer
-    bits than before is rounded, the rest is exact.
+    Moments are quantized or dequantized; residuals and master weights are converted into each
+    other. Values that get fewer bits are rounded, all others are exact.
 
     Args:
-        specs: of all tensors.
+        specs: specs of all tensors of the checkpoint.
+        state_specs: specifications of the run's optimizer state.
 
     Returns:
-        The same tensors if nothing changes, or the name of a tensor that cannot be made.
+        The same tensors if nothing changes, or the name of a tensor that cannot be computed.
     """
-    missing = [n for n, state in kept.items() if n not in specs or not state.is_like(specs[n])]
+    missing = [n for n, s in state_specs.items() if n not in specs or not s.matches(specs[n])]
     if not missing:
         return tensors
-    made: dict[str, Callable[[], np.ndarray]] = {}
+    converters: dict[str, Callable[[], np.ndarray]] = {}
     for name in missing:
-        maker = _maker(kept[name], tensors, specs, config.model.precision)
-        if maker is None:
+        converter = _converter(state_specs[name], tensors, specs, config.model.precision)
+        if converter is None:
             return name
-        made[name] = maker
-    others = [n for n in specs if n not in made]
+        converters[name] = converter
+    unchanged = [n for n in specs if n not in converters]
     if config.model.precision == "float32":
-        split = [n for n in others if any(_name(slot, n) in specs for slot in _WHOLE)]
-        made |= {n: partial(float32_weight, tensors, n) for n in split}
-    return Overlay(LazyArrays(made), View(tensors, others))
+        weights = [n for n in unchanged if any(_name(slot, n) in specs for slot in _MASTER_SLOTS)]
+        converters |= {n: partial(float32_weight, tensors, n) for n in weights}
+    return Overlay(LazyArrays(converters), View(tensors, unchanged))
 
 
 def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
-    """A weight in float32, with what is kept of it besides its 16 bits."""
+    """A weight in float32: its master weight, or the weight joined with its residual."""
     if _name(MASTER_WEIGHT.name, name) in tensors:
         return tensors[_name(MASTER_WEIGHT.name, name)]
     low = tensors[name]
     if _name(RESIDUAL, name) not in tensors:
         return low.astype(np.float32)
-    whole: np.ndarray = state_8bit.join_weight(low, tensors[_name(RESIDUAL, name)])
-    return whole
+    weight: np.ndarray = state_8bit.join_weight(low, tensors[_name(RESIDUAL, name)])
+    return weight
 
 
-def _maker(
-    state: OptimizerStateSpec, tensors: Arrays, specs: Mapping[str, Spec], precision: str
+def _converter(
+    state: OptimizerStateSpec, tensors: Arrays, specs: Mapping[str, FileTensorSpec], precision: str
 ) -> Callable[[], np.ndarray] | None:
-    """The function that makes state of a checkpoint's tensors; None if they do not suffice."""
+    """Returns the function that computes a state tensor; None if its inputs are missing."""
     name, weight = state.slot.name, state.weight
 
-    def is_kept(slot: str) -> bool:
+    def is_saved(slot: str) -> bool:
         return _name(slot, weight) in specs
 
-    def fits(slot: str) -> bool:
-        kinds = RESIDUAL_SLOTS.values() if slot == RESIDUAL else (STATE_SLOTS[slot],)
+    def is_valid(slot: str) -> bool:
+        variants = RESIDUAL_SLOTS.values() if slot == RESIDUAL else (STATE_SLOTS[slot],)
         spec = specs[_name(slot, weight)]
-        return any(replace(state, slot=kind).is_like(spec) for kind in kinds)
+        return any(replace(state, slot=variant).matches(spec) for variant in variants)
 
-    if name in _WHOLE:
-        if not all(fits(slot) for slot in _WHOLE if is_kept(slot)):
+    if name in _MASTER_SLOTS:
+        if not all(is_valid(slot) for slot in _MASTER_SLOTS if is_saved(slot)):
             return None
         if state.slot == MASTER_WEIGHT:
             return partial(float32_weight, tensors, weight)
         return partial(_residual, tensors, weight, precision, 8 * state.slot.itemsize)
-    moment, _, part = name.rpartition("_")
-    if part not in _PACKED:
-        moment, part = name, ""
-    forms = [moment], [f"{moment}_{part}" for part in _PACKED]
+    moment, _, field = name.rpartition("_")
+    if field not in _8BIT_FIELDS:
+        moment, field = name, ""
+    forms = [moment], [f"{moment}_{field}" for field in _8BIT_FIELDS]
     if moment not in _MOMENTS or not any(
-        all(is_kept(slot) and fits(slot) for slot in form) for form in forms
+        all(is_saved(slot) and is_valid(slot) for slot in form) for form in forms
     ):
         return None
-    values = partial(_moment, tensors, moment, weight, state.axis)
-    return partial(_packed, values, moment, part, state) if part else values
+    read = partial(_read_moment, tensors, moment, weight, state.axis)
+    return partial(_quantize_moment, read, moment, field, state) if field else read
 
 
 def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
+    """Residual of rounding a weight to 16 bits, int8 or int16."""
     low = tensors[weight].astype(dtype.from_name(precision).as_numpy())
     residual: np.ndarray = state_8bit.quantize_residual(float32_weight(tensors, weight), low, bits)
     return residual
 
 
-def _moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
-    """A moment in float32, of whichever form there is."""
+def _read_moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
+    """Read a moment in either form, as float32."""
     if _name(moment, weight) in tensors:
         return tensors[_name(moment, weight)].astype(np.float32, copy=False)
-    codes, scales = (tensors[_name(f"{moment}_{part}", weight)] for part in _PACKED)
+    codes, scales = (tensors[_name(f"{moment}_{field}", weight)] for field in _8BIT_FIELDS)
     values: np.ndarray = _MOMENTS[moment][1](codes, scales.reshape(-1), _quant_blocks(codes, axis))
     return values
 
 
-def _packed(
-    read: Callable[[], np.ndarray], moment: str, part: str, state: OptimizerStateSpec
+def _quantize_moment(
+    read: Callable[[], np.ndarray], moment: str, field: str, state: OptimizerStateSpec
 ) -> np.ndarray:
+    """Quantize a moment to 8 bits; returns its codes or its scales."""
     values = read()
-    made = _MOMENTS[moment][0](values, _quant_blocks(values, state.axis))[_PACKED.index(part)]
-    return np.reshape(made, state.shape)
+    codes_and_scales = _MOMENTS[moment][0](values, _quant_blocks(values, state.axis))
+    return np.reshape(codes_and_scales[_8BIT_FIELDS.index(field)], state.shape)
 
 
 def _quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
-    groups = state_8bit.QuantBlocks.along_axis(axis, values.shape)
-    assert groups is not None, "a whole tensor cuts no group"
-    return groups
+    """Quantization blocks of a full tensor."""
+    blocks = state_8bit.QuantBlocks.along_axis(axis, values.shape)
+    assert blocks is not None, "a full tensor splits no block"
+    return blocks
 
 
 def _name(slot: str, weight: str) -> str:
+    """Name of a state tensor in checkpoints."""
     return f"{OPTIMIZER}/{slot}/{weight}"

@@ -1,4 +1,4 @@
-"""Which weights training changes: those that `training.trained` and `training.frozen` name."""
+"""Mark the weights that `training.trained` and `training.frozen` select for training."""
 
 from __future__ import annotations
 
@@ -18,66 +18,65 @@ from modelling.weights.weight_map import WeightMap, without_expert_group
 
 
 def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
-    """The table whose rows say what a configuration trains.
+    """Mark the mappings that a configuration trains as trainable, and all others as frozen.
 
-    A pattern is a name of ours, a layer's and a path (`layer.0.self_attn.kv.weight`), or Hugging
-    Face's, or the beginning of one up to a dot; `*` stands for any characters. Where a weight has
-    several names, each of them means it.
-
-    Adapters, and the modules that they name, are trained besides.
+    A pattern matches names of weights, or their beginning up to a dot; `*` matches any characters.
+    The names are this program's, a layer and a path (`layer.0.self_attn.kv.weight`), and all names
+    that Hugging Face's files have. Adapters and `adapter.modules_to_save` are trainable, too.
 
     Raises:
-        ConfigError: a pattern means no weight; nothing is left to train; some weights of a variable
-            are trained and others not; or a weight that is trained has an adapter.
+        ConfigError: a pattern matches no weight; no weight is left to train; a variable has both
+            trainable and frozen weights; or a trainable weight has an adapter.
     """
     if not training.some_frozen:
         return weight_map
-    chosen, frozen = listed(training.trained), listed(training.frozen)
+    patterns, frozen = listed(training.trained), listed(training.frozen)
     names = _weights_by_name(weight_map.base)
-    own = {w.name for w in weight_map.trainable_weights} if weight_map.has_adapters else set[str]()
-    changed = _match_patterns(names, "training.trained", chosen or ("*",))
-    changed -= _match_patterns(names, "training.frozen", frozen)
-    if not changed:
+    trainable = _match_patterns(names, "training.trained", patterns or ("*",))
+    trainable -= _match_patterns(names, "training.frozen", frozen)
+    if not trainable:
         raise ConfigError("nothing is left to train: training.frozen means all that is trained")
-    changed |= own
-    marked = {
-        layer: tuple(_mark_mapping(layer, mapping, changed) for mapping in mappings)
+    if weight_map.has_adapters:
+        trainable |= {w.name for w in weight_map.trainable_weights}
+    layers = {
+        layer: tuple(_mark_mapping(layer, mapping, trainable) for mapping in mappings)
         for layer, mappings in weight_map.layers.items()
     }
-    return replace(weight_map, layers=marked)
+    return replace(weight_map, layers=layers)
 
 
 def _weights_by_name(weight_map: WeightMap) -> dict[str, list[str]]:
-    """Each name that there is for weights, and those that it means."""
+    """Map each name that users can give for weights to the names of these weights."""
     names = {w.name: [w.name] for w in weight_map.weights}
     names |= {alias: [name] for alias, name in weight_map.hf_names.aliases.items()}
-    names |= {name: joined.weights for name, joined in weight_map.hf_names.fused.items()}
+    names |= {name: fused.weights for name, fused in weight_map.hf_names.fused.items()}
     for layer, mappings in weight_map.layers.items():
         for mapping in mappings:
-            own = names.setdefault(f"{without_expert_group(layer)}.{mapping.path}", [])
-            own += [w.name for w in mapping.weights]
+            weights = names.setdefault(f"{without_expert_group(layer)}.{mapping.path}", [])
+            weights += [w.name for w in mapping.weights]
     return names
 
 
 def _match_patterns(
     names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[str]
 ) -> set[str]:
-    """The weights that patterns mean."""
-    meant: set[str] = set()
+    """Names of the weights that match any of the patterns of a field."""
+    weights: set[str] = set()
     for pattern in patterns:
         glob = pattern.replace("[", "[[]").replace("?", "[?]")
         matches = re.compile(f"{translate(glob)}|{translate(f'{glob}.*')}").match
-        found = [name for name in names if matches(name)]
-        if not found:
+        matching = [name for name in names if matches(name)]
+        if not matching:
             close = nearest(pattern, names)
             raise ConfigError(f"{field}: {format_name(pattern, 40)} means no weight{close}")
-        meant.update(weight for name in found for weight in names[name])
-    return meant
+        weights.update(weight for name in matching for weight in names[name])
+    return weights
 
 
-def _mark_mapping(layer: str, mapping: WeightMapping, changed: Collection[str]) -> WeightMapping:
-    trained = [w.name for w in mapping.weights if w.name in changed]
-    frozen = [w.name for w in mapping.weights if w.name not in changed]
+def _mark_mapping(layer: str, mapping: WeightMapping, trainable: Collection[str]) -> WeightMapping:
+    """Mark a mapping as trainable if its weights are among `trainable`, else as frozen."""
+    trained = [w.name for w in mapping.weights if w.name in trainable]
+    frozen = [w.name for w in mapping.weights if w.name not in trainable]
     if trained and frozen:
         raise ConfigError(
             f"training.trained and frozen leave {trained[0]} trained and {frozen[0]} frozen, but "
@@ -92,7 +91,7 @@ def _mark_mapping(layer: str, mapping: WeightMapping, changed: Collection[str]) 
 
 
 def check_quantized_frozen(weight_map: WeightMap) -> None:
-    """Raise ConfigError if a linear map of a layer is trained whole, which 4 bits do not allow."""
+    """Raise ConfigError if a linear layer is trainable, which quantization does not allow."""
     for mapping in weight_map.mappings:
         if is_linear(mapping) and mapping.trainable:
             raise ConfigError(
@@ -102,35 +101,34 @@ def check_quantized_frozen(weight_map: WeightMap) -> None:
 
 
 def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
-    """The table with a phase for each run of neighbouring layers that are trained alike, with
-    adapters that are alike."""
-
-    alike = defaultdict[str, dict[str, list[object]]](dict)
+    """Split phases so that the layers of each have the same trainable weights and adapters."""
+    keys = defaultdict[str, dict[str, list[object]]](dict)  # by layer, of it and of its experts
     for layer, mappings in weight_map.layers.items():
-        how: list[object] = [
+        key: list[object] = [
             (mapping.trainable, [a.graph_key for a in mapping.adapters]) for mapping in mappings
         ]
-        alike[without_expert_group(layer)][layer] = how
-    for whole, of_parts in alike.items():
-        groups = [how for layer, how in of_parts.items() if layer != whole]
-        if any(how != groups[0] for how in groups):
+        keys[without_expert_group(layer)][layer] = key
+    for layer, keys_of_layer in keys.items():
+        groups = [key for name, key in keys_of_layer.items() if name != layer]
+        if any(key != groups[0] for key in groups):
             raise ConfigError(
-                f"some experts of {whole} are trained and others not, but they are one variable: "
+                f"some experts of {layer} are trained and others not, but they are one variable: "
                 "name all of them, or none"
             )
 
-    def key(layer: str) -> list[object]:
-        return list(alike[without_expert_group(layer)].values())
+    def keys_of(layer: str) -> list[object]:
+        return list(keys[without_expert_group(layer)].values())
 
     phases: dict[str, tuple[str, ...]] = {}
     phase_splits: dict[str, list[str]] = {}
     for phase, layers in weight_map.phases.items():
-        parts = [tuple(members) for _, members in groupby(layers, key)] or [()]
-        names = [phase, *(f"{phase}_from_{_layer_index(part[0])}" for part in parts[1:])]
-        phases |= dict(zip(names, parts, strict=True))
+        runs = [tuple(members) for _, members in groupby(layers, keys_of)] or [()]
+        names = [phase, *(f"{phase}_from_{_layer_index(run[0])}" for run in runs[1:])]
+        phases |= dict(zip(names, runs, strict=True))
         phase_splits[phase] = names
     return replace(weight_map, phases=phases, phase_splits=phase_splits)
 
 
 def _layer_index(layer: str) -> str:
+    """Index of a layer or of a group's layer, from its name."""
     return without_expert_group(layer).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Logical tensors read from a program's variables, in full or in the parts that replicas hold."""
+"""Read logical tensors from a program's variables, in full or shard by shard."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from popxl import Variable
 from popxl.session import VariableShard
 
 OPTIMIZER = "optimizer"
-"""First part of the names of optimizer state: `optimizer/first_order/<weight>`."""
+"""Prefix of the names of optimizer state: `optimizer/first_order/<weight>`."""
 
-StoredArray = tuple[VariableShard, ...]
+LocalShards = tuple[VariableShard, ...]
 
 
 class VariableSource(NamedTuple):
-    """A variable, and the row that says which logical tensors make it up."""
+    """A variable with the mapping of the logical tensors that it is made of."""
 
     mapping: WeightMapping
     variable: Any
-    """For a weight in few bits, which is written only, the tree of its parts."""
+    """The variable; for a quantized weight, which is only written, the tree of its fields."""
 
     prefix: str
-    """Prefix of the tensors' names, before the names of the weights."""
+    """Prefix of the tensors' names; the names of the weights follow."""
 
     is_shared: bool = False
-    """True if all weights of the row share the data, as they share a step counter."""
+    """True if all weights of the mapping share the data, like a step counter."""
 
     residual_of_dtype: np.dtype | None = None
-    """The data are what rounding to this type takes from the weights."""
+    """Not None: the data are the residuals of rounding the weights to this dtype."""
 
     @property
     def tensor_names(self) -> list[str]:
-        """The names of the tensors."""
+        """Names of the logical tensors."""
         return [self.prefix + weight.name for weight in self.mapping.weights]
 
-    def shardings(self, held: StoredArray) -> tuple[WeightSharding, ...]:
-        """How each tensor is cut, where the variable is held in parts."""
+    def shardings(self, shards: LocalShards) -> tuple[WeightSharding, ...]:
+        """Sharding of each logical tensor, where the variable is held in shards."""
         mapping, shape = self.mapping, self.variable.shape
         if self.is_shared:
-            return weight_shardings(VariableLayout((shape,), shape), held) * len(mapping.weights)
-        return weight_shardings(VariableLayout.from_mapping(mapping, shape), held)
+            return weight_shardings(VariableLayout((shape,), shape), shards) * len(mapping.weights)
+        return weight_shardings(VariableLayout.from_mapping(mapping, shape), shards)
 
 
 @dataclass(frozen=True)
 class VariableLayout:
-    """Where the elements of a row's weights are in its variable; see `WeightMapping`.
+    """Positions of the weights' elements in a variable; further fields as of `WeightMapping`.
 
     Attributes:
-        shapes: of the weights.
-        variable: its shape on a replica.
+        shapes: shapes of the weights.
+        variable: shape of the variable on a replica.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -68,16 +68,17 @@ class VariableLayout:
 
     @classmethod
     def from_mapping(cls, mapping: WeightMapping, variable: tuple[int, ...]) -> VariableLayout:
-        """The layout of a row's variable of some shape."""
+        """Layout of a mapping's variable, whose shape on a replica is `variable`."""
         shapes = tuple(w.shape for w in mapping.weights)
         return cls(shapes, variable, mapping.transpose, mapping.axis, mapping.expert_parallel)
 
     def slices(self, group: int, start: int, size: int) -> Iterator[WeightSlice]:
-        """Yield the elements of weights among consecutive elements of the variable.
+        """Yield the weight elements among consecutive elements of the variable.
 
         Args:
-            group: which of the tensor-parallel parts the variable is.
-            start, size: which of its elements, in C order.
+            group: index of the tensor-parallel shard.
+            start: index of the first element, in C order.
+            size: number of elements.
         """
         if not self.variable:
             scalar = Part((), (), (), (), 0, 1)
@@ -86,8 +87,8 @@ class VariableLayout:
         axis, count, first_weight = self.axis or 0, len(self.shapes), 0
         length, inner = self.variable[axis], math.prod(self.variable[axis + 1 :])
         if self.expert_parallel:
-            own = self.shapes[0][-1 - axis if self.transpose else axis]
-            count = length // own
+            weight_length = self.shapes[0][-1 - axis if self.transpose else axis]
+            count = length // weight_length
             first_weight, group = group * count, 0
         for number in range(first_weight, first_weight + count):
             shape = self.shapes[number]
@@ -99,7 +100,7 @@ class VariableLayout:
             high = low + box[axis]
 
             def before(element: int, low: int = low, high: int = high) -> int:
-                """How many elements of the weight come before one of the variable."""
+                """Number of the weight's elements before an element of the variable."""
                 rows, rest = divmod(element, length * inner)
                 inside = rest % inner if low <= rest // inner < high else 0
                 columns = rows * (high - low) + min(max(rest // inner - low, 0), high - low)
@@ -115,75 +116,75 @@ class VariableLayout:
 
 @dataclass(frozen=True)
 class WeightSlice:
-    """The elements of one weight among consecutive elements of a row's variable.
+    """The elements of one weight among consecutive elements of a variable.
 
     Attributes:
-        weight: which of the row's weights.
-        part: where they are in it.
+        weight: index of the weight in the mapping.
+        part: position of the elements in the weight.
     """
 
     weight: int
     part: Part
     _start: int
     _middle: tuple[int, int, int, int]
-    """First and last index on the axis along which weights are joined; length, elements inside."""
+    """Range on the axis along which weights are concatenated, its length, and inner elements."""
 
     def select(self, values: np.ndarray) -> np.ndarray:
-        """Return this weight's elements of all those elements."""
+        """Select this weight's elements from consecutive elements of the variable."""
         low, high, length, inner = self._middle
         if high - low == length:
             return values
         first, offset = divmod(self._start, length * inner)
         rows = -(-(offset + values.size) // (length * inner))
-        filled = np.zeros(rows * length * inner, values.dtype)
-        filled[offset : offset + values.size] = values
-        chosen = filled.reshape(rows, length, inner)[:, low:high].reshape(-1)
-        begin = self.part.start - first * (high - low) * inner
-        return chosen[begin : begin + self.part.size]
+        padded = np.zeros(rows * length * inner, values.dtype)
+        padded[offset : offset + values.size] = values
+        elements = padded.reshape(rows, length, inner)[:, low:high].reshape(-1)
+        start = self.part.start - first * (high - low) * inner
+        return elements[start : start + self.part.size]
 
 
 class WeightSharding(NamedTuple):
-    """How one weight of a row is cut, where its variable is held in parts."""
+    """Sharding of one weight, where its variable is held in shards."""
 
     layout: Layout
-    holders: tuple[tuple[int, ...], ...]
+    processes: tuple[tuple[int, ...], ...]
     sources: tuple[tuple[VariableShard, WeightSlice], ...]
 
     @classmethod
     def from_sources(cls, sources: Sequence[tuple[VariableShard, WeightSlice]]) -> WeightSharding:
-        """From the parts of the variable, and what each has of the weight."""
+        """Returns the sharding, from the variable's shards and their slices of the weight."""
         layout = tuple(weight_slice.part for _, weight_slice in sources)
-        return cls(layout, tuple(part.processes for part, _ in sources), tuple(sources))
+        return cls(layout, tuple(shard.processes for shard, _ in sources), tuple(sources))
 
     def read(
         self, variable: Variable, read: Callable[[Variable, VariableShard], np.ndarray], number: int
     ) -> np.ndarray:
-        """The elements of a part of the weight."""
-        part, weight_slice = self.sources[number]
-        return weight_slice.select(read(variable, part))
+        """Read the elements of the weight in shard `number`."""
+        shard, weight_slice = self.sources[number]
+        return weight_slice.select(read(variable, shard))
 
 
 @cache
-def weight_shardings(layout: VariableLayout, held: StoredArray) -> tuple[WeightSharding, ...]:
-    """How each weight of a row is cut. Equal layers share what this returns."""
+def weight_shardings(layout: VariableLayout, shards: LocalShards) -> tuple[WeightSharding, ...]:
+    """Sharding of each weight of a layout; cached, so that equal layers share it."""
     sources: list[list[tuple[VariableShard, WeightSlice]]] = [[] for _ in layout.shapes]
-    for part in held:
-        for weight_slice in layout.slices(part.group, part.start, part.size):
-            sources[weight_slice.weight].append((part, weight_slice))
+    for shard in shards:
+        for weight_slice in layout.slices(shard.group, shard.start, shard.size):
+            sources[weight_slice.weight].append((shard, weight_slice))
     return tuple(map(WeightSharding.from_sources, sources))
 
 
 class ShardReader(NamedTuple):
-    """Access to the parts of variables that the replicas hold; see `popxl.Session`."""
+    """Functions that list and read the local shards of variables; see `popxl.Session`."""
 
     shards_of: Callable[[Variable], tuple[VariableShard, ...]]
     read: Callable[[Variable, VariableShard], np.ndarray]
 
 
 class HfNamedTensors(LazyArrays):
-    """Logical tensors, made from a variable's data on demand. They come in the order of the
-    variables: tensors of one variable follow each other, and are kept until each was asked for
-    once.
+    """Logical tensors by name, converted from variables when read, in the order of variables.
+
+    Tensors of one variable are consecutive; each is cached until it has been read once.
     """
 
     concurrent = False
@@ -193,27 +194,27 @@ class HfNamedTensors(LazyArrays):
         sources: Sequence[VariableSource],
         read: Callable[[Variable], np.ndarray],
         tensor_parallel: int,
-        held: ShardReader | None,
+        shard_reader: ShardReader | None,
     ) -> None:
-        self._all, self._held = sources, held
+        self._all, self._shard_reader = sources, shard_reader
         self._sources = {name: source for source in sources for name in source.tensor_names}
         self._names = self._sources
         self._read, self._tensor_parallel = read, tensor_parallel
-        self._made: dict[str, np.ndarray] = {}
+        self._cached: dict[str, np.ndarray] = {}
 
     def parts(self) -> Iterator[CutTensor]:
-        """Like `ShardSource`: what the variables' parts hold of each tensor."""
-        assert self._held is not None
+        """Shards of each tensor, for `checkpoints` (`ShardSource`)."""
+        assert self._shard_reader is not None
         for source in self._all:
             variable, dtype = source.variable, source.variable.dtype.as_numpy()
-            cuts = source.shardings(self._held.shards_of(variable))
-            for name, cut in zip(source.tensor_names, cuts, strict=True):
-                read = partial(cut.read, variable, self._held.read)
-                yield CutTensor(name, dtype, cut.layout, cut.holders, read)
+            shardings = source.shardings(self._shard_reader.shards_of(variable))
+            for name, sharding in zip(source.tensor_names, shardings, strict=True):
+                read = partial(sharding.read, variable, self._shard_reader.read)
+                yield CutTensor(name, dtype, sharding.layout, sharding.processes, read)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Total bytes of all tensors."""
         return sum(
             math.prod(source.variable.shape if source.is_shared else weight.shape)
             * source.variable.dtype.as_numpy().itemsize
@@ -222,23 +223,23 @@ class HfNamedTensors(LazyArrays):
         )
 
     def without(self, prefix: str) -> HfNamedTensors:
-        """All tensors but those whose names begin with `prefix`."""
-        sources = [p for p in self._all if not p.prefix.startswith(prefix)]
-        return HfNamedTensors(sources, self._read, self._tensor_parallel, self._held)
+        """Returns the tensors whose names do not begin with `prefix`."""
+        sources = [source for source in self._all if not source.prefix.startswith(prefix)]
+        return HfNamedTensors(sources, self._read, self._tensor_parallel, self._shard_reader)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._made:
+        if name not in self._cached:
             source = self._sources[name]
             data = self._read(source.variable)
             if source.is_shared:
-                self._made = dict.fromkeys(source.tensor_names, data)
+                self._cached = dict.fromkeys(source.tensor_names, data)
             else:
-                self._made = source.mapping.to_logical(data, self._tensor_parallel, source.prefix)
-        return self._made.pop(name)
+                self._cached = source.mapping.to_logical(data, self._tensor_parallel, source.prefix)
+        return self._cached.pop(name)
 
 
 def without_optimizer_state(tensors: Arrays) -> Arrays:
-    """All but the optimizer's state, on demand."""
+    """Returns the tensors without optimizer state, still lazy."""
     if isinstance(tensors, HfNamedTensors):
         return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
@@ -246,7 +247,7 @@ def without_optimizer_state(tensors: Arrays) -> Arrays:
 
 
 def total_nbytes(tensors: Arrays) -> int:
-    """Bytes of tensors, without reading those of a program."""
+    """Total bytes of tensors; tensors of a program are not read for it."""
     if isinstance(tensors, HfNamedTensors):
         return tensors.nbytes
     return sum(array.nbytes for array in tensors.values())

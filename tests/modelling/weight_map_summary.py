@@ -91,7 +91,7 @@ def summary(weight_map: WeightMap) -> dict[str, Any]:
 
 def _row(row: Any) -> list[Any]:
     weights = [[w.name, list(w.shape), str(w.std), w.uniform] for w in row.weights]
-    cut = row.cut if row.axis is not None else True
+    cut = row.is_sharded if row.axis is not None else True
     return [
         weights,
         row.transpose,

@@ -19,7 +19,7 @@ from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.llama.config_json import from_config_json, to_config_json
 from modelling.llama.model import clamped_swiglu
 from modelling.weights import WeightsError
-from modelling.weights.mxfp4 import expand
+from modelling.weights.mxfp4 import dequantize_mxfp4
 from popxl import constant, ops
 from popxl.transforms import autodiff
 from popxl_addons.ops.routing import repeat_by_group, scatter_router_weights
@@ -160,13 +160,13 @@ def test_all_bytes_and_all_scales_that_are_numbers() -> None:
     blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(255, 1)
     scales = np.arange(255, dtype=np.uint8)[None, :, None].repeat(16, 2)
     theirs = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
-    ours = expand(blocks, scales).swapaxes(1, 2)
+    ours = dequantize_mxfp4(blocks, scales).swapaxes(1, 2)
     np.testing.assert_array_equal(ours.view(np.int16), theirs.view(torch.int16).numpy())
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(WeightsError, match=r"damaged: it has blocks \(1, 2, 3, 16\) with scales"):
-        expand(np.zeros((1, 2, 3, 16), np.uint8), np.zeros((1, 2, 4), np.uint8))
+        dequantize_mxfp4(np.zeros((1, 2, 3, 16), np.uint8), np.zeros((1, 2, 4), np.uint8))
 
 
 def test_the_published_description_is_read() -> None:
