@@ -45,7 +45,7 @@ SCRIPTS = {
     "run_validation.py": (run_validation, run.evaluation.validate, "validate"),
     "run_inference.py": (run_inference, run.evaluation.side_by_side, "side_by_side"),
     "run_generation.py": (run_generation, run.answers.generate, "with_format"),
-    "run_export.py": (run_export, run.export, "check_least"),
+    "run_export.py": (run_export, run.export, "check_lower_bound"),
     "finetuning.py": (finetuning, finetuning, "measure"),
     "inference.py": (inference, inference, "measure"),
 }
@@ -76,7 +76,7 @@ def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.plan_options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes
-    monkeypatch.setattr(planning.auto_config, "with_choices", lambda line, *_, **__: line)
+    monkeypatch.setattr(planning.auto_config, "resolve_auto_fields", lambda line, *_, **__: line)
     with pytest.raises(SystemExit if "--help" in arguments else Understood):
         runs.main(arguments)
 

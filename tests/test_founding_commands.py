@@ -92,7 +92,7 @@ def test_it_does_what_its_document_says(command, expected, folders, monkeypatch,
     main, module, work = SCRIPTS[(ROOT / script).resolve(strict=True).name]
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     monkeypatch.setattr(module, work, begin)
-    monkeypatch.setattr(planning.auto_config, "with_choices", lambda line, *_, **__: line)
+    monkeypatch.setattr(planning.auto_config, "resolve_auto_fields", lambda line, *_, **__: line)
     monkeypatch.setenv("POPXL_CACHE_DIR", folders["new"])
     if isinstance(expected, str):
         assert main.main() == 2

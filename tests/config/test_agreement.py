@@ -27,7 +27,7 @@ from config.agreement import agree, agree_on_run
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import merge, preset_data
-from data.data_cache import Loaded
+from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.examples import Corpus, Example
 from run import start
@@ -65,10 +65,10 @@ def program():
         sys.argv[0] = own
 
 def prompts(count, text="where?"):
-    list(generate.answer(config, [generate.Asked({}, text)] * count, Loaded()))
+    list(generate.answer(config, [generate.Asked({}, text)] * count, DataCache()))
 
 def weights():
-    start.check_least = start.announce_devices = lambda config: None
+    start.check_lower_bound = start.announce_devices = lambda config: None
     start.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
     start.load_ready(config)
 

@@ -18,16 +18,16 @@ from tests.popxl.hlo_kernels import traffic
 from config.families import config_class_of
 from config.presets import load_config, preset_data
 from jax.sharding import Mesh
-from planning.requirements import finetuning_needs
+from planning.requirements import finetuning_requirements
 from popxl._run.program import Program
 
 config = load_config(config_class_of(preset_data("finetuning", "{0}"), "{0}"), "finetuning", "{0}")
-needs = finetuning_needs(config, "gpu 9.0")
-program = Program(needs.traced.ir, Mesh(np.array(devices), ("r",)))
+requirements = finetuning_requirements(config, "gpu 9.0")
+program = Program(requirements.traced.ir, Mesh(np.array(devices), ("r",)))
 program.compile()
 compiled = {segment.name: executable for segment, executable in program.executables.items()}
-for segment, work in needs.traced.works.items():
-    parts = work.parts.values()
+for segment, cost in requirements.traced.segment_costs.items():
+    parts = cost.parts.values()
     sums = sum(part.traffic for part in parts), sum(part.flops for part in parts)
     print(*sums, traffic(compiled[segment.name].as_text()), sep=";")
 """
@@ -42,11 +42,11 @@ from planning.requirements import plan_on
 there = machine("{1}")
 family = config_class_of(preset_data("finetuning", "{0}"), "{0}")
 config = family.from_dict(merge(preset_data("finetuning", "{0}"), {2}))
-traced = plan_on(finetuning_needs(config, there.target), there).traced
+traced = plan_on(finetuning_requirements(config, there.target), there).traced
 program = Program(traced.ir, Mesh(np.array(devices), ("r",)))
 program.compile()
 taken = {s.name: e.memory_analysis().temp_size_in_bytes for s, e in program.executables.items()}
-rates = there.reached_rates("bfloat16", 1)
+rates = there.achieved_rates("bfloat16", 1)
 for each in (traced, replace(traced, temporaries=lambda segment: taken[segment.name])):
     run = each.timeline(rates)
     print(traced.storage().on_device + run.peak, run.extent, sep=";")

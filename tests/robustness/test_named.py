@@ -314,8 +314,8 @@ def test_training_of_a_model_for_generation(refused):
 HOLD = """
 import sys, time
 from pathlib import Path
-from files.folder_lock import locked
-with locked(Path(sys.argv[1])):
+from files.folder_lock import lock_folder
+with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

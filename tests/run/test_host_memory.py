@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 from terminal.command_line import read_command_line
 from tests.modelling.sessions import fine_tuning
-from modelling.spec import family_of
+from modelling.spec import get_family
 from checkpoints import CheckpointStore
 from huggingface.model_folders import write_hf_directory
 from run.start import starting_point
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
 config = read_command_line("", "finetuning", "tiny", flags).config
-family = family_of(config)
+family = get_family(config)
 table = family.weight_map(config)
 
 def memory(which):
@@ -101,10 +101,10 @@ import numpy as np
 import popxl
 from terminal.command_line import read_command_line
 from tests.modelling.sessions import fine_tuning
-from modelling.spec import family_of
+from modelling.spec import get_family
 
 config = read_command_line("", "finetuning", "tiny", sys.argv[1:]).config
-family = family_of(config)
+family = get_family(config)
 
 def memory(which):
     line = next(x for x in open("/proc/self/status") if x.startswith(which))

@@ -15,7 +15,7 @@ from tests.modelling.sessions import fine_tuning
 PROGRAM = """
 import os
 import numpy as np
-from planning.hardware.memory_check import return_blocks
+from planning.hardware.memory_check import return_freed_blocks
 
 def resident():
     line = next(x for x in open("/proc/self/status") if x.startswith("VmRSS"))
@@ -26,7 +26,7 @@ for mended in (True, False):
         os.wait()
         continue
     if mended:
-        return_blocks()
+        return_freed_blocks()
     np.ones(2**21)  # freeing a large block makes glibc take smaller ones from its heap
     before = resident()
     blocks = [np.ones(2**18) for _ in range(100)]
