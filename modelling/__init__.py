@@ -1,1 +1,1 @@
-"""Models as programs of phases."""
+"""Models: layers, families, objectives, phases of training, generation and weights."""

@@ -1,1 +1,1 @@
-"""BART: an encoder-decoder whose norms follow the residuals, with learned positions."""
+"""BART: a post-norm encoder-decoder with learned positions."""

@@ -1,8 +1,8 @@
-"""BART (Lewis et al., arXiv:1910.13461): the encoder-decoder of Vaswani et al. (arXiv:1706.03762),
-whose norms follow the residuals, with learned positions and GELU.
+"""BART (Lewis et al., arXiv:1910.13461): the post-norm encoder-decoder of Vaswani et al.
+(arXiv:1706.03762) with learned positions and GELU.
 
-x is (batch, length, hidden), the same on all replicas of a tensor-parallel group; between
-`copy_to_tp` and a `Linear` with `shard="in"` each replica has its heads or inner features.
+x is (batch, length, hidden), equal on all replicas of a tensor-parallel group; between `copy_to_tp`
+and a `Linear` with `shard="in"` each replica has its heads or feed-forward features.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from modelling.spec import encoder_decoder_family
 from popxl import Tensor, ops
 
 EPSILON = 1e-5
-"""Added to the variance in a layer norm, by transformers' BART whatever its config.json says."""
+"""Added to the variance in layer norms: a constant in transformers' BART."""
 
 FIRST_POSITION = 2
-"""The row of the first position: fairseq's tables have two rows before it, which nothing reads."""
+"""Row of the first position: fairseq's tables have two unused rows before it."""
 
 
-# ---- the beginning of a stack -------------------------------------------------------------------
+# ---- embeddings ---------------------------------------------------------------------------------
 class BartPositions(Module):
-    """Learned embeddings of positions."""
+    """Learned position embeddings."""
 
     def __init__(self, c: BartModel, hf_name: str) -> None:
         super().__init__(hf_name)
@@ -55,7 +55,7 @@ class BartPositions(Module):
 
 
 class BartEmbeddings(Embeddings):
-    """layernorm_embedding(tokens * scale + positions), and dropout."""
+    """dropout(layernorm_embedding(tokens * scale + positions))."""
 
     has_positions = True
 
@@ -72,7 +72,7 @@ class BartEmbeddings(Embeddings):
         """input_ids: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
-            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+            seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.
             positions: see `Embeddings`.
         """
         if positions is None:
@@ -86,13 +86,13 @@ class BartEmbeddings(Embeddings):
 
 # ---- attention ----------------------------------------------------------------------------------
 class BartAttention(MultiHeadAttention):
-    """Self-attention; `causal`: positions see only themselves and those before."""
+    """Self-attention, causal in the decoder."""
 
     def __init__(self, c: BartModel, heads: int, causal: bool) -> None:
         hidden, std = c.hidden_size, c.init_std
-        scores = AttentionSpec((hidden // heads) ** -0.5, causal=causal)
+        spec = AttentionSpec((hidden // heads) ** -0.5, causal=causal)
         dropout = Dropout.from_model(c, c.attention_dropout)
-        super().__init__(heads, scores, is_sliced=not causal, dropout=dropout)
+        super().__init__(heads, spec, is_chunked=not causal, dropout=dropout)
         self.qkv = FusedLinear(hidden, hidden, {f"{n}_proj": std for n in "qkv"}, bias=True)
         self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
 
@@ -104,7 +104,7 @@ class BartAttention(MultiHeadAttention):
 
 
 class BartCrossAttention(CrossAttention):
-    """Attention to the encoder's output."""
+    """Cross-attention to the encoder's output."""
 
     def __init__(self, c: BartModel, heads: int) -> None:
         hidden, std = c.hidden_size, c.init_std
@@ -115,39 +115,40 @@ class BartCrossAttention(CrossAttention):
         self.out_proj = Linear(hidden, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
+        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         q = self.q_proj(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
         return ctx.packing.unpack_sequences(self.out_proj(self.attend_encoded(q, ctx)))
 
 
 # ---- layers -------------------------------------------------------------------------------------
 class BartLayer(Module):
-    """Modules of the layers of both stacks.
+    """Self-attention and feed-forward modules, which encoder and decoder layers have.
 
     Args:
-        heads, inner: of attention, and inside the feed-forward.
-        causal: see `BartAttention`.
+        heads: of attention.
+        ffn_dim: features between fc1 and fc2.
+        causal: True in the decoder.
     """
 
-    def __init__(self, c: BartModel, heads: int, inner: int, causal: bool) -> None:
+    def __init__(self, c: BartModel, heads: int, ffn_dim: int, causal: bool) -> None:
         super().__init__()
         hidden, std = c.hidden_size, c.init_std
         self.self_attn = BartAttention(c, heads, causal)
         self.self_attn_layer_norm = LayerNorm(hidden, EPSILON)
         self.act = activation(c.activation_function)
         self.drop = Dropout.from_model(c, c.activation_dropout)
-        self.fc1 = Linear(hidden, inner, shard="out", std=std, bias=True)
-        self.fc2 = Linear(inner, hidden, shard="in", std=std, bias=True)
+        self.fc1 = Linear(hidden, ffn_dim, shard="out", std=std, bias=True)
+        self.fc2 = Linear(ffn_dim, hidden, shard="in", std=std, bias=True)
         self.final_layer_norm = LayerNorm(hidden, EPSILON)
 
     def feed_forward(self, x: Tensor, ctx: StackContext) -> Tensor:
-        """fc2(dropout(act(fc1 x))): (batch, length, hidden) -> the same shape."""
-        inner = self.act(self.fc1(self.groups.copy_to_tp(x)))
-        return self.fc2(self.drop(inner, self.groups.tp_seed(ctx.next_seed())))
+        """Computes fc2(dropout(act(fc1 x))): (batch, length, hidden) -> the same shape."""
+        h = self.act(self.fc1(self.groups.copy_to_tp(x)))
+        return self.fc2(self.drop(h, self.groups.tp_seed(ctx.next_seed())))
 
 
 class BartEncoderLayer(BartLayer):
-    """Self-attention and feed-forward."""
+    """Self-attention and feed-forward, post-norm."""
 
     def __init__(self, c: BartModel) -> None:
         super().__init__(c, c.encoder_attention_heads, c.encoder_ffn_dim, causal=False)
@@ -159,7 +160,7 @@ class BartEncoderLayer(BartLayer):
 
 
 class BartDecoderLayer(BartLayer):
-    """Causal self-attention, attention to the encoder's output, and feed-forward."""
+    """Causal self-attention, cross-attention and feed-forward, post-norm."""
 
     def __init__(self, c: BartModel) -> None:
         super().__init__(c, c.decoder_attention_heads, c.decoder_ffn_dim, causal=True)
@@ -167,7 +168,7 @@ class BartDecoderLayer(BartLayer):
         self.encoder_attn_layer_norm = LayerNorm(c.hidden_size, EPSILON)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
+        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         x = self.self_attn_layer_norm(ctx.add_residual(x, self.self_attn(x, ctx)))
         x = self.encoder_attn_layer_norm(ctx.add_residual(x, self.encoder_attn(x, ctx)))
         return self.final_layer_norm(ctx.add_residual(x, self.feed_forward(x, ctx)))
@@ -175,7 +176,7 @@ class BartDecoderLayer(BartLayer):
 
 # ---- the model ----------------------------------------------------------------------------------
 def encoder_decoder_spec(config: BartConfig) -> EncoderDecoderSpec:
-    """A configured model: neither stack has a norm at its end."""
+    """Describes the model of a configuration."""
     c = config.model
 
     def head() -> LMHeadLoss:

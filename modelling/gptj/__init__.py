@@ -1,1 +1,1 @@
-"""GPT-J: a decoder with rotary positions, and attention and feed-forward side by side."""
+"""GPT-J: a decoder with RoPE, and attention and feed-forward in parallel."""

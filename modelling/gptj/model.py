@@ -1,9 +1,8 @@
-"""GPT-J (Wang and Komatsuzaki, 2021): causal attention with rotary positions (Su et al.,
-arXiv:2104.09864), and feed-forward beside it.
+"""GPT-J (Wang and Komatsuzaki, 2021): causal attention with RoPE (Su et al., arXiv:2104.09864) and
+a feed-forward layer, in parallel.
 
-Neighbouring features of a head are the pairs that are rotated, and only the first `rotary_dim`
-features are. Attention and feed-forward have the same normalised input, and are added to it
-together.
+RoPE rotates pairs of neighbouring features, the first `rotary_dim` ones of a head. Attention and
+feed-forward have the same normed input; their outputs are added to x together.
 """
 
 from __future__ import annotations
@@ -34,25 +33,26 @@ from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_const
 
 
 class GPTJAttention(MultiHeadAttention):
-    """Tensor parallelism shards heads."""
+    """Causal self-attention with RoPE. Tensor parallelism shards heads."""
 
     def __init__(self, c: GPTJModel) -> None:
-        scores = AttentionSpec(c.head_dim**-0.5, causal=True)
-        super().__init__(c.attention.heads, scores, is_sliced=True)
+        spec = AttentionSpec(c.head_dim**-0.5, causal=True)
+        super().__init__(c.attention.heads, spec, is_chunked=True)
         hidden, std, a = c.hidden_size, c.initializer_range, c.attention
         self.qkv = FusedLinear(hidden, hidden, {"q_proj": std, "k_proj": std, "v_proj": std})
         self.out_proj = Linear(hidden, hidden, shard="in", std=std)
-        self.rotary_dim, self.base = a.rotary_dim, a.rotary_positional_embeddings_base
+        self.rotary_dim, self.rope_theta = a.rotary_dim, a.rotary_positional_embeddings_base
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> this replica's part of the sum, of the same shape."""
+        """x: (batch, length, hidden) -> this replica's term of the sum over replicas, of the same
+        shape."""
         q, k, v = (self.split_heads(t) for t in self.qkv(x))
-        sin, cos = ctx.rope_tables(self._tables, q.shape[1])
+        sin, cos = ctx.rope_tables(self._make_rope_tables, q.shape[1])
         q, k = (rotary_pos_embed(t, sin, cos, self.rotary_dim) for t in (q, k))
-        return self.out_proj.partial(self.attend(q, k, v, ctx))
+        return self.out_proj.partial_sum(self.attend(q, k, v, ctx))
 
-    def _tables(self, positions: int) -> RopeTables:
-        return trig_table_constants(positions, self.rotary_dim, self.base)
+    def _make_rope_tables(self, num_positions: int) -> RopeTables:
+        return trig_table_constants(num_positions, self.rotary_dim, self.rope_theta)
 
 
 class GPTJMLP(Module):
@@ -65,15 +65,16 @@ class GPTJMLP(Module):
         self.fc_out = Linear(inner, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., hidden) -> this replica's part of the sum without the bias."""
-        return self.fc_out.partial(ops.gelu(self.fc_in(x)))
+        """x: (..., hidden) -> this replica's term of the sum over replicas, of the same shape,
+        without the bias of fc_out."""
+        return self.fc_out.partial_sum(ops.gelu(self.fc_in(x)))
 
 
 class GPTJBlock(Module):
     """x + attn(ln_1(x)) + mlp(ln_1(x)).
 
-    Both branches are inside one tensor-parallel computation: one all-reduce forwards and one
-    backwards, where the reference implementation has two each.
+    Both branches are in one tensor-parallel region: one all-reduce in the forward and one in the
+    backward pass, where the reference implementation has two each.
     """
 
     def __init__(self, c: GPTJModel) -> None:
@@ -86,23 +87,23 @@ class GPTJBlock(Module):
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape.
 
-        Dropout before the sum over replicas is the same as after it, with one mask for all parts
-        and the bias; so two masks need no second sum.
+        Dropout before the sum over replicas equals dropout after it, if all terms and the bias have
+        one mask; so two masks need only one all-reduce.
         """
         h = self.groups.copy_to_tp(self.ln_1(x))
-        attended = ctx.dropout(self.attn(h, ctx))
+        attn_output = ctx.dropout(self.attn(h, ctx))
         seed = ctx.next_seed()
-        fed = self.drop(self.mlp(h), seed)
-        total = x + self.groups.reduce_from_tp(attended + fed)
+        mlp_output = self.drop(self.mlp(h), seed)
+        y = x + self.groups.reduce_from_tp(attn_output + mlp_output)
         bias = self.mlp.fc_out.bias
         if self.drop.active:
             ones = popxl.constant(np.ones(x.shape), x.dtype, "ones")
             bias = self.drop(ones * bias, seed)
-        return total + bias
+        return y + bias
 
 
 def decoder_spec(config: GPTJConfig) -> DecoderSpec:
-    """A configured model."""
+    """Describes the model of a configuration."""
     c, std = config.model, config.model.initializer_range
     return DecoderSpec(
         embeddings=lambda: Embeddings(VocabularyEmbedding(std, "transformer.wte")),

@@ -1,7 +1,8 @@
-"""Modules that the model families share, and what they need.
+"""Layers that the model families share.
 
-Activations are (batch, sequence, hidden), the same on all replicas of a tensor-parallel group.
-Between `Groups.copy_to_tp` and `Groups.reduce_from_tp` each replica has its part of the features.
+Activations are (batch, length, hidden), equal on all replicas of a tensor-parallel group. Between
+`ParallelGroups.copy_to_tp` and `ParallelGroups.reduce_from_tp` each replica has a shard of the
+heads or of the feed-forward features.
 """
 
 from modelling.layers.activations import activation as activation

@@ -1,4 +1,4 @@
-"""Activations by their names in configurations."""
+"""Activation functions by their names in configurations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ _FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the function of a name: gelu_tanh and gelu_new are the tanh approximation of GELU
-    (arXiv:1606.08415), silu is x * sigmoid(x) (arXiv:1702.03118)."""
+    """Returns the activation function with a name.
+
+    gelu_tanh and gelu_new are the tanh approximation of GELU (arXiv:1606.08415), silu is
+    x * sigmoid(x) (arXiv:1702.03118).
+    """
     return _FUNCTIONS[name]

@@ -1,7 +1,8 @@
-"""Multi-head attention, between the projections.
+"""Scaled dot-product attention with masks, between the projections.
 
-Shapes: b samples, h heads on this replica, g of them with keys of their own, q queries, k keys, d
-features of a head.
+Shapes: b samples, h heads on this replica, g KV heads on this replica, q queries, k keys, d
+    features
+of a head.
 """
 
 from __future__ import annotations
@@ -23,82 +24,87 @@ QUERIES = 2
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How scores are made and which of them count.
+    """How attention scores are computed and masked.
 
     Attributes:
-        scale: of the products of queries and keys.
-        cap: scores become cap * tanh(scores / cap); None: they stay.
-        causal: whether queries see only keys of positions up to their own.
-        window: of causal attention, how many positions they see, their own included; None: all.
-        sinks: whether the last of the biases are sinks (h,), see `popxl.ops.attention`.
+        scale: factor on q @ k.
+        softcap: scores become softcap * tanh(scores / softcap); None: no cap.
+        causal: True if queries see only keys at positions up to their own.
+        window: of causal attention, number of positions that a query sees, its own included;
+            None: all.
+        has_sinks: True if the last bias has attention sinks (h,), see `popxl.ops.attention`.
     """
 
     scale: float = 1.0
-    cap: float | None = None
+    softcap: float | None = None
     causal: bool = False
     window: int | None = None
-    sinks: bool = False
+    has_sinks: bool = False
 
 
 DEFAULT_ATTENTION = AttentionSpec()
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(b, s, h*d) -> (b, s, h, d)."""
+    """Splits features into heads: (b, s, h * d) -> (b, s, h, d)."""
     batch, length, features = x.shape
     return x.reshape((batch, length, heads, features // heads))
 
 
 def transpose_heads(x: Tensor) -> Tensor:
-    """(b, s, h, d) -> (b, h, s, d), and back."""
+    """Swaps sequence and heads: (b, s, h, d) -> (b, h, s, d), and back."""
     return x.transpose((0, 2, 1, 3))
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(b, h, s, d) -> (b, s, h*d)."""
+    """Joins heads to features: (b, h, s, d) -> (b, s, h * d)."""
     batch, heads, length, features = x.shape
     return transpose_heads(x).reshape((batch, length, heads * features))
 
 
 def qk_ids_in_order(queries: int, keys: int) -> list[Tensor]:
-    """The places, see `Attention.build`, of queries and keys at positions 0, 1, ..."""
+    """Returns position ids 0, 1, ... of queries and keys: int32 (1, queries), (1, keys)."""
     return [popxl.constant(np.arange(n)[None], popxl.int32, "positions") for n in (queries, keys)]
 
 
 def packed_qk_ids(segment_starts: Tensor) -> list[Tensor]:
-    """The places of samples that hold several texts.
+    """Returns position ids and segment ids of queries and keys in packed samples.
 
     Args:
-        starts: int32 (batch, length), where in its sample each token's text starts.
+        segment_starts: int32 (batch, length), the index in its sample at which each token's
+            sequence starts; it serves as segment id.
+
+    Returns:
+        int32 (1, length) twice, (batch, length) twice, see `Attention.build`.
     """
     length = segment_starts.shape[1]
     return [*qk_ids_in_order(length, length), segment_starts, segment_starts]
 
 
 class Attention(addons.Module):
-    """softmax(scores + biases) v, of all queries at once, or of one slice of them after the other.
+    """softmax(scores + biases) v, for all queries at once or for one chunk of them at a time.
 
-    Scores and softmax are in float32, whatever the dtype of q, k and v: scores that are not
-    scaled, as T5's, need it.
+    Scores and softmax are in float32, whatever the dtype of q, k and v: scores without a scale, as
+    in T5, need it.
 
     Args:
         dropout: of the probabilities.
-        scores: how they are made.
-        slices: number of slices of the queries, see `ChunkLoop`; 1: all at once.
+        spec: how scores are computed.
+        num_chunks: chunks of the queries, see `ChunkLoop`; 1: all queries at once.
+        differentiable: True if there will be a backward pass.
         fused: see `popxl.ops.attention`.
-        differentiable: whether a gradient will be wanted.
     """
 
     def __init__(
         self,
         dropout: Dropout,
-        scores: AttentionSpec = DEFAULT_ATTENTION,
-        slices: int = 1,
+        spec: AttentionSpec = DEFAULT_ATTENTION,
+        num_chunks: int = 1,
         differentiable: bool = True,
         fused: bool | None = None,
     ) -> None:
         super().__init__()
-        self.dropout, self.scores, self.slices = dropout, scores, slices
+        self.dropout, self.spec, self.num_chunks = dropout, spec, num_chunks
         self.differentiable, self.fused = differentiable, fused
 
     def build(
@@ -108,80 +114,81 @@ class Attention(addons.Module):
         v: Tensor,
         biases: Sequence[Tensor] = (),
         seed: Tensor | None = None,
-        places: Sequence[Tensor] = (),
+        qk_ids: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Attend from all queries to all keys.
+        """Attends from all queries to all keys: q (b, h, q, d), k and v (b, g, k, d) ->
+        (b, h, q, d).
 
         Args:
-            q: (b, h, q, d).
-            k, v: (b, g, k, d).
-            biases: float32, added to the scores (b, h, q, k); they broadcast. Sinks are the last.
-            seed: for dropout.
-            places: int32 (b or 1, q) and (b or 1, k) in turn: positions of queries and keys, if
-                attention is causal; then the numbers of their segments, if there are several.
-                Default: one segment, in order.
+            biases: float32, added to the scores; they broadcast to (b, h, q, k). Sinks are the
+                last.
+            seed: uint32 (2,) for dropout.
+            qk_ids: int32 (b or 1, q) and (b or 1, k) in turn: position ids of queries and of keys,
+                if attention is causal; then their segment ids, if samples are packed. Default: one
+                segment, in order.
             lengths: int32 (b,), the number of keys of each sample; those after it are padding.
-                Attention in slices takes no lengths.
-
-        Returns:
-            (b, h, q, d).
+                Chunked attention takes no lengths.
         """
         if self.differentiable:
-            q, k, v = map(self._in_memory, (q, k, v))
+            q, k, v = map(self._materialized, (q, k, v))
         floats, queries = [q, k, v, *biases], q.shape[QUERIES]
         if queries == 1:  # in generation
-            return self._attend(floats, places, seed, lengths, fused=False)
-        if self.slices == 1:
-            return self._attend(floats, places, seed, lengths, self.fused, in_order=True)
-        if queries % self.slices:
-            raise ValueError(f"{queries} queries cannot be cut into {self.slices} equal slices")
-        if self.scores.causal and not places:
-            places = qk_ids_in_order(queries, k.shape[2])
+            return self._attend(floats, qk_ids, seed, lengths, fused=False)
+        if self.num_chunks == 1:
+            return self._attend(floats, qk_ids, seed, lengths, self.fused, in_order=True)
+        if queries % self.num_chunks:
+            raise ValueError(
+                f"{queries} queries cannot be split into {self.num_chunks} equal chunks: choose a "
+                "number of chunks that divides them"
+            )
+        if self.spec.causal and not qk_ids:
+            qk_ids = qk_ids_in_order(queries, k.shape[2])
 
-        def of_slice(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
-            own, places = inputs[: len(floats)], inputs[len(floats) :]
-            return self._attend(own, places, seed, fused=False)
+        def attend_chunk(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
+            floats_of_chunk, ids = inputs[: len(floats)], inputs[len(floats) :]
+            return self._attend(floats_of_chunk, ids, seed, fused=False)
 
-        cut = [b.rank > QUERIES and b.shape[QUERIES] == queries for b in biases]
-        of_places = (None if number % 2 else 1 for number in range(len(places)))
-        axes = [QUERIES, None, None, *(QUERIES if it else None for it in cut), *of_places]
-        sliced = ChunkLoop(of_slice, self.slices, axes, len(floats), QUERIES)
-        call = self.call_module(sliced, autodiff="auto" if self.differentiable else "none")
-        return call([*floats, *places], seed)[0]
+        has_queries = [b.rank > QUERIES and b.shape[QUERIES] == queries for b in biases]
+        bias_axes = (QUERIES if chunked else None for chunked in has_queries)
+        id_axes = (None if number % 2 else 1 for number in range(len(qk_ids)))
+        axes = [QUERIES, None, None, *bias_axes, *id_axes]
+        loop = ChunkLoop(attend_chunk, self.num_chunks, axes, len(floats), QUERIES)
+        call = self.call_module(loop, autodiff="auto" if self.differentiable else "none")
+        return call([*floats, *qk_ids], seed)[0]
 
     def _attend(
         self,
         floats: Sequence[Tensor],
-        places: Sequence[Tensor],
+        qk_ids: Sequence[Tensor],
         seed: Tensor | None,
         lengths: Tensor | None = None,
         fused: bool | None = None,
         in_order: bool = False,
     ) -> Tensor:
-        """From some queries to all keys.
+        """Attends from the queries of a chunk to all keys; arguments as for `build`.
 
         Args:
             floats: q, k, v and the biases.
-            in_order: whether places with segments are 0, 1, ...: kernels know without being told.
+            in_order: True if the position ids of packed samples are 0, 1, ..., as kernels assume.
         """
-        (q, k, v, *biases), scores = floats, self.scores
-        pairs = [(places[i], places[i + 1]) for i in range(0, len(places), 2)]
-        positions = pairs.pop(0) if pairs and scores.causal else None
+        (q, k, v, *biases), spec = floats, self.spec
+        pairs = [(qk_ids[i], qk_ids[i + 1]) for i in range(0, len(qk_ids), 2)]
+        positions = pairs.pop(0) if pairs and spec.causal else None
         segments = pairs.pop() if pairs else None
-        sinks = biases.pop() if scores.sinks else None
-        seed, probability = self.dropout.arguments(seed)
+        sinks = biases.pop() if spec.has_sinks else None
+        seed, probability = self.dropout.op_arguments(seed)
         return ops.attention(
             q,
             k,
             v,
             biases,
-            scores.scale,
+            spec.scale,
             seed,
             probability,
-            causal=scores.causal,
-            window=scores.window,
-            cap=scores.cap,
+            causal=spec.causal,
+            window=spec.window,
+            cap=spec.softcap,
             positions=None if segments is not None and in_order else positions,
             segments=segments,
             lengths=lengths,
@@ -189,9 +196,12 @@ class Attention(addons.Module):
             fused=fused,
         )
 
-    def _in_memory(self, x: Tensor) -> Tensor:
-        """What the gradient reads again, in the order that reads it fastest: cuDNN's kernel takes
-        (b, s, h, d), as products make it; a loop over tiles takes (b, h, s, d)."""
+    def _materialized(self, x: Tensor) -> Tensor:
+        """Marks x as saved for the backward pass, in the layout that its kernel reads fastest.
+
+        cuDNN's kernel takes (b, s, h, d), as projections produce it; a loop over tiles takes
+        (b, h, s, d).
+        """
         if not self.fused or x.shape[2] == 1:
             return ops.materialise(x)
         return transpose_heads(ops.materialise(transpose_heads(x)))

@@ -1,4 +1,4 @@
-"""The order of batch and sequence in activations."""
+"""The order of the batch and sequence axes of activations."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from popxl import Tensor
 
 @dataclass(frozen=True)
 class ActivationLayout:
-    """Activations are (batch, length, hidden), or (length, batch, hidden) if `transposed`.
+    """Batch-first or sequence-first activations.
 
-    Where a docstring says (batch, length, hidden), it means either. Tokens, labels, masks, heads
-    and the caches of generation always have the batch first.
+    They are (batch, length, hidden), or (length, batch, hidden) if `transposed`; a docstring that
+    says (batch, length, hidden) means either. Token ids, labels, masks, heads and KV caches are
+    always batch-first.
     """
 
     transposed: bool = False
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Self:
-        """The order that `execution.transpose_batch_sequence` asks for."""
+        """Returns the layout set by `execution.transpose_batch_sequence`."""
         return cls(config.execution.transpose_batch_sequence)
 
     def shape(self, batch: int, length: int, hidden: int) -> tuple[int, int, int]:
-        """The shape of activations."""
+        """Returns the shape of activations."""
         return (length, batch, hidden) if self.transposed else (batch, length, hidden)
 
     def length(self, x: Tensor) -> int:
-        """How long the sequences of activations are."""
+        """Returns the sequence length of activations."""
         return x.shape[0 if self.transposed else 1]
 
     def convert(self, t: Tensor) -> Tensor:
-        """From (batch, length, ...) to the order of activations, or back."""
+        """Converts (batch, length, ...) to the layout of activations, or back."""
         return t.transpose((1, 0, *range(2, t.rank))) if self.transposed else t

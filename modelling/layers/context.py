@@ -1,7 +1,7 @@
-"""Inputs of a block besides x, for whole samples in training.
+"""The inputs of a block besides x, for whole samples in training and evaluation.
 
-Generation has contexts of its own for prompts and for a token:
-`modelling.generation.attention_contexts`.
+Generation has contexts of its own (`modelling.generation.attention_contexts`), for prompts and for
+one token.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from popxl_addons.ops.routing import count_expert_usage
 
 
 class BlockContext:
-    """The context of whole samples, for one call of one block.
+    """Seeds, positions, masks and expert usage for one call of one block.
 
     Args:
-        starts: int32 (batch, length), where in its sample each token's text starts; None: a sample
-            is one text.
-        seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
-        usage: of experts before the block, see `count_expert_usage`; None: it is not counted.
-        segments: int32 (batch, length), 0 where a token is padding, which does not count.
-        routes_only: whether experts are phases of their own, see `defer_experts`.
+        segment_starts: int32 (batch, length), the index in its sample at which each token's
+            sequence starts; None: a sample is one sequence.
+        seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.
+        expert_usage: float32 (2, experts), summed over the earlier blocks, see
+            `count_expert_usage`; None: not counted.
+        segment_ids: int32 (batch, length), 0 for padding, which does not count as usage.
+        routes_only: True if the experts run in phases of their own, see `defer_experts`.
 
     Attributes:
-        usage: of experts, with the block's.
-        handed_on: what experts read that are phases of their own, by name.
+        expert_usage: with this block's usage.
+        expert_inputs: inputs of the experts' phases, by name.
     """
 
     def __init__(
@@ -46,26 +47,26 @@ class BlockContext:
         config = current_run_config()
         self._layout = ActivationLayout.from_config(config)
         self._dropout = Dropout.from_model(config.model)
-        self._drops = config.model.drops and not config.model.eval
-        self._segment_starts, self._seed, self._seeds_drawn = segment_starts, seed, 0
+        self._has_dropout = config.model.drops and not config.model.eval
+        self._segment_starts, self._seed, self._num_seeds = segment_starts, seed, 0
         self._segment_ids, self.expert_usage = segment_ids, expert_usage
         self.routes_only, self.expert_inputs = routes_only, dict[str, Tensor]()
         self.max_length = config.model.sequence_length
 
     # ---- dropout and residuals ------------------------------------------------------------------
     def next_seed(self) -> Tensor | None:
-        """A new seed made from the block's; None: nothing is random."""
-        if not self._drops or self._seed is None:
+        """Derives a new seed, uint32 (2,), from the block's; None if the model has no dropout."""
+        if not self._has_dropout or self._seed is None:
             return None
-        self._seeds_drawn += 1
-        return ops.create_random_seed(self._seed, popxl.constant(self._seeds_drawn, popxl.uint32))
+        self._num_seeds += 1
+        return ops.create_random_seed(self._seed, popxl.constant(self._num_seeds, popxl.uint32))
 
     def dropout(self, x: Tensor) -> Tensor:
-        """Zero elements of `x` and scale up the others, with a new seed."""
+        """Applies the model's dropout with a new seed: any shape -> the same shape."""
         return self._dropout(x, self.next_seed())
 
     def add_residual(self, x: Tensor, y: Tensor | None, multiplier: float = 1.0) -> Tensor:
-        """x + dropout(y) * multiplier, see `add_residual`; None: x."""
+        """Returns x + dropout(y) * multiplier, all of one shape; x if y is None."""
         if y is None:
             return x
         y = self.dropout(y)
@@ -73,37 +74,42 @@ class BlockContext:
 
     # ---- positions, and keys and values of other tokens -----------------------------------------
     def rope_tables(self, make: Callable[[int], RopeTables], length: int) -> RopeTables:
-        """The rotary tables of the positions of tokens.
+        """Returns the RoPE tables of the tokens' positions.
 
         Args:
-            make: makes the tables of positions 0, 1, ..., so many of them.
+            make: returns the tables of positions 0, 1, ..., for a number of positions.
             length: tokens of a sample.
         """
         return packed_rope_tables(make(length), self._segment_starts)
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
-        """The places of queries and keys, see `Attention.build`."""
+        """Returns position ids and segment ids of queries and keys, see `Attention.build`.
+
+        Args:
+            window: the layer's sliding window.
+        """
         return () if self._segment_starts is None else packed_qk_ids(self._segment_starts)
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Add new keys and values to those of tokens before, and return what queries see: here,
-        the new ones alone.
+        """Adds keys and values to those of earlier tokens, and returns all that queries see.
+
+        Here there are no earlier tokens: it returns k and v.
 
         Args:
             k, v: (batch, heads, tokens, head_dim).
-            window: of the layer.
+            window: the layer's sliding window.
         """
         return k, v
 
     # ---- experts --------------------------------------------------------------------------------
-    def count(self, topk_experts: Tensor, probabilities: Tensor) -> None:
-        """Count how experts are used; arguments as for `count_expert_usage`."""
+    def count_experts(self, topk_experts: Tensor, probabilities: Tensor) -> None:
+        """Adds this block's usage of experts; arguments as for `count_expert_usage`."""
         if self.expert_usage is not None:
             assert self._segment_ids is not None
-            is_token = self._layout.convert(self._segment_ids)
-            counted = count_expert_usage(topk_experts, probabilities, is_token)
-            self.expert_usage = self.expert_usage + counted
+            token_mask = self._layout.convert(self._segment_ids)
+            usage = count_expert_usage(topk_experts, probabilities, token_mask)
+            self.expert_usage = self.expert_usage + usage
 
-    def defer_experts(self, **tensors: Tensor) -> None:
-        """Leave the experts to phases of their own, which read these tensors."""
-        self.expert_inputs = tensors
+    def defer_experts(self, **inputs: Tensor) -> None:
+        """Leaves the experts to phases of their own, which take these inputs."""
+        self.expert_inputs = inputs

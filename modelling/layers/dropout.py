@@ -1,4 +1,4 @@
-"""Dropout, and the seeds it needs."""
+"""Dropout and its seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from popxl import Tensor, ops
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout with one probability, or none.
+    """Dropout with one probability.
 
     A mask is a function of its seed and shape alone, so every use needs a seed of its own.
 
@@ -22,27 +22,36 @@ class Dropout:
 
     @classmethod
     def from_model(cls, model: AnyModel, probability: float | None = None) -> Dropout:
-        """The dropout of a model, or one of its others: none for evaluation."""
-        chosen = model.dropout_prob if probability is None else probability
-        return cls(0.0 if model.eval else chosen)
+        """Returns dropout with the model's `dropout_prob` or another probability, 0 in
+        evaluation."""
+        p = model.dropout_prob if probability is None else probability
+        return cls(0.0 if model.eval else p)
 
     @property
     def active(self) -> bool:
+        """True if the probability is above 0."""
         return self.probability > 0
 
     def __call__(self, x: Tensor, seed: Tensor | None) -> Tensor:
-        """Zero elements of `x` and scale up the others.
+        """Applies dropout to `x`: any shape -> the same shape.
+
+        Args:
+            seed: uint32 (2,); None only if dropout is not active.
 
         Raises:
             ValueError: a seed is needed and missing.
         """
-        return ops.dropout(x, self._needed(seed), self.probability) if self.active else x
+        return ops.dropout(x, self._check_seed(seed), self.probability) if self.active else x
 
-    def arguments(self, seed: Tensor | None) -> tuple[Tensor | None, float]:
-        """Seed and probability, for an op with dropout inside. Raises ValueError as a call."""
-        return (self._needed(seed) if self.active else None), self.probability
+    def op_arguments(self, seed: Tensor | None) -> tuple[Tensor | None, float]:
+        """Returns seed and probability for an op that applies dropout itself.
 
-    def _needed(self, seed: Tensor | None) -> Tensor:
+        Raises:
+            ValueError: a seed is needed and missing.
+        """
+        return (self._check_seed(seed) if self.active else None), self.probability
+
+    def _check_seed(self, seed: Tensor | None) -> Tensor:
         if seed is None:
             raise ValueError(
                 f"dropout with probability {self.probability} needs a seed: pass a uint32 tensor "

@@ -1,4 +1,4 @@
-"""Embedding of tokens, with the vocabulary sharded over tensor parallelism."""
+"""Token embedding, with the vocabulary sharded over tensor parallelism."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from popxl import Tensor, ops
 
 
 class VocabularyEmbedding(Module):
-    """Rows of a table whose shards are on the replicas of a tensor-parallel group.
+    """Token embedding, vocabulary-parallel.
 
-    Each replica looks up the tokens in its shard; the sum over the group is the embedding. Some
-    rows may be trained beside the others (`rows`), and it may be given an adapter.
+    Each replica looks up the tokens of its shard; the sum over the group is the embedding. Rows of
+    some tokens may be trained separately, and it may have an adapter.
 
     Args:
         std: of the initial weights.
-        is_shared: whether another module owns the table, such as that of a tied head.
+        is_shared: True if another module owns the weight: then it is that of a tied head.
 
     Attributes:
-        made: what `embedding_weights` returned last.
+        last_weights: the result of the last call of `embedding_weights`.
     """
 
     last_weights: list[Tensor] | None = None
@@ -33,36 +33,38 @@ class VocabularyEmbedding(Module):
         self.rows = TrainableTokenRows(tokens) if tokens else None
         self.weight = parameter(model.vocab_size, model.hidden_size, std=std, shard=0)
 
-    def build(self, tokens: Tensor) -> Tensor:
-        """tokens: int32 of any shape, in [0, vocabulary) -> (*shape, hidden)."""
-        (weight, *low_rank), groups = self.embedding_weights(), self.groups
+    def build(self, input_ids: Tensor) -> Tensor:
+        """input_ids: int32 of any shape, in [0, vocab_size) -> (*shape, hidden)."""
+        (weight, *lora), groups = self.embedding_weights(), self.groups
         is_sharded = groups.tensor_parallel > 1
-        own = tokens - groups.tp_rank() * weight.shape[0] if is_sharded else tokens
-        x = ops.gather(weight, own, zero_OOR=is_sharded)
-        if low_rank:
-            a, b = low_rank
-            more = ops.gather(a, own, zero_OOR=is_sharded) @ b
-            x = cast(cast(x, popxl.float32) + more, x.dtype)
+        local_ids = input_ids
+        if is_sharded:
+            local_ids = input_ids - groups.tp_rank() * weight.shape[0]
+        x = ops.gather(weight, local_ids, zero_OOR=is_sharded)
+        if lora:
+            a, b = lora
+            delta = ops.gather(a, local_ids, zero_OOR=is_sharded) @ b
+            x = cast(cast(x, popxl.float32) + delta, x.dtype)
         return groups.reduce_from_tp(x)
 
     def embedding_weights(self) -> list[Tensor]:
-        """The weight, (vocabulary on a replica, hidden), with the rows trained beside it, and A and
-        B of an adapter."""
+        """Returns the weight, (local vocab size, hidden), with the separately trained rows, and A
+        and B of an adapter, (local vocab size, rank) and (rank, hidden)."""
         weight = self.weight if self.rows is None else self.rows(self.weight)
         self.last_weights = [weight, *(self.adapters() if self.adapters else [])]
         return self.last_weights
 
 
 class Embeddings(Module):
-    """The beginning of a stack: embeddings of tokens, times a factor, and dropout.
+    """The input layer of a stack: dropout(tokens(input_ids) * scale).
 
     Args:
-        tokens: their embedding.
-        scale: the factor, rounded to the embedding's type.
+        tokens: the token embedding.
+        scale: factor on it, rounded to its dtype.
 
     Attributes:
-        has_positions: whether `build` of a subclass takes `positions` besides the words, int32
-            (batch or 1, length), in their texts; None: 0, 1, ...
+        has_positions: True if `build` of a subclass also takes `positions`, int32 (batch or 1,
+            length), counted within each sequence; None: 0, 1, ...
     """
 
     has_positions = False
@@ -76,7 +78,7 @@ class Embeddings(Module):
         """input_ids: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
-            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+            seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.
         """
         x = self.tokens(self.layout.convert(input_ids))
         return self.dropout(x if self.scale == 1 else x * self.scale, seed)

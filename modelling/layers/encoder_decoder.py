@@ -1,5 +1,4 @@
-"""Layers and contexts that all encoder-decoders share: contexts over whole samples,
-attention to the encoder's output, and biases of positions that a stack's blocks share."""
+"""Contexts and layers of encoder-decoders: padding masks, cross-attention and position biases."""
 
 from __future__ import annotations
 
@@ -18,21 +17,23 @@ from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor
 
 PaddingMask = tuple[Sequence[Tensor], Tensor | None]
-"""Masks of padding: biases of the scores, or a number of keys for each sample."""
+"""Biases of the scores, and the number of keys of each sample; padding is masked by one of them."""
 
 
 class PositionBias(Module):
-    """Biases of attention scores by positions: `build(queries, keys)` for numbers of them returns
-    float32, broadcasts to (batch, heads, queries, keys). Where it is shared, the first block of the
-    stack has the variables."""
+    """Biases of attention scores by position.
+
+    `build(queries, keys)` takes numbers of positions and returns float32 that broadcasts to (batch,
+    heads, queries, keys). If a stack's blocks share it, the first block has the variables.
+    """
 
 
 class StackContext(BlockContext):
-    """The context of a stack's block.
+    """The context of a block of the encoder or the decoder.
 
     Args:
         seed: see `BlockContext`.
-        bias: of positions, where it is at hand.
+        bias: the position bias, if it is computed already.
     """
 
     def __init__(self, seed: Tensor | None = None, bias: Tensor | None = None) -> None:
@@ -40,21 +41,23 @@ class StackContext(BlockContext):
         self._bias = bias
 
     def position_bias(self, module: PositionBias, length: int) -> Tensor:
-        """Biases of a module for this many queries and keys."""
+        """Returns the bias of a module for this number of queries and keys."""
         bias: Tensor = module(length, length) if self._bias is None else self._bias
         return bias
 
     def padding_mask(self, takes_lengths: bool) -> PaddingMask:
-        """Masks of the padding of x: that of a decoder is at its end, where causality hides it.
+        """Returns the mask of padding in x. The decoder needs none: its padding is at the end,
+        which the causal mask hides.
 
         Args:
-            takes_lengths: whether attention takes numbers of keys: a kernel adds one bias, not two.
+            takes_lengths: True if attention can take numbers of keys: a kernel adds one bias, not
+                two.
         """
         return [], None
 
 
 class EncoderContext(StackContext):
-    """The context of the encoder's blocks.
+    """The context of a block of the encoder.
 
     Args:
         mask: int32 (batch, length), see `Packing`.
@@ -64,7 +67,7 @@ class EncoderContext(StackContext):
         self, mask: Tensor, seed: Tensor | None = None, bias: Tensor | None = None
     ) -> None:
         super().__init__(seed, bias)
-        self._mask, self._packing = mask, packing()
+        self._mask, self._packing = mask, current_packing()
 
     def padding_mask(self, takes_lengths: bool) -> PaddingMask:
         if takes_lengths and self._packing.examples_per_sample == 1 and self._bias is None:
@@ -73,24 +76,25 @@ class EncoderContext(StackContext):
 
 
 class DecoderContext(StackContext):
-    """The context of the decoder's blocks.
+    """The context of a block of the decoder.
 
     Args:
         encoded: the encoder's output, (batch, encoder length, hidden).
         mask: int32 (batch, encoder length), see `Packing`.
 
     Attributes:
-        packing: of the sequences.
+        packing: of the decoder sequences.
     """
 
     def __init__(self, encoded: Tensor, mask: Tensor, seed: Tensor | None = None) -> None:
         super().__init__(seed)
-        self._encoded, self._mask, self.packing = encoded, mask, packing()
+        self._encoded, self._mask, self.packing = encoded, mask, current_packing()
 
     def encoder_padding_mask(self, takes_lengths: bool, length: int) -> PaddingMask:
-        """Masks of the encoder's padding and of other examples of the sample, like `padding_mask`.
+        """Returns the mask of the encoder's padding and of other examples of the sample.
 
         Args:
+            takes_lengths: see `padding_mask`.
             length: queries of a sequence.
         """
         if takes_lengths and self.packing.examples_per_sample == 1:
@@ -98,19 +102,20 @@ class DecoderContext(StackContext):
         return [self.packing.cross_bias(self._mask, length)], None
 
     def encoder_kv(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
-        """Keys and values of the encoder's output, (batch, heads, encoder length, head_dim)."""
+        """Returns keys and values of the encoder's output, (batch, heads, encoder length, head_dim)
+        each."""
         return attention.project_kv(self._encoded)
 
 
 class CrossAttention(MultiHeadAttention):
     """Attention to the encoder's output, between the projections, of which subclasses declare that
-    of keys and values as `kv`. The few queries of a decoder are never cut into slices."""
+    of keys and values as `kv`. A decoder has few queries, so they are never chunked."""
 
     kv: FusedLinear
 
     def attend_encoded(self, q: Tensor, ctx: DecoderContext) -> Tensor:
-        """q: (batch, n * length, h * d), n sequences of a sample side by side, see
-        `Packing.pack_sequences` -> the same shape."""
+        """Attends to the encoder's output: q (batch, n * length, h * d), the n sequences of a
+        sample joined by `Packing.pack_sequences` -> the same shape."""
         length = self.layout.length(q) // ctx.packing.sequences_per_sample
         masks, lengths = ctx.encoder_padding_mask(bool(self.fused), length)
         k, v = ctx.encoder_kv(self)
@@ -118,32 +123,32 @@ class CrossAttention(MultiHeadAttention):
         return self.attend_heads(q, k, v, ctx, masks, lengths=lengths)
 
     def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the encoder's output: (batch, length, hidden) -> (batch, heads,
-        length, head_dim) each."""
+        """Projects the encoder's output to keys and values: (batch, length, hidden) -> (batch,
+        heads, length, head_dim) each."""
         k, v = (self.split_heads(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
         return transpose_heads(k), transpose_heads(v)
 
 
 class PackedEncoderEmbeddings(LayerWrapper):
-    """The beginning of an encoder whose learned positions are those in each example."""
+    """Encoder embeddings whose learned positions restart at each example of a packed sample."""
 
     def build(self, input_ids: Tensor, mask: Tensor, seed: Tensor | None = None) -> Tensor:
         """input_ids: int32 (batch, length) -> (batch, length, hidden).
 
         Args:
-            mask: see `Packing`.
+            mask: int32 (batch, length), see `Packing`.
         """
-        x: Tensor = self.layer(input_ids, seed, packing().positions(mask))
+        x: Tensor = self.layer(input_ids, seed, current_packing().positions(mask))
         return x
 
 
 def with_packed_positions(embeddings: Embeddings) -> Embeddings | PackedEncoderEmbeddings:
-    """The beginning of an encoder, which takes the mask as well if its positions depend on it."""
-    depends = embeddings.has_positions and packing().examples_per_sample > 1
-    return PackedEncoderEmbeddings(embeddings) if depends else embeddings
+    """Wraps encoder embeddings so that they take the mask, if their positions depend on it."""
+    needs_mask = embeddings.has_positions and current_packing().examples_per_sample > 1
+    return PackedEncoderEmbeddings(embeddings) if needs_mask else embeddings
 
 
-def packing() -> Packing:
-    """The packing of the samples of the run that modules are made for."""
+def current_packing() -> Packing:
+    """Returns the packing of the run that modules are built for."""
     config = current_run_config()
     return Packing.from_config(config, answers_per_example(config))

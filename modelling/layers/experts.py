@@ -1,7 +1,10 @@
-"""Mixture-of-experts feed-forward layers.
+"""Mixture-of-experts feed-forward layers (Shazeer et al., arXiv:1701.06538).
 
-Shazeer et al., arXiv:1701.06538. No token is dropped: rows are sorted by expert, and each expert
-multiplies as many as chose it.
+No token is dropped: the rows of x are sorted by expert, and a grouped product multiplies those of
+each expert by its matrix.
+
+Shapes: k experts of a token (`num_experts_per_tok`); rows = tokens * k, a token at one of its
+    experts.
 """
 
 from __future__ import annotations
@@ -25,85 +28,89 @@ from popxl_addons.ops.routing import (
     sort_local_experts,
 )
 
-Gate = Callable[[Tensor, Tensor], Tensor]
-"""(gate, up) -> the inner features of an expert."""
+GatedActivation = Callable[[Tensor, Tensor], Tensor]
+"""(gate, up) -> the input of an expert's down projection, all (rows, features)."""
 
 
 @dataclass(frozen=True)
 class ExpertUsage:
-    """How experts are used: counts of tokens and sums of probabilities, added up over layers, see
-    `popxl_addons.ops.routing.count_expert_usage`.
+    """How the usage of experts is counted, see `popxl_addons.ops.routing.count_expert_usage`.
 
     Attributes:
-        experts: of a layer.
-        per_token: that a token works with.
-        coefficient: of the loss that balances them (Fedus et al., arXiv:2101.03961); 0: none.
+        num_experts: of a layer.
+        num_experts_per_tok: experts of a token.
+        router_aux_loss_coef: of the load-balancing loss (Fedus et al., arXiv:2101.03961); 0: none.
     """
 
-    experts: int
-    per_token: int
+    num_experts: int
+    num_experts_per_tok: int
     router_aux_loss_coef: float = 0.0
 
     @property
     def spec(self) -> TensorSpec:
-        """float32 (2, experts)."""
-        return TensorSpec((2, self.experts), popxl.float32)
+        """The spec of a usage, float32 (2, num_experts): counts of tokens, sums of
+        probabilities."""
+        return TensorSpec((2, self.num_experts), popxl.float32)
 
-    def balanced(self, loss: Tensor, expert_usage: Tensor) -> Tensor:
-        """The loss with the one that balances experts: their number times the sum of each one's
-        share of tokens times its mean probability, over the tokens of all layers that are not
-        padding."""
+    def add_load_balancing_loss(self, loss: Tensor, expert_usage: Tensor) -> Tensor:
+        """Adds the load-balancing loss: num_experts * sum(share of tokens * mean probability).
+
+        Both are over the tokens of all layers without padding.
+
+        Args:
+            loss: float32 scalar.
+            expert_usage: summed over layers, see `spec`.
+        """
         if not self.router_aux_loss_coef:
             return loss
         counts, probabilities = ops.split(expert_usage, 2, axis=0)
-        one = popxl.constant(1, popxl.float32)  # where all is padding
-        tokens = ops.maximum(ops.sum(counts) * (1 / self.per_token), one)
-        balance = ops.sum(counts * probabilities) * self.experts / (tokens * tokens)
+        one = popxl.constant(1, popxl.float32)  # if all is padding
+        tokens = ops.maximum(ops.sum(counts) * (1 / self.num_experts_per_tok), one)
+        balance = ops.sum(counts * probabilities) * self.num_experts / (tokens * tokens)
         return loss + balance * self.router_aux_loss_coef
 
 
 class Router(Module):
-    """The experts of each token, and their weights: probabilities over all experts, computed in
-    float32, the largest of which are kept.
+    """The top-k experts of each token and their weights.
+
+    Weights are softmax probabilities over all experts, in float32.
 
     Args:
-        experts: how many there are.
-        per_token: how many a token works with.
+        num_experts: of the layer.
+        num_experts_per_tok: k.
         std: of the initial weights.
-        normalised: whether the weights of a token add up to 1: they are then a softmax over the
-            experts that it chose.
-        bias: whether there is one.
+        norm_topk_prob: normalize a token's weights to sum 1: they are a softmax over its k experts.
+        bias: True if the logits have one.
     """
 
     def __init__(
         self,
-        experts: int,
-        per_token: int,
+        num_experts: int,
+        num_experts_per_tok: int,
         std: float,
-        normalised: bool,
+        norm_topk_prob: bool,
         bias: bool = False,
         hf_name: str | None = None,
     ) -> None:
         super().__init__(hf_name)
-        self.experts, self.per_token, self.normalised = experts, per_token, normalised
+        self.num_experts_per_tok, self.norm_topk_prob = num_experts_per_tok, norm_topk_prob
         self.has_bias = bias
-        self.weight = parameter(experts, self.config.model.hidden_size, std=std)
+        self.weight = parameter(num_experts, self.config.model.hidden_size, std=std)
         if bias:
-            self.bias = parameter(experts, std=std)
+            self.bias = parameter(num_experts, std=std)
 
     def build(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: (tokens, hidden) -> float32 weights and int32 experts, (tokens, per_token), and all
-        probabilities, float32 (tokens, experts)."""
+        """x: (tokens, hidden) -> top-k weights, float32 (tokens, k); their experts, int32 (tokens,
+        k); probabilities of all experts, float32 (tokens, num_experts)."""
         logits = cast(ops.matmul(x, self.weight.transpose((1, 0))), popxl.float32)
         if self.has_bias:
             logits = logits + cast(self.bias, popxl.float32)
         probabilities = ops.softmax(logits, -1)
-        weights, topk_experts = ops.topk(
-            logits if self.normalised else probabilities, self.per_token, -1, True, True
-        )
-        if self.normalised:  # by their sum, without its rounding: the weight of one is 1
+        scores = logits if self.norm_topk_prob else probabilities
+        weights, experts = ops.topk(scores, self.num_experts_per_tok, -1, True, True)
+        if self.norm_topk_prob:  # without the rounding of a division: the weight of one expert is 1
             weights = ops.softmax(weights, -1)
-        return weights, topk_experts, probabilities
+        return weights, experts, probabilities
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,9 @@ class ExpertNames:
     """Names of experts' weights in files.
 
     Attributes:
-        gate, up, down: of an expert's maps.
-        interleaved: whether stacked tensors have rows of gate and up in turn, matrices as (in
-            features, out features), and exports too have them stacked, as gpt-oss does.
+        gate, up, down: an expert's projections.
+        interleaved: True if stacked tensors have rows of gate and up in turn and matrices as (in
+            features, out features), and exports have stacked tensors too, as gpt-oss.
         stacked_in: name of the module with stacked tensors, if it is not this one's.
     """
 
@@ -125,52 +132,58 @@ class ExpertNames:
 
 
 class ExpertLinear(Module):
-    """A map of each expert; matrices and biases lie one after the other. In files they are modules
-    beside this one.
+    """A linear layer of each expert; matrices and biases are stacked along the first axis.
+
+    In files they are modules beside this one.
 
     Args:
-        maps: names of all experts' maps in Hugging Face's model.
-        shape: of a map's weight.
+        names: of all experts' linear layers in Hugging Face's model.
+        shape: of a weight, (out features, in features).
         std: of the initial weights.
-        has_bias: whether maps have one.
-        is_out: whether their inputs are the experts' inner features.
+        has_bias: True if they have biases.
+        is_down: True for down projections, False for gate and up projections.
     """
 
     def __init__(
-        self, maps: Sequence[str], shape: tuple[int, int], std: float, has_bias: bool, is_out: bool
+        self,
+        names: Sequence[str],
+        shape: tuple[int, int],
+        std: float,
+        has_bias: bool,
+        is_down: bool,
     ) -> None:
         super().__init__(hf_name="")
-        expert_parallel, count = self.config.execution.expert_parallel, len(maps) // (2 - is_out)
-        weights = [Weight(f"{name}.weight", shape, std) for name in maps]
+        expert_parallel, count = self.config.execution.expert_parallel, len(names) // (2 - is_down)
+        weights = [Weight(f"{name}.weight", shape, std) for name in names]
         self.weight = fused_parameter(
-            weights, 0, transposed=is_out, expert_matrices=count, expert_parallel=expert_parallel
+            weights, 0, transposed=is_down, expert_matrices=count, expert_parallel=expert_parallel
         )
         if has_bias:
-            biases = [Weight(f"{name}.bias", shape[:1], 0.0) for name in maps]
-            how = {"is_sharded": False} if is_out else {"expert_parallel": expert_parallel}
-            self.bias = fused_parameter(biases, 0, **how)
+            biases = [Weight(f"{name}.bias", shape[:1], 0.0) for name in names]
+            sharding = {"is_sharded": False} if is_down else {"expert_parallel": expert_parallel}
+            self.bias = fused_parameter(biases, 0, **sharding)
 
-    def is_quantizable(self, row: WeightMapping) -> bool:
-        return row.expert_matrices > 0
+    def is_quantizable(self, mapping: WeightMapping) -> bool:
+        return mapping.expert_matrices > 0
 
 
 class Experts(Module):
-    """The experts' matrices. It may be given adapters.
+    """The experts of a layer. They may have adapters.
 
-    The inner features of each expert are sharded over tensor parallelism, or whole experts are
+    Tensor parallelism shards the features of each expert, or the experts
     (`execution.expert_parallel`).
 
     Args:
-        count: of all experts.
-        intermediate_size: features inside an expert.
-        gate: see `Gate`.
+        num_experts: of the layer.
+        intermediate_size: features between an expert's up and down projections.
+        gated_activation: see there.
         std: of the initial weights.
-        bias: whether maps have one.
-        held: how many of them there are here; None: all.
+        bias: True if the projections have biases.
+        num_experts_in_group: number of experts of this module; None: all.
 
     Attributes:
-        own: experts on this replica.
-        part: inner features of each on this replica.
+        num_local_experts: on this replica.
+        local_size: features of each expert on this replica.
     """
 
     gate_up_adapter: ExpertAdapter | None = None
@@ -178,129 +191,156 @@ class Experts(Module):
 
     def __init__(
         self,
-        count: int,
+        num_experts: int,
         intermediate_size: int,
-        gate: Gate,
+        gated_activation: GatedActivation,
         std: float,
         bias: bool = False,
         names: ExpertNames = ExpertNames(),
-        held: int | None = None,
+        num_experts_in_group: int | None = None,
     ) -> None:
         super().__init__()
         execution, hidden = self.config.execution, self.config.model.hidden_size
-        parts = execution.tensor_parallel
-        self.gate, self.has_bias, self.names = gate, bias, names
-        self.count, self.held = count, held or count
-        self.shares_experts = execution.expert_parallel and parts > 1 and held is None
-        self.own = self.held // parts if self.shares_experts else self.held
-        self.part = intermediate_size if self.shares_experts else intermediate_size // parts
-        inner = intermediate_size
-        into = [name for names in self._into(self.held) for name in names]
-        self.gate_up = ExpertLinear(into, (inner, hidden), std, bias, is_out=False)
-        out = [name for names in self._out(self.held) for name in names]
-        self.down = ExpertLinear(out, (hidden, inner), std, bias, is_out=True)
+        tensor_parallel, group_size = execution.tensor_parallel, num_experts_in_group or num_experts
+        self.gated_activation, self.has_bias, self.names = gated_activation, bias, names
+        self.num_experts, self.num_experts_in_group = num_experts, group_size
+        self.is_expert_parallel = (
+            execution.expert_parallel and tensor_parallel > 1 and num_experts_in_group is None
+        )
+        if self.is_expert_parallel:
+            self.num_local_experts = group_size // tensor_parallel
+            self.local_size = intermediate_size
+        else:
+            self.num_local_experts = group_size
+            self.local_size = intermediate_size // tensor_parallel
+        gate_up = [name for names in self._gate_up_names(group_size) for name in names]
+        self.gate_up = ExpertLinear(gate_up, (intermediate_size, hidden), std, bias, is_down=False)
+        down = [name for names in self._down_names(group_size) for name in names]
+        self.down = ExpertLinear(down, (hidden, intermediate_size), std, bias, is_down=True)
 
     # ---- names ----------------------------------------------------------------------------------
-    def _into(self, count: int) -> list[tuple[str, str]]:
+    def _gate_up_names(self, count: int) -> list[tuple[str, str]]:
         return [(f"{e}.{self.names.gate}", f"{e}.{self.names.up}") for e in range(count)]
 
-    def _out(self, count: int) -> list[tuple[str]]:
+    def _down_names(self, count: int) -> list[tuple[str]]:
         return [(f"{e}.{self.names.down}",) for e in range(count)]
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Older or newer files have those of all experts stacked in one tensor."""
-        of, parent = self.names, hf_path.rpartition(".")[0]
-        if of.stacked_in is not None:
-            parent = f"{parent.rpartition('.')[0]}.{of.stacked_in}"
-        joined: dict[str, FusedWeights] = {}
-        for kind in ("weight", "bias")[: 1 + self.has_bias]:
-            end = "_bias" if kind == "bias" else ""
-            for title, maps in (("gate_up_proj", self._into), ("down_proj", self._out)):
+        """Returns the names of stacked tensors, which older or newer files have."""
+        names, parent = self.names, hf_path.rpartition(".")[0]
+        if names.stacked_in is not None:
+            parent = f"{parent.rpartition('.')[0]}.{names.stacked_in}"
+        projections: dict[str, Callable[[int], Sequence[tuple[str, ...]]]] = {
+            "gate_up_proj": self._gate_up_names,
+            "down_proj": self._down_names,
+        }
+        fused: dict[str, FusedWeights] = {}
+        for field in ("weight", "bias")[: 1 + self.has_bias]:
+            suffix = "_bias" if field == "bias" else ""
+            for projection, names_of in projections.items():
                 groups = tuple(
-                    tuple(f"{hf_path}.{name}.{kind}" for name in names)
-                    for names in maps(self.count)
+                    tuple(f"{hf_path}.{name}.{field}" for name in group)
+                    for group in names_of(self.num_experts)
                 )
-                joined[f"{parent}.experts.{title}{end}"] = FusedWeights(
+                fused[f"{parent}.experts.{projection}{suffix}"] = FusedWeights(
                     groups,
                     stack=0,
-                    interleaved=of.interleaved and title == "gate_up_proj",
-                    transposed=of.interleaved and kind == "weight",
-                    in_exports=of.interleaved,
+                    interleaved=names.interleaved and projection == "gate_up_proj",
+                    transposed=names.interleaved and field == "weight",
+                    in_exports=names.interleaved,
                 )
-        return HfTensorNames(fused=joined)
+        return HfTensorNames(fused=fused)
 
     # ---- arithmetic -----------------------------------------------------------------------------
     def build(
-        self, tokens: Tensor, weights: Tensor, topk_experts: Tensor, routes: tuple[Tensor, ...]
+        self,
+        tokens: Tensor,
+        topk_weights: Tensor,
+        topk_experts: Tensor,
+        sorted_rows: tuple[Tensor, ...],
     ) -> Tensor:
-        """The sum over the experts held here of down_e(gate(gate_e x, up_e x)), by their weights:
-        (tokens, hidden), on all replicas.
+        """Computes sum_e weight_e * down_e(gated_activation(gate_e x, up_e x)): (tokens, hidden) ->
+        the same shape.
 
         Args:
-            tokens: (tokens, hidden).
-            weights, chosen: see `Router.build`; numbers among these experts, and others besides.
-            routes: see `sort_by_expert`.
+            topk_weights: float32 (tokens, k).
+            topk_experts: int32 (tokens, k), numbered within this module; other numbers are left
+                out.
+            sorted_rows: see `sort_by_expert`.
         """
-        x, own = (self.groups.copy_to_tp(t) for t in (tokens, weights))
-        y = self.groups.reduce_from_tp(self._partial(x, own, routes))
-        return y + self._biases(weights, topk_experts, tokens) if self.has_bias else y
+        x, weights = (self.groups.copy_to_tp(t) for t in (tokens, topk_weights))
+        y = self.groups.reduce_from_tp(self._partial_sum(x, weights, sorted_rows))
+        if self.has_bias:
+            y = y + self._weighted_biases(topk_weights, topk_experts, tokens)
+        return y
 
-    def routes(self, topk_experts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The part of `sort_by_expert` that concerns this replica's experts."""
-        order, places, sizes = sort_by_expert(self._own_first(topk_experts), experts=self.count)
-        return order, places, sizes[: self.own] if self.shares_experts else sizes
+    def sort_rows(self, topk_experts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sorts rows by expert, those of this replica's experts first, see `sort_by_expert`."""
+        order, inverse_order, group_sizes = sort_by_expert(
+            self._rotate_to_local(topk_experts), experts=self.num_experts
+        )
+        if self.is_expert_parallel:
+            group_sizes = group_sizes[: self.num_local_experts]
+        return order, inverse_order, group_sizes
 
-    def _own_first(self, topk_experts: Tensor) -> Tensor:
-        """The numbers of experts, counted on from this replica's first one: its rows come first."""
-        if not self.shares_experts:
+    def _rotate_to_local(self, topk_experts: Tensor) -> Tensor:
+        """Renumbers experts so that this replica's first one is 0."""
+        if not self.is_expert_parallel:
             return topk_experts
-        count = popxl.constant(self.count, popxl.int32, "experts")
-        return ops.fmod(topk_experts + (count - self.groups.tp_rank() * self.own), count)
+        count = popxl.constant(self.num_experts, popxl.int32, "experts")
+        first = self.groups.tp_rank() * self.num_local_experts
+        return ops.fmod(topk_experts + (count - first), count)
 
-    def _partial(self, x: Tensor, weights: Tensor, routes: tuple[Tensor, ...]) -> Tensor:
-        """This replica's part of the sum, from its features of each expert, or from its experts:
-        the rows of others have no product and are zeros.
+    def _partial_sum(
+        self, x: Tensor, topk_weights: Tensor, sorted_rows: tuple[Tensor, ...]
+    ) -> Tensor:
+        """Computes this replica's term of the output, (tokens, hidden), from its features of each
+        expert, or from its experts: rows of others are zeros.
 
-        Inner features are weighed, not what is made of them: they are fewer, and gradients then
-        ask for no product again.
+        The input of the down projection is scaled by the weights, not its output: it is smaller,
+            and
+        the gradient then needs no product again.
         """
-        into, out = self.gate_up.weight, self.down.weight
-        order, places, sizes = routes
-        rows, usual_rows = order / weights.shape[1], self._usual_rows(weights)
-        both = ops.grouped_matmul(
-            x, into, sizes, transpose=True, expected_rows=usual_rows, rows=rows
+        order, inverse_order, group_sizes = sorted_rows
+        rows, expected = order / topk_weights.shape[1], self._expected_rows(topk_weights)
+        gate_up = ops.grouped_matmul(
+            x, self.gate_up.weight, group_sizes, transpose=True, expected_rows=expected, rows=rows
         )
         if self.gate_up_adapter is not None:
-            both = self.gate_up_adapter(x, both, sizes, usual_rows, rows)
+            gate_up = self.gate_up_adapter(x, gate_up, group_sizes, expected, rows)
         if self.has_bias:
-            bias = self.gate_up.bias.reshape((self.own, 2 * self.part))
-            both = both + repeat_by_group(bias, sizes, rows=rows.shape[0])
-        inner = scale_rows(self.gate(*ops.split(both, 2, axis=-1)), weights, order, places)
+            bias = self.gate_up.bias.reshape((self.num_local_experts, 2 * self.local_size))
+            gate_up = gate_up + repeat_by_group(bias, group_sizes, rows=rows.shape[0])
+        gate, up = ops.split(gate_up, 2, axis=-1)
+        hidden = scale_rows(self.gated_activation(gate, up), topk_weights, order, inverse_order)
+        tokens = x.shape[0]
         y = ops.grouped_matmul(
-            inner, out, sizes, expected_rows=usual_rows, rows=rows, into=x.shape[0]
+            hidden, self.down.weight, group_sizes, expected_rows=expected, rows=rows, into=tokens
         )
-        return (
-            y if self.down_adapter is None else self.down_adapter(inner, y, sizes, usual_rows, rows)
-        )
+        if self.down_adapter is None:
+            return y
+        return self.down_adapter(hidden, y, group_sizes, expected, rows)
 
-    def _usual_rows(self, weights: Tensor) -> int | None:
-        """How many rows are of this replica's experts, if all are chosen alike; None: all are."""
-        return None if self.own == self.count else weights.nelms * self.own // self.count
+    def _expected_rows(self, topk_weights: Tensor) -> int | None:
+        """Returns the number of rows of local experts under balanced routing; None: all rows."""
+        local, total = self.num_local_experts, self.num_experts
+        return None if local == total else topk_weights.nelms * local // total
 
-    def _biases(self, weights: Tensor, topk_experts: Tensor, x: Tensor) -> Tensor:
-        """What the biases of a token's experts add, by their weights: (tokens, hidden)."""
-        shares = scatter_router_weights(weights, topk_experts, experts=self.held)
-        return ops.matmul(cast(shares, x.dtype), self.down.bias.reshape((self.held, -1)))
+    def _weighted_biases(self, topk_weights: Tensor, topk_experts: Tensor, x: Tensor) -> Tensor:
+        """Sums the down projections' biases by the router's weights: (tokens, hidden)."""
+        count = self.num_experts_in_group
+        weights = scatter_router_weights(topk_weights, topk_experts, experts=count)
+        return ops.matmul(cast(weights, x.dtype), self.down.bias.reshape((count, -1)))
 
 
 class MoE(Module):
-    """A router and its experts, in place of a feed-forward layer.
+    """A mixture-of-experts layer: a router and its experts, in place of a feed-forward layer.
 
     Args:
-        router: it is `gate` in most of Hugging Face's models.
-        shared: a feed-forward layer of all tokens, `build(x)`, if there is one; what it gives is
-            multiplied by sigmoid(x @ shared_expert_gate), whose initial weights have `std`.
-        router_alias: another name of the router's weight, from the layer's.
+        router: named `gate`, as in most of Hugging Face's models.
+        shared: a feed-forward layer that all tokens use, `build(x, ctx)`; its output is multiplied
+            by sigmoid(x @ shared_expert_gate), whose initial weights have `std`. None: none.
+        router_alias: another name of the router's weight, relative to the layer.
     """
 
     def __init__(
@@ -319,53 +359,58 @@ class MoE(Module):
             self.shared_expert, self.shared_expert_gate = shared, SharedExpertGate(std)
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Newer files may have another name for the router."""
+        """Returns another name of the router, which newer files may have."""
         if self._router_alias is None:
             return HfTensorNames()
-        own = f"{hf_path}.{self.gate.hf_name or 'gate'}.weight"
-        return HfTensorNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": own})
+        name = f"{hf_path}.{self.gate.hf_name or 'gate'}.weight"
+        return HfTensorNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": name})
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor | None:
-        """x: (..., hidden) -> what experts give, of the same shape; None where that is left to
-        phases of their own, see `Context.defer_experts`."""
+        """x: (..., hidden) -> the same shape; None if the experts run in phases of their own, see
+        `BlockContext.defer_experts`."""
         tokens = x.reshape((-1, x.shape[-1]))
-        weights, topk_experts, probabilities = self.gate(tokens)
+        topk_weights, topk_experts, probabilities = self.gate(tokens)
         if ctx.routes_only:
             y = None
-            ctx.defer_experts(normed=x, weights=weights, topk_experts=topk_experts)
+            ctx.defer_experts(normed=x, topk_weights=topk_weights, topk_experts=topk_experts)
         else:
-            y = self.experts(tokens, weights, topk_experts, self.experts.routes(topk_experts))
+            sorted_rows = self.experts.sort_rows(topk_experts)
+            y = self.experts(tokens, topk_weights, topk_experts, sorted_rows)
         if self.has_shared:
             shared = self.shared_expert_gate(tokens) * self.shared_expert(tokens, ctx)
             y = shared if y is None else y + shared
-        ctx.count(topk_experts, probabilities)
+        ctx.count_experts(topk_experts, probabilities)
         return None if y is None else y.reshape(x.shape)
 
     def expert_input_specs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
-        """Specs of what `Context.defer_experts` is given, for an x."""
-        choices = (math.prod(x.shape[:-1]), self.gate.per_token)
+        """Returns the specs of what `build` passes to `BlockContext.defer_experts`, for an x."""
+        tokens_and_k = (math.prod(x.shape[:-1]), self.gate.num_experts_per_tok)
         return {
             "normed": x,
-            "topk_weights": TensorSpec(choices, popxl.float32),
-            "topk_experts": TensorSpec(choices, popxl.int32),
+            "topk_weights": TensorSpec(tokens_and_k, popxl.float32),
+            "topk_experts": TensorSpec(tokens_and_k, popxl.int32),
         }
 
 
 class SharedExpertGate(Module):
-    """sigmoid(x @ weight), (tokens, 1)."""
+    """sigmoid(x @ weight).
+
+    Args:
+        std: of the initial weights.
+    """
 
     def __init__(self, std: float) -> None:
         super().__init__()
         self.weight = parameter(1, self.config.model.hidden_size, std=std)
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (tokens, hidden)."""
-        half = ops.matmul(x, self.weight.transpose((1, 0))) * 0.5
-        return (ops.tanh(half) + 1.0) * 0.5  # the sigmoid
+        """x: (tokens, hidden) -> (tokens, 1)."""
+        half_logits = ops.matmul(x, self.weight.transpose((1, 0))) * 0.5
+        return (ops.tanh(half_logits) + 1.0) * 0.5  # the sigmoid
 
 
-class _HeldExperts(Module):
-    """The place of experts in a block's `mlp`."""
+class _ExpertsOfGroup(Module):
+    """The experts of a group, in the place of a block's `mlp`."""
 
     def __init__(self, experts: Experts, hf_name: str | None) -> None:
         super().__init__(hf_name)
@@ -373,34 +418,35 @@ class _HeldExperts(Module):
 
 
 class ExpertGroup(Module):
-    """Neighbouring experts of a layer, `execution.expert_groups` of which are all: a phase of its
+    """One of `execution.expert_groups` equal groups of a layer's experts, which is a phase of its
     own in training.
 
     Args:
-        experts: which has so many of them.
+        experts: the group's.
         hf_name: of the layer's `mlp`.
     """
 
     def __init__(self, experts: Experts, hf_name: str | None = None) -> None:
         super().__init__()
-        self.mlp = _HeldExperts(experts, hf_name)
+        self.mlp = _ExpertsOfGroup(experts, hf_name)
 
     def build(
         self,
         normed: Tensor,
         topk_weights: Tensor,
         topk_experts: Tensor,
-        number: Tensor,
+        group_index: Tensor,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """The output of these experts, to be added to x, of its shape.
+        """Computes the output of these experts: (..., hidden) -> the same shape.
 
         Args:
-            normed, topk_weights, topk_experts: see `Context.defer_experts`.
-            number: of the group, int32 scalar.
+            normed, topk_weights, topk_experts: see `MoE.build`.
+            group_index: int32 scalar.
         """
         experts = self.mlp.experts
-        own = topk_experts - number * experts.held
-        routes = sort_local_experts(own, experts=experts.held)
+        count = experts.num_experts_in_group
+        local_experts = topk_experts - group_index * count
+        sorted_rows = sort_local_experts(local_experts, experts=count)
         tokens = normed.reshape((-1, normed.shape[-1]))
-        return experts(tokens, topk_weights, own, routes).reshape(normed.shape)
+        return experts(tokens, topk_weights, local_experts, sorted_rows).reshape(normed.shape)

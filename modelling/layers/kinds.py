@@ -1,4 +1,5 @@
-"""Layers of several kinds, such as those with a window and those without."""
+"""Modules of a model's layers, one for each layer type, such as sliding-window and full
+attention."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class LayerModules:
-    """The layers of a model.
+    """The modules of a model's layers.
 
     Attributes:
-        kinds: a module for each kind of layer; all have the same variables, but for adapters.
-        order: of each layer in turn, which kind it is.
+        modules: one for each layer type; all have the same variables, except for adapters.
+        type_of_layer: for each layer, the index of its type in `modules`.
     """
 
     modules: Sequence[addons.Module]
@@ -27,32 +28,33 @@ class LayerModules:
 
     @classmethod
     def from_types(
-        cls, names: Sequence[Item], make: Callable[[Item], addons.Module]
+        cls, layer_types: Sequence[Item], make: Callable[[Item], addons.Module]
     ) -> LayerModules:
-        """Layers whose kinds have names.
+        """Creates one module for each distinct layer type.
 
         Args:
-            names: of each layer in turn, that of its kind.
-            make: a module of a kind.
+            layer_types: the type of each layer.
+            make: creates the module of a type.
         """
-        kinds = list(dict.fromkeys(names))
-        return cls([make(kind) for kind in kinds], [kinds.index(name) for name in names])
+        types = list(dict.fromkeys(layer_types))
+        return cls([make(t) for t in types], [types.index(t) for t in layer_types])
 
-    def take(self, rows: range) -> LayerModules:
-        """Some neighbouring layers, and the kinds that they are of."""
-        types = self.type_of_layer[rows.start : rows.stop]
+    def take(self, layers: range) -> LayerModules:
+        """Returns consecutive layers with the modules of their types."""
+        types = self.type_of_layer[layers.start : layers.stop]
         return LayerModules.from_types(types, self.modules.__getitem__)
 
     def map_modules(self, wrap: Callable[[Any], addons.Module]) -> LayerModules:
-        """The same with something around each module."""
+        """Applies a function to each module."""
         return LayerModules([wrap(module) for module in self.modules], self.type_of_layer)
 
     def runs_of_one_type(self) -> list[tuple[int, range]]:
-        """Neighbouring layers of one kind: the kind and their rows."""
+        """Splits the layers into runs of consecutive layers of one type: (type index, layers)."""
         groups = groupby(enumerate(self.type_of_layer), key=itemgetter(1))
-        numbered = [(kind, [row for row, _ in members]) for kind, members in groups]
-        return [(kind, range(rows[0], rows[-1] + 1)) for kind, rows in numbered]
+        runs = [(index, [layer for layer, _ in members]) for index, members in groups]
+        return [(index, range(layers[0], layers[-1] + 1)) for index, layers in runs]
 
-    def first_of_each_type(self, of_layers: Sequence[Item]) -> list[Item]:
-        """The items of the first layer of each kind, from a sequence with one for each layer."""
-        return [of_layers[self.type_of_layer.index(kind)] for kind in range(len(self.modules))]
+    def first_of_each_type(self, items: Sequence[Item]) -> list[Item]:
+        """Takes the item of the first layer of each type from a sequence with one for each
+        layer."""
+        return [items[self.type_of_layer.index(index)] for index in range(len(self.modules))]

@@ -1,4 +1,4 @@
-"""Linear maps."""
+"""Linear layers, sharded over tensor parallelism."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _AXIS = {"in": 0, "out": 1}
 
 
 class Linear(Module):
-    """y = x @ weight + bias in a tensor-parallel computation (Shoeybi et al., arXiv:1909.08053).
+    """y = x @ weight + bias in a tensor-parallel region (Shoeybi et al., arXiv:1909.08053).
 
-    The product is an FP8 one if the layer is made in `popxl_addons.fp8_autocast`.
+    The product is in FP8 if the layer is created in `popxl_addons.fp8_autocast`.
 
     Args:
-        shard: which features are sharded over tensor parallelism: "out", so that each replica gets
-            its part of y, or "in", so that y is the sum over replicas.
+        shard: the features that are sharded over tensor parallelism: "out" (column-parallel), so
+            that y is sharded, or "in" (row-parallel), so that x is, and y is summed over replicas.
         std: of the initial weights.
-        max_shards: see `parameter`; replicas that hold the same shard of the output features use
-            it for a part of the work each.
+        max_shards: see `parameter`; the replicas with the same shard of the output features each
+            use it for a part of the work.
     """
 
     adapters: LinearAdapters | None = None
@@ -55,37 +55,41 @@ class Linear(Module):
             axis = 0 if shard == "out" else None
             self.bias = parameter(out_features, std=0.0, shard=axis, max_shards=max_shards)
 
-    def is_quantizable(self, row: WeightMapping) -> bool:
-        return row.path == "weight"
+    def is_quantizable(self, mapping: WeightMapping) -> bool:
+        return mapping.path == "weight"
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., in_features) -> (..., out_features); the sharded ones are a replica's."""
+        """x: (..., in_features) -> (..., out_features), of which the sharded ones are local."""
         if self.shard == "in":
-            y = self.groups.reduce_from_tp(self.partial(x))
+            y = self.groups.reduce_from_tp(self.partial_sum(x))
             return y + self.bias if self.has_bias else y
-        # The sum of gradients over the replicas of a shard enters the product's, so that FP8 rounds
-        # the same for every tensor parallelism.
-        groups, replicas = self.groups, self._rows["weight"].shard_replicas
-        x, matrix = groups.scale_grad_by_shard_replicas(x, replicas), self.weight
+        # The sum of gradients over the replicas of a shard enters the product's gradient, so that
+        # FP8 rounds the same for every tensor parallelism.
+        groups, replicas = self.groups, self._mappings["weight"].shard_replicas
+        x, weight = groups.scale_grad_by_shard_replicas(x, replicas), self.weight
         bias = self.bias if self.has_bias else None
-        y = self.product(x, matrix, bias)
-        return groups.sum_grad_over_shard_replicas(self._adapted(x, y, matrix, bias), replicas)
+        y = self.product(x, weight, bias)
+        y = self._apply_adapters(x, y, weight, bias)
+        return groups.sum_grad_over_shard_replicas(y, replicas)
 
-    def partial(self, x: Tensor) -> Tensor:
-        """With `shard` "in" this replica's part of the sum, without the bias."""
-        matrix = self.weight
-        return self._adapted(x, self.product(x, matrix, None), matrix, None)
+    def partial_sum(self, x: Tensor) -> Tensor:
+        """Computes this replica's term of the sum over replicas, without the bias, if `shard` is
+        "in": (..., local in_features) -> (..., out_features)."""
+        weight = self.weight
+        return self._apply_adapters(x, self.product(x, weight, None), weight, None)
 
-    def _adapted(self, x: Tensor, y: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        return y if self.adapters is None else self.adapters(x, y, matrix, bias)
+    def _apply_adapters(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return y if self.adapters is None else self.adapters(x, y, weight, bias)
 
 
 class FusedLinear(Linear):
-    """Several linear maps of one input as one product. In files they are modules beside this one.
+    """Several column-parallel linear layers of one input, as one product, such as q, k and v.
+
+    In files they are modules beside this one.
 
     Args:
         out_features: of each.
-        std: of the initial weights of each, by its name in Hugging Face's model.
+        std: of the initial weights of each, by its name in the Hugging Face model.
     """
 
     def __init__(
@@ -106,5 +110,5 @@ class FusedLinear(Linear):
             self.bias = fused_parameter(biases, 0, max_shards)
 
     def build(self, x: Tensor) -> Sequence[Tensor]:  # type: ignore[override]
-        """x: (..., in_features) -> for each map (..., out_features on a replica)."""
+        """x: (..., in_features) -> one (..., local out_features) for each layer."""
         return ops.split(super().build(x), self.count, axis=-1)

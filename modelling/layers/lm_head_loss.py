@@ -1,4 +1,4 @@
-"""The end of a model: the final norm, the logits and what is learned of them."""
+"""The output layer of a model: final norm, logits and loss."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from modelling.objectives import LOSS_WEIGHT, make_objective
 from popxl import Tensor
 
 MAX_LOGIT_BYTES = 2**32
-"""Bytes of the logits that a replica computes at a time."""
+"""Limit on the logits that a replica computes at a time."""
 
 LOSS_STATS, EXPERT_USAGE = "loss_stats", "expert_usage"
-"""What goes to the host besides the loss: what that is a function of, and how experts are used."""
+"""Outputs besides the loss: the statistics that it is a function of, and the usage of experts."""
 
 
 class LMHeadLoss(Module):
     """A head (norm, dropout, logits) and an objective.
 
     Attributes:
-        told: names of what `build` returns after the loss.
+        aux_outputs: names of the outputs of `build` after the loss.
 
     Args:
-        norm: the stack's final norm, if it has one; `norm_name`: Hugging Face's path of it.
-        std, bias, cap: see `LMHead`.
-        tokens: the embedding, if its weight is the head's too.
+        norm: the stack's final norm; None: it has none.
+        norm_name: Hugging Face's path of the norm.
+        std, bias, softcap: see `LMHead`.
+        tokens: the embedding, if the head is tied to it.
         dropout: of the norm's output.
         scale: factor on the logits.
-        usage: of experts, which a loss balances; None: there are none, or they are not counted.
+        expert_usage: how the usage of experts is counted and balanced; None: it is not counted.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class LMHeadLoss(Module):
         dropout: Dropout = NO_DROPOUT,
         scale: float = 1.0,
         bias: Bias | None = None,
-        cap: float | None = None,
+        softcap: float | None = None,
         expert_usage: ExpertUsage | None = None,
     ) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class LMHeadLoss(Module):
         stats = [LOSS_STATS] if self.objective.returns_stats else []
         self.aux_outputs = (*stats, *([] if expert_usage is None else [EXPERT_USAGE]))
         self.is_fp8 = config.fp8.enabled and config.fp8.head
-        self.is_evaluated = config.model.eval
+        self.is_eval = config.model.eval
         self.norm, self.dropout, self.scale = norm, dropout, scale
         if norm is not None:
             norm.hf_name = norm_name
@@ -62,7 +63,7 @@ class LMHeadLoss(Module):
         if tokens is not None:
             self.tokens = tokens
         with fp8_head(config):
-            self.lm_head = LMHead(std, self.tied, bias, cap)
+            self.lm_head = LMHead(std, self.tied, bias, softcap)
 
     def build(
         self,
@@ -71,71 +72,77 @@ class LMHeadLoss(Module):
         seed: Tensor | None = None,
         **inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        """The weighted loss of a micro-batch, see `Objective.loss` and `LOSS_WEIGHT`; the sums if
-        the objective tells them; and how experts were used, if that is counted.
+        """Returns the weighted loss of a micro-batch and `aux_outputs`.
 
         Args:
             x: the last layer's output, (batch, length, hidden).
-            usage: of experts, see `ExpertUsage`.
-            inputs: those of `Objective.streams`.
-            seed: uint32 (2,) for dropout, the same on the replicas of a tensor-parallel group.
+            expert_usage: float32 (2, experts), summed over layers, see `ExpertUsage`.
+            inputs: `Objective.input_specs` by name.
+            seed: uint32 (2,) for dropout, equal on the replicas of a tensor-parallel group.
 
         Returns:
-            The loss is a float32 scalar.
+            The loss, float32 scalar, see `Objective.loss` and `LOSS_WEIGHT`; the objective's
+            statistics, if it returns them; the usage of experts, if it is counted.
         """
         objective = self.objective
-        sums = self._sums(self.features(x, seed), [inputs[name] for name in objective.token_inputs])
-        texts = {name: inputs[name] for name in objective.sequence_inputs}
-        loss = objective.loss(sums, texts, self.groups) * inputs[LOSS_WEIGHT]
-        aux_outputs = [sums] if objective.returns_stats else []
+        token_inputs = [inputs[name] for name in objective.token_inputs]
+        stats = self._loss_stats(self.features(x, seed), token_inputs)
+        sequence_inputs = {name: inputs[name] for name in objective.sequence_inputs}
+        loss = objective.loss(stats, sequence_inputs, self.groups) * inputs[LOSS_WEIGHT]
+        aux_outputs = [stats] if objective.returns_stats else []
         if self.expert_usage is not None and expert_usage is not None:
-            loss = self.expert_usage.balanced(loss, expert_usage)
+            loss = self.expert_usage.add_load_balancing_loss(loss, expert_usage)
             aux_outputs = [*aux_outputs, expert_usage]
         return loss, *aux_outputs
 
-    def _sums(self, x: Tensor, tokens: Sequence[Tensor]) -> Tensor:
-        slices = self._slices(x)
-        if slices == 1:
-            return self._sums_of(self.lm_head(x, self._embedding_weights()), tokens)
-        floats = [self.groups.copy_to_tp(x), *self.lm_head.weights(self._embedding_weights())]
+    def _loss_stats(self, features: Tensor, token_inputs: Sequence[Tensor]) -> Tensor:
+        """Computes the objective's statistics, for one chunk of tokens at a time if need be."""
+        num_chunks = self._num_chunks(features)
+        if num_chunks == 1:
+            logits = self.lm_head(features, self._embedding_weights())
+            return self._stats_of_logits(logits, token_inputs)
+        weights = self.lm_head.weights(self._embedding_weights())
+        floats = [self.groups.copy_to_tp(features), *weights]
 
-        def of_slice(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
+        def stats_of_chunk(inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
             logits = self.lm_head.compute_logits(*inputs[: len(floats)])
-            return self._sums_of(logits, inputs[len(floats) :])
+            return self._stats_of_logits(logits, inputs[len(floats) :])
 
-        axes = [0 if self.layout.transposed else 1, *[None] * (len(floats) - 1), *[1] * len(tokens)]
-        sliced = ChunkLoop(of_slice, slices, axes, len(floats), out_axis=None)
-        call = self.call_module(sliced, "sliced", autodiff="none" if self.is_evaluated else "auto")
-        return call([*floats, *tokens])[0]
+        length_axis = 0 if self.layout.transposed else 1
+        axes = [length_axis, *[None] * len(weights), *[1] * len(token_inputs)]
+        loop = ChunkLoop(stats_of_chunk, num_chunks, axes, len(floats), out_axis=None)
+        call = self.call_module(loop, "sliced", autodiff="none" if self.is_eval else "auto")
+        return call([*floats, *token_inputs])[0]
 
-    def _sums_of(self, logits: Tensor, tokens: Sequence[Tensor]) -> Tensor:
-        named = dict(zip(self.objective.token_inputs, tokens, strict=True))
-        return self.objective.loss_stats(logits, named, self.layout, self.groups)
+    def _stats_of_logits(self, logits: Tensor, token_inputs: Sequence[Tensor]) -> Tensor:
+        by_name = dict(zip(self.objective.token_inputs, token_inputs, strict=True))
+        return self.objective.loss_stats(logits, by_name, self.layout, self.groups)
 
-    def _slices(self, x: Tensor) -> int:
-        """As few slices of the tokens as keep the logits of each within `MAX_LOGIT_BYTES`."""
+    def _num_chunks(self, features: Tensor) -> int:
+        """Returns the smallest number of chunks whose logits are within `MAX_LOGIT_BYTES`."""
         if self.is_fp8:
             return 1
-        groups, length = self.groups, self.layout.length(x)
-        nbytes = 4 * (x.nelms // x.shape[-1]) * groups.vocab_shard_size(self.lm_head.vocabulary)
-        fit = (n for n in range(1, length) if not length % n and nbytes <= n * MAX_LOGIT_BYTES)
-        return next(fit, length)
+        groups, length = self.groups, self.layout.length(features)
+        tokens = features.nelms // features.shape[-1]
+        nbytes = 4 * tokens * groups.vocab_shard_size(self.lm_head.vocab_size)
+        divisors = (n for n in range(1, length) if not length % n)
+        return next((n for n in divisors if nbytes <= n * MAX_LOGIT_BYTES), length)
 
     def _embedding_weights(self) -> list[Tensor] | None:
         return self.tokens.embedding_weights() if self.tied else None
 
     def features(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """What the logits are a product of; see `logits`."""
+        """Computes the input of the logits: (batch, length, hidden) -> the same shape."""
         x = self.dropout(x if self.norm is None else self.norm(x), seed)
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
 
     def logits(self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> this replica's logits, float32; see `LMHead.build`.
+        """x: (batch, length, hidden) -> float32 logits (batch, length, local vocab size).
 
         Args:
-            embedding_weights: of `VocabularyEmbedding`, where the head is tied to it and this
-                graph has them already.
+            embedding_weights: see `VocabularyEmbedding`, if the head is tied and this graph has
+                them already.
         """
         if embedding_weights is None:
             embedding_weights = self._embedding_weights()
@@ -144,6 +151,7 @@ class LMHeadLoss(Module):
     def next_token_logits(
         self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None
     ) -> Tensor:
-        """Like `logits` for one position: (batch, 1, hidden) -> (batch, part of the vocabulary)."""
+        """Returns the logits of one position: (batch, 1, hidden) -> float32 (batch, local vocab
+        size)."""
         logits = self.logits(x, embedding_weights)
         return logits.reshape((-1, logits.shape[-1]))

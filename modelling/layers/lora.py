@@ -1,8 +1,8 @@
-"""LoRA (Hu et al., arXiv:2106.09685): what a model computes with adapters beside frozen weights.
+"""LoRA (Hu et al., arXiv:2106.09685) and DoRA: adapters beside frozen weights.
 
-The variables of adapters, float32, have rows in the weight map (`modelling.weights.lora`), which
-say how they are sharded: with a matrix whose input features are sharded lora_A is, else lora_B. The
-other is the same on all replicas, each of which uses it for a part of the work.
+The variables of adapters, float32, have mappings in the weight map (`modelling.weights.lora`). If
+the frozen weight's input features are sharded, lora_A is sharded, else lora_B. The other matrix is
+equal on all replicas, each of which uses it for a part of the work.
 """
 
 from __future__ import annotations
@@ -24,42 +24,41 @@ from modelling.weights.mapping import is_vocabulary
 from modelling.weights.weight_map import EMBEDDINGS
 from popxl import Tensor, float32, ops
 
-Item = TypeVar("Item")
+LayerTypeT = TypeVar("LayerTypeT")
 ModuleT = TypeVar("ModuleT", bound=Module)
-Rows = Mapping[str, WeightMapping]
-"""Rows of the weight map, by path."""
+MappingsByPath = Mapping[str, WeightMapping]
 
-_TAG = 0xADA
-"""Tells the seeds of adapters from those that a layer makes for itself."""
+_SEED_TAG = 0xADA
+"""Separates the seeds of adapters from those that a block derives for itself."""
 
 
 class LowRankMatrices(Module):
-    """Variables of an adapter, as far as it has them: lora_A, lora_B, and DoRA's magnitude."""
+    """The variables of an adapter, those that it has of lora_A, lora_B and DoRA's magnitude."""
 
     lora_A: Tensor
     lora_B: Tensor
     magnitude: Tensor
 
-    def __init__(self, adapter: LoraSpec, rows: Rows) -> None:
+    def __init__(self, adapter: LoraSpec, mappings: MappingsByPath) -> None:
         super().__init__()
         self.scale = adapter.scale
         for name in LowRankMatrices.__annotations__:
-            if f"{adapter.path}.{name}" in rows:
-                setattr(self, name, declare(rows[f"{adapter.path}.{name}"]))
+            if f"{adapter.path}.{name}" in mappings:
+                setattr(self, name, declare(mappings[f"{adapter.path}.{name}"]))
 
 
 class LoRA(LowRankMatrices):
-    """W x + scale * B A dropout(x), for this replica's part of a linear map's weight W.
+    """W x + scale * B A dropout(x), for this replica's shard of a linear layer's weight W.
 
-    With DoRA (Liu et al., arXiv:2402.09353) that is multiplied by magnitude / n, where n are the
-    norms of the rows of W + scale * B A, which have no gradient.
+    DoRA (Liu et al., arXiv:2402.09353) multiplies that by magnitude / n, where n are the norms of
+    the rows of W + scale * B A, which have no gradient.
 
     Args:
-        row: the weight's.
-        owner: the adapter whose lora_A this one has; None: its own.
+        mapping: of W.
+        lora_a_owner: the adapter whose lora_A this one uses; None: it has its own.
 
     Attributes:
-        seed: for dropout, see `seed_adapters`.
+        seed: uint32 (2,) for dropout, see `seed_adapters`.
     """
 
     seed: Tensor | None = None
@@ -67,265 +66,299 @@ class LoRA(LowRankMatrices):
     def __init__(
         self,
         adapter: LoraSpec,
-        row: WeightMapping,
-        rows: Rows,
+        mapping: WeightMapping,
+        mappings: MappingsByPath,
         dropout: Dropout,
-        owner: LoRA | None,
+        lora_a_owner: LoRA | None,
     ) -> None:
-        super().__init__(adapter, rows)
+        super().__init__(adapter, mappings)
         self._dora, self._dropout = adapter.dora, dropout
-        self._owner = (owner or self,)  # a tuple hides it from Module's registration
-        self._cut_in, self._holders = row.axis == 0, row.shard_replicas
+        self._lora_a_owner = (lora_a_owner or self,)  # a tuple hides it from Module's registration
+        self._is_input_sharded = mapping.axis == 0
+        self._shard_replicas = mapping.shard_replicas
 
-    def build(self, x: Tensor, y: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        """y: W x + bias -> the same with the adapter, of the same type.
+    def build(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Adds the adapter to the linear layer's output.
 
         Args:
             x: float32 (..., in_features).
-            matrix: W, (in_features, out_features).
+            y: x @ weight + bias, (..., out_features).
+            weight: W transposed, (in_features, out_features).
             bias: (out_features,).
-        """
-        (owner,) = self._owner
-        a, b = owner.lora_A, self.lora_B
-        seed = self.groups.tp_seed(owner.seed) if self._cut_in else owner.seed
-        dropped = self._dropout(x, seed)
-        local_a, local_b = (a, self._open(b)) if self._cut_in else (self._open(a), b)
-        more = (dropped @ local_a @ local_b) * self.scale
-        wide = cast(y, float32)
-        if not self._dora:
-            return cast(wide + more, y.dtype)
-        magnitude = self._open(self.magnitude) if self._cut_in else self.magnitude
-        factor = magnitude / self._norms(matrix, a, b)
-        base = wide if bias is None else wide - cast(bias, float32)
-        if self._dropout.active:
-            base = ops.matmul(cast(dropped, matrix.dtype), matrix, output_type=float32)
-        return cast(wide + base * (factor - 1) + more * factor, y.dtype)
 
-    def _norms(self, matrix: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """The norms of the rows of the full weight and its adapter: float32 (out_features,)."""
-        full = ops.detach(cast(matrix, float32) + (a @ b) * self.scale)
-        squares = ops.sum(full * full, 0)
-        if self._cut_in and self.groups.tensor_parallel > 1:
+        Returns:
+            The shape and dtype of y.
+        """
+        (owner,) = self._lora_a_owner
+        a, b = owner.lora_A, self.lora_B
+        seed = self.groups.tp_seed(owner.seed) if self._is_input_sharded else owner.seed
+        dropped = self._dropout(x, seed)
+        if self._is_input_sharded:
+            local_a, local_b = a, self._copy_to_tp(b)
+        else:
+            local_a, local_b = self._copy_to_tp(a), b
+        delta = (dropped @ local_a @ local_b) * self.scale
+        y_float32 = cast(y, float32)
+        if not self._dora:
+            return cast(y_float32 + delta, y.dtype)
+        magnitude = self.magnitude
+        if self._is_input_sharded:
+            magnitude = self._copy_to_tp(magnitude)
+        factor = magnitude / self._norms(weight, a, b)
+        base = y_float32 if bias is None else y_float32 - cast(bias, float32)
+        if self._dropout.active:
+            base = ops.matmul(cast(dropped, weight.dtype), weight, output_type=float32)
+        return cast(y_float32 + base * (factor - 1) + delta * factor, y.dtype)
+
+    def _norms(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Computes the norms of the rows of W + scale * B A: float32 (out_features,)."""
+        merged = ops.detach(cast(weight, float32) + (a @ b) * self.scale)
+        squares = ops.sum(merged * merged, 0)
+        if self._is_input_sharded and self.groups.tensor_parallel > 1:
             squares = ops.collectives.replicated_all_reduce(squares, "add", self.groups.tp)
         return ops.sqrt(squares)
 
-    def _open(self, t: Tensor) -> Tensor:
-        """Its gradient is the sum over the group; of what neighbours do alike, once."""
-        return self.groups.scale_grad_by_shard_replicas(self.groups.copy_to_tp(t), self._holders)
+    def _copy_to_tp(self, t: Tensor) -> Tensor:
+        """Returns `t`; its gradient is summed over the group, and counts the replicas of a shard
+        once."""
+        groups = self.groups
+        return groups.scale_grad_by_shard_replicas(groups.copy_to_tp(t), self._shard_replicas)
 
 
 class LinearAdapters(Module):
-    """The adapters of a linear map, each of some of the weights that are side by side in it.
+    """The adapters of a linear layer, each for one or some of the weights that are fused in it.
 
     Args:
-        row: of the map's weight, which names its adapters.
-        dropout: of what they read.
-        owners: adapters by path, which may have lora_A for these; these are added.
+        mapping: of the layer's weight, which names its adapters.
+        dropout: of the adapters' input.
+        lora_a_owners: adapters by path whose lora_A others may use; these are added.
     """
 
     def __init__(
-        self, row: WeightMapping, rows: Rows, dropout: Dropout, owners: dict[str, LoRA]
+        self,
+        mapping: WeightMapping,
+        mappings: MappingsByPath,
+        dropout: Dropout,
+        lora_a_owners: dict[str, LoRA],
     ) -> None:
         super().__init__()
-        self._row, names = row, [w.name for w in row.weights]
-        self._parts: list[tuple[int, LoRA | None]] = []
-        of_weight = {adapter.weights[0]: adapter for adapter in row.adapters}
+        self._mapping, names = mapping, [w.name for w in mapping.weights]
+        self._parts: list[tuple[int, LoRA | None]] = []  # numbers of weights and their adapter
+        spec_of_weight = {spec.weights[0]: spec for spec in mapping.adapters}
         while names:
-            adapter, count, part = of_weight.get(names[0]), 1, None
-            if adapter is not None:
-                part = LoRA(adapter, row, rows, dropout, owners.get(adapter.owner))
-                owners[adapter.path], count = part, len(adapter.weights)
-                setattr(self, adapter.path.rpartition(".")[2], part)
-            self._parts.append((count, part))
+            spec, count, lora = spec_of_weight.get(names[0]), 1, None
+            if spec is not None:
+                lora = LoRA(spec, mapping, mappings, dropout, lora_a_owners.get(spec.owner))
+                lora_a_owners[spec.path], count = lora, len(spec.weights)
+                setattr(self, spec.path.rpartition(".")[2], lora)
+            self._parts.append((count, lora))
             del names[:count]
 
-    def build(self, x: Tensor, y: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        """Like `LoRA.build`, with all the map's outputs."""
-        wide, size = cast(x, float32), y.shape[-1] // len(self._row.weights)
+    def build(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Adds the adapters to the layer's output: shapes as for `LoRA.build`."""
+        x_float32, size = cast(x, float32), y.shape[-1] // len(self._mapping.weights)
         if len(self._parts) == 1:
             ((_, only),) = self._parts
-            return y if only is None else only(wide, y, matrix, bias)
+            return y if only is None else only(x_float32, y, weight, bias)
         sizes = [count * size for count, _ in self._parts]
-        ys, matrices = (ops.split(t, sizes, axis=-1) for t in (y, matrix))
+        ys, weights = (ops.split(t, sizes, axis=-1) for t in (y, weight))
         biases = [None] * len(sizes) if bias is None else ops.split(bias, sizes, axis=-1)
-        adapters = [adapter for _, adapter in self._parts]
+        loras = [lora for _, lora in self._parts]
+        parts = zip(loras, ys, weights, biases, strict=True)
         return ops.concat(
-            [
-                part if adapter is None else adapter(wide, part, *others)
-                for adapter, part, *others in zip(adapters, ys, matrices, biases, strict=True)
-            ],
-            axis=-1,
+            [y if lora is None else lora(x_float32, y, w, b) for lora, y, w, b in parts], axis=-1
         )
 
 
 class VocabularyAdapter(LowRankMatrices):
-    """The adapter of a linear map from or to the vocabulary, which is sharded: PEFT's for
-    `embed_tokens` and `lm_head`."""
+    """The adapter of `embed_tokens` or `lm_head`, whose vocabulary is sharded."""
 
-    def __init__(self, row: WeightMapping, rows: Rows) -> None:
-        (adapter,) = row.adapters
-        super().__init__(adapter, rows)
-        self._embeds = adapter.embeds
+    def __init__(self, mapping: WeightMapping, mappings: MappingsByPath) -> None:
+        (adapter,) = mapping.adapters
+        super().__init__(adapter, mappings)
+        self._is_embedding = adapter.embeds
 
     def build(self) -> tuple[Tensor, Tensor]:
-        """(in_features, rank) and (rank, out_features): A and scale * B, beside the map's matrix,
-        of which one side is a replica's part of the vocabulary."""
-        a, b, whole = self.lora_A, self.lora_B, self.groups.copy_to_tp
-        a, b = (a, whole(b)) if self._embeds else (whole(a), b)
+        """Returns A, (in_features, rank), and scale * B, (rank, out_features).
+
+        The vocabulary, one of the two features, is local.
+        """
+        a, b = self.lora_A, self.lora_B
+        if self._is_embedding:
+            b = self.groups.copy_to_tp(b)
+        else:
+            a = self.groups.copy_to_tp(a)
         return a, b * self.scale
 
 
 class ExpertAdapter(LowRankMatrices):
-    """scale * B_e A_e x for each row of x, of its expert e: PEFT's for parameters that stack
-    experts' maps. Variables hold the matrices of each expert one after the other; both are sharded
-    where whole experts are.
+    """scale * B_e A_e x for each row of x and its expert e: PEFT's adapter of a parameter that
+    stacks the experts' matrices.
+
+    Variables stack the matrices of each expert; with expert parallelism both are sharded.
 
     Args:
-        row: of the experts' matrices, whose input features are cut if it is transposed.
+        mapping: of the experts' matrices, whose input features are sharded if it is transposed.
     """
 
-    def __init__(self, row: WeightMapping, rows: Rows) -> None:
-        super().__init__(row.adapters[0], rows)  # those of all experts are equal
-        self._cut_in, self._shared_out = row.transpose, row.expert_parallel
+    def __init__(self, mapping: WeightMapping, mappings: MappingsByPath) -> None:
+        super().__init__(mapping.adapters[0], mappings)  # those of all experts are equal
+        self._is_down = mapping.transpose
+        self._is_expert_parallel = mapping.expert_parallel
 
-    def build(self, x: Tensor, y: Tensor, sizes: Tensor, usual: int | None, rows: Tensor) -> Tensor:
-        """y with the adapters, of the same type: the products of rows of x with experts' maps.
+    def build(
+        self,
+        x: Tensor,
+        y: Tensor,
+        group_sizes: Tensor,
+        expected_rows: int | None,
+        rows: Tensor,
+    ) -> Tensor:
+        """Adds the adapters to the experts' output y, of the same shape and dtype.
 
         Args:
-            x: (tokens, in features), of which `rows` says each one's; or one for each of `rows`,
-                where these say to which row of y each product is added.
-            sizes, usual, rows: see `ops.grouped_matmul`.
+            x: (tokens, in features), from which `rows` are taken; of a down projection (rows, in
+                features), and `rows` are the rows of y to which each product is added.
+            group_sizes, expected_rows, rows: see `ops.grouped_matmul`.
         """
-        wide: dict[str, Any] = {"sizes": sizes, "usual": usual}
+        groups: dict[str, Any] = {"sizes": group_sizes, "expected_rows": expected_rows}
         x, a, b = cast(x, float32) * self.scale, self.lora_A, self.lora_B
-        if self._cut_in:
-            inner = ops.grouped_matmul(x, a, **wide)
-            more = ops.grouped_matmul(inner, self._open(b), **wide, rows=rows, into=y.shape[0])
+        if self._is_down:
+            low_rank = ops.grouped_matmul(x, a, **groups)
+            b, tokens = self._copy_to_tp(b), y.shape[0]
+            delta = ops.grouped_matmul(low_rank, b, **groups, rows=rows, into=tokens)
         else:
-            inner = ops.grouped_matmul(x, self._open(a), **wide, transpose=True, rows=rows)
-            more = ops.grouped_matmul(inner, b, **wide, transpose=True)
-        return cast(cast(y, float32) + more, y.dtype)
+            a = self._copy_to_tp(a)
+            low_rank = ops.grouped_matmul(x, a, **groups, transpose=True, rows=rows)
+            delta = ops.grouped_matmul(low_rank, b, **groups, transpose=True)
+        return cast(cast(y, float32) + delta, y.dtype)
 
-    def _open(self, t: Tensor) -> Tensor:
-        return t if self._shared_out else self.groups.copy_to_tp(t)
+    def _copy_to_tp(self, t: Tensor) -> Tensor:
+        return t if self._is_expert_parallel else self.groups.copy_to_tp(t)
 
 
 class TrainableTokenRows(Module):
-    """A matrix with other rows for some tokens: PEFT's trainable tokens.
+    """Replaces the rows of some tokens in a frozen matrix: PEFT's trainable tokens.
 
-    Variables, float32: `delta` (tokens, hidden), the same on all replicas.
+    Variables, float32: `delta` (tokens, hidden), equal on all replicas.
 
     Args:
-        tokens: their numbers, in the order of the rows of `delta`.
+        token_ids: in the order of the rows of `delta`.
     """
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, token_ids: Sequence[int]) -> None:
         super().__init__()
-        self._tokens = np.asarray(tokens, np.int32)
+        self._token_ids = np.asarray(token_ids, np.int32)
 
     def build(self, matrix: Tensor, transposed: bool = False) -> Tensor:
-        """(rows, hidden) -> the same shape, of this replica's part of the vocabulary.
+        """matrix: (local vocab size, hidden) -> the same shape.
 
         Args:
-            transposed: it is (hidden, rows), before and after.
+            transposed: it is (hidden, local vocab size), before and after.
         """
         rows, hidden = matrix.shape[::-1] if transposed else matrix.shape
-        delta = self.variable("delta", (len(self._tokens), hidden), float32)
-        places: Tensor = popxl.constant(np.arange(rows).reshape(rows, 1), popxl.int32, "rows")
+        delta = self.add_parameter("delta", (len(self._token_ids), hidden), float32)
+        row_ids: Tensor = popxl.constant(np.arange(rows).reshape(rows, 1), popxl.int32, "rows")
         if self.groups.tensor_parallel > 1:
-            places = places + self.groups.tp_rank() * rows
-        tokens = popxl.constant(self._tokens.reshape(1, -1), popxl.int32, "tokens")
-        chosen = cast(ops.equal(places, tokens), float32)  # (rows, tokens)
-        frozen = 1.0 - ops.sum(chosen, 1, keepdims=True)
-        new = ops.matmul(chosen, self.groups.copy_to_tp(delta))
+            row_ids = row_ids + self.groups.tp_rank() * rows
+        token_ids = popxl.constant(self._token_ids.reshape(1, -1), popxl.int32, "tokens")
+        one_hot = cast(ops.equal(row_ids, token_ids), float32)  # (rows, tokens)
+        is_frozen = 1.0 - ops.sum(one_hot, 1, keepdims=True)
+        replacement = ops.matmul(one_hot, self.groups.copy_to_tp(delta))
         if transposed:
-            frozen, new = frozen.transpose((1, 0)), new.transpose((1, 0))
-        return cast(cast(matrix, float32) * frozen + new, matrix.dtype)
+            is_frozen, replacement = is_frozen.transpose((1, 0)), replacement.transpose((1, 0))
+        return cast(cast(matrix, float32) * is_frozen + replacement, matrix.dtype)
 
 
 class LayerAdapters:
-    """The adapters of a model's layers.
+    """Attaches adapters to the layers of a model.
 
     Args:
-        table_of: makes the family's table.
+        weight_map_of: returns the family's weight map for a configuration.
     """
 
     def __init__(self, config: RunConfig, weight_map_of: Callable[[Any], WeightMap]) -> None:
         self._layers: Mapping[str, Sequence[WeightMapping]] = {}
-        self._groups = config.execution.expert_groups
+        self._expert_groups = config.execution.expert_groups
         if config.adapter.rank:
-            full = replace(config, execution=replace(config.execution, expert_groups=1))
-            weight_map = add_adapters(weight_map_of(full), config.adapter, config.adapter_targets)
-            self._layers = weight_map.layers
+            ungrouped = replace(config, execution=replace(config.execution, expert_groups=1))
+            weight_map = weight_map_of(ungrouped)
+            self._layers = add_adapters(weight_map, config.adapter, config.adapter_targets).layers
         self._dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
 
     def attach(self, module: ModuleT, *layers: str) -> ModuleT:
-        """A layer with those of its rows in the table; a part of a layer with those it has maps
-        for.
+        """Attaches the adapters of layers to a module, as far as it has their linear layers.
 
         Args:
-            layers: its name, and those of others that it has maps of.
+            layers: names of layers in the weight map.
         """
-        return self._with(module, [row for layer in layers for row in self._layers.get(layer, ())])
+        return self._attach(module, [m for layer in layers for m in self._layers.get(layer, ())])
 
     def attach_to_experts(self, group: ModuleT, layer: str) -> ModuleT:
-        """A group of a layer's experts with theirs; all groups have equal ones."""
-        rows = [row for row in self._layers.get(layer, ()) if ".experts." in row.path]
-        return self._with(group, [row.expert_slice(0, self._groups) for row in rows])
+        """Attaches the adapters of a layer's experts to a group of them; all groups are equal."""
+        mappings = [m for m in self._layers.get(layer, ()) if ".experts." in m.path]
+        return self._attach(group, [m.expert_slice(0, self._expert_groups) for m in mappings])
 
-    def _with(self, module: ModuleT, layer: Sequence[WeightMapping]) -> ModuleT:
-        rows = {row.path: row for row in layer}
-        owners: dict[str, LoRA] = {}
-        for row in (row for row in layer if row.adapters):
-            *path, name, _ = row.path.split(".")
-            around = _at(module, path)
-            of_map = _at(around, [name])
-            if row.expert_matrices and around is not None:
-                setattr(around, f"{name}_adapter", ExpertAdapter(row, rows))
-            elif of_map is not None and is_vocabulary(row):
-                of_map.adapters = VocabularyAdapter(row, rows)
-            elif of_map is not None:
-                of_map.adapters = LinearAdapters(row, rows, self._dropout, owners)
-        module.dropout_adapters = tuple(owners.values()) if self._dropout.active else ()
+    def _attach(self, module: ModuleT, layer: Sequence[WeightMapping]) -> ModuleT:
+        mappings = {mapping.path: mapping for mapping in layer}
+        lora_a_owners: dict[str, LoRA] = {}
+        for mapping in (m for m in layer if m.adapters):
+            *path, name, _ = mapping.path.split(".")
+            parent = _get_submodule(module, path)
+            linear = _get_submodule(parent, [name])
+            if mapping.expert_matrices and parent is not None:
+                setattr(parent, f"{name}_adapter", ExpertAdapter(mapping, mappings))
+            elif linear is not None and is_vocabulary(mapping):
+                linear.adapters = VocabularyAdapter(mapping, mappings)
+            elif linear is not None:
+                linear.adapters = LinearAdapters(mapping, mappings, self._dropout, lora_a_owners)
+        module.dropout_adapters = tuple(lora_a_owners.values()) if self._dropout.active else ()
         return module
 
     def attach_to_embeddings(self, module: ModuleT) -> ModuleT:
-        """A model's embeddings with their adapters."""
+        """Attaches the embeddings' adapters."""
         return self.attach(module, EMBEDDINGS)
 
     def attach_to_head(self, module: ModuleT) -> ModuleT:
-        """A model's head with its adapters: one that is the embedding has the embedding's."""
+        """Attaches the head's adapters; a tied head uses the embeddings'."""
         return self.attach(module, "head", EMBEDDINGS)
 
     def build_layers(
-        self, names: Sequence[str], types: Sequence[Item], make: Callable[[Item], Module]
+        self,
+        names: Sequence[str],
+        layer_types: Sequence[LayerTypeT],
+        make: Callable[[LayerTypeT], Module],
     ) -> LayerModules:
-        """Layers with their adapters: those that differ in these are of different kinds.
+        """Builds layers with their adapters; layers with different adapters have different types.
 
         Args:
-            names: of each layer in turn.
-            types: of each layer in turn, without adapters.
-            make: a new module of a type.
+            names: of each layer, in the weight map.
+            layer_types: the type of each layer, apart from adapters.
+            make: builds a module of a type.
         """
-        rows = [self._layers.get(name, ()) for name in names]
-        forms = [tuple(a.graph_key for row in layer for a in row.adapters) for layer in rows]
-        kinds = list(zip(types, forms, strict=True))
+        mappings = [self._layers.get(name, ()) for name in names]
+        adapters = [tuple(a.graph_key for m in layer for a in m.adapters) for layer in mappings]
+        types = list(zip(layer_types, adapters, strict=True))
         return LayerModules.from_types(
-            kinds, lambda kind: self.attach(make(kind[0]), names[kinds.index(kind)])
+            types, lambda t: self.attach(make(t[0]), names[types.index(t)])
         )
 
 
 def seed_adapters(layer: Module, seed: Tensor | None) -> None:
-    """Give each adapter of a layer a seed for dropout, made from the layer's."""
+    """Gives each adapter of a layer a seed for dropout, derived from the layer's.
+
+    Args:
+        seed: uint32 (2,).
+    """
     if layer.dropout_adapters:
         assert seed is not None, "dropout needs a seed"
-        own = ops.create_random_seed(seed, popxl.constant(_TAG, popxl.uint32))
-        seeds = ops.split_random_seed(own, len(layer.dropout_adapters))
-        for adapter, is_adapter in zip(layer.dropout_adapters, seeds, strict=True):
-            adapter.seed = is_adapter
+        adapters_seed = ops.create_random_seed(seed, popxl.constant(_SEED_TAG, popxl.uint32))
+        seeds = ops.split_random_seed(adapters_seed, len(layer.dropout_adapters))
+        for adapter, adapter_seed in zip(layer.dropout_adapters, seeds, strict=True):
+            adapter.seed = adapter_seed
 
 
-def _at(module: Any, path: Sequence[str]) -> Any:
+def _get_submodule(module: Any, path: Sequence[str]) -> Any:
     for name in path:
         module = getattr(module, name, None)
     return module

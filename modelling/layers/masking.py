@@ -1,4 +1,4 @@
-"""Masks, as numbers that are added to scores before a softmax."""
+"""Attention masks as biases that are added to scores before the softmax."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from modelling.layers.module import cast
 from popxl import Tensor, ops
 
 MASK_VALUE = -1e9
-"""Added to a score in float32, it makes the probability 0, and it never overflows, however many
-masks add up."""
+"""Added to a float32 score, it makes the probability 0, and a sum of several does not overflow."""
 
 
 def invert_mask(mask: Tensor) -> Tensor:
-    """The mask in the other convention: 1 keeps a position (here, T5X, Hugging Face), or 1 drops it
-    (Transformer Engine). It is its own inverse.
+    """Converts between the two conventions of masks: 1 keeps a position (here, T5X, Hugging Face),
+    or 1 drops it (Transformer Engine). It is its own inverse.
 
     Args:
-        mask: of zeros and ones, int32 or bool.
+        mask: zeros and ones, int32 or bool, any shape.
     """
     return ops.logical_not(mask) if mask.dtype == popxl.bool else 1 - mask
 
 
 def padding_bias(mask: Tensor) -> Tensor:
-    """Hide padding. mask: int32 (batch, keys), 1 = token -> float32 (batch, 1, 1, keys)."""
+    """Masks padding: int32 (batch, keys), 1 = token -> float32 (batch, 1, 1, keys)."""
     batch, keys = mask.shape
     dropped = cast(invert_mask(mask), popxl.float32)
     return ops.reshape(dropped * MASK_VALUE, (batch, 1, 1, keys))
 
 
-def segment_bias(queries: Tensor, keys: Tensor) -> Tensor:
-    """Hide the keys of other segments.
+def segment_bias(query_segments: Tensor, key_segments: Tensor) -> Tensor:
+    """Masks keys of other segments than the query's.
 
     Args:
-        queries: int32 (batch or 1, queries), the number of each one's segment.
-        keys: int32 (batch, keys), likewise.
+        query_segments: int32 (batch or 1, queries), the segment id of each query.
+        key_segments: int32 (batch, keys), the segment id of each key.
 
     Returns:
         float32 (batch, 1, queries, keys).
     """
-    rows = ops.reshape(queries, (queries.shape[0], 1, queries.shape[1], 1))
-    columns = ops.reshape(keys, (keys.shape[0], 1, 1, keys.shape[1]))
+    rows = ops.reshape(query_segments, (query_segments.shape[0], 1, query_segments.shape[1], 1))
+    columns = ops.reshape(key_segments, (key_segments.shape[0], 1, 1, key_segments.shape[1]))
     return cast(ops.logical_not(ops.equal(rows, columns)), popxl.float32) * MASK_VALUE

@@ -1,7 +1,7 @@
-"""The base of all modules: parameters are declared in `__init__` and are tensors in `build`.
+"""The base class of modules: parameters are declared in `__init__` and are tensors in `build`.
 
-A declaration is the row of the weight map (`modelling.weights.WeightMapping`): a model's table is
-derived from its modules (`collect_mappings`), whose attributes have Hugging Face's names.
+A declaration is an entry of the weight map (`modelling.weights.WeightMapping`): a model's weight
+map is derived from its modules (`collect_mappings`), whose attributes have Hugging Face's names.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def parameter(
     max_shards: int | None = None,
     transposed: bool = False,
 ) -> Tensor:
-    """Declare a parameter: `self.weight = parameter(...)` in `__init__`; in `build`, `self.weight`
-    is the tensor, made an input of the graph at first use.
+    """Declares a parameter: `self.weight = parameter(...)` in `__init__`. In `build`, `self.weight`
+    is the tensor, which becomes an input of the graph at first use.
 
     Args:
-        shape: in full, as Hugging Face has it.
+        shape: unsharded, as in Hugging Face's model.
         std: standard deviation of initial values; 0: zeros; None: ones.
         shard: axis of the variable that is sharded over tensor parallelism; None: replicated.
         max_shards: number of shards; None: tensor_parallel.
-        transposed: whether the variable is (in, out) where Hugging Face's weight is (out, in).
+        transposed: True if the variable is (in, out) and Hugging Face's weight (out, in).
     """
     return fused_parameter([Weight("", shape, std)], shard, max_shards, transposed)
 
@@ -49,40 +49,46 @@ def fused_parameter(
     shard: int | None = None,
     max_shards: int | None = None,
     transposed: bool = False,
-    **row: Any,
+    **fields: Any,
 ) -> Tensor:
-    """Declare a variable that holds several of Hugging Face's weights side by side.
+    """Declares a variable that holds several of Hugging Face's weights side by side.
 
     Args:
         weights: named relative to the module; "": as the attribute.
-        row: further fields of the `WeightMapping`.
+        shard, max_shards, transposed: see `parameter`.
+        fields: further fields of the `WeightMapping`.
     """
     shard_replicas = 1
     if max_shards is not None:
         shard_replicas = max(current_run_config().execution.tensor_parallel // max_shards, 1)
     return declare(
-        WeightMapping("", tuple(weights), transposed, shard, shard_replicas=shard_replicas, **row)
+        WeightMapping(
+            "", tuple(weights), transposed, shard, shard_replicas=shard_replicas, **fields
+        )
     )
 
 
-def declare(row: WeightMapping) -> Tensor:
-    """Declare the variable of a row, whose path is the attribute's name from then on."""
-    return typed(Tensor, _Declared(row))  # `Module.__setattr__` keeps it; `build` sees the tensor
+def declare(mapping: WeightMapping) -> Tensor:
+    """Declares the variable of a mapping, whose path becomes the attribute's name."""
+    # `Module.__setattr__` stores the declaration; `build` sees the tensor.
+    return typed(Tensor, _Declaration(mapping))
 
 
 @dataclass(frozen=True)
-class _Declared:
-    row: WeightMapping
+class _Declaration:
+    mapping: WeightMapping
 
 
 class Module(addons.Module):
     """A part of a model.
 
     Attributes:
-        config: the run that it is made for.
-        hf_name: this module's name in Hugging Face's, if it is not the attribute's; "": none.
-        is_shared: whether its variables are another module's, which has the rows.
-        inside: the adapters that need a seed, of a whole layer; see `seed_adapters`.
+        config: of the run that it is built for.
+        layout: of activations.
+        hf_name: this module's name in Hugging Face's model, if it is not the attribute's; "": it is
+            not there.
+        is_shared: True if its variables belong to another module, which has their mappings.
+        dropout_adapters: the adapters of a layer that need a seed, see `seed_adapters`.
     """
 
     hf_name: str | None = None
@@ -93,25 +99,26 @@ class Module(addons.Module):
         super().__init__()
         self.config = current_run_config()
         self.layout = ActivationLayout.from_config(self.config)
-        self._rows: dict[str, WeightMapping] = {}
+        self._mappings: dict[str, WeightMapping] = {}
         self._tensors: dict[str, Tensor] = {}
         if hf_name is not None:
             self.hf_name = hf_name
 
     def __setattr__(self, key: str, value: Any) -> None:
-        if isinstance(value, _Declared):
-            named = tuple(replace(w, name=w.name or key) for w in value.row.weights)
-            self._rows[key] = replace(value.row, path=key, weights=named)
+        if isinstance(value, _Declaration):
+            mapping = value.mapping
+            named = tuple(replace(w, name=w.name or key) for w in mapping.weights)
+            self._mappings[key] = replace(mapping, path=key, weights=named)
         else:
             super().__setattr__(key, value)
 
-    if not TYPE_CHECKING:  # so that mypy still finds misspelt attributes
+    if not TYPE_CHECKING:  # so that mypy still finds misspelled attributes
 
         def __getattr__(self, key: str) -> Tensor:
-            if key not in self.__dict__.get("_rows", {}):
+            if key not in self.__dict__.get("_mappings", {}):
                 raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
             if key not in self._tensors:
-                self._tensors[key] = self._declared(self._rows[key])
+                self._tensors[key] = self._add_parameter(self._mappings[key])
             return self._tensors[key]
 
     def _clear(self) -> None:
@@ -125,11 +132,11 @@ class Module(addons.Module):
 
     @property
     def dtype(self) -> popxl.dtype:
-        """The model's precision."""
+        """The dtype of parameters and activations."""
         return popxl.dtype.as_dtype(self.config.model.precision)
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Other names of this module's parameters in files.
+        """Returns other names that files have for this module's parameters.
 
         Args:
             hf_path: the module's path in Hugging Face's model.
@@ -137,101 +144,107 @@ class Module(addons.Module):
         return HfTensorNames()
 
     def move_out(self, name: str) -> Module:
-        """Return a module with a part of this one, which uses it as before: its variables are then
-        counted among those of the other alone."""
-        lent = Module()
-        setattr(lent, name, self._submodules.pop(name))
-        return lent
+        """Moves the submodule `name` to a new module and returns that.
+
+        This module uses it as before; its variables are then those of the new module alone.
+        """
+        owner = Module()
+        setattr(owner, name, self._submodules.pop(name))
+        return owner
 
     # ---- variables ------------------------------------------------------------------------------
-    def is_quantizable(self, row: WeightMapping) -> bool:
-        """Decide whether a parameter may be held in few bits."""
+    def is_quantizable(self, mapping: WeightMapping) -> bool:
+        """True if a parameter may be quantized."""
         return False
 
-    def _declared(self, row: WeightMapping) -> Tensor:
+    def _add_parameter(self, mapping: WeightMapping) -> Tensor:
+        """Adds the inputs of a declared parameter to the graph, and returns its tensor."""
         groups = self.groups
-        shape = row.shape_on_replica(groups.tensor_parallel)
-        sharded = row.axis is not None and row.is_sharded
-        grouping = groups.shard_grouping(row.shard_replicas) if sharded else None
-        quant = self.config.model.layer_quant if self.is_quantizable(row) else None
+        shape = mapping.shape_on_replica(groups.tensor_parallel)
+        sharded = mapping.axis is not None and mapping.is_sharded
+        grouping = groups.shard_grouping(mapping.shard_replicas) if sharded else None
+        quant = self.config.model.layer_quant if self.is_quantizable(mapping) else None
         if quant is None:
-            dtype = popxl.float32 if row.is_adapter else self.dtype
-            return self.variable(row.path, shape, dtype, grouping)
-        shapes = quantized_shapes((shape[0], shape[1]), quant, row.input_axis)
-        parts = [
-            self.variable(f"{row.path}.{part}", s, d, grouping)
-            for part, s, d in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True)
+            dtype = popxl.float32 if mapping.is_adapter else self.dtype
+            return self.add_parameter(mapping.path, shape, dtype, grouping)
+        shapes = quantized_shapes((shape[0], shape[1]), quant, mapping.input_axis)
+        fields = [
+            self.add_parameter(f"{mapping.path}.{field}", s, d, grouping)
+            for field, s, d in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True)
         ]
-        return dequantize(parts, quant, self.dtype, row.input_axis)
+        return dequantize(fields, quant, self.dtype, mapping.input_axis)
 
-    def variable(
+    def add_parameter(
         self,
         name: str,
         shape: tuple[int, ...],
         dtype: popxl.dtype,
         grouping: ReplicaGrouping | None = None,
     ) -> Tensor:
-        """Add an input for a variable.
+        """Adds a graph input for a variable, and returns it.
 
         The factory's data are zeros that take no memory: initial values are random numbers that
-        belong to the whole model and not to a shard of it (see modelling.weights), and a graph can
-        be built, and its memory planned, for weights too large for this machine.
+        belong to the unsharded model (see `modelling.weights`), and a graph can be built, and its
+        memory planned, for weights too large for this machine.
 
         Args:
             shape: on a replica.
-            grouping: replicas that hold the same shard; default: all.
+            grouping: replicas with the same shard; None: all.
         """
         zeros = np.broadcast_to(np.zeros((), dtype.as_numpy()), shape)
         return self.add_variable_input(name, zeros, dtype, replica_grouping=grouping)
 
 
 def collect_mappings(module: addons.Module, hf_path: str) -> list[WeightMapping]:
-    """Derive the rows of the weight map from a module's parameters.
+    """Derives the entries of the weight map from a module's parameters.
 
     Args:
         hf_path: the module's path in Hugging Face's model.
     """
     return [
         replace(
-            row,
-            path=f"{path}{row.path}",
-            weights=tuple(replace(w, name=_joined(hf, w.name)) for w in row.weights),
+            mapping,
+            path=f"{path}{mapping.path}",
+            weights=tuple(replace(w, name=_join_path(hf, w.name)) for w in mapping.weights),
         )
-        for path, hf, part in _walk(module, "", hf_path)
-        for row in part._rows.values()
+        for path, hf, child in _walk(module, "", hf_path)
+        for mapping in child._mappings.values()
     ]
 
 
 def collect_file_names(module: addons.Module, hf_path: str) -> HfTensorNames:
-    """Collect `Module.file_names` of a module and all of its parts; arguments as for
-    `collect_mappings`."""
-    found = HfTensorNames()
-    for _, hf, part in _walk(module, "", hf_path):
-        found |= part.file_names(hf)
-    return found
+    """Merges `Module.file_names` of a module and its submodules.
+
+    Args:
+        hf_path: the module's path in Hugging Face's model.
+    """
+    names = HfTensorNames()
+    for _, hf, child in _walk(module, "", hf_path):
+        names |= child.file_names(hf)
+    return names
 
 
 def iter_modules(module: addons.Module) -> Iterator[Module]:
-    """Yield a module and all modules in it."""
-    return (part for _, _, part in _walk(module, "", ""))
+    """Yields a module and all its submodules."""
+    return (child for _, _, child in _walk(module, "", ""))
 
 
 def _walk(module: addons.Module, path: str, hf_path: str) -> Iterator[tuple[str, str, Module]]:
-    """Yield path ("" or with a dot at its end), Hugging Face's path, and module of each part."""
+    """Yields path ("" or ending with a dot), Hugging Face's path and module of each submodule."""
     if not isinstance(module, Module) or not module.is_shared:
         if isinstance(module, Module):
             yield path, hf_path, module
         for name, child in module.named_children().items():
-            own = getattr(child, "hf_name", None)
+            hf_name = getattr(child, "hf_name", None)
             yield from _walk(
-                child, f"{path}{name}.", _joined(hf_path, name if own is None else own)
+                child, f"{path}{name}.", _join_path(hf_path, name if hf_name is None else hf_name)
             )
 
 
-def _joined(*names: str) -> str:
+def _join_path(*names: str) -> str:
     return ".".join(filter(None, names))
 
 
 def cast(x: Tensor, dtype: popxl.dtype) -> Tensor:
-    """`x` in `dtype`; `x` itself if it has that dtype."""
+    """Casts `x` to `dtype`; returns `x` itself if it has that dtype."""
     return x if x.dtype == dtype else ops.cast(x, dtype)

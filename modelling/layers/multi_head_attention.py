@@ -1,4 +1,4 @@
-"""The heads of an attention layer, sharded over tensor parallelism."""
+"""Multi-head attention, with heads sharded over tensor parallelism."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from popxl import Tensor
 
 
 def choose_fused_attention(config: RunConfig) -> bool | None:
-    """Return what a configuration asks of `popxl.ops.attention`."""
+    """Returns the `fused` argument of `popxl.ops.attention` for a configuration."""
     choice = config.execution.attention
     if choice != "auto":
         return choice == "fused"
@@ -28,17 +28,16 @@ def choose_fused_attention(config: RunConfig) -> bool | None:
 
 
 class MultiHeadAttention(Module):
-    """Attention between the projections, which subclasses declare. It is inside a tensor-parallel
-    computation.
+    """Attention between the projections, which subclasses declare, in a tensor-parallel region.
 
-    Shapes: b samples, n tokens, h heads on this replica, g of them with keys of their own, d
-    features of a head.
+    Shapes: b samples, n tokens, h heads on this replica, g KV heads on this replica, d features of
+    a head.
 
     Args:
-        heads: of the whole layer.
-        scores: how scores are made.
-        kv_heads: heads of keys and values, each for equally many of queries; None: as `heads`.
-        is_sliced: whether `execution.attention_serialisation` is for it.
+        heads: number of heads of the layer, on all replicas.
+        spec: how scores are computed.
+        kv_heads: number of KV heads; divides `heads`; None: as many as `heads`.
+        is_chunked: True if `execution.attention_serialisation` applies.
         dropout: of the probabilities; None: the model's.
 
     Attributes:
@@ -49,32 +48,33 @@ class MultiHeadAttention(Module):
     def __init__(
         self,
         heads: int,
-        scores: AttentionSpec,
+        spec: AttentionSpec,
         kv_heads: int | None = None,
-        is_sliced: bool = False,
+        is_chunked: bool = False,
         dropout: Dropout | None = None,
     ) -> None:
         super().__init__()
         config, kv_heads = self.config, kv_heads or heads
-        slices = config.execution.attention_slices if is_sliced else 1
-        parts = config.execution.tensor_parallel
-        self.heads, self.kv_heads = heads // parts, max(kv_heads // parts, 1)
-        self.fused = choose_fused_attention(config) if slices == 1 else False
-        self.window = scores.window
+        num_chunks = config.execution.attention_slices if is_chunked else 1
+        tensor_parallel = config.execution.tensor_parallel
+        self.heads = heads // tensor_parallel
+        self.kv_heads = max(kv_heads // tensor_parallel, 1)
+        self.fused = choose_fused_attention(config) if num_chunks == 1 else False
+        self.window = spec.window
         self.attention = Attention(
             Dropout.from_model(config.model) if dropout is None else dropout,
-            scores,
-            slices,
+            spec,
+            num_chunks,
             differentiable=not config.model.eval,
             fused=self.fused,
         )
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Queries (b, n, h * d) -> (b, n, h, d)."""
+        """Splits queries into heads: (b, n, h * d) -> (b, n, h, d)."""
         return split_heads(self.layout.convert(x), self.heads)
 
     def split_kv_heads(self, x: Tensor) -> Tensor:
-        """Keys or values (b, n, g * d) -> (b, n, g, d)."""
+        """Splits keys or values into heads: (b, n, g * d) -> (b, n, g, d)."""
         return split_heads(self.layout.convert(x), self.kv_heads)
 
     def attend(
@@ -86,9 +86,11 @@ class MultiHeadAttention(Module):
         biases: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Attend from queries (b, n, h, d) to keys and values (b, n, g, d) -> (b, n, h * d).
+        """Attends to these and earlier tokens: q (b, n, h, d), k and v (b, n, g, d) -> (b, n, h *
+        d).
 
         Args:
+            ctx: has the keys and values of earlier tokens, and the masks.
             biases, lengths: see `Attention.build`.
         """
         q, k, v = transpose_heads(q), transpose_heads(k), transpose_heads(v)
@@ -102,10 +104,14 @@ class MultiHeadAttention(Module):
         v: Tensor,
         ctx: BlockContext,
         biases: Sequence[Tensor] = (),
-        positions: Sequence[Tensor] = (),
+        qk_ids: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Like `attend`, of (b, h, n, d) and (b, g, n, d), to keys and values that are at hand."""
+        """Attends to the given keys alone: q (b, h, n, d), k and v (b, g, m, d) -> (b, n, h * d).
+
+        Args:
+            biases, qk_ids, lengths: see `Attention.build`.
+        """
         seed = self.groups.tp_seed(ctx.next_seed())
-        y = self.attention(q, k, v, biases, seed, positions, lengths)
+        y = self.attention(q, k, v, biases, seed, qk_ids, lengths)
         return self.layout.convert(merge_heads(y))

@@ -1,4 +1,4 @@
-"""Normalisations."""
+"""RMS norm and layer norm."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from popxl import Tensor, ops
 
 
 class RMSNorm(Module):
-    """Divide by the root of the mean square over the last axis, then scale.
+    """x / sqrt(mean(x^2) + eps) * weight, over the last axis.
 
-    Zhang and Sennrich, arXiv:1910.07467. Computed in float32, as T5 does.
+    Zhang and Sennrich, arXiv:1910.07467. Computed in float32, as in T5.
 
     Args:
-        features: of the last axis, in full.
+        features: size of the last axis, unsharded.
         eps: added to the mean square.
-        unit_offset: scale by 1 + weight, as Gemma does.
-        in_sharded: whether it is inside a tensor-parallel computation, where each replica has its
-            part of the gradient of the weight.
+        unit_offset: multiply by 1 + weight, as in Gemma.
+        in_tp_region: True inside a tensor-parallel region, where each replica has a part of the
+            weight's gradient.
     """
 
     def __init__(
@@ -30,24 +30,23 @@ class RMSNorm(Module):
     def build(self, x: Tensor) -> Tensor:
         """x: (..., features) -> the same shape and dtype."""
         weight = self.scale()
-        wide = cast(x, popxl.float32)
-        normalised = wide * (1.0 / ops.sqrt(self.mean_square(wide) + self.eps))
+        x_float32 = cast(x, popxl.float32)
+        normed = x_float32 * (1.0 / ops.sqrt(self.mean_square(x_float32) + self.eps))
         if self.unit_offset:
-            return cast(normalised * (cast(weight, popxl.float32) + 1.0), x.dtype)
-        return cast(normalised, x.dtype) * weight
+            return cast(normed * (cast(weight, popxl.float32) + 1.0), x.dtype)
+        return cast(normed, x.dtype) * weight
 
     def scale(self) -> Tensor:
-        """The weight, (features,)."""
+        """Returns the weight, (features,)."""
         return self.groups.copy_to_tp(self.weight) if self.in_tp_region else self.weight
 
     def mean_square(self, x: Tensor) -> Tensor:
-        """The mean of squares over the last axis, which stays with length 1."""
+        """x: (..., features) -> mean of squares, (..., 1)."""
         return ops.mean(x * x, -1, keepdims=True)
 
 
 class ShardedRMSNorm(RMSNorm):
-    """An `RMSNorm` over features that are sharded over tensor parallelism, inside such a
-    computation.
+    """An `RMSNorm` over features that are sharded over tensor parallelism.
 
     Args:
         max_shards: of the features, see `parameter`.
@@ -60,7 +59,7 @@ class ShardedRMSNorm(RMSNorm):
 
     @property
     def _shard_replicas(self) -> int:
-        return self._rows["weight"].shard_replicas
+        return self._mappings["weight"].shard_replicas
 
     def scale(self) -> Tensor:
         return self.groups.sum_grad_over_shard_replicas(self.weight, self._shard_replicas)
@@ -72,10 +71,14 @@ class ShardedRMSNorm(RMSNorm):
 
 
 class LayerNorm(Module):
-    """Normalise the last axis to mean 0 and variance 1, then scale and shift (arXiv:1607.06450)."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last axis (arXiv:1607.06450).
+
+    Args:
+        features: size of the last axis.
+        eps: added to the variance.
+    """
 
     def __init__(self, features: int, eps: float) -> None:
-        """Args: `eps`: added to the variance."""
         super().__init__()
         self.eps = eps
         self.weight = parameter(features)

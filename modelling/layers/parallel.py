@@ -1,7 +1,7 @@
-"""The replica groups of tensor and data parallelism, and what layers do with them.
+"""Replica groups of tensor and data parallelism, and their communication in layers.
 
 Replica r is member r % tp of the tensor-parallel group r // tp: a group's members are neighbours,
-and each group works on its own samples.
+and each group has its own samples.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ def _divide_gradient(
 
 
 @jax_op(name="shared_gradient", grad=_divide_gradient)
-def _shared(x: Any, *, shard_replicas: int) -> Any:
-    """`x`; its gradient is divided by `shard_replicas`."""
+def _scale_gradient(x: Any, *, shard_replicas: int) -> Any:
+    """Returns `x`; its gradient is divided by `shard_replicas`."""
     return x
 
 
 @dataclass(frozen=True)
 class ParallelGroups:
-    """Replica groups of an Ir. `sharded` and `replicated` say which replicas hold a variable alike,
-    `tp` and `dp` which ones communicate.
+    """Replica groups of an Ir.
+
+    `sharded` and `replicated` are the groups of replicas with equal values of a variable, `tp` and
+    `dp` those that communicate.
 
     Attributes:
-        tensor_parallel: replicas that share one copy of the model.
-        data_parallel: copies of the model.
-        sharded: for variables cut over tensor parallelism; group i holds shard i.
-        identical: for all other variables: one group of all replicas.
+        tensor_parallel: number of replicas that share one copy of the model.
+        data_parallel: number of copies of the model.
+        sharded: of variables sharded over tensor parallelism; group i has shard i.
+        replicated: of all other variables: one group of all replicas.
         tp: replicas that compute a layer together.
         dp: replicas that reduce gradients of a sharded variable.
     """
@@ -55,7 +57,7 @@ class ParallelGroups:
 
     @classmethod
     def current(cls, tensor_parallel: int) -> ParallelGroups:
-        """The groups of the current Ir.
+        """Returns the groups of the current Ir.
 
         Raises:
             ValueError: the number of replicas is no multiple of `tensor_parallel`.
@@ -78,35 +80,46 @@ class ParallelGroups:
             dp=sharded,
         )
 
-    def vocab_shard_size(self, vocabulary: int) -> int:
-        """A replica's part of a vocabulary, whose last part is padded if it is shorter."""
-        return -(-vocabulary // self.tensor_parallel)
+    def vocab_shard_size(self, vocab_size: int) -> int:
+        """Returns the size of a replica's shard of the vocabulary; the last shard is padded to
+        it."""
+        return -(-vocab_size // self.tensor_parallel)
 
     def shard_grouping(self, shard_replicas: int) -> ReplicaGrouping:
-        """For variables that so many neighbours of a tensor-parallel group hold alike."""
+        """Returns the grouping of a variable with fewer shards than `tensor_parallel`.
+
+        Args:
+            shard_replicas: number of neighbours in a tensor-parallel group with the same shard.
+        """
         if shard_replicas == 1:
             return self.sharded
         replicas = self.tensor_parallel * self.data_parallel
-        members = [r % self.tensor_parallel // shard_replicas for r in range(replicas)]
-        return popxl.gir().replica_grouping_from_assignments(members)
+        shard_of_replica = [r % self.tensor_parallel // shard_replicas for r in range(replicas)]
+        return popxl.gir().replica_grouping_from_assignments(shard_of_replica)
 
     # ---- in graphs ------------------------------------------------------------------------------
     def copy_to_tp(self, x: Tensor) -> Tensor:
-        """Begin a computation in which the members of a group do different parts of the work.
+        """Enters a tensor-parallel region, in which each replica does a part of the work.
 
         Args:
-            x: the same on all members.
+            x: any shape, equal on all replicas of the group.
 
         Returns:
-            `x`. Its gradient, of which each member has a part, is summed over the group.
+            `x`. Its gradient is summed over the group.
         """
         if self.tensor_parallel == 1:
             return x
         return replicated_all_reduce_identical_inputs(x, group=self.tp)
 
+    def reduce_from_tp(self, x: Tensor) -> Tensor:
+        """Leaves a tensor-parallel region: sums `x`, of any shape, over the group."""
+        if self.tensor_parallel == 1:
+            return x
+        return replicated_all_reduce_identical_grad_inputs(x, group=self.tp)
+
     def sum_grad_over_shard_replicas(self, t: Tensor, shard_replicas: int) -> Tensor:
-        """Begin the use of a tensor that so many neighbours hold alike, each for a part of the
-        work: its gradient is the sum over them."""
+        """Returns `t`; its gradient is summed over the replicas with the same shard, each of which
+        uses it for a part of the work."""
         if shard_replicas == 1:
             return t
         replicas = self.tensor_parallel * self.data_parallel
@@ -115,26 +128,20 @@ class ParallelGroups:
         return replicated_all_reduce_identical_inputs(t, group=group)
 
     def scale_grad_by_shard_replicas(self, x: Tensor, shard_replicas: int) -> Tensor:
-        """Begin work that so many neighbours all do in whole, inside a sharded computation.
+        """Returns `x`; its gradient is divided by the number of replicas with the same shard.
 
-        Returns:
-            `x`. Each has its whole gradient and passes a share on, since `copy_to_tp` adds all.
+        They all do the same work in a tensor-parallel region, and `copy_to_tp` sums over them.
         """
-        return x if shard_replicas == 1 else _shared(x, shard_replicas=shard_replicas)
-
-    def reduce_from_tp(self, x: Tensor) -> Tensor:
-        """End a sharded computation: the sum of what the members of a group have."""
-        if self.tensor_parallel == 1:
-            return x
-        return replicated_all_reduce_identical_grad_inputs(x, group=self.tp)
+        return x if shard_replicas == 1 else _scale_gradient(x, shard_replicas=shard_replicas)
 
     def tp_rank(self) -> Tensor:
-        """This replica's position in its tensor-parallel group, int32 of shape (1,)."""
+        """Returns this replica's rank in its tensor-parallel group, int32 (1,)."""
         ranks = popxl.constant(np.arange(self.tensor_parallel), popxl.int32, "tensor_parallel_rank")
         return ops.collectives.replicated_slice(ranks, 0, self.tp).reshape((1,))
 
     def tp_seed(self, seed: Tensor | None) -> Tensor | None:
-        """A seed of this member's own, for random numbers inside a sharded computation."""
+        """Derives a seed, uint32 (2,), that differs between the replicas of a tensor-parallel
+        group, for random numbers in a tensor-parallel region; None if `seed` is."""
         if seed is None or self.tensor_parallel == 1:
             return seed
         return ops.create_random_seed(seed, self.tp_rank())

@@ -1,4 +1,4 @@
-"""The residual connection around a layer."""
+"""Residual connections."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FLOAT16_LIMIT = float(np.finfo(np.float16).max) - 1000
 
 
 def add_residual(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, kept in the range of float16.
+    """Returns x + y, clipped to the range of float16 in that dtype.
 
-    Models trained in bfloat16, T5 above all, have a few activations beyond it. One infinity would
-    turn everything after it into NaN; clipped, it does no harm (Hugging Face does the same). The
-    gradient passes through, for which see `saturate`.
+    A few activations of models trained in bfloat16, especially T5, exceed that range. One infinity
+    would turn everything after it into NaN; clipping does no harm (Hugging Face clips too). The
+    gradient is not clipped, see `saturate`.
     """
     total = x + y
     if total.dtype != popxl.float16:

@@ -1,4 +1,4 @@
-"""The run that modules are made for: what decides how they compute, and not what."""
+"""The configuration of the run that modules are built for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CURRENT: ContextVar[RunConfig] = ContextVar("run_config")
 
 @contextmanager
 def use_run_config(config: RunConfig) -> Iterator[None]:
-    """Make modules for a run: its parallelism, precision, quantization, dropout and kernels."""
+    """Builds modules for a run: its parallelism, precision, quantization, dropout and kernels."""
     token = _CURRENT.set(config)
     try:
         yield
@@ -22,12 +22,12 @@ def use_run_config(config: RunConfig) -> Iterator[None]:
 
 
 def current_run_config() -> RunConfig:
-    """Return the configuration of the innermost `use_run_config`.
+    """Returns the configuration of the innermost `use_run_config`.
 
     Raises:
         LookupError: there is none.
     """
-    found = _CURRENT.get(None)
-    if found is None:
-        raise LookupError("modules are made inside `with use_run_config(config):`")
-    return found
+    config = _CURRENT.get(None)
+    if config is None:
+        raise LookupError("create modules inside `with use_run_config(config):`")
+    return config

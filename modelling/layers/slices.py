@@ -1,11 +1,11 @@
-"""Computation of one slice of tokens after the other.
+"""A loop over chunks of tokens, in the forward and in the backward pass.
 
 The scores of all queries, (b, h, q, k), and the logits of all tokens, (tokens, vocabulary), are the
-largest tensors of a model. A loop over slices keeps those of one slice, forwards and backwards: its
-gradient is a loop of its own, which computes a slice's again.
+largest tensors of a model. A loop over chunks holds those of one chunk at a time: its gradient is a
+loop of its own, which recomputes each chunk.
 
-It is a loop rather than a series of calls, because a compiler that sees all calls may run them
-together, and keep what should be computed again. XLA does.
+It is a loop and not a series of calls, because a compiler that sees all calls, such as XLA, may
+run them concurrently and save what should be recomputed.
 """
 
 from __future__ import annotations
@@ -17,60 +17,65 @@ import popxl_addons as addons
 from modelling.layers.module import cast
 from popxl import Tensor, TensorSpec, ops
 
-Step = Callable[[Sequence[Tensor], Tensor | None], Tensor]
-"""(inputs of a slice, its seed) -> the result, without variables of its own."""
+ChunkFn = Callable[[Sequence[Tensor], Tensor | None], Tensor]
+"""(inputs of a chunk, its seed) -> the result; a function without variables."""
 
 
 class ChunkLoop(addons.Module):
-    """A step for each slice, in a loop.
+    """Applies a function to one chunk of tokens after the other.
 
     Args:
-        step: see `Step`.
-        slices: number of iterations; must divide the tokens.
-        axes: of each input's tokens, along which it is cut; None: each slice reads all of it.
-        differentiable: how many of the inputs, the first ones, have gradients.
-        out_axis: of the tokens in the results of slices; None: these are added up.
+        fn: see `ChunkFn`.
+        num_chunks: number of iterations; must divide the number of tokens.
+        axes: for each input the axis of tokens, along which it is chunked; None: each chunk reads
+            all of it. The first input is chunked.
+        num_differentiable: number of inputs, the first ones, that have gradients.
+        out_axis: axis of tokens in the result, along which the chunks' results are concatenated;
+            None: they are summed.
     """
 
     def __init__(
         self,
-        step: Step,
-        slices: int,
+        fn: ChunkFn,
+        num_chunks: int,
         axes: Sequence[int | None],
-        differentiable: int,
+        num_differentiable: int,
         out_axis: int | None,
     ) -> None:
         super().__init__()
-        self.step, self.slices, self.axes = _Step(step), slices, axes
-        self.differentiable, self.out_axis = differentiable, out_axis
+        self.fn, self.num_chunks, self.axes = _ChunkModule(fn), num_chunks, axes
+        self.num_differentiable, self.out_axis = num_differentiable, out_axis
 
     def build(self, inputs: list[Tensor], seed: Tensor | None = None) -> Tensor:
-        """The results of all slices.
+        """Returns the chunks' results, concatenated or summed.
 
         Args:
-            seed: of which each slice has its own.
+            seed: uint32 (2,), from which each chunk gets a seed of its own.
         """
         self.aux.inputs, self.aux.seed = inputs, seed
 
         def iteration(
             out: Tensor, start: Tensor, inputs: list[Tensor], seed: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            part = self.step(self._cut(inputs, start), _own(seed, start))
-            return self._put(out, start, part, axis), start + self._size(inputs)
+            result = self.fn(self._chunk(inputs, start), _chunk_seed(seed, start))
+            return self._store(out, start, result, axis), start + self._chunk_size(inputs)
 
-        spec, axis = self._of_slice(inputs, seed).graph.outputs[0].spec, self.out_axis
+        spec, axis = self._chunk_graph(inputs, seed).graph.outputs[0].spec, self.out_axis
         if axis is not None:
-            spec = _resized(spec, spec.shape[axis] * self.slices, axis)
+            spec = _resize(spec, spec.shape[axis] * self.num_chunks, axis)
         out, start = ops.init(spec.shape, spec.dtype), popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, out, start, inputs, seed)
-        return ops.repeat(graph, self.slices, out, start, *inputs, *_present(seed))[0]
+        return ops.repeat(graph, self.num_chunks, out, start, *inputs, *_optional(seed))[0]
 
     def build_grad(self, dy: Tensor) -> list[Tensor]:
-        """Gradients of the differentiable inputs: of slices as they are, else sums in float32."""
+        """Returns the gradients of the differentiable inputs, from the gradient of the result.
+
+        Those of inputs that every chunk reads are summed in float32.
+        """
         inputs, seed = list(self.aux.inputs), self.aux.seed
-        step = self._of_slice(inputs, seed)
-        wanted = step.graph.inputs[: self.differentiable]
-        gradient = addons.recompute_graph(step.autodiff(grads_required=wanted))
+        forward = self._chunk_graph(inputs, seed)
+        differentiable = forward.graph.inputs[: self.num_differentiable]
+        backward = addons.recompute_graph(forward.autodiff(grads_required=differentiable))
 
         def iteration(
             totals: list[Tensor],
@@ -79,79 +84,82 @@ class ChunkLoop(addons.Module):
             inputs: list[Tensor],
             seed: Tensor | None,
         ) -> list[Tensor]:
-            given = [*self._cut(inputs, start), *_present(_own(seed, start))]
+            chunk = [*self._chunk(inputs, start), *_optional(_chunk_seed(seed, start))]
             if self.out_axis is not None:
-                dy = _slice_of(dy, start, dy.shape[self.out_axis] // self.slices, self.out_axis)
-            parts = gradient.call(dy, args=_forward_values(gradient, given))
-            own = zip(totals, parts, self.axes, strict=False)
-            sums = [self._put(t, start, cast(g, t.dtype), axis) for t, g, axis in own]
-            return [*sums, start + self._size(inputs)]
+                dy = _slice(dy, start, dy.shape[self.out_axis] // self.num_chunks, self.out_axis)
+            grads = backward.call(dy, args=_forward_values(backward, chunk))
+            terms = zip(totals, grads, self.axes, strict=False)
+            totals = [self._store(t, start, cast(g, t.dtype), axis) for t, g, axis in terms]
+            return [*totals, start + self._chunk_size(inputs)]
 
-        floats = list(zip(inputs[: self.differentiable], self.axes, strict=False))
+        floats = list(zip(inputs[: self.num_differentiable], self.axes, strict=False))
         totals = [
             ops.init(t.shape, popxl.float32 if axis is None else t.dtype) for t, axis in floats
         ]
         start = popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, totals, start, dy, inputs, seed)
-        sums = ops.repeat(graph, self.slices, *totals, start, dy, *inputs, *_present(seed))
-        return [cast(total, t.dtype) for total, (t, _) in zip(sums, floats, strict=False)]
+        grads = ops.repeat(graph, self.num_chunks, *totals, start, dy, *inputs, *_optional(seed))
+        return [cast(grad, t.dtype) for grad, (t, _) in zip(grads, floats, strict=False)]
 
-    def _size(self, inputs: Sequence[Tensor]) -> int:
-        """Tokens of a slice; the first input is cut."""
+    def _chunk_size(self, inputs: Sequence[Tensor]) -> int:
         axis = self.axes[0]
         assert axis is not None
-        return inputs[0].shape[axis] // self.slices
+        return inputs[0].shape[axis] // self.num_chunks
 
-    def _cut(self, inputs: Sequence[Tensor], start: Tensor) -> list[Tensor]:
-        """The inputs of the slice that begins at `start`."""
-        size, pairs = self._size(inputs), zip(inputs, self.axes, strict=True)
-        return [t if axis is None else _slice_of(t, start, size, axis) for t, axis in pairs]
+    def _chunk(self, inputs: Sequence[Tensor], start: Tensor) -> list[Tensor]:
+        """Slices the inputs of the chunk whose first token is at `start`."""
+        size, pairs = self._chunk_size(inputs), zip(inputs, self.axes, strict=True)
+        return [t if axis is None else _slice(t, start, size, axis) for t, axis in pairs]
 
-    def _of_slice(self, inputs: Sequence[Tensor], seed: Tensor | None) -> addons.GraphWithNamedArgs:
-        """The step as a graph."""
-        size, pairs = self._size(inputs), zip(inputs, self.axes, strict=True)
-        specs = [t.spec if axis is None else _resized(t.spec, size, axis) for t, axis in pairs]
-        return self.step.create_graph(specs, seed)[1]
+    def _chunk_graph(
+        self, inputs: Sequence[Tensor], seed: Tensor | None
+    ) -> addons.GraphWithNamedArgs:
+        """Creates the graph of `fn` for one chunk."""
+        size, pairs = self._chunk_size(inputs), zip(inputs, self.axes, strict=True)
+        specs = [t.spec if axis is None else _resize(t.spec, size, axis) for t, axis in pairs]
+        return self.fn.create_graph(specs, seed)[1]
 
     @staticmethod
-    def _put(total: Tensor, start: Tensor, part: Tensor, axis: int | None) -> Tensor:
-        """Put in a slice's part, or add it if it is one of the whole."""
+    def _store(total: Tensor, start: Tensor, value: Tensor, axis: int | None) -> Tensor:
+        """Writes a chunk's value into the total along `axis`, or adds it if that is None."""
         if axis is None:
-            return total + part
-        return ops.dynamic_update(total, start, part, [axis], [part.shape[axis]], no_overlap=True)
+            return total + value
+        size = value.shape[axis]
+        return ops.dynamic_update(total, start, value, [axis], [size], no_overlap=True)
 
 
-class _Step(addons.Module):
-    def __init__(self, step: Step) -> None:
+class _ChunkModule(addons.Module):
+    """A `ChunkFn` as a module."""
+
+    def __init__(self, fn: ChunkFn) -> None:
         super().__init__()
-        self._step = step
+        self._fn = fn
 
     def build(self, inputs: Sequence[Tensor], seed: Tensor | None) -> Tensor:
-        return self._step(inputs, seed)
+        return self._fn(inputs, seed)
 
 
-def _slice_of(t: Tensor, start: Tensor, size: int, axis: int) -> Tensor:
+def _slice(t: Tensor, start: Tensor, size: int, axis: int) -> Tensor:
     return ops.dynamic_slice(t, start, [axis], [size], no_overlap=True)
 
 
-def _resized(spec: TensorSpec, size: int, axis: int) -> TensorSpec:
+def _resize(spec: TensorSpec, size: int, axis: int) -> TensorSpec:
     return TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype)
 
 
-def _own(seed: Tensor | None, start: Tensor) -> Tensor | None:
-    """A seed of the slice that begins at `start`."""
+def _chunk_seed(seed: Tensor | None, start: Tensor) -> Tensor | None:
     return None if seed is None else ops.create_random_seed(seed, start)
 
 
-def _present(seed: Tensor | None) -> list[Tensor]:
+def _optional(seed: Tensor | None) -> list[Tensor]:
     return [] if seed is None else [seed]
 
 
 def _forward_values(
-    gradient: addons.GraphWithNamedArgs, values: Sequence[Tensor]
+    backward: addons.GraphWithNamedArgs, values: Sequence[Tensor]
 ) -> dict[Tensor, Tensor]:
-    """By input of a recomputing gradient graph: the values of the forward graph's inputs."""
-    info = gradient.grad_graph_info
+    """Maps inputs of a recomputing gradient graph to values of the forward graph's inputs."""
+    info = backward.grad_graph_info
     by_input = dict(zip(info.forward_graph.inputs, values, strict=True))
     expected = zip(info.graph.inputs, info.expected_inputs, strict=True)
     return {t: by_input[c.fwd_tensor] for t, c in expected if c.fwd_tensor in by_input}

@@ -1,4 +1,4 @@
-"""Modules around a layer, whose variables keep the names that they have in it."""
+"""Modules that wrap a layer and keep the names of its variables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 
 def rename_variables(
-    facts: NamedVariableFactories, graph: GraphWithNamedArgs, name_of: Callable[[str], str]
+    facts: NamedVariableFactories, graph: GraphWithNamedArgs, rename: Callable[[str], str]
 ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-    """The variables of a graph under other names."""
-    named = {name_of(n): f for n, f in facts.to_dict().items()}
-    args = {name_of(n): t for n, t in graph.args.to_dict().items()}
+    """Renames the variables of a graph."""
+    factories = {rename(n): f for n, f in facts.to_dict().items()}
+    args = {rename(n): t for n, t in graph.args.to_dict().items()}
     return (
-        NamedVariableFactories.from_dict(named),
+        NamedVariableFactories.from_dict(factories),
         GraphWithNamedArgs(
             graph.graph,
             NamedTensors.from_dict(args),
@@ -28,7 +28,7 @@ def rename_variables(
 
 
 class LayerWrapper(Module):
-    """A module around `layer`, whose variables are its own."""
+    """A module around `layer`, whose variables have the names that the layer gives them."""
 
     def __init__(self, layer: Module) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ class LayerWrapper(Module):
     def create_graph(
         self, *args: Any, **kwargs: Any
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """Like `Module.create_graph`, with the layer's names."""
-        made = super().create_graph(*args, **kwargs)
-        return rename_variables(*made, lambda name: name.removeprefix(self._prefix))
+        """Creates the graph as `Module.create_graph` does, with the layer's variable names."""
+        facts, graph = super().create_graph(*args, **kwargs)
+        return rename_variables(facts, graph, lambda name: name.removeprefix(self._prefix))
 
     @property
     def _graph_name(self) -> str:
@@ -52,10 +52,10 @@ class LayerWrapper(Module):
 
 
 class PositionalInputs(LayerWrapper):
-    """A module whose inputs are given by position, in another order than its own.
+    """A layer whose inputs are passed by position, in another order than its own.
 
     Args:
-        names: of the inputs, parameters of the layer's `build`.
+        names: parameters of the layer's `build`, in the order of the inputs.
     """
 
     def __init__(self, layer: Module, names: Sequence[str]) -> None:
@@ -63,16 +63,16 @@ class PositionalInputs(LayerWrapper):
         self._names = names
 
     def build(self, *inputs: Tensor, seed: Tensor | None = None) -> Any:
-        """The layer's result."""
-        seeded = {} if seed is None else {"seed": seed}
-        return self.layer(**dict(zip(self._names, inputs, strict=True)), **seeded)
+        """Returns the layer's outputs for inputs in the order of `names`."""
+        kwargs = {} if seed is None else {"seed": seed}
+        return self.layer(**dict(zip(self._names, inputs, strict=True)), **kwargs)
 
 
 def unwrap(module: addons.Module) -> addons.Module:
-    """Return the layer inside, or the module itself."""
+    """Returns the innermost layer of nested wrappers, or the module itself if it is none."""
     return unwrap(module.layer) if isinstance(module, LayerWrapper) else module
 
 
 def layer_class_name(module: addons.Module) -> str:
-    """Return the name of a module's class, or of that of the layer inside."""
+    """Returns the class name of a module, or of the layer that it wraps."""
     return type(unwrap(module)).__name__

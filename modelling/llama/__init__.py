@@ -1,1 +1,1 @@
-"""Llama-shaped decoders: one family, whose configuration says what an architecture does."""
+"""Llama and its relatives (Mistral, Qwen, Gemma, Phi, OLMo, gpt-oss, ...) as one family."""

@@ -1,6 +1,6 @@
-"""The angles of rotary positions, scaled for long texts in the ways that transformers has.
+"""RoPE frequencies, and their scaling for long contexts as transformers does it.
 
-All arithmetic is in float32, as transformers does it.
+All arithmetic is in float32, as in transformers.
 """
 
 from __future__ import annotations
@@ -21,131 +21,154 @@ from modelling.layers import (
 )
 from popxl import Tensor
 
-_SINGLE = np.float32
-
 
 class Rope:
-    """The rotary positions of layers of a type."""
+    """Rotary position embeddings of the layers of one type."""
 
     def __init__(self, c: LlamaModel, layer: LayerType) -> None:
         self._model, self._layer = c, layer
 
     def __call__(self, q: Tensor, k: Tensor, ctx: BlockContext) -> tuple[Tensor, Tensor]:
-        """Turn queries and keys, (batch, length, heads, head_dim), by the positions of tokens."""
+        """Rotates queries (batch, length, heads, head_dim) and keys (batch, length, kv_heads,
+        head_dim) -> the same shapes."""
         if not self._layer.has_rope:
             return q, k
 
-        def make(positions: int) -> RopeTables:
-            return rotary_tables(self._model, self._layer, positions, ctx.max_length)
+        def make(num_positions: int) -> RopeTables:
+            return rope_tables(self._model, self._layer, num_positions, ctx.max_length)
 
-        sin, cos, *growth = ctx.rope_tables(make, q.shape[1])
+        sin, cos, *query_scale = ctx.rope_tables(make, q.shape[1])
         q, k = (apply_rotary_pos_emb(t, sin, cos, self._model.rotary_dim) for t in (q, k))
-        for factor in growth:
-            q = q * cast(factor.reshape((*factor.shape, 1)), q.dtype)
+        for scale in query_scale:
+            q = q * cast(scale.reshape((*scale.shape, 1)), q.dtype)
         return q, k
 
 
-def rotary_tables(model: LlamaModel, layer: LayerType, positions: int, length: int) -> RopeTables:
-    """The angles of positions 0, 1, ... in layers of a type.
+def rope_tables(
+    model: LlamaModel, layer: LayerType, num_positions: int, max_length: int
+) -> RopeTables:
+    """Returns the tables of positions 0, 1, ... for layers of a type, see `RopeTables`.
 
     Args:
-        positions: how many.
-        length: tokens of the longest text, on which scaling may depend.
+        max_length: tokens of the longest sequence, on which scaling may depend.
     """
     if layer.is_sliding and model.rope_local_base_freq is not None:
-        periods = _periods(model.rope_local_base_freq, model.rotary_dim)
-        return constant_rope_tables(1 / periods, positions)
-    frequencies, scale = scaled_frequencies(model, length)
-    tables = constant_rope_tables(frequencies, positions, scale)
-    beta = model.rope_parameters.llama_4_scaling_beta
-    return (*tables, _growth(model.rope_parameters, beta, positions)) if beta else tables
+        inv_freq = inverse_frequencies(model.rope_local_base_freq, model.rotary_dim)
+        return constant_rope_tables(inv_freq, num_positions)
+    inv_freq, scale = scaled_frequencies(model, max_length)
+    tables = constant_rope_tables(inv_freq, num_positions, scale)
+    if not model.rope_parameters.llama_4_scaling_beta:
+        return tables
+    return (*tables, _query_scale(model.rope_parameters, num_positions))
 
 
-def _growth(rope: LlamaRope, beta: float, positions: int) -> Tensor:
-    """The factors on queries, which grow with each text as long as those of pretraining."""
-    original = rope.original_max_position_embeddings
+def _query_scale(rope: LlamaRope, num_positions: int) -> Tensor:
+    """Returns Llama 4's attention temperature, 1 + beta * log(1 + floor(position / context of
+    pretraining)): float32 (num_positions, 1)."""
+    original, beta = rope.original_max_position_embeddings, rope.llama_4_scaling_beta
     assert original is not None
-    texts = np.floor(np.arange(positions, dtype=_SINGLE) / _SINGLE(original))
-    growth = 1 + _SINGLE(beta) * np.log(1 + texts)
-    return popxl.constant(growth[:, None], popxl.float32, "query_growth")
+    assert beta is not None
+    contexts = np.floor(np.arange(num_positions, dtype=np.float32) / np.float32(original))
+    scale = 1 + np.float32(beta) * np.log(1 + contexts)
+    return popxl.constant(scale[:, None], popxl.float32, "query_growth")
 
 
-def scaled_frequencies(model: LlamaModel, length: int) -> tuple[np.ndarray, float]:
-    """Radians from one position to the next, float32 (rotated / 2,), and the factor on sines.
+def scaled_frequencies(model: LlamaModel, max_length: int) -> tuple[np.ndarray, float]:
+    """Returns radians per position, float32 (rotary_dim / 2,), and the factor on sin and cos.
 
     Args:
-        length: tokens of the longest text.
+        max_length: tokens of the longest sequence.
     """
-    rope, made_for = model.rope_parameters, model.max_position_embeddings
-    original = rope.original_max_position_embeddings or made_for
-    factor = rope.factor or made_for / original
-    periods = _periods(rope.rope_theta, model.rotary_dim)
+    rope, max_positions, dim = (
+        model.rope_parameters,
+        model.max_position_embeddings,
+        model.rotary_dim,
+    )
+    original = rope.original_max_position_embeddings or max_positions
+    factor = rope.factor or max_positions / original
+    positions_per_radian = _positions_per_radian(rope.rope_theta, dim)
     match rope.rope_type:
         case "default":
-            return 1 / periods, 1.0
+            return 1 / positions_per_radian, 1.0
         case "linear":
-            return 1 / periods / _SINGLE(factor), 1.0
+            return 1 / positions_per_radian / np.float32(factor), 1.0
         case "dynamic":
-            # NTK-aware scaling: the last pair turns as much over a longer text.
-            growth = factor * (max(length, made_for) / made_for) - (factor - 1)
-            theta = rope.rope_theta * growth ** (model.rotary_dim / (model.rotary_dim - 2))
-            return 1 / _periods(theta, model.rotary_dim), 1.0
+            # NTK-aware scaling: the slowest pair turns as far over the longer context.
+            growth = factor * (max(max_length, max_positions) / max_positions) - (factor - 1)
+            theta = rope.rope_theta * growth ** (dim / (dim - 2))
+            return inverse_frequencies(theta, dim), 1.0
         case "llama3":
-            return _llama3(rope, factor, original, 1 / periods), 1.0
+            return _llama3_frequencies(rope, factor, original, 1 / positions_per_radian), 1.0
         case "longrope":
-            divisors = factors(rope.long_factor if length > original else rope.short_factor)
-            periods = np.array(divisors, _SINGLE) * periods
-            return 1 / periods, _longrope_scale(rope, factor, original)
+            divisors = factors(rope.long_factor if max_length > original else rope.short_factor)
+            scaled = np.array(divisors, np.float32) * positions_per_radian
+            return 1 / scaled, _longrope_scale(rope, factor, original)
         case "yarn":
-            return _yarn(rope, factor, original, 1 / periods), _yarn_scale(rope, factor)
+            inv_freq = _yarn_frequencies(rope, factor, original, 1 / positions_per_radian)
+            return inv_freq, _yarn_scale(rope, factor)
 
 
-def _periods(theta: float, rotary_dim: int) -> np.ndarray:
-    """Positions in which each pair of features turns by one radian."""
-    return _SINGLE(theta) ** (np.arange(0, rotary_dim, 2, dtype=_SINGLE) / _SINGLE(rotary_dim))
+def inverse_frequencies(theta: float, rotary_dim: int) -> np.ndarray:
+    """Returns theta^(-2i / rotary_dim), radians per position of each pair: float32
+    (rotary_dim / 2,)."""
+    inv_freq: np.ndarray = 1 / _positions_per_radian(theta, rotary_dim)
+    return inv_freq
 
 
-def _llama3(rope: LlamaRope, factor: float, original: int, plain: np.ndarray) -> np.ndarray:
-    """Long wavelengths are stretched, short ones stay, those between are mixed."""
+def _positions_per_radian(theta: float, rotary_dim: int) -> np.ndarray:
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    return np.float32(theta) ** exponents
+
+
+def _llama3_frequencies(
+    rope: LlamaRope, factor: float, original: int, inv_freq: np.ndarray
+) -> np.ndarray:
+    """Divides the frequencies of long wavelengths by the factor, keeps those of short ones, and
+    interpolates between: float32 (rotary_dim / 2,) -> the same shape."""
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    wavelengths = _SINGLE(2 * math.pi) / plain
-    stretched = plain / _SINGLE(factor)
-    share = (_SINGLE(original) / wavelengths - _SINGLE(low)) / _SINGLE(high - low)
-    mixed = (1 - share) * stretched + share * plain
-    ends = np.where(wavelengths > original / low, stretched, plain)
-    between = (wavelengths <= original / low) & (wavelengths >= original / high)
-    return np.where(between, mixed, ends).astype(_SINGLE)
+    wavelengths = np.float32(2 * math.pi) / inv_freq
+    divided = inv_freq / np.float32(factor)
+    share = (np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low)
+    interpolated = (1 - share) * divided + share * inv_freq
+    outside = np.where(wavelengths > original / low, divided, inv_freq)
+    is_between = (wavelengths <= original / low) & (wavelengths >= original / high)
+    return np.where(is_between, interpolated, outside).astype(np.float32)
 
 
 def _longrope_scale(rope: LlamaRope, factor: float, original: int) -> float:
-    """Ding et al., arXiv:2402.13753: texts that get longer need sharper attention."""
+    """Returns the factor on sin and cos, which sharpens attention over longer contexts (Ding et
+    al., arXiv:2402.13753)."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-def _yarn(rope: LlamaRope, factor: float, original: int, plain: np.ndarray) -> np.ndarray:
-    """Peng et al., arXiv:2309.00071: pairs that turn often in a text of pretraining stay, those
-    that turn seldom are stretched, those between are mixed, by their number."""
-    rotary_dim = 2 * len(plain)
+def _yarn_frequencies(
+    rope: LlamaRope, factor: float, original: int, inv_freq: np.ndarray
+) -> np.ndarray:
+    """Keeps the frequencies of pairs that turn often in the context of pretraining, divides those
+    that turn seldom by the factor, and interpolates between (Peng et al., arXiv:2309.00071):
+    float32 (rotary_dim / 2,) -> the same shape."""
+    rotary_dim = 2 * len(inv_freq)
 
-    def pair_with(turns: float) -> float:
-        angle = math.log(original / (turns * 2 * math.pi))
+    def index_of_pair(rotations: float) -> float:
+        angle = math.log(original / (rotations * 2 * math.pi))
         return rotary_dim * angle / (2 * math.log(rope.rope_theta))
 
-    fast, slow = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
-    ends = (math.floor(fast), math.ceil(slow)) if rope.truncate else (fast, slow)
-    first, last = max(ends[0], 0), min(ends[1], rotary_dim - 1)
-    number = np.arange(len(plain), dtype=_SINGLE)
-    stretch = np.clip((number - _SINGLE(first)) / _SINGLE((last - first) or 0.001), 0, 1)
-    return (plain / _SINGLE(factor) * stretch + plain * (1 - stretch)).astype(_SINGLE)
+    fast, slow = index_of_pair(rope.beta_fast), index_of_pair(rope.beta_slow)
+    bounds = (math.floor(fast), math.ceil(slow)) if rope.truncate else (fast, slow)
+    first, last = max(bounds[0], 0), min(bounds[1], rotary_dim - 1)
+    index = np.arange(len(inv_freq), dtype=np.float32)
+    ramp = np.clip((index - np.float32(first)) / np.float32((last - first) or 0.001), 0, 1)
+    return (inv_freq / np.float32(factor) * ramp + inv_freq * (1 - ramp)).astype(np.float32)
 
 
 def _yarn_scale(rope: LlamaRope, factor: float) -> float:
+    """Returns YaRN's factor on sin and cos."""
     if rope.attention_factor is not None or factor <= 1:
         return rope.attention_factor or 1.0
     if rope.mscale and rope.mscale_all_dim:
         slopes = rope.mscale, rope.mscale_all_dim
-        over, under = (0.1 * slope * math.log(factor) + 1 for slope in slopes)
-        return over / under
+        numerator, denominator = (0.1 * slope * math.log(factor) + 1 for slope in slopes)
+        return numerator / denominator
     return 0.1 * math.log(factor) + 1

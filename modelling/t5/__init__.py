@@ -1,1 +1,1 @@
-"""T5: FLAN-T5 and T5 v1.1, T5 of 2019, and mT5, which settings tell apart."""
+"""T5: T5 v1.0 and v1.1, FLAN-T5, mT5 and ByT5."""

@@ -1,4 +1,4 @@
-"""Biases of T5's attention scores by relative positions."""
+"""T5's relative position biases of attention scores."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from popxl import Tensor, ops
 def relative_position_bucket(
     distance: np.ndarray, causal: bool, buckets: int, max_distance: int
 ) -> np.ndarray:
-    """The bucket of each distance (key position minus query position), int32.
+    """Returns the bucket of each distance (key position minus query position): any shape -> int32.
 
-    Half of the buckets hold one distance each, the other half ranges that grow logarithmically
-    up to `max_distance` and beyond (Raffel et al., arXiv:1910.10683, section 2.1). Without `causal`
-    the buckets are shared out to the two directions; with it, keys after the query (which are
-    masked) get bucket 0.
+    Half of the buckets hold one distance each, the other half ranges that grow logarithmically up
+    to `max_distance` and beyond (Raffel et al., arXiv:1910.10683, section 2.1). Without `causal`,
+    each direction has half of the buckets; with it, keys after the query, which are masked, get
+    bucket 0.
     """
     if causal:
         base, distance = np.zeros_like(distance), np.maximum(-distance, 0)
@@ -28,8 +28,8 @@ def relative_position_bucket(
         buckets //= 2
         base, distance = np.where(distance > 0, buckets, 0), np.abs(distance)
     exact = buckets // 2
-    # float32, as where the published weights were trained: it decides on which side of a border
-    # a distance falls. The distances below `exact` are only kept away from the logarithm.
+    # float32, in which the published weights were trained: rounding decides on which side of a
+    # boundary a distance falls. Distances below `exact` are clipped: their logarithm is not used.
     ratio = np.maximum(distance, exact).astype(np.float32) / np.float32(exact)
     log_ratio = np.log(ratio) / np.float32(math.log(max_distance / exact))
     far = exact + (log_ratio * np.float32(buckets - exact)).astype(np.int32)
@@ -41,8 +41,8 @@ class RelativePositionBias(PositionBias):
     """Biases of attention scores by the distance of key and query.
 
     Args:
-        causal: hide keys after the query, and use all buckets for the others.
-        is_shared: whether the weight, (buckets, heads), is that of the stack's first block.
+        causal: mask keys after the query, and use all buckets for the others.
+        is_shared: True if the stack's first block owns the weight, (buckets, heads).
     """
 
     def __init__(self, causal: bool, is_shared: bool = False) -> None:
@@ -54,15 +54,16 @@ class RelativePositionBias(PositionBias):
         self.weight = parameter(buckets, heads, std=model.hidden_size**-0.5, shard=1)
 
     def build(self, queries: int, keys: int) -> Tensor:
-        """Biases for queries 0, 1, ... and keys 0, 1, ...: float32 (1, heads, queries, keys)."""
+        """Returns the biases of queries 0, 1, ... and keys 0, 1, ...: float32 (1, local heads,
+        queries, keys)."""
         # All entries of a diagonal are equal, so there are only queries + keys different ones.
-        # A gather for each entry would have, as its gradient, a scatter of queries * keys rows
-        # into a few buckets, which is slow everywhere.
+        # The gradient of a gather of each entry would be a scatter of queries * keys rows into a
+        # few buckets, which is slow on every device.
         period = queries + keys
         position = np.arange(period)
         distance = np.where(position < keys, position, position - period)
-        by_distance = self._bias(distance)  # (heads, period)
-        return _along_diagonals(by_distance, queries, keys)
+        bias_of_distance = self._bias(distance)  # (heads, period)
+        return _expand_diagonals(bias_of_distance, queries, keys)
 
     def _buckets(self, distance: np.ndarray) -> np.ndarray:
         return relative_position_bucket(
@@ -73,7 +74,7 @@ class RelativePositionBias(PositionBias):
         )
 
     def _bias(self, distance: np.ndarray) -> Tensor:
-        """float32 (heads, n) for constant distances (n,)."""
+        """Returns the biases of constant distances: (n,) -> float32 (local heads, n)."""
         buckets = popxl.constant(self._buckets(distance), popxl.int32, "buckets")
         bias = ops.transpose(cast(ops.gather(self.weight, buckets), popxl.float32))
         if not self.causal:
@@ -85,15 +86,18 @@ def _causal_mask(distance: np.ndarray) -> np.ndarray:
     return np.where(distance > 0, MASK_VALUE, 0).astype(np.float32)
 
 
-def _along_diagonals(t: Tensor, rows: int, columns: int) -> Tensor:
-    """out[0, h, i, j] = t[h, (j - i) mod period], for t of shape (h, period).
+def _expand_diagonals(t: Tensor, rows: int, columns: int) -> Tensor:
+    """Returns out[0, h, i, j] = t[h, (j - i) mod period]: (heads, period) -> (1, heads, rows,
+    columns).
 
-    Copies of t in a line, read in rows that are one shorter than t, move on by one in each row:
-    row i begins at element i * (period - 1) = i * period - i.
+    Copies of t, concatenated and read in rows of period - 1 elements, shift by one in each row: row
+    i begins at element i * (period - 1) = i * period - i.
     """
     heads, period = t.shape
     copies = t.reshape((heads, 1, period)) * popxl.constant(np.ones((rows, 1)), t.dtype, "copies")
-    line = copies.reshape((heads, rows * period))
-    skewed = ops.slice(line, 0, rows * (period - 1), axis=1).reshape((heads, rows, period - 1))
-    # The index arithmetic is done once, not in each pass over the scores.
+    concatenated = copies.reshape((heads, rows * period))
+    skewed = ops.slice(concatenated, 0, rows * (period - 1), axis=1).reshape(
+        (heads, rows, period - 1)
+    )
+    # Materialized, so that the index arithmetic is done once, not in each pass over the scores.
     return ops.materialise(ops.slice(skewed, 0, columns, axis=2).reshape((1, heads, rows, columns)))

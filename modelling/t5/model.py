@@ -1,9 +1,8 @@
-"""T5 (Raffel et al., arXiv:1910.10683): FLAN-T5 and T5 v1.1, T5 of 2019, and mT5, which settings
-tell apart.
+"""T5 (Raffel et al., arXiv:1910.10683): T5 v1.0 and v1.1, FLAN-T5, mT5 and ByT5.
 
-x is (batch, length, hidden), the same on all replicas of a tensor-parallel group; between
-`copy_to_tp` and a `Linear` with `shard="in"` each replica has its heads or inner features. Initial
-values are Hugging Face's (with initializer_factor 1), which are those of Mesh TensorFlow.
+x is (batch, length, hidden), equal on all replicas of a tensor-parallel group; between `copy_to_tp`
+and a `Linear` with `shard="in"` each replica has its heads or feed-forward features. Initial values
+are Hugging Face's (with initializer_factor 1), which are Mesh TensorFlow's.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from popxl import Tensor
 
 # ---- attention and feed-forward -----------------------------------------------------------------
 class T5SelfAttention(MultiHeadAttention):
-    """Attention without a scale, for which the initial queries make up, with biases by relative
-    position, which the first block of a stack lends to the others.
+    """Self-attention without a scale, which the initial queries make up for, with relative position
+    biases, which all blocks of a stack share.
 
     Args:
-        causal: whether positions see only themselves and those before.
-        is_first: whether it is in the first block.
+        causal: True in the decoder.
+        is_first: True in the first block of a stack, which owns the biases' weight.
     """
 
     def __init__(self, c: T5Model, causal: bool, is_first: bool) -> None:
-        super().__init__(c.attention.heads, AttentionSpec(), is_sliced=not causal)
+        super().__init__(c.attention.heads, AttentionSpec(), is_chunked=not causal)
         hidden, inner = c.hidden_size, c.attention.heads * c.attention.d_kv
         fan_in = {"q": hidden * c.attention.d_kv, "k": hidden, "v": hidden}
         self.qkv = FusedLinear(hidden, inner, {name: n**-0.5 for name, n in fan_in.items()})
@@ -60,7 +59,7 @@ class T5SelfAttention(MultiHeadAttention):
 
 
 class T5CrossAttention(CrossAttention):
-    """Attention to the encoder's output, without position biases."""
+    """Cross-attention to the encoder's output, without position biases."""
 
     def __init__(self, c: T5Model) -> None:
         super().__init__(c.attention.heads, AttentionSpec())
@@ -70,16 +69,16 @@ class T5CrossAttention(CrossAttention):
         self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
+        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         q = self.q(self.groups.copy_to_tp(ctx.packing.pack_sequences(x)))
         return ctx.packing.unpack_sequences(self.o(self.attend_encoded(q, ctx)))
 
 
 class T5MLP(Module):
-    """wo(dropout(act(wi_0 x) * wi_1 x)), or without the gate wo(dropout(act(wi x))).
+    """wo(dropout(act(wi_0 x) * wi_1 x)), or wo(dropout(act(wi x))) without a gate.
 
-    Inner features are divided by `scale_ff`, undone after the sum: with float16 it keeps the
-    products of two branches, and the sums in `wo`, in range.
+    The input of wo is divided by `scale_ff`, its output multiplied: so the product of the branches
+    and the sums in wo stay in the range of float16.
     """
 
     def __init__(self, c: T5Model) -> None:
@@ -92,12 +91,12 @@ class T5MLP(Module):
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
-        first, *gated = self.wi_all(self.groups.copy_to_tp(x))
-        inner = self.act(first) if self.scale == 1 else self.act(first) / self.scale
-        for linear in gated:
-            inner = inner * linear
-        inner = self.drop(inner, self.groups.tp_seed(ctx.next_seed()))
-        y = self.wo(inner)
+        gate, *up = self.wi_all(self.groups.copy_to_tp(x))
+        h = self.act(gate) if self.scale == 1 else self.act(gate) / self.scale
+        if up:
+            h = h * up[0]
+        h = self.drop(h, self.groups.tp_seed(ctx.next_seed()))
+        y = self.wo(h)
         return y if self.scale == 1 else y * self.scale
 
 
@@ -111,6 +110,7 @@ class T5LayerSelfAttention(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
         return ctx.add_residual(x, self.SelfAttention(self.layer_norm(x), ctx))
 
 
@@ -123,6 +123,7 @@ class T5LayerCrossAttention(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
+        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
         return ctx.add_residual(x, self.EncDecAttention(self.layer_norm(x), ctx))
 
 
@@ -135,6 +136,7 @@ class T5LayerFF(Module):
         self.layer_norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
         return ctx.add_residual(x, self.DenseReluDense(self.layer_norm(x), ctx))
 
 
@@ -147,15 +149,15 @@ class T5EncoderBlock(Module):
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""
-        for part in self.layer:
-            x = part(x, ctx)
+        for layer in self.layer:
+            x = layer(x, ctx)
         return x
 
 
 class T5DecoderBlock(Module):
     """Causal self-attention, cross-attention and feed-forward.
 
-    Padding of x is at its end, where causality hides it, so x needs no mask.
+    Padding of x is at its end, where the causal mask hides it.
     """
 
     def __init__(self, c: T5Model, is_first: bool) -> None:
@@ -165,15 +167,15 @@ class T5DecoderBlock(Module):
         )
 
     def build(self, x: Tensor, ctx: DecoderContext) -> Tensor:
-        """x: (batch * sequences of a sample, length, hidden) -> the same shape."""
-        for part in self.layer:
-            x = part(x, ctx)
+        """x: (batch * sequences_per_sample, length, hidden) -> the same shape."""
+        for layer in self.layer:
+            x = layer(x, ctx)
         return x
 
 
 # ---- the model ----------------------------------------------------------------------------------
 class EncoderFinalNorm(Module):
-    """The end of the encoder: norm and dropout."""
+    """dropout(norm(x)), after the encoder's last block."""
 
     def __init__(self, c: T5Model) -> None:
         super().__init__()
@@ -187,7 +189,7 @@ class EncoderFinalNorm(Module):
 
 
 def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
-    """A configured model. Of each stack the first block alone has relative positions."""
+    """Describes the model of a configuration."""
     c = config.model
     return EncoderDecoderSpec(
         embeddings=lambda: Embeddings(VocabularyEmbedding(1.0, "shared")),

@@ -43,7 +43,7 @@ def test_slices_save_memory():
     """Scores and their gradient are almost all there is, so twice the slices need about half."""
     used = {}
     for slices in (1, 2, 8):
-        ir, _ = program(Attention(Dropout(), slices=slices))
+        ir, _ = program(Attention(Dropout(), num_chunks=slices))
         with popxl.Session(ir, "cpu") as session:
             used[slices] = session.memory_use().temporaries
     scores = BATCH * HEADS * LENGTH * LENGTH * 4
@@ -68,7 +68,7 @@ def test_what_the_gradient_reads_is_in_the_order_of_its_kernel(fused, kept):
 @pytest.mark.parametrize("slices", [1, 4])
 def test_dropout_is_the_same_forwards_and_backwards(slices):
     """y is linear in v, so <dy, y> = <dv, v>, but only if both have the same mask."""
-    ir, it = program(Attention(Dropout(0.5), slices=slices), seed=True)
+    ir, it = program(Attention(Dropout(0.5), num_chunks=slices), seed=True)
     with popxl.Session(ir, "cpu") as session:
         out = session.run()
     forwards = np.sum(it["dy"] * out[it["y"]], dtype=np.float64)
@@ -80,7 +80,7 @@ def test_slices_have_masks_of_their_own():
     """With equal scores, and v showing which of the first keys were kept."""
     shown = np.zeros((BATCH, HEADS, LENGTH, FEATURES), np.float32)
     shown[:, :, range(FEATURES), range(FEATURES)] = LENGTH / 2
-    ir, it = program(Attention(Dropout(0.5), slices=4), seed=True, q=0 * shown, v=shown)
+    ir, it = program(Attention(Dropout(0.5), num_chunks=4), seed=True, q=0 * shown, v=shown)
     with popxl.Session(ir, "cpu") as session:
         y = session.run()[it["y"]]
     np.testing.assert_allclose(np.unique(y), [0, 1], atol=1e-5)
@@ -90,5 +90,5 @@ def test_slices_have_masks_of_their_own():
 
 
 def test_slices_must_fit():
-    with pytest.raises(ValueError, match="128 queries cannot be cut into 3 equal slices"):
-        program(Attention(Dropout(), slices=3))
+    with pytest.raises(ValueError, match="128 queries cannot be split into 3 equal chunks"):
+        program(Attention(Dropout(), num_chunks=3))
