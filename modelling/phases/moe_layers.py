@@ -92,7 +92,7 @@ def build_moe_runs(
         names: names of the layers' phase and of the experts' phase.
         layers: modules whose `build(x, usage, *extra_inputs)` returns x, usage and the expert
             inputs, whose specs `expert_input_specs(x)` returns by name.
-        group: a group of experts; `build(*expert_inputs, number, seed=None)` returns the tensor
+        group: a group of experts; `build(*expert_inputs, group_index, seed=None)` returns the tensor
             that is added to x.
         activations: rows of x and of the expert usage.
         extra_inputs: further inputs of each layer, by name.
@@ -110,7 +110,7 @@ def build_moe_runs(
     layer_outputs = [*outputs, *expert_inputs.layer_ios.values()]
     runs = build_runs_by_type(names[0], layers, layer_inputs, layer_outputs, settings)
     reads = {n: _group_input(layer_io, groups) for n, layer_io in expert_inputs.layer_ios.items()}
-    reads["number"] = LayerIO(ROW, lambda row: row % groups)
+    reads["group_index"] = LayerIO(ROW, lambda row: row % groups)
     writes = [_group_output(x, groups)]
     phase = Phase(names[1], group, reads, writes, settings, len(layers.type_of_layer) * groups)
     phase.keep_resident(settings.config.execution.resident_layers * groups)
