@@ -92,8 +92,8 @@ def build_moe_runs(
         names: names of the layers' phase and of the experts' phase.
         layers: modules whose `build(x, usage, *extra_inputs)` returns x, usage and the expert
             inputs, whose specs `expert_input_specs(x)` returns by name.
-        group: a group of experts; `build(*expert_inputs, group_index, seed=None)` returns the tensor
-            that is added to x.
+        group: a group of experts; `build(*expert_inputs, group_index, seed=None)` returns the
+            tensor that is added to x.
         activations: rows of x and of the expert usage.
         extra_inputs: further inputs of each layer, by name.
         usage_requires_grad: True if the expert usage has a gradient.
