@@ -96,7 +96,7 @@ class ModelSession:
                 for path, t in layer.fwd.to_dict().items():
                     w = weights.get(path)
                     if w is not None and (w.shape, w.dtype) == (t.shape, t.dtype):
-                        values[t] = self.session.borrowed(w)
+                        values[t] = self.session.share_variable(w)
         return values
 
     def _run(

@@ -319,7 +319,7 @@ def test_another_session_reads_what_is_borrowed(tmp_path):
             before = [session.read_variable_data(row) for row in rows]
             borrower = popxl.Session(other, "cpu")
             borrower.write_variables_data(
-                {b: session.borrowed(row) for b, row in zip(others, rows, strict=True)}
+                {b: session.share_variable(row) for b, row in zip(others, rows, strict=True)}
             )
             with borrower:
                 assert borrower.remote_bytes() == 0
@@ -340,7 +340,7 @@ def test_another_session_reads_what_is_borrowed(tmp_path):
 def test_only_variables_are_borrowed():
     ir, _ = program(0)
     with popxl.Session(ir, "cpu") as session, pytest.raises(TypeError, match="variables"):
-        session.borrowed(ir.main_graph)
+        session.share_variable(ir.main_graph)
 
 
 def test_entries_that_stay_on_the_device_are_in_no_file(tmp_path):

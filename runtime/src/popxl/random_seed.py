@@ -32,7 +32,7 @@ def create_seeds(
         dimensions equal to 1, except the last, removed.
     """
     shape = (batches_per_step, gradient_accumulation_factor, replicas)
-    generator = np.random.default_rng(_checked(seed) + offset)
+    generator = np.random.default_rng(_check_seed(seed) + offset)
     raw = generator.integers(0, MAX_UINT64, shape, np.uint64, endpoint=True)
     return _as_pairs(raw).squeeze()
 
@@ -50,11 +50,11 @@ def counter_seeds(seed: int, offset: int = 0, count: int = 1) -> np.ndarray:
         uint32 (count, 2).
     """
     skipped, rest = divmod(offset * count, 4)  # a count of Philox gives four draws
-    generator = np.random.Philox(key=_checked(seed)).advance(skipped)
+    generator = np.random.Philox(key=_check_seed(seed)).advance(skipped)
     return _as_pairs(generator.random_raw(rest + count)[rest:])
 
 
-def _checked(seed: int) -> int:
+def _check_seed(seed: int) -> int:
     if not 0 <= seed <= MAX_UINT64:
         raise ValueError(f"seed must be in [0, 2**64), but is {seed}")
     return seed

@@ -52,7 +52,7 @@ def _runs(assignment: tuple[int, ...]) -> tuple[int, int]:
     return (stride, size) if size > 1 else (1, 1)
 
 
-def _numbered(labels: Sequence[Hashable]) -> tuple[int, ...]:
+def _renumber(labels: Sequence[Hashable]) -> tuple[int, ...]:
     """Renumber labels from 0 in order of first appearance."""
     numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return tuple(numbers[label] for label in labels)
@@ -195,7 +195,7 @@ class ReplicaGrouping:
         device = [group for _, group in self._parts()]
         return [device.index(group) for group in range(self.num_groups)]
 
-    def _divided(self, size: int) -> ReplicaGrouping:
+    def _split_groups(self, size: int) -> ReplicaGrouping:
         """Groups of `size` consecutive members of each group."""
         if size == self.group_size:
             return self
@@ -203,7 +203,7 @@ class ReplicaGrouping:
         for group, members in enumerate(self.groups):
             for place, replica in enumerate(members):
                 keys[replica] = (group, place // size)
-        return self._from_assignment(self._ir, _numbered(keys))
+        return self._from_assignment(self._ir, _renumber(keys))
 
     def transpose(self) -> ReplicaGrouping:
         """The orthogonal grouping: i-th members of all groups form a group.

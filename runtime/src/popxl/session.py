@@ -276,7 +276,7 @@ class Session:
         seed, state = self._next_seed(), self._state
         self._values.begin_run(device_variables.changeable_variables(self._program))
         self._state = None
-        with self._together(), _device_memory_named():
+        with self._collective_section(), _device_memory_named():
             try:
                 results = self._program.run(state, data, seed)
             except poplar_application_runtime_error:
@@ -285,7 +285,7 @@ class Session:
             self._keep(state)
             self._streams.fetch(results, targets)
 
-    def _together(self) -> AbstractContextManager[None]:
+    def _collective_section(self) -> AbstractContextManager[None]:
         """Context of a collective section: the program's processes act together."""
         return popdist.collective_section() if self.ir._instances > 1 else nullcontext()
 
@@ -396,12 +396,12 @@ class Session:
     def _download(self, variables: Iterable[Variable]) -> None:
         """Update the host arrays of `variables` from the devices."""
         for var in sorted((v for v in variables if v in self._values.stale), key=storage_order):
-            self._values.set_from_device(var, self._fetched(var))
+            self._values.set_from_device(var, self._fetch(var))
 
-    def _fetched(self, var: Variable) -> np.ndarray:
+    def _fetch(self, var: Variable) -> np.ndarray:
         """The device value; may be a view of device memory."""
         assert self._state is not None
-        with self._together():
+        with self._collective_section():
             return device_variables.fetch_variable(self._program, self._state, var)
 
     # ---- variables: user ------------------------------------------------------------------------
@@ -443,7 +443,7 @@ class Session:
         """
         self._check_readable(variable)
         if self.is_attached and variable in self._values.stale:
-            return np.array(self._fetched(variable))
+            return np.array(self._fetch(variable))
         if variable._retrieval == "all_replicas":
             return np.array(self._values.live_array(variable))
         return np.array(self._values.value(variable))
@@ -458,7 +458,7 @@ class Session:
         All processes call it with arrays of one shape and dtype. Not in PopXL.
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        with self._together():
+        with self._collective_section():
             everyones = all_gather_processes(flat, self._program.mesh)
         return everyones.view(array.dtype).reshape(-1, *array.shape)
 
@@ -529,7 +529,7 @@ class Session:
             ):
                 values.lost.discard(var)
 
-    def borrowed(self, variable: Variable) -> Callable[[], np.ndarray]:
+    def share_variable(self, variable: Variable) -> Callable[[], np.ndarray]:
         """A variable's value to share with another session (`write_variables_data`). Not in PopXL.
 
         An entry of a remote buffer is not copied where the other session's buffer is alike: while

@@ -25,15 +25,15 @@ def build_custom_gradient(
     """Gradient graph of a module that writes `build_grad` (`Module.create_grad_graph`)."""
     forward = fwd_graph.graph
     _check_parameters(module)
-    provided = _provided(module, fwd_graph, grads_provided)
-    inputs, variables = _required(fwd_graph, grads_required)
+    provided = _provided_outputs(module, fwd_graph, grads_provided)
+    inputs, variables = _required_inputs(fwd_graph, grads_required)
     _expose(fwd_graph)
     with forward.ir._writing(suffix_graph_name(forward.name, "grad")) as graph:
         grads = [_input_like(t, "grad_") for t in provided]
         values = _ForwardValues(fwd_graph._aux)
         with module._differentiating(values, VarGrad(fwd_graph.args)) as var_grad:
             results = _as_list(module.build_grad(*grads))
-        gradients = _checked(module, inputs, results, all_wanted=grads_required is None)
+        gradients = _check_results(module, inputs, results, all_wanted=grads_required is None)
         missing = [name for name in variables if name not in var_grad]
         if grads_required is not None:
             missing += [t.name for t in inputs if t not in gradients]
@@ -68,7 +68,7 @@ def _check_once(what: str, tensors: list[Tensor]) -> None:
 
 
 # ---- what is given and wanted -------------------------------------------------------------------
-def _provided(
+def _provided_outputs(
     module: Module, fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> list[Tensor]:
     """Outputs whose gradients are provided; default: those of `build`."""
@@ -89,7 +89,7 @@ def _provided(
     return provided
 
 
-def _required(
+def _required_inputs(
     fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Inputs whose gradients are required: non-variables, and variables by name."""
@@ -117,21 +117,21 @@ def _expose(fwd_graph: GraphWithNamedArgs) -> None:
         for value in aux._map.values():
             if isinstance(value, Tensor):
                 popxl.graph_output(value)
-        for t in _contained(aux._map):
+        for t in _tensors_in(aux._map):
             if t not in graph.inputs and t not in graph.outputs:
                 popxl.graph_output(t)
     aux._exposed = True
 
 
-def _contained(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in a value, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from _contained(list(value.values()))
+        yield from _tensors_in(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _contained(item)
+            yield from _tensors_in(item)
 
 
 class _ForwardValues(Aux):
@@ -149,28 +149,28 @@ class _ForwardValues(Aux):
     def __getitem__(self, key: str) -> Any:
         if key not in self._map:
             raise KeyError(f"build kept nothing as aux[{key!r}]: {list(self._map)}")
-        return self._replaced(self._map[key])
+        return self._as_gradient_inputs(self._map[key])
 
     def __setitem__(self, key: str, value: Any) -> None:
         raise RuntimeError(
             f"aux[{key!r}] is set in build_grad: self.aux brings values from build to build_grad"
         )
 
-    def _replaced(self, value: Any) -> Any:
+    def _as_gradient_inputs(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if value not in self._made:
                 self._connections.append(fwd(value))
                 self._made[value] = _input_like(value, "fwd_")
             return self._made[value]
         if isinstance(value, Mapping):
-            return {key: self._replaced(v) for key, v in value.items()}
+            return {key: self._as_gradient_inputs(v) for key, v in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value)(self._replaced(v) for v in value)
+            return type(value)(self._as_gradient_inputs(v) for v in value)
         return value
 
 
 # ---- results ------------------------------------------------------------------------------------
-def _checked(
+def _check_results(
     module: Module, inputs: Sequence[Tensor], results: Sequence[Tensor | None], all_wanted: bool
 ) -> dict[Tensor, Tensor]:
     """Gradients by input. None stands for an input without one.

@@ -21,7 +21,7 @@ LEVELS_TYPE = Literal["TRACE", "DEBUG", "INFO", "WARN"]
 LEVELS: dict[str, int] = {"TRACE": 0, "DEBUG": 1, "INFO": 2, "WARN": 3}
 
 
-def _enabled(level: LEVELS_TYPE) -> bool:
+def _is_enabled(level: LEVELS_TYPE) -> bool:
     wanted = os.environ.get("MODEL_LOG_LEVEL", "INFO")
     if wanted not in LEVELS or level not in LEVELS:
         bad = level if wanted in LEVELS else wanted
@@ -33,11 +33,11 @@ def print_tensor(
     t: popxl.Tensor, *args: Any, level: LEVELS_TYPE = "DEBUG", **kwargs: Any
 ) -> popxl.Tensor:
     """`ops.print_tensor(t, *args, **kwargs)` if `level` is on; otherwise `t` itself."""
-    return ops.print_tensor(t, *args, **kwargs) if _enabled(level) else t
+    return ops.print_tensor(t, *args, **kwargs) if _is_enabled(level) else t
 
 
 def print_text(text: str, num: popxl.Tensor | None = None, level: LEVELS_TYPE = "DEBUG") -> None:
     """Print `text`, and a number, each time the program passes here, if `level` is on."""
-    if _enabled(level):
+    if _is_enabled(level):
         value = popxl.constant(0, popxl.int32) if num is None else num
         ops.print_tensor(value, title=text)

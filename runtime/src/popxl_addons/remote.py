@@ -142,7 +142,7 @@ def grow(buffer: popxl.RemoteBuffer, entries: int) -> None:
     buffer.entries = max(buffer.entries, entries)
 
 
-def _sorted(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:
+def _sort_by_name(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:
     """The buffers in the order of their dotted names, grown to `entries`."""
     ordered = NamedRemoteBuffers.from_dict(dict(sorted(buffers.to_dict().items())))
     for buffer in ordered.values_flat():
@@ -206,7 +206,7 @@ def load_remote_graph(
         The graph, whose only input is the index of the entry (a number or an int32 scalar), and
         the names of its outputs, which are sorted: `NamedTensors.pack(names, graph.call(entry))`.
     """
-    ordered = _sorted(buffers, entries)
+    ordered = _sort_by_name(buffers, entries)
     names = sorted(buffers.keys_flat())
 
     def load(entry: popxl.Tensor) -> list[popxl.Tensor]:
@@ -231,7 +231,7 @@ def store_remote_graph(
         input is the index of the entry: `graph.bind(tensors).call(entry)`.
     """
     names = sorted(buffers.keys_flat())
-    bs = [_sorted(buffers, entries).get(name) for name in names]
+    bs = [_sort_by_name(buffers, entries).get(name) for name in names]
     specs = [popxl.TensorSpec(b.tensor_shape, b.tensor_dtype, b.meta_shape) for b in bs]
 
     def store(entry: popxl.Tensor, tensors: list[popxl.Tensor]) -> None:

@@ -76,7 +76,7 @@ class TaskSession(Session):
         self.max_checkpoints = max_checkpoints
         self.session_state: dict[str, Any] = {"steps": 0}
         self._dataloader: Any = None
-        self._saved: list[Path] = []  # checkpoints, oldest first
+        self._saved_entries: list[Path] = []  # checkpoints, oldest first
         super().__init__(*args, **kwargs)
 
     @property
@@ -197,9 +197,9 @@ class TaskSession(Session):
         self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
-        self._saved = [p for p in self._saved if p != newest] + [newest]
-        while len(self._saved) > max(self.max_checkpoints, 1):
-            shutil.rmtree(self._saved.pop(0), ignore_errors=True)
+        self._saved_entries = [p for p in self._saved_entries if p != newest] + [newest]
+        while len(self._saved_entries) > max(self.max_checkpoints, 1):
+            shutil.rmtree(self._saved_entries.pop(0), ignore_errors=True)
 
     def load_checkpoint(
         self,
@@ -223,7 +223,7 @@ class TaskSession(Session):
         folder = Path(checkpoint_dir)
         info = _read_info(folder)
         current = self.get_named_tensors_data().to_dict()
-        saved = _saved(folder / _MODEL, current)
+        saved = _saved_entries(folder / _MODEL, current)
         _report(current, saved, report_missing, str(folder))
         _report(self.session_state, info, report_missing, str(folder), "entries of session state")
         expected_names = [n for n in current if n in saved]
@@ -297,7 +297,7 @@ def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
     return True
 
 
-def _saved(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, StoredArray | None]:
+def _saved_entries(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, StoredArray | None]:
     """Index entries of variables in a checkpoint; None if it has no index, as others' have none."""
     index = {name: held for name, held in read_index(model).items() if (model / held.file).exists()}
     maps = {n for n, array in current.items() if isinstance(array, np.memmap)}

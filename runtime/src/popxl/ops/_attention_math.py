@@ -95,7 +95,7 @@ def attention_with_weights(
     A row whose scores are all -inf has exponentials of 0, and so an output and gradients of 0.
     """
     extra_inputs = group_extra_inputs(extra, settings)
-    scores = _capped(_scores(q, k, settings.scale), settings.cap)
+    scores = _apply_softcap(_scores(q, k, settings.scale), settings.cap)
     for bias in extra_inputs.biases:
         scores = scores + bias
     visible = visibility_mask(q.shape[-2], k.shape[-2], extra_inputs, settings)
@@ -109,7 +109,7 @@ def attention_with_weights(
     total = sum(sink_exponentials, sum_over(exponentials, -1, keepdims=True))
     normaliser = 1 / jnp.maximum(total, 1)  # at least 1, of the largest, unless all are 0
     weights = exponentials.astype(v.dtype)
-    dropped_weights = _grouped(_apply_dropout(weights, extra_inputs.seed, settings.p), v)
+    dropped_weights = _group_heads(_apply_dropout(weights, extra_inputs.seed, settings.p), v)
     out = (
         _product("...qk,...kd->...qd", dropped_weights, v).reshape(*q.shape[:-1], v.shape[-1])
         * normaliser
@@ -117,7 +117,7 @@ def attention_with_weights(
     return out.astype(v.dtype), weights, normaliser, *sink_exponentials
 
 
-def _grouped(t: Any, k: Any) -> Any:
+def _group_heads(t: Any, k: Any) -> Any:
     """The query heads that share a head of keys as rows of one matrix: (..., h, q, d) -> (..., g,
     h / g * q, d), which moves nothing. `t` itself if each has its own."""
     if t.shape[:-2] == k.shape[:-2]:
@@ -126,12 +126,12 @@ def _grouped(t: Any, k: Any) -> Any:
 
 
 def _scores(q: Any, k: Any, scale: float) -> Any:
-    scores = _product("...qd,...kd->...qk", _grouped(q, k), k)
+    scores = _product("...qd,...kd->...qk", _group_heads(q, k), k)
     scores = scores.reshape(*q.shape[:-1], k.shape[-2])
     return scores if scale == 1 else scores * scale
 
 
-def _capped(scores: Any, cap: float | None) -> Any:
+def _apply_softcap(scores: Any, cap: float | None) -> Any:
     return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
@@ -181,16 +181,18 @@ def attention_grads(
     sink_exponentials, seed = extra_inputs[: int(sinks)], extra_inputs[int(sinks) :]
     scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
     rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
-    dp = _product("...qd,...kd->...qk", _grouped(scaled, v), v).reshape(weights.shape)
+    dp = _product("...qd,...kd->...qk", _group_heads(scaled, v), v).reshape(weights.shape)
     wide = weights * (_apply_dropout(dp, seed, p) - rows)
     ds = materialize_array(wide.astype(q.dtype))  # read three times
-    dv = _transposed_product(_grouped(scaled, v), _grouped(_apply_dropout(weights, seed, p), v))
+    dv = _transposed_product(
+        _group_heads(scaled, v), _group_heads(_apply_dropout(weights, seed, p), v)
+    )
     before = ds
     if cap is not None:  # the derivative of cap * tanh(scores / cap)
         slope = 1 - jnp.square(jnp.tanh(_scores(q, k, scale) / cap))
         before = materialize_array((wide * slope).astype(q.dtype))
-    before = _grouped(before, k)
-    dk = _transposed_product(_grouped(q, k), before)
+    before = _group_heads(before, k)
+    dk = _transposed_product(_group_heads(q, k), before)
     dq = _product("...qk,...kd->...qd", before, k).reshape(q.shape)
     if scale != 1:
         dq, dk = dq * scale, dk * scale

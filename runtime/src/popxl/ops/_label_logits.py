@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from popxl.tensor import Tensor
 
 
-def _picked(t: Any, shift: Any, indices: Any) -> Any:
+def _select_labels(t: Any, shift: Any, indices: Any) -> Any:
     at = jnp.clip(indices, 0, t.shape[1] - 1)
     picked = (jnp.take_along_axis(t, at[:, None], 1) - shift)[:, 0]
     is_here = indices == at
@@ -35,7 +35,7 @@ def _label_logits_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     return [where(chosen, reshape(dy[0], (n, 1)), constant(0, dy.dtype)), None, None]
 
 
-_PICKED = define("cross_entropy_label", _picked, grad=_label_logits_grad)
+_PICKED = define("cross_entropy_label", _select_labels, grad=_label_logits_grad)
 
 
 def shifted_labels(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:

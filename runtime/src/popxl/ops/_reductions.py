@@ -52,7 +52,7 @@ def traced_capability() -> float:
 
 def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
     """`jnp.sum`, reshaped so that XLA reduces it fast."""
-    return _reduced(jnp.sum, x, axes, keepdims)
+    return _reduce(jnp.sum, x, axes, keepdims)
 
 
 def mean_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
@@ -66,9 +66,7 @@ def max_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any
     return _differentiated_whole(jnp.max, x, axes, keepdims)
 
 
-def _reduced(
-    reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], keepdims: bool
-) -> Any:
+def _reduce(reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], keepdims: bool) -> Any:
     axes = tuple(sorted(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes)))
     inner, outer = len(axes), x.ndim - len(axes)
     if traced_platform() != "cpu":
@@ -101,15 +99,15 @@ def _reduce_by_rows(reduce: Callable[..., Any], x: Any, outer: int) -> Any:
     return reduce(lax.optimization_barrier(folded), -1)
 
 
-_differentiated_whole = jax.custom_vjp(_reduced, nondiff_argnums=(0, 2, 3))
-"""`_reduced` with the gradient of one reduction: two maxima one after the other would not share it
+_differentiated_whole = jax.custom_vjp(_reduce, nondiff_argnums=(0, 2, 3))
+"""`_reduce` with the gradient of one reduction: two maxima one after the other would not share it
 equally among equal elements."""
 
 
 def _reduced_and_input(
     reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], keepdims: bool
 ) -> tuple[Any, Any]:
-    return _reduced(reduce, x, axes, keepdims), x
+    return _reduce(reduce, x, axes, keepdims), x
 
 
 def _gradient(

@@ -60,7 +60,7 @@ def write_region(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[A
 
 
 # ---- parts of parts -----------------------------------------------------------------------------
-def _read(x: Any, region: Region, permutation: tuple[int, ...]) -> Any:
+def _read_view(x: Any, region: Region, permutation: tuple[int, ...]) -> Any:
     return jnp.transpose(read_region(x, region), permutation)
 
 
@@ -90,4 +90,4 @@ def _as_part(op: Op) -> tuple[Region, tuple[int, ...]]:
     return region, op.attrs.get("permutation", tuple(range(len(shape))))
 
 
-PART = define("part", _read, view_write=_write, merge=merge_regions, tags=("movement",))
+PART = define("part", _read_view, view_write=_write, merge=merge_regions, tags=("movement",))

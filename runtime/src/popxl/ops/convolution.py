@@ -81,7 +81,7 @@ def _conv_transpose(
                      feature_group_count=groups)  # fmt: skip
 
 
-def _scaled(fn: Any) -> Any:
+def _scale_product(fn: Any) -> Any:
     """A convolution of float8 tensors, times 2^log2_scale, as float16."""
 
     def lower(x: Any, w: Any, log2_scale: Any, **attrs: Any) -> Any:
@@ -99,7 +99,7 @@ def _scaled(fn: Any) -> Any:
 
 
 _CONV = define("conv", _conv, dtypes="same")
-_CONV_SCALED = define("conv_pow2scaled", _scaled(_conv), grad=_FLOAT8, check=SCALE_CHECK)
+_CONV_SCALED = define("conv_pow2scaled", _scale_product(_conv), grad=_FLOAT8, check=SCALE_CHECK)
 _TRANSPOSE = define(
     "conv_transpose",
     _conv_transpose,
@@ -109,7 +109,7 @@ _TRANSPOSE = define(
 )
 _TRANSPOSE_SCALED = define(
     "conv_transpose_pow2scaled",
-    _scaled(_conv_transpose),
+    _scale_product(_conv_transpose),
     infer=lambda *specs, **attrs: _infer_transpose(*specs, **attrs),
     grad=_FLOAT8,
     check=SCALE_CHECK,
@@ -126,7 +126,7 @@ def _common(
             f"{op}: {t.id!r} of shape {t.shape} must be (batch, channels, ...), and "
             f"{weight.id!r} of shape {weight.shape} must have as many axes"
         )
-    given = tuple((k, _frozen(v)) for k, v in hints.items() if v is not None)
+    given = tuple((k, _as_hashable(v)) for k, v in hints.items() if v is not None)
     return {
         "strides": per_axis(op, "stride", stride, rank),
         "dilations": per_axis(op, "dilation", dilation, rank),
@@ -135,7 +135,7 @@ def _common(
     }
 
 
-def _frozen(value: Any) -> Any:
+def _as_hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -176,14 +176,14 @@ def _cudnn_or_tiles(
     if not is_supported(q, k, v, extra, settings):
         return tiles(*inputs, settings=settings)
 
-    def named(*args: Any) -> Any:
+    def named_kernel(*args: Any) -> Any:
         if is_installed():
             with suppress(NotImplementedError):
                 return kernel(*args, settings=settings)
         return tiles(*args, settings=settings)
 
-    named.__name__ = kernel.__name__ + kernel_name_suffix(settings)
-    return jax.jit(named)(*inputs)
+    named_kernel.__name__ = kernel.__name__ + kernel_name_suffix(settings)
+    return jax.jit(named_kernel)(*inputs)
 
 
 def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> Any:

@@ -96,14 +96,14 @@ def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[...,
     for count in counts:
         slack = count - 1 if count == counts[-1] else min(EMPTY, 3 * count // 4)
 
-        def one(i: Any, value: Any, start: Any = start, count: int = count) -> Any:
+        def update_tile(i: Any, value: Any, start: Any = start, count: int = count) -> Any:
             begin = start + i * count
             first = jnp.minimum(begin, rows - count)
             at = first + jnp.arange(count)[:, None]
             return tile(value, first, (at >= begin) & (at < end))
 
         full_tiles = (group_rows + slack) // count
-        value = lax.fori_loop(0, full_tiles, one, value)
+        value = lax.fori_loop(0, full_tiles, update_tile, value)
         start, group_rows = (
             start + full_tiles * count,
             jnp.maximum(group_rows - full_tiles * count, 0),

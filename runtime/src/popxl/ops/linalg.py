@@ -58,24 +58,24 @@ def matmul_grads(
     a_shape = a.shape if a.rank > 1 else (1, *a.shape)
     b_shape = b.shape if b.rank > 1 else (*b.shape, 1)
     batch = jnp.broadcast_shapes(a_shape[:-2], b_shape[:-2])
-    dc = _reshaped(dy, (*batch, a_shape[-2], b_shape[-1]))
+    dc = _reshape_to(dy, (*batch, a_shape[-2], b_shape[-1]))
     da = db = None
     if ctx.needs(op, 0):
-        product = matmul(dc, _swapped(_reshaped(value(b), b_shape)))
-        da = _reshaped(sum_to(product, a_shape), a.shape)
+        product = matmul(dc, _swap_last_axes(_reshape_to(value(b), b_shape)))
+        da = _reshape_to(sum_to(product, a_shape), a.shape)
     if ctx.needs(op, 1):
-        x = _reshaped(value(a), a_shape)
+        x = _reshape_to(value(a), a_shape)
         if len(b_shape) == 2:  # one contraction over batch and rows, not a sum of products
-            x, dc = (_reshaped(t, (math.prod(t.shape[:-1]), t.shape[-1])) for t in (x, dc))
-        db = _reshaped(sum_to(matmul(_swapped(x), dc), b_shape), b.shape)
+            x, dc = (_reshape_to(t, (math.prod(t.shape[:-1]), t.shape[-1])) for t in (x, dc))
+        db = _reshape_to(sum_to(matmul(_swap_last_axes(x), dc), b_shape), b.shape)
     return [da, db]
 
 
-def _reshaped(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _reshape_to(t: Tensor, shape: tuple[int, ...]) -> Tensor:
     return t if t.shape == tuple(shape) else reshape(t, shape)
 
 
-def _swapped(t: Tensor) -> Tensor:
+def _swap_last_axes(t: Tensor) -> Tensor:
     return transpose(t, (*range(t.rank - 2), t.rank - 1, t.rank - 2))
 
 

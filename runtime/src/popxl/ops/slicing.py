@@ -109,7 +109,7 @@ def _region(t: Tensor, args: Iterable[list[int]]) -> Region:
     return tuple(region)
 
 
-def _sliced(
+def _emit_slice(
     t: Tensor, start: _Bound, stop: _Bound, step: _Bound, axis: Any, view: bool = False
 ) -> Tensor:
     if start is None and stop is None and step is None:
@@ -136,7 +136,7 @@ def slice(
     Raises:
         ValueError: lists of different lengths, a step of 0, or no such axis.
     """
-    return _sliced(t, start, stop, step, axis)
+    return _emit_slice(t, start, stop, step, axis)
 
 
 def slice_(
@@ -147,7 +147,7 @@ def slice_(
     axis: int | list[int] | None = None,
 ) -> Tensor:
     """Like `slice`, as a view of `t`."""
-    return _sliced(t, start, stop, step, axis, view=True)
+    return _emit_slice(t, start, stop, step, axis, view=True)
 
 
 def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:

@@ -163,14 +163,14 @@ def _roi_align(
     height, width = x.shape[2:]
     boxes = lax.stop_gradient(rois.astype(x.dtype)) * jnp.asarray(spatial_scale, x.dtype)
 
-    def one(box: Any, image: Any) -> Any:
+    def pool_region(box: Any, image: Any) -> Any:
         rows = _bins(box[1], box[3], output_size[0], sampling_ratio, height)
         columns = _bins(box[0], box[2], output_size[1], sampling_ratio, width)
         return jnp.einsum(
             "ph,chw,qw->cpq", rows, x[image], columns, precision=product_precision(x, rows)
         )
 
-    return jax.vmap(one)(boxes, clamp_indices(batch_index, len(x)))
+    return jax.vmap(pool_region)(boxes, clamp_indices(batch_index, len(x)))
 
 
 _ROI_ALIGN = define("roi_align", float_op(_roi_align))

@@ -116,7 +116,7 @@ def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> 
         outs = tracer.run(recomputed, [*firsts, *start[carried:]])
         return outs[:carried], outs[len(body._outputs) :]
 
-    def combined(i: int, total: Any, new: Any) -> Any:
+    def combine(i: int, total: Any, new: Any) -> Any:
         return jnp.maximum(total, new) if i in op.attrs["maxima"] else total + new
 
     def backward(carry: Any, saved: Any) -> Any:
@@ -127,7 +127,7 @@ def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> 
         passed = {
             i: dxs[i] if i < carried and i in dxs else jnp.zeros_like(g) for i, g in grads.items()
         }
-        sums = {i: combined(i, total, dxs[i]) for i, total in totals.items() if i in dxs}
+        sums = {i: combine(i, total, dxs[i]) for i, total in totals.items() if i in dxs}
         return (passed, sums), None
 
     _, saved = lax.scan(forward, list(start[:carried]), None, length=count)

@@ -59,7 +59,7 @@ class LinearFP8(Module):
             return popxl.constant(self.scale, popxl.int32)
         return (fp8_amax_scale if self.scale_metric == "amax" else fp8_mse_scale)(t, dtype)
 
-    def _quantised(self, t: popxl.Tensor, dtype: popxl.dtype) -> tuple[popxl.Tensor, popxl.Tensor]:
+    def _quantize(self, t: popxl.Tensor, dtype: popxl.dtype) -> tuple[popxl.Tensor, popxl.Tensor]:
         """`t` as a float8 matrix (rows, last axis), and its scale."""
         scale = self.fp8_scale(t, dtype)
         matrix = t.reshape((-1, t.shape[-1]))
@@ -70,7 +70,7 @@ class LinearFP8(Module):
         shape = (x.shape[-1], self.out_features)
         grouping = self.replica_grouping
         w = self.add_variable_input("weight", normal(shape), x.dtype, replica_grouping=grouping)
-        x8, w8 = (self._quantised(t, self.forward_fp8_type) for t in (x, w))
+        x8, w8 = (self._quantize(t, self.forward_fp8_type) for t in (x, w))
         self.aux["x"], self.aux["weight"], self.aux["shape"] = x8, w8, x.shape
         y = _product(x8[0], w8[0], x8[1] + w8[1], x.dtype)
         y = y.reshape((*x.shape[:-1], self.out_features))
@@ -83,7 +83,7 @@ class LinearFP8(Module):
 
     def build_grad(self, dLdy: popxl.Tensor) -> popxl.Tensor:  # noqa: N803 - PopXL's name
         """dLdy: as the output -> the gradient of x."""
-        dy, dy_scale = self._quantised(dLdy, self.grad_fp8_type)
+        dy, dy_scale = self._quantize(dLdy, self.grad_fp8_type)
         (x, x_scale), (w, w_scale) = self.aux["x"], self.aux["weight"]
         self.var_grad.weight = _product(x.T, dy, x_scale + dy_scale, dLdy.dtype)
         if self.bias:

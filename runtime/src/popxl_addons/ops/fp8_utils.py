@@ -21,17 +21,17 @@ class FpDef(fp8_utils.FpDef):
     min_exponent: int
 
 
-def _limited(
+def _with_limits(
     format: fp8_utils.FpDef, max_value: float, max_exponent: int, min_exponent: int
 ) -> FpDef:
     return FpDef(**asdict(format), max_value=max_value, max_exponent=max_exponent,
                  min_exponent=min_exponent)  # fmt: skip
 
 
-ieee_fp32_no_denorms = _limited(fp8_utils.ieee_fp32_no_denorms, 3.4028235e38, 127, -126)
-ieee_fp16_denorms = _limited(fp8_utils.ieee_fp16_denorms, 65504, 15, -14)
-float8_152_def = _limited(fp8_utils.float8_152_def, 57344, 15, -17)
-float8_143_def = _limited(fp8_utils.float8_143_def, 240, 7, -10)
+ieee_fp32_no_denorms = _with_limits(fp8_utils.ieee_fp32_no_denorms, 3.4028235e38, 127, -126)
+ieee_fp16_denorms = _with_limits(fp8_utils.ieee_fp16_denorms, 65504, 15, -14)
+float8_152_def = _with_limits(fp8_utils.float8_152_def, 57344, 15, -17)
+float8_143_def = _with_limits(fp8_utils.float8_143_def, 240, 7, -10)
 
 
 def fp8_def(dtype: dtypes.dtype) -> FpDef:

@@ -29,7 +29,7 @@ def set_available_memory_proportion_by_ipu(ir: popxl.Ir, proportions: Iterable[f
     Raises:
         ValueError: a proportion is not in (0, 1], or an op's device has none.
     """
-    proportions = _checked(proportions)
+    proportions = _check_proportions(proportions)
     for graph in ir._graphs:
         _set_in_graph(graph, proportions)
 
@@ -38,10 +38,10 @@ def set_graph_available_memory_proportion_by_ipu(
     graph: popxl.Graph, proportions: Iterable[float]
 ) -> None:
     """`set_available_memory_proportion_by_ipu` for the ops of one graph, without those it calls."""
-    _set_in_graph(graph, _checked(proportions))
+    _set_in_graph(graph, _check_proportions(proportions))
 
 
-def _checked(proportions: Iterable[float]) -> list[float]:
+def _check_proportions(proportions: Iterable[float]) -> list[float]:
     values = [float(p) for p in proportions]
     bad = [p for p in values if not 0 < p <= 1]
     if bad:

@@ -68,7 +68,7 @@ def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
     return group
 
 
-def summed(x: Any, op: str, group: ReplicaGrouping, add: Callable[..., Any]) -> Any:
+def sum_over_group(x: Any, op: str, group: ReplicaGrouping, add: Callable[..., Any]) -> Any:
     """`add` over the group for the reductions that are sums, rounded once to the dtype of `x`."""
     terms = widen(x)  # 4 × 30000 is no float16, but its mean is
     total = add(terms * terms if op == "square_add" else terms, group)
@@ -83,7 +83,7 @@ SUMS = ("add", "mean", "square_add")
 def reduce(x: Any, op: CollectiveOps, group: ReplicaGrouping) -> Any:
     """All-reduce of arrays; sums and products of half types are computed in float32."""
     if op in SUMS:
-        return summed(x, op, group, collective.psum)
+        return sum_over_group(x, op, group, collective.psum)
     if op == "max":
         return collective.pmax(x, group)
     if op == "min":

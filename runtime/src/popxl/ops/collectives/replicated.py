@@ -22,14 +22,14 @@ from popxl.ops.collectives.collectives import (
     CollectiveOps,
     group_or_all,
     reduce,
-    summed,
+    sum_over_group,
     to_collective_op,
 )
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor, TensorSpec
 
 
-def _padded(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
+def _pad(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
     """Flatten, and pad with zeros to a whole number of shards."""
     flat = x.reshape(-1)
     size = shard_elements(x.shape, group.group_size)
@@ -173,7 +173,7 @@ def replicated_all_gather(
     axis = normalize_axis("replicated_all_gather", t, axis, extra=output_shape == "new_axis")
     group = group_or_all(group)
     if output_shape == "meta_shape":
-        group = group._divided(shard_count(t.meta_shape, t.nelms, group.group_size))
+        group = group._split_groups(shard_count(t.meta_shape, t.nelms, group.group_size))
     attrs = {
         "group": group,
         "axis": axis,
@@ -186,7 +186,7 @@ def replicated_all_gather(
 # ---- reduce-scatter -----------------------------------------------------------------------------
 def _lower_scatter(x: jax.Array, op: str, group: ReplicaGrouping, sharded: bool) -> jax.Array:
     if op in SUMS:
-        return summed(_padded(x, group), op, group, collective.reduce_scatter)
+        return sum_over_group(_pad(x, group), op, group, collective.reduce_scatter)
     return _lower_shard(reduce(x, op, group), group)  # type: ignore[arg-type]
 
 
@@ -244,7 +244,7 @@ def replicated_reduce_scatter(
 # ---- slices -------------------------------------------------------------------------------------
 def _lower_shard(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
     size = shard_elements(x.shape, group.group_size)
-    return lax.dynamic_slice(_padded(x, group), (collective.rank(group) * size,), (size,))
+    return lax.dynamic_slice(_pad(x, group), (collective.rank(group) * size,), (size,))
 
 
 SHARD = define(

@@ -27,7 +27,7 @@ _UPDATE: dict[str, Any] = {"grad": NO_GRAD, "rounds": True}
 _OF_EACH: dict[str, Any] = {**_UPDATE, "tags": ("elementwise",)}
 
 
-def _updated(formula: Callable[..., Any]) -> Callable[..., Any]:
+def _define_update(formula: Callable[..., Any]) -> Callable[..., Any]:
     """The meaning of an update from the new value, `formula(t, x, f)`; f may be None."""
 
     @with_scalars
@@ -40,7 +40,7 @@ def _updated(formula: Callable[..., Any]) -> Callable[..., Any]:
 # ---- sums ---------------------------------------------------------------------------------------
 _ACCUMULATE = define(
     "accumulate",
-    _updated(lambda t, x, f: t + (x if f is None else f * x)),
+    _define_update(lambda t, x, f: t + (x if f is None else f * x)),
     result="accumulate__{t}",
     **_OF_EACH | {"tags": ("elementwise", "sum")},
 )
@@ -53,7 +53,7 @@ def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor
 
 _SQUARE = define(
     "accumulate_square",
-    _updated(lambda t, x, f: t + f * jnp.square(x)),
+    _define_update(lambda t, x, f: t + f * jnp.square(x)),
     result="accumulate_square__{t}",
     **_OF_EACH,
 )
@@ -85,7 +85,7 @@ def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
 
 _MAXIMUM = define(
     "accumulate_maximum",
-    _updated(lambda t, x, f: jnp.maximum(t, x)),
+    _define_update(lambda t, x, f: jnp.maximum(t, x)),
     result="accumulate_maximum__{t}",
     **_OF_EACH,
 )
@@ -99,7 +99,7 @@ def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
 # ---- moving averages ----------------------------------------------------------------------------
 _MOVING_AVERAGE = define(
     "accumulate_moving_average",
-    _updated(lambda t, x, f: f * t + (1 - f) * x),
+    _define_update(lambda t, x, f: f * t + (1 - f) * x),
     result="accumulate_moving_avg__{t}",
     **_OF_EACH,
 )
@@ -112,7 +112,7 @@ def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tenso
 
 _MOVING_AVERAGE_SQUARE = define(
     "accumulate_moving_average_square",
-    _updated(lambda t, x, f: f * t + (1 - f) * jnp.square(x)),
+    _define_update(lambda t, x, f: f * t + (1 - f) * jnp.square(x)),
     result="accumulate_moving_avg_square__{t}",
     **_OF_EACH,
 )

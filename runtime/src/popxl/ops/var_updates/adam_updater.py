@@ -26,12 +26,12 @@ def _count(step: Any) -> Any:
 _NEXT_STEP = define("next_time_step", _count, grad=NO_GRAD, tags=_TAGS)
 
 
-def _corrected(moment: Any, beta: Any, step: Any) -> Any:
+def _correct_bias(moment: Any, beta: Any, step: Any) -> Any:
     """A moving average that started at 0, divided by the sum of its weights: 1 - beta^step."""
     return moment if step is None else moment / (1 - jnp.power(in_float32(beta), step))
 
 
-def _decayed(update: Any, weight: Any, weight_decay: Any) -> Any:
+def _add_weight_decay(update: Any, weight: Any, weight_decay: Any) -> Any:
     return update if weight_decay is None else update + in_float32(weight_decay) * weight
 
 
@@ -55,10 +55,10 @@ def _adam(
     beta2: Any = None,
 ) -> Any:
     m, v, weight, step = _operands(arrays, with_weight, with_step)
-    update = _corrected(m, beta1, step) / (
-        jnp.sqrt(_corrected(v, beta2, step)) + in_float32(epsilon)
+    update = _correct_bias(m, beta1, step) / (
+        jnp.sqrt(_correct_bias(v, beta2, step)) + in_float32(epsilon)
     )
-    return _decayed(update, weight, weight_decay)
+    return _add_weight_decay(update, weight, weight_decay)
 
 
 @with_scalars
@@ -71,8 +71,8 @@ def _adamax(
     weight_decay: Any = None,
 ) -> Any:
     m, largest, weight, step = _operands(arrays, with_weight, with_step)
-    return _decayed(
-        _corrected(m, beta1, step) / (largest + in_float32(epsilon)), weight, weight_decay
+    return _add_weight_decay(
+        _correct_bias(m, beta1, step) / (largest + in_float32(epsilon)), weight, weight_decay
     )
 
 

@@ -74,7 +74,7 @@ def cross_entropy_sharded_loss(
     labels = _global(shifted_labels(wide, shift, indices), replica_grouping)
     counted = _valid_labels(ops.detach(labels[1]), indices, ignore_index)
     losses = ops.where(counted, ops.log(total) - labels[0], popxl.constant(0, popxl.float32))
-    return _reduced(losses, counted, reduction, logits.dtype)
+    return _apply_reduction(losses, counted, reduction, logits.dtype)
 
 
 def _as_int32(t: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def _valid_labels(
     return ops.logical_and(counted, ops.logical_not(ops.equal(indices, ignore_index)))
 
 
-def _reduced(
+def _apply_reduction(
     losses: Tensor, counted: Tensor, reduction: REDUCTION_TYPE, dtype: popxl.dtype
 ) -> Tensor:
     """Apply `reduction` to losses by position."""

@@ -69,7 +69,7 @@ def group_quantize_compress_numpy(
             f"group_size {group_size} must be a multiple of {len(shifts)} that divides axis {dim} "
             f"of shape {t.shape}"
         )
-    q, scale, bias = _quantised(np.moveaxis(np.asarray(t), dim, -1), group_size, bits, dtype)
+    q, scale, bias = _quantize(np.moveaxis(np.asarray(t), dim, -1), group_size, bits, dtype)
     values = np.clip(np.rint(q, out=q), 0, levels, out=q).astype(np.uint16)
     values = values.reshape(*values.shape[:-1], -1, len(shifts))
     packed_words = values[..., 0] << shifts[0]
@@ -78,26 +78,30 @@ def group_quantize_compress_numpy(
     return packed_words, scale.astype(dtype), bias.astype(dtype)
 
 
-def _quantised(
+def _quantize(
     t: np.ndarray, group_size: int, bits: int, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Values of groups in steps above the bias, scale and bias, all float32."""
     half, levels = dtype == np.float16, np.float32(2**bits - 1)
-    rounded = _float16 if half else _float32
+    to_dtype = _float16 if half else _float32
     with np.errstate(over="ignore", invalid="ignore"):
-        groups = rounded(t).reshape(*t.shape[:-1], -1, group_size)
+        groups = to_dtype(t).reshape(*t.shape[:-1], -1, group_size)
         low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
         bias = low if half else _bfloat16_below(low)
-        scale = rounded(rounded(high - bias) / levels)
+        scale = to_dtype(to_dtype(high - bias) / levels)
         scale = scale if half else -_bfloat16_below(-scale)
-        top = rounded(rounded(levels * scale) + bias)  # the largest number that comes back
+        top = to_dtype(to_dtype(levels * scale) + bias)  # the largest number that comes back
     if not np.isfinite(top).all():
         most = "float16's 65504" if half else "1.7e38"
         raise ValueError(
             f"NaN, infinity and numbers past {most}, or so far apart, have no {bits}-bit form"
         )
-    q = rounded(groups - bias)
-    return rounded(np.divide(q, np.where(scale == 0, np.float32(1), scale), out=q)), scale, bias
+    q = to_dtype(groups - bias)
+    return (
+        to_dtype(np.divide(q, np.where(scale == 0, np.float32(1), scale), out=q)),
+        scale,
+        bias,
+    )
 
 
 def _float16(x: np.ndarray) -> np.ndarray:
@@ -137,11 +141,11 @@ def _decompress(
     packed_words, scale, bias = packed
     half, own = scale.dtype == np.float16, dtype.as_jax() if dtype else scale.dtype
 
-    def rounded(x: Any) -> Any:
+    def to_dtype(x: Any) -> Any:
         return round_to_dtype_range(np.float16, x) if half else x
 
     q = ((packed_words >> shifts) & (2**bits - 1)).astype(np.float32)
-    values = rounded(rounded(q * widen(scale)) + widen(bias))
+    values = to_dtype(to_dtype(q * widen(scale)) + widen(bias))
     if not half or own != np.float16:
         values = round_to_dtype_range(own, values)
     return values.astype(own).reshape(shape)
