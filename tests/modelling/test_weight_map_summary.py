@@ -26,7 +26,7 @@ def test_tables_are_those_that_families_wrote_down() -> None:
     assert found == WRITTEN_DOWN
 
 
-def test_a_variable_without_a_row_or_a_row_without_a_variable_is_refused() -> None:
+def test_a_variable_without_a_mapping_or_the_reverse_is_refused() -> None:
     row = WeightMapping("a.weight", (Weight("a.weight", (2,)),))
     weight_map = WeightMap({"layer.0": (row,)})
 
@@ -35,7 +35,7 @@ def test_a_variable_without_a_row_or_a_row_without_a_variable_is_refused() -> No
         return {"layer.0": NamedTensors(fwd=tree)}
 
     weight_map.check_complete(program("a.weight", "a.product.scale"))
-    with pytest.raises(WeightsError, match=r"layer\.0\.b\.weight has no row"):
+    with pytest.raises(WeightsError, match=r"layer\.0\.b\.weight has no mapping"):
         weight_map.check_complete(program("a.weight", "b.weight"))
     with pytest.raises(WeightsError, match=r"layer\.0\.a\.weight, of the weight map, is not in"):
         weight_map.check_complete(program())
