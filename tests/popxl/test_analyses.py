@@ -278,7 +278,7 @@ def test_a_program_that_was_changed_is_not_compiled_again_unseen(monkeypatch):
 
 
 def test_what_is_known_of_ops_is_forgotten_some_time(monkeypatch, ir):
-    monkeypatch.setattr(memo, "_KEPT", 3)
+    monkeypatch.setattr(memo, "_MAX_ENTRIES", 3)
     monkeypatch.setattr(shape_inference, "_CACHE", {})
     x = popxl.variable(1.0)
     for size in range(1, 9):

@@ -95,7 +95,7 @@ def test_runs_read_ahead(tmp_path, runs):
     """What is loaded, threads have read before; the schedule says what the first run will load."""
     ir, _ = program(ROWS, size=2**16)
     asked: list[bool] = []
-    taken = disk_queue.DiskQueue.taken
+    taken = disk_queue.DiskQueue.pop_read_ahead
 
     def noted(self: disk_queue.DiskQueue, *key: object) -> object:
         found = taken(self, *key)
@@ -107,11 +107,11 @@ def test_runs_read_ahead(tmp_path, runs):
             session.run()
         session._state.disk_queue.wait_all()
         patch.setattr(disk_queue.DiskQueue, "pop_read_ahead", noted)
-        before = session.disk_queue.read
+        before = session.disk_traffic.read
         session.run()
         assert sum(asked) >= ROWS
         buffers = 1 + min(runs, 1)  # what nothing was stored to is no file's
-        assert session.disk_queue.read - before >= buffers * ROWS * 2**18
+        assert session.disk_traffic.read - before >= buffers * ROWS * 2**18
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -178,7 +178,7 @@ def test_a_session_that_was_left_holds_nothing(tmp_path, monkeypatch, moves):
         with session:
             session.run()
             state = session._state
-            held = [weakref.ref(x) for x in (state, state.traffic, *state.entries.values())]
+            held = [weakref.ref(x) for x in (state, state.disk_queue, *state.entries.values())]
         del state
         gc.collect()
         assert [ref() for ref in held] == [None] * len(held)
@@ -199,10 +199,10 @@ def test_zeros_are_not_written(tmp_path):
     zeros = np.zeros(SIZE, np.float32)
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
         session._state.disk_queue.wait_all()
-        written = session.disk_queue.written
+        written = session.disk_traffic.written
         session.write_variables_data(dict.fromkeys(rows[:3], lambda: zeros))
         session._state.disk_queue.wait_all()
-        assert session.disk_queue.written == written
+        assert session.disk_traffic.written == written
         for row in rows[:3]:
             np.testing.assert_array_equal(session.read_variable_data(row), zeros)
         assert session.read_variable_data(rows[3]).any()
@@ -213,17 +213,17 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
     behind = disk_queue.DiskQueue.open_shared(tmp_path, 0)
     file = disk_queue.EntryFile(behind, 2, memory_of_entries(behind))
     buffer = object()
-    held = SimpleNamespace(may_be_filed=True, in_file=lambda index: (file, index))
-    steps = Store(value=0, buffer=buffer, at=0), Load(out=0, buffer=buffer, at=0)
+    held = SimpleNamespace(may_be_on_disk=True, disk_slot=lambda index: (file, index))
+    steps = Store(value=0, buffer=buffer, entry_index=0), Load(out=0, buffer=buffer, entry_index=0)
     for value in (1.0, 2.0, 3.0):
         with behind.run((LookaheadEvent(step, 0) for step in steps), {buffer: held}):
             assert not behind._pending_reads
             file.store(0, jnp.full(1024, value))
             assert not behind._pending_reads
-            behind.done(Store, buffer, 0)
+            behind.advance(Store, buffer, 0)
             with behind.write_done:
                 behind.write_done.wait_for(lambda: not behind.pending_write_bytes)
-            behind.done(Load, buffer, 0)
+            behind.advance(Load, buffer, 0)
             found, is_own = file.load(0)
             assert (float(found[0]), is_own) == (value, True)
     file.close()
@@ -280,7 +280,7 @@ def test_programs_that_still_read_keep_the_memory(tmp_path):
     found = late.lower(array, ones).compile()(array, ones)
     assert not found.is_ready()
     memory.release(array)
-    (view,), _ = memory.room(donates=True)
+    (view,), _ = memory.allocate(donates=True)
     view[:] = 255
     assert found == 0.5
     behind.close()
@@ -296,7 +296,7 @@ def test_who_waits_for_an_entry_hears_what_went_wrong(where):
     reading = disk_queue._PendingRead(found, fails, requests)
     for request in requests:
         assert not found.done()
-        reading.do(request)
+        reading.run_request(request)
     with pytest.raises(MemoryError, match=where):
         found.result(timeout=0)
 
@@ -658,7 +658,7 @@ def test_the_hard_limit_of_open_files_is_named(tmp_path, few_descriptors, monkey
      (131_072, "131 kB"), (2**23, "8.39 MB"), (5 * 10**10, "50 GB"), (2 * 10**12, "2 TB")],
 )  # fmt: skip
 def test_sizes_have_units_that_fit(nbytes, text):
-    assert scratch_files._shown(nbytes) == text
+    assert scratch_files._format_bytes(nbytes) == text
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True])

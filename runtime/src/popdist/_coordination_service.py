@@ -143,31 +143,31 @@ class Coordinator:
         """Rejects connections that have not authenticated in time, and the oldest of too many."""
         now = time.monotonic()
         silent = list(self._pending.items())
-        for i, (sock, (_, since, who)) in enumerate(silent):
+        for i, (sock, (_, since, peer)) in enumerate(silent):
             if now - since > _HELLO_TIMEOUT or len(silent) - i > _MAX_PENDING + self._count:
-                self._reject(sock, who, "it does not say who it is")
+                self._reject(sock, peer, "it does not say who it is")
 
     def _receive(self, sock: socket.socket) -> None:
         try:
-            words = sock.recv(HELLO.size)
+            data = sock.recv(HELLO.size)
         except BlockingIOError:
             return
         except OSError:
-            words = b""
+            data = b""
         if sock in self._members:
-            if not words:  # nothing that a member says has a meaning
+            if not data:  # nothing that a member says has a meaning
                 self._remove_member(sock)
             return
-        received, since, who = self._pending[sock]
-        received += words
-        if not words or received[: len(MAGIC)] != MAGIC[: len(received)]:
-            self._reject(sock, who, "it does not say who it is")
+        received, since, peer = self._pending[sock]
+        received += data
+        if not data or received[: len(MAGIC)] != MAGIC[: len(received)]:
+            self._reject(sock, peer, "it does not say who it is")
         elif len(received) < HELLO.size:
-            self._pending[sock] = received, since, who
+            self._pending[sock] = received, since, peer
         else:
-            self._reply(sock, who, received[: HELLO.size])
+            self._reply(sock, peer, received[: HELLO.size])
 
-    def _reply(self, sock: socket.socket, who: str, hello: bytes) -> None:
+    def _reply(self, sock: socket.socket, peer: str, hello: bytes) -> None:
         _, run, index, count, request, number, code = HELLO.unpack(hello)
         status, challenge = WELCOME, self._challenges[sock]
         if run != self._run:
@@ -181,7 +181,7 @@ class Coordinator:
         with suppress(OSError):
             sock.send(ANSWER.pack(MAGIC, status, auth_code(self._secret, number, bytes([status]))))
         if status != WELCOME:
-            self._reject(sock, who, REASONS[status])
+            self._reject(sock, peer, REASONS[status])
             return
         del self._pending[sock], self._challenges[sock]
         if request == LIFELINE:
@@ -203,10 +203,10 @@ class Coordinator:
         for ends in ((sock, service), (service, sock)):
             threading.Thread(target=_forward_and_shutdown, args=ends, daemon=True).start()
 
-    def _reject(self, sock: socket.socket, who: str, reason: str) -> None:
+    def _reject(self, sock: socket.socket, peer: str, reason: str) -> None:
         del self._pending[sock], self._challenges[sock]
         self._close(sock)
-        note = f"{who}: {reason}"
+        note = f"{peer}: {reason}"
         if note not in self._reported and len(self._reported) < _MAX_NOTES:
             self._reported.add(note)
             with suppress(OSError):
@@ -243,10 +243,10 @@ def _addresses(host: str) -> Iterator[str]:
     hosts, as on a Debian, but not in those of the others; and behind a translation of addresses.
     """
     entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    each = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-    public = [a for a in each if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
-    if not public and (host == "localhost" or host in each):
-        public = each
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    public = [a for a in addresses if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+    if not public and (host == "localhost" or host in addresses):
+        public = addresses
     yield from public
     yield ""
 

@@ -40,17 +40,20 @@ class CoordinatorMonitor:
     """A thread that measures how long the coordination service has been silent."""
 
     def __init__(
-        self, lifeline: socket.socket, who: str, where: str, silence_timeout: float
+        self, lifeline: socket.socket, process_name: str, address: str, silence_timeout: float
     ) -> None:
         """Starts the thread.
 
         Args:
             lifeline: a connection to the service.
-            who: this process, in words.
-            where: the service's address.
+            process_name: this process, in words.
+            address: the service's address.
             silence_timeout: seconds after which it is gone.
         """
-        self._who, self._service = who, f"the service at {where}, where the processes meet,"
+        self._process_name, self._service = (
+            process_name,
+            f"the service at {address}, where the processes meet,",
+        )
         self._silent_seconds, self.limit = 0.0, silence_timeout  # seconds
         self._launched = is_started_by_launcher()
         self._lifeline = select.poll()
@@ -67,17 +70,19 @@ class CoordinatorMonitor:
         self._stopped.set()
 
     def _run(self) -> None:
-        before = time.monotonic()
+        previous = time.monotonic()
         while not self._stopped.wait(CHECK_INTERVAL):
             # While this process was stopped itself, it could not hear the service.
-            passed, before = time.monotonic() - before, time.monotonic()
-            self._silent_seconds += min(passed, MAX_PAUSE)
+            elapsed, previous = time.monotonic() - previous, time.monotonic()
+            self._silent_seconds += min(elapsed, MAX_PAUSE)
             if self._launched and not is_started_by_launcher():
                 exit_with_message("popdist.run has ended, and so does this process")
             if any(events & _GONE for _, events in self._lifeline.poll(0)):
-                exit_with_message(f"{self._service} has ended, and {self._who} ends with it")
+                exit_with_message(
+                    f"{self._service} has ended, and {self._process_name} ends with it"
+                )
             if self._silent_seconds > self.limit:
                 exit_with_message(
                     f"{self._service} has not answered for {self._silent_seconds:.0f} s "
-                    f"({SILENCE}), and {self._who} ends with it"
+                    f"({SILENCE}), and {self._process_name} ends with it"
                 )

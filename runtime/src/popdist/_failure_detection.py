@@ -123,19 +123,19 @@ class PeerMonitor:
             return ENDED
         return f"not been heard of for {self._silence:.0f} s ({SILENCE})"
 
-    def check(self, passed: float) -> int | None:
+    def check(self, elapsed: float) -> int | None:
         """Publishes a heartbeat, and returns the lost process with which this one must exit, if
         any.
 
         Args:
-            passed: seconds since the last look. While this process was stopped itself, it could
+            elapsed: seconds since the last look. While this process was stopped itself, it could
                 not hear the others.
 
         Raises:
             Exception: the service does not answer.
         """
-        passed = min(passed, MAX_PAUSE)
-        self._now += passed
+        elapsed = min(elapsed, MAX_PAUSE)
+        self._now += elapsed
         closed = self._find_closed()
         self._closed |= closed
         self._heartbeat += 1

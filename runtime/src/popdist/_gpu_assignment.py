@@ -22,7 +22,7 @@ def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> l
         processes: host and visible GPUs of each process.
     """
     host, visible = processes[index]
-    local = [i for i, (other, _) in enumerate(processes) if other == host]
+    local = [i for i, (other_host, _) in enumerate(processes) if other_host == host]
     see_same_gpus = all(list(processes[i][1]) == list(visible) for i in local)
     share = len(visible) // len(local)
     if len(local) == 1 or not see_same_gpus or not share:
@@ -45,9 +45,9 @@ def list_gpu_names(
     Numbers count the GPUs that a process can see: in a control group, as `srun --gpus-per-task`
     makes them, each task's are 0 and up, whichever they are.
     """
-    given = environment.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [uuids.get(name, name) for name in given.split(",") if name]
+    cuda_visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if cuda_visible is not None:
+        return [uuids.get(name, name) for name in cuda_visible.split(",") if name]
     numbers = sorted(uuids, key=int)
     return [uuids[n] for n in numbers] or sorted(f for f in files if re.fullmatch(r"nvidia\d+", f))
 

@@ -73,13 +73,13 @@ class ProcessGroup:
         self._client, monitor_client = CountingClient(client), CountingClient(client)
         self._status_board = StatusBoard(monitor_client, self.index)
         self._rpc_clients = {"exchange": self._client, "watch": monitor_client}
-        mine = [socket.gethostname(), os.getpid(), visible_gpus(), reached, self._silence]
-        gathered = self.all_gather_object(mine, "members")
+        local_value = [socket.gethostname(), os.getpid(), visible_gpus(), reached, self._silence]
+        gathered = self.all_gather_object(local_value, "members")
         self._silence = self._coordinator_monitor.limit = gathered[0][
             4
         ]  # process 0's holds for all
         self.members: list[Any] = [one[:3] for one in gathered]
-        self.local_process_count = sum(host == mine[0] for host, _, _ in self.members)
+        self.local_process_count = sum(host == local_value[0] for host, _, _ in self.members)
         self._choose_devices()
         _set_gloo_address(client, reachable_address(self.index, [one[3] for one in gathered]))
         self._output = GlooOutputFilter()
@@ -134,9 +134,9 @@ class ProcessGroup:
                 f"{coordinator} within {RENDEZVOUS_TIMEOUT} s: start each with an index of its "
                 "own, and the same coordinator"
             ) from error
-        who = f"process {info.index} of {info.count}"
+        process_name = f"process {info.index} of {info.count}"
         self._coordinator_monitor = CoordinatorMonitor(
-            self._lifeline, who, coordinator, self._silence
+            self._lifeline, process_name, coordinator, self._silence
         )
         state = distributed.global_state
         state.client, state.coordinator_address = client, coordinator
@@ -147,7 +147,7 @@ class ProcessGroup:
         """Starts the coordination service at the coordinator's address."""
         command = [sys.executable, str(Path(_coordination_service.__file__))]
         # What a signal to everything does before the service can say that it heeds none.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _coordination_service.SIGNALS)
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _coordination_service.SIGNALS)
         try:
             self._server = subprocess.Popen(
                 [*command, host, str(port), str(self.count), info.run],
@@ -156,13 +156,13 @@ class ProcessGroup:
                 text=True, start_new_session=True,
             )  # fmt: skip
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         assert self._server.stdout is not None
-        said = self._server.stdout.readline().strip()
-        if said != "ready":
+        reply = self._server.stdout.readline().strip()
+        if reply != "ready":
             raise DistributedError(
                 f"the processes cannot meet at port {port} of {host}: "
-                f"{said or 'the service ended'}; give another --coordinator"
+                f"{reply or 'the service ended'}; give another --coordinator"
             )
         threading.Thread(target=self._forward_notes, name="door", daemon=True).start()
 
@@ -181,24 +181,27 @@ class ProcessGroup:
             self._ended_indices += self._lifeline.recv(
                 self.count * _coordination_service.INDEX_BYTES
             )
-        whole = (
+        complete = (
             len(self._ended_indices)
             // _coordination_service.INDEX_BYTES
             * _coordination_service.INDEX_BYTES
         )
-        words, self._ended_indices = self._ended_indices[:whole], self._ended_indices[whole:]
+        records, self._ended_indices = (
+            self._ended_indices[:complete],
+            self._ended_indices[complete:],
+        )
         ended = {
-            int.from_bytes(words[i : i + _coordination_service.INDEX_BYTES])
-            for i in range(0, whole, _coordination_service.INDEX_BYTES)
+            int.from_bytes(records[i : i + _coordination_service.INDEX_BYTES])
+            for i in range(0, complete, _coordination_service.INDEX_BYTES)
         }
         return ended & set(range(self.count))
 
     def _choose_devices(self) -> None:
         import jax
 
-        given = os.environ.get("JAX_LOCAL_DEVICE_IDS")
+        device_ids = os.environ.get("JAX_LOCAL_DEVICE_IDS")
         devices = assign_gpus(self.index, [(host, gpus) for host, _, gpus in self.members])
-        chosen = given or ",".join(map(str, devices or ()))
+        chosen = device_ids or ",".join(map(str, devices or ()))
         if chosen:
             jax.config.update("jax_cuda_visible_devices", chosen)
 
@@ -216,8 +219,8 @@ class ProcessGroup:
         # Two names, which the service keeps: all have read one before any writes it again, for in
         # between they all have met at the other.
         key_prefix, client = f"popdist/{channel}/{round_index % 2}", self._client
-        mine = json.dumps(value)
-        client.key_value_set(f"{key_prefix}/{self.index:06d}", mine, allow_overwrite=True)
+        local_value = json.dumps(value)
+        client.key_value_set(f"{key_prefix}/{self.index:06d}", local_value, allow_overwrite=True)
         with self.collective_section(), self._needs_peers():
             client.wait_at_barrier(f"popdist/{channel}", _NEVER * 1000)
             # The service takes time for each value that it looks up: one process asks for all.
@@ -234,7 +237,7 @@ class ProcessGroup:
 
     def rpc_stats(self) -> dict[str, RpcStats]:
         """Returns the requests to the coordination service, for collectives and for monitoring."""
-        return {what: counted.rpc_stats for what, counted in self._rpc_clients.items()}
+        return {purpose: counted.rpc_stats for purpose, counted in self._rpc_clients.items()}
 
     # ---- who is there ---------------------------------------------------------------------------
     def peer_status(self) -> dict[str, str]:
@@ -259,11 +262,11 @@ class ProcessGroup:
             self._silence,
             lambda: self.activity,
         )
-        before = time.monotonic()
+        previous = time.monotonic()
         while not self._leaving.wait(CHECK_INTERVAL):
-            passed, before = time.monotonic() - before, time.monotonic()
+            elapsed, previous = time.monotonic() - previous, time.monotonic()
             try:
-                lost = monitor.check(passed)
+                lost = monitor.check(elapsed)
             except Exception:  # a busy service
                 continue
             self._coordinator_monitor.reset()
@@ -352,15 +355,15 @@ class ProcessGroup:
 
     def fail(self, text: str, code: int) -> NoReturn:
         """Prints an error, unless a process of lower index prints the same one, and exits."""
-        said: dict[int, str] = {}
+        failures: dict[int, str] = {}
         with suppress(Exception):  # the service may be gone
             self._client.key_value_set(f"{_FAILURES}/{self.index:06d}", json.dumps(text))
             end = time.monotonic() + _DUPLICATE_WAIT
-            while len(said) < self.count and time.monotonic() < end:
+            while len(failures) < self.count and time.monotonic() < end:
                 entries = self._client.key_value_dir_get(_FAILURES)
-                said = {int(k.rpartition("/")[2]): json.loads(t) for k, t in entries}
+                failures = {int(k.rpartition("/")[2]): json.loads(t) for k, t in entries}
                 time.sleep(0.05)
-        if all(said.get(i) != text for i in range(self.index)):
+        if all(failures.get(i) != text for i in range(self.index)):
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
         self.exit_process(code)

@@ -67,9 +67,9 @@ def env_int(variable: str, default: int) -> int:
     if not value:
         return default
     if not value.isdecimal() or len(value) > 18:
-        shown = value if len(value) < 40 else f"{value[:40]}…"
+        text = value if len(value) < 40 else f"{value[:40]}…"
         raise DistributedError(
-            f"the environment variable {variable} is {shown!r}: set it to a number"
+            f"the environment variable {variable} is {text!r}: set it to a number"
         )
     return int(value)
 
@@ -122,8 +122,8 @@ def _read_secret() -> str:
     except (OSError, ValueError) as error:
         raise DistributedError(f"{SECRET_FILE} names {path}, which cannot be read") from error
     if mode & 0o077 or not text:
-        why = "is empty" if not text else "others can read: `chmod 600` it"
-        raise DistributedError(f"{SECRET_FILE} names {path}, which {why}")
+        problem = "is empty" if not text else "others can read: `chmod 600` it"
+        raise DistributedError(f"{SECRET_FILE} names {path}, which {problem}")
     return text
 
 

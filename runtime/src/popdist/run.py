@@ -155,8 +155,8 @@ def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         return code  # they have failed alike, and said why
     if code > 0:
         return _print_error(f"process {first} of {count} ended with code {code}", code)
-    how = f"was ended by {signal.Signals(-code).name}"
-    return _print_error(f"process {first} of {count} {how}, and the others with it", 128 - code)
+    cause = f"was ended by {signal.Signals(-code).name}"
+    return _print_error(f"process {first} of {count} {cause}, and the others with it", 128 - code)
 
 
 def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:

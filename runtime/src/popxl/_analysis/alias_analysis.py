@@ -31,15 +31,15 @@ class AliasAnalysis:
 
     def root(self, t: Tensor) -> Tensor:
         """Returns the tensor at the start of a chain of in-place ops that ends in `t`."""
-        passed = []
+        visited = []
         while t not in self._roots:
             op = t._producer
             if op is None or op.inplace is None or op.outputs[0] is not t:
                 self._roots[t] = t
                 break
-            passed.append(t)
+            visited.append(t)
             t = op.inputs[op.inplace]
-        self._roots.update(dict.fromkeys(passed, self._roots[t]))
+        self._roots.update(dict.fromkeys(visited, self._roots[t]))
         return self._roots[t]
 
     # ---- of tensors that are no results in place ------------------------------------------------
@@ -55,41 +55,43 @@ class AliasAnalysis:
 
     def chain(self, t: Tensor) -> Iterator[Tensor]:
         """Yields `t` and all tensors that it is a view of, each once, parents before views."""
-        waiting, done = [(t, False)], set()
-        while waiting:
-            t, is_ready = waiting.pop()
+        stack, done = [(t, False)], set()
+        while stack:
+            t, is_ready = stack.pop()
             if is_ready:
                 yield t
             elif t not in done:
                 done.add(t)
-                waiting.append((t, True))
-                waiting += [(p, False) for p in self.parents(t)]
+                stack.append((t, True))
+                stack += [(p, False) for p in self.parents(t)]
 
     def owners(self, t: Tensor) -> list[Tensor]:
         """Returns the tensors that own the storage of `t`."""
         return [part for part in self.chain(self.root(t)) if self.view_op(part) is None]
 
-    def evaluate_view(self, t: Tensor, own: Callable[[Tensor], np.ndarray]) -> np.ndarray:
+    def evaluate_view(
+        self, t: Tensor, evaluate_owner: Callable[[Tensor], np.ndarray]
+    ) -> np.ndarray:
         """Evaluates the view `t` on arrays of its owners: int32, of the shape of `t`.
 
         Args:
-            own: an owner's numbers, int32 of its shape.
+            evaluate_owner: an owner's numbers, int32 of its shape.
         """
         numbers: dict[Tensor, np.ndarray] = {}
         parts = list(self.chain(t))
-        waiting = Counter(p for part in parts for p in self.parents(part))
+        pending_uses = Counter(p for part in parts for p in self.parents(part))
         with jax.ensure_compile_time_eval():
             for part in parts:
                 op = self.view_op(part)
                 if op is None:
-                    numbers[part] = own(part)
+                    numbers[part] = evaluate_owner(part)
                 else:
                     assert op.defn.lower is not None
                     inputs = [numbers[p] for p in self.parents(part)]
                     numbers[part] = np.asarray(op.defn.lower(*inputs, **op.attrs))
                 for p in self.parents(part):
-                    waiting[p] -= 1
-                    if not waiting[p]:
+                    pending_uses[p] -= 1
+                    if not pending_uses[p]:
                         del numbers[p]
         return numbers[t]
 

@@ -37,8 +37,8 @@ def _graph_lines(graph: Graph, prefix: str) -> list[str]:
             source = ends[t] if t._producer is None else nodes[t._producer]
             label = _quoted(f"{short_name(t)} {t.dtype.name}{list(t.shape)}")
             lines.append(f"{source} -> {node} [label={label}];")
-    made = (t for t in graph._outputs if t._producer is not None)
-    return [*lines, *(f"{nodes[t._producer]} -> {_quoted(t.id)};" for t in made)]  # type: ignore[index]
+    outputs = (t for t in graph._outputs if t._producer is not None)
+    return [*lines, *(f"{nodes[t._producer]} -> {_quoted(t.id)};" for t in outputs)]  # type: ignore[index]
 
 
 def _quoted(text: str) -> str:

@@ -232,8 +232,8 @@ def count_roundings(node: Node) -> int:
     if node.op.is_rounded:
         return 1
     branches = [r.graph.num_roundings for r in node.regions if r.kind == "branch"]
-    rest = sum(r.count * r.graph.num_roundings for r in node.regions if r.kind != "branch")
-    return rest + max(branches, default=0)
+    always = sum(r.count * r.graph.num_roundings for r in node.regions if r.kind != "branch")
+    return always + max(branches, default=0)
 
 
 # ---- the pass -----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class _GraphWriter:
         """Args: `current`: values of owners; `views`: alias analysis of the graph."""
         self.nodes: list[Node] = []
         self.current, self.views = current, views
-        self._shown: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
+        self._view_values: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
         self._versions: dict[Tensor, int] = {}
 
     def new_value(self, t: Tensor) -> Value:
@@ -278,11 +278,13 @@ class _GraphWriter:
             if not parents:
                 values[part] = self.current.setdefault(part, Value(part))
                 continue
-            if (part, parents) not in self._shown:
-                self._shown[part, parents] = self.new_value(part)
+            if (part, parents) not in self._view_values:
+                self._view_values[part, parents] = self.new_value(part)
                 inputs = (*parents, *self._elements(part))
-                self.add("view", self.views.view_op(part), inputs, [self._shown[part, parents]])
-            values[part] = self._shown[part, parents]
+                self.add(
+                    "view", self.views.view_op(part), inputs, [self._view_values[part, parents]]
+                )
+            values[part] = self._view_values[part, parents]
         return values[t]
 
     def _elements(self, t: Tensor) -> list[Value]:
@@ -291,18 +293,18 @@ class _GraphWriter:
 
     def write(self, t: Tensor, value: Value) -> None:
         """Makes `value` the current value of `t`; a view writes through to its owners."""
-        waiting = [(self.views.root(t), value)]
-        while waiting:
-            t, value = waiting.pop()
+        worklist = [(self.views.root(t), value)]
+        while worklist:
+            t, value = worklist.pop()
             parents = self.views.parents(t)
             if not parents:
                 self.current[t] = value
                 continue
-            before = [*map(self.read, parents), *self._elements(t)]
+            inputs = [*map(self.read, parents), *self._elements(t)]
             node = self.add(
-                "write", self.views.view_op(t), [*before, value], map(self.new_value, parents)
+                "write", self.views.view_op(t), [*inputs, value], map(self.new_value, parents)
             )
-            waiting += reversed(list(zip(parents, node.outputs, strict=True)))
+            worklist += reversed(list(zip(parents, node.outputs, strict=True)))
 
 
 class _FunctionalizePass(_GraphWriter):
@@ -369,8 +371,10 @@ class _FunctionalizePass(_GraphWriter):
             self._no_iterations(op, region)
             return
         inputs = [self.read(t) for t in op.inputs]
-        own = len(region.outputs)
-        reaching = [(own + k, i) for k, i in enumerate(form.changed) if region.writes_back(op, i)]
+        num_outputs = len(region.outputs)
+        reaching = [
+            (num_outputs + k, i) for k, i in enumerate(form.changed) if region.writes_back(op, i)
+        ]
         carried = {i: k for k, i in region.carried}
         by_ref = [(k, i) for k, i in reaching if i not in carried]
         results = [*op.outputs, *(op.inputs[region.position(i)] for _, i in by_ref)]
@@ -378,7 +382,7 @@ class _FunctionalizePass(_GraphWriter):
         pure = Region(
             form,
             region.inputs,
-            (*region.outputs, *(position.get(k) for k in range(own, len(form.outputs)))),
+            (*region.outputs, *(position.get(k) for k in range(num_outputs, len(form.outputs)))),
             (*region.carried, *by_ref),
             region.count,
         )
@@ -431,15 +435,15 @@ class _FunctionalizePass(_GraphWriter):
         """Returns a branch with the caller's owners as further inputs and outputs."""
         given = [Value(t) for t in owners]
         writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
-        own = len(region.outputs)
+        num_outputs = len(region.outputs)
         for k, i in enumerate(form.changed):
             if region.writes_back(op, i):
-                writer.write(op.inputs[region.position(i)], form.outputs[own + k])
+                writer.write(op.inputs[region.position(i)], form.outputs[num_outputs + k])
         return replace(
             form,
             inputs=[*form.inputs, *given],
             nodes=[*form.nodes, *writer.nodes],
-            outputs=[*form.outputs[:own], *(writer.current[t] for t in owners)],
+            outputs=[*form.outputs[:num_outputs], *(writer.current[t] for t in owners)],
             changed=(),
             is_branch=True,
         )

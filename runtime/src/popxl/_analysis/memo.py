@@ -50,10 +50,10 @@ class Memo(local):
     def _compute(self, results: MutableMapping[Any, T], key: Any, make: Callable[[], T]) -> T:
         self._depth += 1
         try:
-            made = make()
+            result = make()
         finally:
             self._depth -= 1
-        return results.setdefault(key, made)
+        return results.setdefault(key, result)
 
 
 _ANALYSES = Memo()
@@ -75,14 +75,14 @@ def graph_cached(analysis: Callable[..., T]) -> Callable[..., T]:
     """Decorates `analysis(graph, *args)`: caches its result until the graph or a callee changes."""
 
     @wraps(analysis)
-    def cached(graph: Graph, *about: Any) -> Any:
-        key = (cached, *about)
-        return _ANALYSES.get_or_compute(graph._known, key, lambda: analysis(graph, *about))
+    def cached(graph: Graph, *args: Any) -> Any:
+        key = (cached, *args)
+        return _ANALYSES.get_or_compute(graph._known, key, lambda: analysis(graph, *args))
 
     return cached
 
 
-_KEPT = 2**14
+_MAX_ENTRIES = 2**14
 
 
 def get_cached(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
@@ -90,8 +90,8 @@ def get_cached(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
     results = cache.get(key)
     if results is not None:
         return results
-    made = make()
-    if len(cache) >= _KEPT:
+    result = make()
+    if len(cache) >= _MAX_ENTRIES:
         cache.clear()
-    cache[key] = made
-    return made
+    cache[key] = result
+    return result

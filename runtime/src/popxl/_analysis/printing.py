@@ -38,14 +38,14 @@ def _value(value: Any) -> str:
 @register_analysis
 def format_op(op: Op) -> str:
     """Formats an op: `%y: float32[2, 2] = matmul(%x, %w)`, with attributes and hints."""
-    left = ", ".join(_declared(t) for t in op.outputs)
+    lhs = ", ".join(_declared(t) for t in op.outputs)
     args = ", ".join(f"%{short_name(t)}" for t in op.inputs)
     attrs = "".join(f" {k}={_value(v)}" for k, v in op.attrs.items() if v is not None)
     modified = f" modifies={sorted(op.site_modified)}" if op.site_modified else ""
     hints = [f"ipu={op.ipu}"] if op.ipu is not None else []
     hints += ["io"] if op.io else []
     hint = f"  # {' '.join(hints)}" if hints else ""
-    return f"{left + ' = ' if left else ''}{op.name}({args}){attrs}{modified}{hint}"
+    return f"{lhs + ' = ' if lhs else ''}{op.name}({args}){attrs}{modified}{hint}"
 
 
 @register_analysis
@@ -71,8 +71,8 @@ def _initial(t: Any) -> str:
 
     if not isinstance(t, Variable):
         return str(t._data) if t._data.size <= 8 else "..."
-    where = f" in {t._remote[0]!r} at {t._remote[1]}" if t._remote else ""
-    return f"{t._grouping!r} {t._retrieval}{where}{' sharded' if t._sharded else ''}"
+    location = f" in {t._remote[0]!r} at {t._remote[1]}" if t._remote else ""
+    return f"{t._grouping!r} {t._retrieval}{location}{' sharded' if t._sharded else ''}"
 
 
 @register_analysis
@@ -95,7 +95,7 @@ def first_error_line(error: BaseException) -> str:
 @register_analysis
 def format_node(node: Node) -> str:
     """Formats a functional node: `%v'1 = add_(%v, %c)`, with the graphs that it runs."""
-    left = ", ".join(map(_bound, node.outputs))
+    lhs = ", ".join(map(_bound, node.outputs))
     args = ", ".join(map(repr, node.inputs))
     name = node.kind if node.op is None else node.op.defn.name
     if node.kind in ("view", "write"):
@@ -105,7 +105,7 @@ def format_node(node: Node) -> str:
     ]
     values = ((k, v) for k, v in node.attrs.items() if v is not None and not runs)
     attrs = "".join(f" {k}={_value(v)}" for k, v in values)
-    return f"{left + ' = ' if left else ''}{' '.join([name, *runs])}({args}){attrs}"
+    return f"{lhs + ' = ' if lhs else ''}{' '.join([name, *runs])}({args}){attrs}"
 
 
 def _bound(value: Value) -> str:
@@ -116,9 +116,9 @@ def _bound(value: Value) -> str:
 def format_functional(form: FunctionalGraph) -> str:
     """Formats the functional form of a graph."""
     ins = ", ".join(map(_bound, form.inputs))
-    own = len(form.outputs) - len(form.changed)
-    outs = ", ".join(map(repr, form.outputs[:own]))
-    pairs = zip(form.changed, form.outputs[own:], strict=True)
+    num_outputs = len(form.outputs) - len(form.changed)
+    outs = ", ".join(map(repr, form.outputs[:num_outputs]))
+    pairs = zip(form.changed, form.outputs[num_outputs:], strict=True)
     changed = ", ".join(f"{form.inputs[i]!r} becomes {v!r}" for i, v in pairs)
     outs = "; ".join(filter(None, (outs, changed)))
     lines = [f"functional @{form.graph.id}({ins}) -> ({outs}) {{"]

@@ -45,12 +45,12 @@ def check_references(op: Op) -> None:
 
 def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
     graph, views = region.graph, AliasAnalysis()
-    holders: dict[Tensor, list[int]] = {}
+    uses: dict[Tensor, list[int]] = {}
     for i, inner in enumerate(graph._inputs):
         if inner._by_ref or i in changed:
             for owner in views.owners(op.inputs[region.position(i)]):
-                holders.setdefault(owner, []).append(i)
-    for owner, indices in holders.items():
+                uses.setdefault(owner, []).append(i)
+    for owner, indices in uses.items():
         for i, k in combinations(indices, 2):
             parts = [op.inputs[region.position(j)] for j in (i, k)]
             if not changed.isdisjoint((i, k)) and _overlap(views, owner, parts):
@@ -65,9 +65,9 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
 def _overlap(views: AliasAnalysis, owner: Tensor, parts: list[Tensor]) -> bool:
     """True if two views share an element of `owner`."""
 
-    def own(part: Tensor) -> np.ndarray:
+    def owner_numbers(part: Tensor) -> np.ndarray:
         numbers = element_numbers(part)
         return numbers if part is owner else np.full_like(numbers, -1)
 
-    a, b = (views.evaluate_view(views.root(t), own) for t in parts)
+    a, b = (views.evaluate_view(views.root(t), owner_numbers) for t in parts)
     return np.intersect1d(a[a >= 0], b[b >= 0]).size > 0

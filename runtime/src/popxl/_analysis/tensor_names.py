@@ -21,10 +21,10 @@ def _short_names(graph: Graph) -> dict[Tensor, str]:
     short: dict[Tensor, str] = {}
     times: Counter[str] = Counter()
     for t in graph._tensors.values():
-        scopes, slash, own = t.name.rpartition("/")
-        if t._producer is not None and len(own) > _LONG:
-            begin = own[:24].rpartition("_")[0] or own[:24]
-            cut = f"{scopes}{slash}{begin}.._{own[-16:].partition('_')[2] or own[-16:]}"
+        scopes, slash, base = t.name.rpartition("/")
+        if t._producer is not None and len(base) > _LONG:
+            begin = base[:24].rpartition("_")[0] or base[:24]
+            cut = f"{scopes}{slash}{begin}.._{base[-16:].partition('_')[2] or base[-16:]}"
             short[t] = f"{cut}~{times[cut]}" if times[cut] else cut
             times[cut] += 1
     return short

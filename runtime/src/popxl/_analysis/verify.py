@@ -147,18 +147,18 @@ def check_widths(ir: Ir) -> None:
         used = (t for op in graph._ops for t in (*op.inputs, *op.outputs))
         for t in (*graph.variables, *used):
             if t.dtype.name in _WIDE:
-                where = "" if t._producer is None else f" at {t._producer.location}"
+                location = "" if t._producer is None else f" at {t._producer.location}"
                 raise popart_exception(
-                    f"{t.id!r}{where} is {t.dtype.name}, but devices have no elements of 64 bits: "
-                    "leave `downcast` at True, or name a dtype of 32 bits"
+                    f"{t.id!r}{location} is {t.dtype.name}, but devices have no elements of 64 "
+                    "bits: leave `downcast` at True, or name a dtype of 32 bits"
                 )
 
 
-def _check_grouping(grouping: ReplicaGrouping, whose: str, count: int) -> None:
-    made_for = len(grouping.assignment)
-    if made_for != count:
+def _check_grouping(grouping: ReplicaGrouping, user: str, count: int) -> None:
+    grouping_size = len(grouping.assignment)
+    if grouping_size != count:
         raise ValueError(
-            f"the grouping of {whose} is for {made_for} replicas, but the Ir has {count}: set "
+            f"the grouping of {user} is for {grouping_size} replicas, but the Ir has {count}: set "
             "ir.replication_factor before making groupings"
         )
 

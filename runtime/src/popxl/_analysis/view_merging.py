@@ -49,11 +49,11 @@ class MergedViews(AliasAnalysis):
             merged = op.defn.merge(first, op)
             if merged is not None:
                 self.replacements[t] = _copy_op(op, *merged, first.inputs)
-        own = t.nelms.bit_length()
-        bits = own + max(self._index_bits.get(p, 0) for p in self.parents(t))
+        own_bits = t.nelms.bit_length()
+        bits = own_bits + max(self._index_bits.get(p, 0) for p in self.parents(t))
         if bits > _MAX_INDEX_BITS:
             self._far_views[t] = None
-        self._index_bits[t] = own if t in self._far_views else bits
+        self._index_bits[t] = own_bits if t in self._far_views else bits
 
     def view_op(self, t: Tensor) -> Op | None:
         """Returns the op that makes `t` a view; None if `t` owns its storage."""
@@ -75,9 +75,9 @@ class MergedViews(AliasAnalysis):
 
 
 def _copy_op(op: Op, defn: OpDef, attrs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Op:
-    other = copy(op)
-    other.defn, other.attrs, other.inputs = defn, dict(attrs), list(inputs)
-    return other
+    new_op = copy(op)
+    new_op.defn, new_op.attrs, new_op.inputs = defn, dict(attrs), list(inputs)
+    return new_op
 
 
 # ---- picking ------------------------------------------------------------------------------------
@@ -85,13 +85,13 @@ def _concat_flat(arrays: Sequence[Any]) -> Any:
     return jnp.concatenate([jnp.reshape(x, -1) for x in arrays])
 
 
-def _read(*given: Any) -> Any:
-    *owners, elements = given
+def _read(*args: Any) -> Any:
+    *owners, elements = args
     return _concat_flat(owners).at[elements].get(mode="promise_in_bounds")
 
 
-def _write(given: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    *owners, elements = given
+def _write(args: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    *owners, elements = args
     joined = _concat_flat(owners).at[elements].set(value, mode="promise_in_bounds")
     parts = jnp.split(joined, np.cumsum([x.size for x in owners])[:-1])
     return tuple(part.reshape(x.shape) for part, x in zip(parts, owners, strict=True))

@@ -23,12 +23,12 @@ def max_cache_bytes() -> float:
     Raises:
         ValueError: it is no number, or less than 0.
     """
-    given = os.environ.get(_VARIABLE) or _DEFAULT
+    setting = os.environ.get(_VARIABLE) or _DEFAULT
     with suppress(ValueError):
-        if (gigabytes := float(given)) >= 0:
+        if (gigabytes := float(setting)) >= 0:
             return gigabytes * 1e9
     raise ValueError(
-        f"the environment variable {_VARIABLE} is {given!r}, but must be a number of gigabytes"
+        f"the environment variable {_VARIABLE} is {setting!r}, but must be a number of gigabytes"
     )
 
 
@@ -38,16 +38,16 @@ def prune(folder: Path, max_bytes: float) -> None:
     Raises:
         OSError: the folder cannot be read.
     """
-    kept = []
+    files = []
     for path in folder.iterdir():
         with suppress(OSError):  # another process has deleted it
             status = path.stat()
             if path.suffix == SUFFIX:
-                kept.append((status.st_mtime, status.st_size, path))
+                files.append((status.st_mtime, status.st_size, path))
             elif path.suffix == PARTIAL_SUFFIX and time.time() - status.st_mtime > _WRITTEN_WITHIN:
                 path.unlink()
-    excess = sum(size for _, size, _ in kept) - max_bytes
-    for _, size, path in sorted(kept):
+    excess = sum(size for _, size, _ in files) - max_bytes
+    for _, size, path in sorted(files):
         if excess <= 0:
             return
         with suppress(OSError):

@@ -167,8 +167,8 @@ class _SegmentWriter:
     def stream(self, s: Stream) -> str:
         return f"{self._number('stream', s)} {type(s).__name__} {_spec(s.spec)}"
 
-    def _number(self, kind: str, thing: Any) -> int:
-        return self._numbers.setdefault((kind, thing), len(self._numbers))
+    def _number(self, kind: str, obj: Any) -> int:
+        return self._numbers.setdefault((kind, obj), len(self._numbers))
 
     def tensor(self, t: Tensor) -> str:
         if isinstance(t, Constant) and t._is_argument:
@@ -235,7 +235,7 @@ class _SegmentWriter:
             case Graph():
                 return "graph"  # the node's regions say what it means
             case Tensor():
-                return f"tensor:{self._place(value)}"
+                return f"tensor:{self._region_tensor(value)}"
             case Stream():
                 return f"stream:{self.stream(value)}"
         for kind, write in _WRITERS:
@@ -243,7 +243,7 @@ class _SegmentWriter:
                 return write(value)
         raise Uncacheable(f"an attribute of type {type(value).__name__}")
 
-    def _place(self, t: Tensor) -> str:
+    def _region_tensor(self, t: Tensor) -> str:
         """Returns a text for a tensor of a called graph: its input index, or its number."""
         ins = t._graph._inputs
         return f"input {ins.index(t)}" if t in ins else self.tensor(t)

@@ -6,18 +6,18 @@ import os
 import stat
 from pathlib import Path
 
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def distrust_reason(found: os.stat_result) -> str | None:
+def distrust_reason(status: os.stat_result) -> str | None:
     """Returns why another user could have changed a file or folder; None if nobody could.
 
     Args:
-        found: its owner and mode.
+        status: its owner and mode.
     """
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"it belongs to another user, {found.st_uid}"
-    if found.st_mode & _OTHERS:
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to another user, {status.st_uid}"
+    if status.st_mode & _WRITABLE_BY_OTHERS:
         return "other users can write to it (chmod go-w takes that away)"
     return None
 

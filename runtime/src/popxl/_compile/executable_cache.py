@@ -86,16 +86,16 @@ class StartupTimer:
     """
 
     def __init__(self) -> None:
-        self._before = replace(statistics)
+        self._at_start = replace(statistics)
         self._start = time.perf_counter()
 
     def read(self) -> Startup:
         """Returns the measurements so far."""
         return Startup(
             seconds=time.perf_counter() - self._start,
-            from_cache=statistics.hits > self._before.hits,
-            traces=statistics.traces - self._before.traces,
-            compiles=statistics.compiles - self._before.compiles,
+            from_cache=statistics.hits > self._at_start.hits,
+            traces=statistics.traces - self._at_start.traces,
+            compiles=statistics.compiles - self._at_start.compiles,
         )
 
 
@@ -147,10 +147,10 @@ class SegmentCache:
         logger.info("compiled %s in %.2f s", segment.name, time.perf_counter() - start)
         return compiled
 
-    def count(self, what: str) -> None:
+    def count(self, counter: str) -> None:
         """Increments one of the `statistics`."""
         with self._lock:
-            setattr(statistics, what, getattr(statistics, what) + 1)
+            setattr(statistics, counter, getattr(statistics, counter) + 1)
 
 
 def cache_folder(ir: Ir) -> Path | None:

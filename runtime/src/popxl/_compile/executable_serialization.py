@@ -23,9 +23,9 @@ def serialize(specs: Specs, compiled: Any) -> bytes:
         ValueError: its arguments are not those of the segment.
     """
     executable = compiled.runtime_executable()
-    parameters, known = len(executable.get_parameter_layouts()), len(specs[0])
-    if parameters != known:
-        raise ValueError(f"it takes {parameters} arguments, but the segment has {known}")
+    parameters, expected = len(executable.get_parameter_layouts()), len(specs[0])
+    if parameters != expected:
+        raise ValueError(f"it takes {parameters} arguments, but the segment has {expected}")
     return executable.serialize()
 
 
@@ -53,10 +53,10 @@ class LoadedSegment:
         self._executable = devices[0].client.deserialize_executable(payload, list(devices))
         self._arguments, results = specs
         kinds = self._executable.get_output_memory_kinds()[0]
-        wanted = [s.sharding.memory_kind for s in results]
-        if list(kinds) != wanted:
+        expected = [s.sharding.memory_kind for s in results]
+        if list(kinds) != expected:
             raise ValueError(
-                f"results are in memories {kinds}, but the segment puts them in {wanted}"
+                f"results are in memories {kinds}, but the segment puts them in {expected}"
             )
         # As JAX's own executables make their results; the public way is slower.
         self._handlers = [
@@ -100,5 +100,5 @@ class LoadedSegment:
 
 def _has_sharding(x: jax.Array, s: jax.ShapeDtypeStruct) -> bool:
     """True if an array has the sharding of an argument."""
-    at, wanted = x.sharding, s.sharding
-    return at is wanted or at == wanted or at.is_equivalent_to(wanted, x.ndim)
+    at, expected = x.sharding, s.sharding
+    return at is expected or at == expected or at.is_equivalent_to(expected, x.ndim)

@@ -68,9 +68,9 @@ class SegmentTracer:
 
     # ---- streams --------------------------------------------------------------------------------
     def next_position(self, stream: Stream) -> Any:
-        at = self.positions[stream]
-        self.positions[stream] = at + 1
-        return at
+        position = self.positions[stream]
+        self.positions[stream] = position + 1
+        return position
 
     def host_load(self, stream: Stream) -> jax.Array:
         """Returns the next transfer of a host-to-device stream."""
@@ -79,8 +79,10 @@ class SegmentTracer:
 
     def host_store(self, stream: Stream, value: jax.Array) -> None:
         """Appends to a device-to-host stream."""
-        at = self.next_position(stream)
-        self.streams[stream] = lax.dynamic_update_index_in_dim(self.streams[stream], value, at, 0)
+        position = self.next_position(stream)
+        self.streams[stream] = lax.dynamic_update_index_in_dim(
+            self.streams[stream], value, position, 0
+        )
 
     # ---- checks ---------------------------------------------------------------------------------
     def check(self, op: Op, inputs: Sequence[jax.Array]) -> None:
@@ -96,8 +98,8 @@ class SegmentTracer:
         if op is None or node.kind != "op" or op not in self.watched:
             return
         if not node.regions or op.defn.execute is not None:
-            made = self._is_broken(results) & ~self._is_broken(inputs)
-            self._note_fault(made, self.watched[op])
+            is_new = self._is_broken(results) & ~self._is_broken(inputs)
+            self._note_fault(is_new, self.watched[op])
 
     def _is_broken(self, arrays: Sequence[jax.Array]) -> jax.Array:
         floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -111,12 +113,12 @@ class SegmentTracer:
     @contextmanager
     def checks_disabled(self) -> Iterator[None]:
         """Context without runtime checks."""
-        kept = self.checks, self.watched
+        saved_state = self.checks, self.watched
         self.checks, self.watched = {}, {}
         try:
             yield
         finally:
-            self.checks, self.watched = kept
+            self.checks, self.watched = saved_state
 
     # ---- rounding -------------------------------------------------------------------------------
     def rounding_args(self, op: Op) -> dict[str, Any]:
@@ -132,34 +134,36 @@ class SegmentTracer:
     def run(self, graph: FunctionalGraph, inputs: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the outputs of a graph; nested calls use an explicit stack instead of
         recursion."""
-        at = _GraphFrame(None, graph, inputs)
+        frame = _GraphFrame(None, graph, inputs)
         callers: list[_GraphFrame] = []
         with ExitStack() as stack:
             while True:
-                for node in at.nodes:
+                for node in frame.nodes:
                     if _is_call(node):
-                        callers.append(at)
-                        at = self._enter_call(node, at.values)
-                        stack.push(at.scopes)
+                        callers.append(frame)
+                        frame = self._enter_call(node, frame.values)
+                        stack.push(frame.scopes)
                         break
-                    self.execute(node, at.values)
+                    self.execute(node, frame.values)
                 else:
-                    outputs = [self.read(v, at.values) for v in at.graph.outputs]
-                    if at.node is None:
+                    outputs = [self.read(v, frame.values) for v in frame.graph.outputs]
+                    if frame.node is None:
                         return outputs
-                    at.scopes.close()
-                    node, at = at.node, callers.pop()
-                    at.values.update(zip(node.outputs, _call_results(node, outputs), strict=True))
+                    frame.scopes.close()
+                    node, frame = frame.node, callers.pop()
+                    frame.values.update(
+                        zip(node.outputs, _call_results(node, outputs), strict=True)
+                    )
 
     def _enter_call(self, node: Node, values: Mapping[Value, jax.Array]) -> _GraphFrame:
         """Returns the frame of the graph that a call node runs."""
         (region,), op = node.regions, node.op
         assert op is not None
         arrays = [self.read(v, values) for v in node.inputs]
-        at = _GraphFrame(node, region.graph, [arrays[i] for i in region.inputs if i is not None])
-        at.scopes.enter_context(jax.named_scope(op.name))
-        at.scopes.enter_context(part_scope(node.part))
-        return at
+        frame = _GraphFrame(node, region.graph, [arrays[i] for i in region.inputs if i is not None])
+        frame.scopes.enter_context(jax.named_scope(op.name))
+        frame.scopes.enter_context(part_scope(node.part))
+        return frame
 
     def read(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
         """Returns the array of a value or constant."""
@@ -167,8 +171,8 @@ class SegmentTracer:
             return values[value]
         # Never kept: an array made while tracing a loop body must not be used outside it.
         t: Any = value.tensor
-        given = self.constants.get(t._content)
-        return jnp.asarray(device_view(t._data)) if given is None else given
+        constant = self.constants.get(t._content)
+        return jnp.asarray(device_view(t._data)) if constant is None else constant
 
     def execute(self, node: Node, values: dict[Value, jax.Array]) -> None:
         """Lowers one node; its outputs are added to `values`.
@@ -231,31 +235,36 @@ class SegmentTracer:
         if region.kind == "branch":
             outs = self._branch(node.regions, arrays)
         else:
-            outs = self._loop(region, [arrays[at] for at in region.inputs if at is not None])
+            outs = self._loop(region, [arrays[i] for i in region.inputs if i is not None])
         return _call_results(node, outs)
 
     def _loop(
-        self, region: Region[FunctionalGraph], given: list[jax.Array]
+        self, region: Region[FunctionalGraph], arguments: list[jax.Array]
     ) -> Sequence[jax.Array | None]:
         """Lowers a call, or a loop as a `lax.fori_loop` that carries only what the graph
         changes."""
         graph = region.graph
         if region.count == 1:
-            return self.run(graph, given)
-        wanted = [k for k, at in enumerate(region.outputs) if at is not None]
+            return self.run(graph, arguments)
+        used_outputs = [k for k, position in enumerate(region.outputs) if position is not None]
         state = LoopState(self, [graph], region.count)
 
-        def iteration(at: Any, carry: Any) -> Any:
+        def iteration(index: Any, carry: Any) -> Any:
             outs, saved = carry
-            with state.restored(saved, at):
-                inputs = list(given)
+            with state.restored(saved, index):
+                inputs = list(arguments)
                 for k, i in region.carried:
                     inputs[i] = outs[k]
                 new = self.run(graph, inputs)
-                return {k: new[k] for k in wanted}, state.snapshot()
+                return {k: new[k] for k in used_outputs}, state.snapshot()
 
-        into = dict(region.carried)
-        start = {k: given[into[k]] if k in into else _zeros(graph.outputs[k].spec) for k in wanted}
+        input_of_output = dict(region.carried)
+        start = {
+            k: arguments[input_of_output[k]]
+            if k in input_of_output
+            else _zeros(graph.outputs[k].spec)
+            for k in used_outputs
+        }
         outs, saved = lax.fori_loop(0, region.count, iteration, (start, state.snapshot()))
         state.set_final(saved)
         return [outs.get(k) for k in range(len(graph.outputs))]
@@ -268,14 +277,14 @@ class SegmentTracer:
 
         def branch(region: Region[FunctionalGraph]) -> Any:
             def run(saved: Any, arrays: Any) -> Any:
-                given = [arrays[at] for at in region.inputs if at is not None]
+                inputs = [arrays[i] for i in region.inputs if i is not None]
                 with state.restored(saved):
-                    return self.run(region.graph, given), state.snapshot()
+                    return self.run(region.graph, inputs), state.snapshot()
 
             return run
 
-        taken = arrays[0].reshape(()).astype(bool)
-        outs, saved = lax.cond(taken, *map(branch, branches), state.snapshot(), arrays)
+        condition = arrays[0].reshape(()).astype(bool)
+        outs, saved = lax.cond(condition, *map(branch, branches), state.snapshot(), arrays)
         state.set_final(saved)
         return outs
 
@@ -333,17 +342,17 @@ class LoopState:
     def restored(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
         """Context in which the state is `saved`; afterwards it is as before."""
         tracer = self._tracer
-        kept = dict(tracer.streams), dict(tracer.positions), tracer.fault
+        saved_state = dict(tracer.streams), dict(tracer.positions), tracer.fault
         self._restore(saved)
         if self._roundings_per_iteration:
-            at = jnp.asarray(iteration).astype(jnp.uint32)
-            tracer.rounding_index = self._rounding_index + at * jnp.uint32(
+            index = jnp.asarray(iteration).astype(jnp.uint32)
+            tracer.rounding_index = self._rounding_index + index * jnp.uint32(
                 self._roundings_per_iteration
             )
         try:
             yield
         finally:
-            tracer.streams, tracer.positions, tracer.fault = kept
+            tracer.streams, tracer.positions, tracer.fault = saved_state
             tracer.rounding_index = self._rounding_index
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def replica_function(segment: Segment) -> Any:
     """Returns the function of one replica: flat arguments to flat results."""
 
-    def run(*given: Any) -> tuple[Any, ...]:
-        values = list(given)
+    def run(*args: Any) -> tuple[Any, ...]:
+        values = list(args)
 
         def take(count: int) -> list[Any]:
             taken, values[:count] = values[:count], []
@@ -63,35 +63,35 @@ def global_function(segment: Segment, mesh: Any) -> Any:
     replica takes or returns one.
     """
     local = replica_function(segment)
-    arguments, results = argument_specs(segment), result_specs(segment)
-    taken = [i for i, (spec, _) in enumerate(arguments) if math.prod(spec.shape)]
-    returned = [i for i, spec in enumerate(results) if math.prod(spec.shape)]
+    arg_specs, out_specs = argument_specs(segment), result_specs(segment)
+    nonempty_args = [i for i, (spec, _) in enumerate(arg_specs) if math.prod(spec.shape)]
+    nonempty_outs = [i for i, spec in enumerate(out_specs) if math.prod(spec.shape)]
 
-    def per_replica(*given: Any) -> tuple[Any, ...]:
-        values = dict(zip(taken, given, strict=True))
-        found = local(*(own(values.get(i), *a) for i, a in enumerate(arguments)))
-        return tuple(found[i] if found[i].ndim else found[i][None] for i in returned)
+    def per_replica(*args: Any) -> tuple[Any, ...]:
+        values = dict(zip(nonempty_args, args, strict=True))
+        outs = local(*(localize(values.get(i), *spec) for i, spec in enumerate(arg_specs)))
+        return tuple(outs[i] if outs[i].ndim else outs[i][None] for i in nonempty_outs)
 
-    def own(x: Any, spec: TensorSpec, private: bool) -> Any:
+    def localize(x: Any, spec: TensorSpec, private: bool) -> Any:
         if x is None:
             return jnp.zeros(spec.shape, spec.dtype.as_jax())
         return x[0] if private and not spec.shape else x
 
-    split, whole = PartitionSpec(AXIS), PartitionSpec()
+    sharded, replicated = PartitionSpec(AXIS), PartitionSpec()
     mapped = jax.shard_map(
         per_replica,
         mesh=mesh,
-        in_specs=tuple(split if arguments[i][1] else whole for i in taken),
-        out_specs=split,
+        in_specs=tuple(sharded if arg_specs[i][1] else replicated for i in nonempty_args),
+        out_specs=sharded,
         check_vma=False,
     )
 
-    def all_replicas(*given: Any) -> tuple[Any, ...]:
-        found = dict(zip(returned, mapped(*(given[i] for i in taken)), strict=True))
+    def all_replicas(*args: Any) -> tuple[Any, ...]:
+        outs = dict(zip(nonempty_outs, mapped(*(args[i] for i in nonempty_args)), strict=True))
         return tuple(
-            found[i] if i in found
+            outs[i] if i in outs
             else jnp.zeros(global_shape(mesh.devices.size, spec.shape), spec.dtype.as_jax())
-            for i, spec in enumerate(results)
+            for i, spec in enumerate(out_specs)
         )  # fmt: skip
 
     return all_replicas

@@ -19,7 +19,7 @@ def cgroup_free_bytes() -> int | None:
     Slurm and systemd limit a group within another: the least of all counts.
     """
     limits = [_group_free_bytes(*group) for group in _groups()]
-    return min((left for left in limits if left is not None), default=None)
+    return min((free_bytes for free_bytes in limits if free_bytes is not None), default=None)
 
 
 def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:

@@ -183,26 +183,26 @@ class BufferPool:
         """Returns an array to the pool; programs that run can still read it."""
         key = array.shape, array.dtype, array.device, _epoch
         # Starts when all that read the array are done, and is the same memory.
-        same = _compile_donating_identity(*key)(array)
+        reusable = _compile_donating_identity(*key)(array)
         with self._lock:
-            if self._nbytes + same.nbytes <= self._max_free_bytes:
-                self._nbytes += same.nbytes
-                self._free[key].append(same)
+            if self._nbytes + reusable.nbytes <= self._max_free_bytes:
+                self._nbytes += reusable.nbytes
+                self._free[key].append(reusable)
 
 
 @lru_cache(256)
 def _compile_empty(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
-    place = jax.sharding.SingleDeviceSharding(device)
-    made = jax.jit(partial(jax.lax.empty, shape, dtype), out_shardings=place)
-    return made.lower().compile()
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    empty = jax.jit(partial(jax.lax.empty, shape, dtype), out_shardings=sharding)
+    return empty.lower().compile()
 
 
 @lru_cache(256)
 def _compile_donating_identity(
     shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int
 ) -> Any:
-    place = jax.sharding.SingleDeviceSharding(device)
-    spec = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    spec = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     return jax.jit(lambda x: x, donate_argnums=0).lower(spec).compile()
 
 

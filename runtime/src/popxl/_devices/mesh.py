@@ -76,15 +76,19 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
             f"the program has {replicas} replicas for {instances} processes, but there are "
             f"{popdist.getNumInstances()}: each process needs the same number of replicas"
         )
-    each = replicas // instances
-    cpu.request_devices(max(each, popdist.getNumLocalReplicas()))
+    replicas_per_process = replicas // instances
+    cpu.request_devices(max(replicas_per_process, popdist.getNumLocalReplicas()))
     devices = _devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []
     for process in range(instances):
         local_devices = [d for d in devices if d.process_index == process]
-        if len(local_devices) < each:
-            raise _too_few(local_devices, each, f"for process {process} of {instances} there are")
-        chosen += local_devices[:each]
+        if len(local_devices) < replicas_per_process:
+            raise _too_few(
+                local_devices,
+                replicas_per_process,
+                f"for process {process} of {instances} there are",
+            )
+        chosen += local_devices[:replicas_per_process]
     return _mesh(chosen)
 
 

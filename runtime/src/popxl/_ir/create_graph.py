@@ -99,8 +99,8 @@ def _as_tensors(outputs: Any, graph: Graph) -> list[Tensor]:
         return []
     if isinstance(outputs, Tensor):
         return [outputs]
-    several = isinstance(outputs, Iterable) and not isinstance(outputs, (str, Mapping))
-    tensors = list(outputs) if several else [outputs]
+    is_iterable = isinstance(outputs, Iterable) and not isinstance(outputs, (str, Mapping))
+    tensors = list(outputs) if is_iterable else [outputs]
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ValueError(

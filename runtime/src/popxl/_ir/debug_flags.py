@@ -33,7 +33,7 @@ def checked_nonfinite() -> str:
     Raises:
         ValueError: it is something else.
     """
-    asked = os.environ[CHECK] if is_on(CHECK) else ""
-    if asked not in ("", "nan", "inf"):
-        raise ValueError(f"the environment variable {CHECK} is {asked!r}, but must be nan or inf")
-    return asked
+    setting = os.environ[CHECK] if is_on(CHECK) else ""
+    if setting not in ("", "nan", "inf"):
+        raise ValueError(f"the environment variable {CHECK} is {setting!r}, but must be nan or inf")
+    return setting

@@ -47,8 +47,8 @@ def round_to_odd(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         near = x.astype(np.float32)
     is_even = near.view(np.uint32) & 1 == 0
-    other = np.nextafter(near, np.where(x > near, np.float32(np.inf), np.float32(-np.inf)))
-    return np.where((near != x) & is_even & ~np.isnan(x), other, near)
+    neighbor = np.nextafter(near, np.where(x > near, np.float32(np.inf), np.float32(-np.inf)))
+    return np.where((near != x) & is_even & ~np.isnan(x), neighbor, near)
 
 
 def device_view(x: np.ndarray) -> np.ndarray:
@@ -65,8 +65,8 @@ def deduplicate_constant(array: np.ndarray) -> np.ndarray:
         return array.copy()
     digest = hashlib.blake2b(array.reshape(-1).view(np.uint8).data).digest()
     key = array.dtype, array.shape, digest
-    held = _SHARED_CONSTANTS.get(key)
-    if held is None:
-        held = _SHARED_CONSTANTS[key] = array.copy()
-        held.flags.writeable = False
-    return held
+    shared = _SHARED_CONSTANTS.get(key)
+    if shared is None:
+        shared = _SHARED_CONSTANTS[key] = array.copy()
+        shared.flags.writeable = False
+    return shared

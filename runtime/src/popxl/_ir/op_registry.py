@@ -118,11 +118,11 @@ class OpDef:
         names = (rule,) * count if isinstance(rule, str) else rule(op)
         if not names or "{t}" not in names[0]:
             return names
-        t, here = op.inputs[0]._name, op.graph._scopes
-        if here:  # the graph puts these scopes in front of every name
-            t = t.removeprefix("/".join(here) + "/")
-        scopes, slash, own = t.rpartition("/")
-        return [scopes + slash + name.replace("{t}", own) for name in names]
+        t, graph_scopes = op.inputs[0]._name, op.graph._scopes
+        if graph_scopes:  # the graph puts these scopes in front of every name
+            t = t.removeprefix("/".join(graph_scopes) + "/")
+        scopes, slash, base_name = t.rpartition("/")
+        return [scopes + slash + name.replace("{t}", base_name) for name in names]
 
     def __repr__(self) -> str:
         return f"OpDef({self.name})"

@@ -34,37 +34,37 @@ def shard_elements(shape: Iterable[int], count: int) -> int:
     return -(-math.prod(shape) // count)
 
 
-def shard_count(whole: Iterable[int], elements: int, group_size: int) -> int:
+def shard_count(full_shape: Iterable[int], elements: int, group_size: int) -> int:
     """Returns how many shards a tensor has in a group of `group_size` replicas.
 
     Args:
-        whole: its shape; a `MetaShape` that knows the number decides.
+        full_shape: its shape; a `MetaShape` that knows the number decides.
         elements: of one shard. A shape that a program gave alone means one shard for each replica
             of the group, or, if shards then have another size, the only number that gives it.
 
     Raises:
         ValueError: no number fits, or several do.
     """
-    known: int | None = getattr(whole, "shards", None)
+    known: int | None = getattr(full_shape, "shards", None)
     if known is not None:
         if group_size % known:
             raise ValueError(
-                f"a tensor of shape {tuple(whole)} is cut into {known} shards, which groups of "
-                f"{group_size} replicas do not hold"
+                f"a tensor of shape {tuple(full_shape)} is cut into {known} shards, which groups "
+                f"of {group_size} replicas do not hold"
             )
         return known
-    shape = tuple(whole)
+    shape = tuple(full_shape)
     divisors = [n for n in range(1, group_size + 1) if group_size % n == 0]
-    fitting = [n for n in divisors if shard_elements(shape, n) == elements]
-    if group_size in fitting:
+    counts = [n for n in divisors if shard_elements(shape, n) == elements]
+    if group_size in counts:
         return group_size
-    if len(fitting) != 1:
-        problem = f"{fitting} shards all" if fitting else f"none of {divisors} shards"
+    if len(counts) != 1:
+        problem = f"{counts} shards all" if counts else f"none of {divisors} shards"
         raise ValueError(
             f"of a tensor of shape {shape}, {problem} have {elements} elements: make the buffer "
             "with popxl.replica_sharded_buffer, which knows the number"
         )
-    return fitting[0]
+    return counts[0]
 
 
 def common_meta_shape(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

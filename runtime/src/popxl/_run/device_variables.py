@@ -56,12 +56,12 @@ def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> Di
         DiskError: it cannot be used.
         ValueError: there are some, and no folder.
     """
-    wanted = [buffer for buffer in program.buffers if buffer.on_disk]
-    if not wanted:
+    on_disk = [buffer for buffer in program.buffers if buffer.on_disk]
+    if not on_disk:
         return None
     if disk is None:
         raise ValueError(
-            f"{wanted[0]!r} has entries on disk: give the session a folder for them, disk=FOLDER"
+            f"{on_disk[0]!r} has entries on disk: give the session a folder for them, disk=FOLDER"
         )
     return DiskQueue.open_shared(disk, jax.process_index())
 
@@ -164,12 +164,12 @@ def _local_shards(
 
 
 def local_shard(
-    program: Program, state: ProgramState, var: Variable, holders: Sequence[int]
+    program: Program, state: ProgramState, var: Variable, replicas: Sequence[int]
 ) -> np.ndarray:
-    """Returns a shard of a variable from the one of `holders` that belongs to this process."""
-    devices, here = program.mesh.devices.flat, jax.process_index()
-    own = next(r for r in holders if devices[r].process_index == here)
-    return replica_arrays.replica_shards(*_stored_array(program, state, var), own)[own]
+    """Returns a shard of a variable from the one of `replicas` that belongs to this process."""
+    devices, process = program.mesh.devices.flat, jax.process_index()
+    replica = next(r for r in replicas if devices[r].process_index == process)
+    return replica_arrays.replica_shards(*_stored_array(program, state, var), replica)[replica]
 
 
 def _stored_array(

@@ -62,17 +62,17 @@ def all_gather_processes(local: np.ndarray, mesh: Mesh) -> np.ndarray:
     put_async = put_shards(
         lambda _: local[None], local[None], NamedSharding(across, PartitionSpec(_AXIS))
     )
-    whole = NamedSharding(across, PartitionSpec(), memory_kind="device")
-    return np.asarray(_copier(whole)(put_async).addressable_data(0))
+    replicated_sharding = NamedSharding(across, PartitionSpec(), memory_kind="device")
+    return np.asarray(_copier(replicated_sharding)(put_async).addressable_data(0))
 
 
 def _positions_in_owner(owners: Sequence[int]) -> list[tuple[int, int]]:
     """Returns (owner, index among the owner's shards) of each shard."""
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     positions = []
     for owner in owners:
-        positions.append((owner, seen.setdefault(owner, 0)))
-        seen[owner] += 1
+        positions.append((owner, counts.setdefault(owner, 0)))
+        counts[owner] += 1
     return positions
 
 

@@ -186,14 +186,16 @@ class Program:
         keys = {segment: cache.key(segment) for segment in self.schedule.segments}
         first = {keys[s]: s for s in reversed(self.schedule.segments)}
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
-            made = dict(zip(first, pool.map(cache.load, first.values()), strict=True))
-            missing = self._missing_in_any_process(made)
-            made |= zip(missing, pool.map(cache.compile, map(first.get, missing)), strict=True)
-        for _ in range(len(made) - len(missing)):
+            executables = dict(zip(first, pool.map(cache.load, first.values()), strict=True))
+            missing = self._missing_in_any_process(executables)
+            executables |= zip(
+                missing, pool.map(cache.compile, map(first.get, missing)), strict=True
+            )
+        for _ in range(len(executables) - len(missing)):
             cache.count("hits")
-        self.executables: dict[Segment, Any] = {s: made[k] for s, k in keys.items()}
+        self.executables: dict[Segment, Any] = {s: executables[k] for s, k in keys.items()}
         seconds = time.perf_counter() - start
-        logger.info("compiled or loaded %d executables in %.2f s", len(made), seconds)
+        logger.info("compiled or loaded %d executables in %.2f s", len(executables), seconds)
 
     def _missing_in_any_process(self, loaded: Mapping[str, Any]) -> list[str]:
         """Returns the keys of executables that at least one process did not find in its cache.
@@ -201,19 +203,21 @@ class Program:
         On GPUs XLA tunes what it compiles together with all processes, and waits for each: all
         compile an executable, or none does.
         """
-        own = [executable is None for executable in loaded.values()]
-        everyones = (
-            popdist.all_gather_object(own, "executables") if self.ir._instances > 1 else [own]
+        is_missing = [executable is None for executable in loaded.values()]
+        gathered = (
+            popdist.all_gather_object(is_missing, "executables")
+            if self.ir._instances > 1
+            else [is_missing]
         )
-        return [key for key, *lacks in zip(loaded, *everyones, strict=True) if any(lacks)]
+        return [key for key, *missing in zip(loaded, *gathered, strict=True) if any(missing)]
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
         """Returns the `ShapeDtypeStruct`s, with shardings, of a segment's arguments and results."""
-        own, whole = per_replica(self.mesh), replicated(self.mesh)
+        sharded, replicated_sharding = per_replica(self.mesh), replicated(self.mesh)
 
         def struct(spec: TensorSpec, private: bool) -> jax.ShapeDtypeStruct:
             shape = global_shape(self.ir.replication_factor, spec.shape) if private else spec.shape
-            sharding = own if private else whole
+            sharding = sharded if private else replicated_sharding
             return jax.ShapeDtypeStruct(shape, spec.dtype.as_jax(), sharding=sharding)
 
         arguments = [struct(spec, private) for spec, private in argument_specs(segment)]
@@ -232,9 +236,12 @@ class Program:
     # ---- running --------------------------------------------------------------------------------
     @cached_property
     def _constants(self) -> Mapping[int, jax.Array]:
-        whole = replicated(self.mesh)
+        replicated_sharding = replicated(self.mesh)
         used = {c._content: c._data for s in self.schedule.segments for c in s.constants}
-        return {content: put_array(device_view(data), whole) for content, data in used.items()}
+        return {
+            content: put_array(device_view(data), replicated_sharding)
+            for content, data in used.items()
+        }
 
     def _put_scalar(self, value: int, spec: TensorSpec) -> jax.Array:
         """Puts a number of the host on the devices; equal numbers share one array."""
@@ -276,13 +283,13 @@ class Program:
         executor = ScheduleExecutor(
             self._call, self._put_scalar, copy_array, mover, run_globals, fetched, observer
         )
-        given = [state.variables.pop(v) for v in self.variables]
-        kept = {self.variables[i]: given[i] for i in self._unchanged}
+        variables = [state.variables.pop(v) for v in self.variables]
+        unchanged = {self.variables[i]: variables[i] for i in self._unchanged}
         with nullcontext() if self._is_stepwise else state.run_context(main, fetched):
-            registers = executor.run(main, given)
+            registers = executor.run(main, variables)
             mover.finish_run()
         self._mover = mover
-        state.variables.update(kept)
+        state.variables.update(unchanged)
         for i, register, private in self._changes:
             state.variables[self.variables[i]] = (
                 registers[register] if private else copy_array(registers[register])

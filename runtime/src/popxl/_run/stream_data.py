@@ -89,8 +89,8 @@ class HostStreams:
         for stream in expected:
             array = self._normalise(stream, inputs[stream], downcast)
             parts = device_view(np.moveaxis(array, 1, 0))
-            own = dict(enumerate(parts, first))
-            out[stream] = put_shards_async(own.__getitem__, parts[0], sharding)
+            local = dict(enumerate(parts, first))
+            out[stream] = put_shards_async(local.__getitem__, parts[0], sharding)
         jax.block_until_ready(list(out.values()))  # the caller may change its arrays
         return out
 
@@ -116,10 +116,12 @@ class HostStreams:
     def _in_dtype(
         self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
     ) -> np.ndarray:
-        given = host_array(data).dtype
-        narrow = downcast_np_dtypes.get(given, given) if downcast else given
-        wanted = stream.dtype.as_numpy()
-        if narrow != wanted and (hasattr(data, "dtype") or not _stands_for(narrow, wanted)):
+        data_dtype = host_array(data).dtype
+        narrow = downcast_np_dtypes.get(data_dtype, data_dtype) if downcast else data_dtype
+        stream_dtype = stream.dtype.as_numpy()
+        if narrow != stream_dtype and (
+            hasattr(data, "dtype") or not _can_convert(narrow, stream_dtype)
+        ):
             raise ValueError(
                 f"input {stream.tensor_id!r} has dtype {narrow}, but the stream is {stream.dtype!r}"
             )
@@ -148,7 +150,9 @@ class HostStreams:
         return {s: outputs[s] for s in self._program.d2h}
 
 
-def _stands_for(given: np.dtype, wanted: np.dtype) -> bool:
-    """True if Python numbers, which have dtype `given` as an array, can be converted to
-    `wanted`."""
-    return (given.kind, wanted.kind) == ("i", "u") or np.can_cast(given, wanted, "same_kind")
+def _can_convert(data_dtype: np.dtype, stream_dtype: np.dtype) -> bool:
+    """True if Python numbers, which have dtype `data_dtype` as an array, can be converted to
+    `stream_dtype`."""
+    return (data_dtype.kind, stream_dtype.kind) == ("i", "u") or np.can_cast(
+        data_dtype, stream_dtype, "same_kind"
+    )

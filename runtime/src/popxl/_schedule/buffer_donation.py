@@ -55,7 +55,7 @@ def is_exclusive(routine: Routine, index: int, source: int | None = None) -> boo
     """True if an output shares its memory with nothing but, possibly, input `source` of the
     caller."""
     memory = routine.output_memory[index]
-    private = all(kind == "own" or (kind, which) == ("input", source) for kind, which in memory)
+    private = all(kind == "own" or (kind, key) == ("input", source) for kind, key in memory)
     return private and memory.isdisjoint(routine.shared_memory)
 
 
@@ -204,13 +204,13 @@ class _DonationPass:
         while worklist:
             k = worklist.pop()
             seen.add(k)
-            for kind, which in call_args.routine.output_memory[k]:
+            for kind, key in call_args.routine.output_memory[k]:
                 if kind != "input":
-                    memory.add((kind, (id(call_args), kind, which)))
+                    memory.add((kind, (id(call_args), kind, key)))
                     continue
-                memory |= self.memory.get(call_args.args[which], frozenset())
-                if which in carried and carried[which] not in seen:
-                    worklist.append(carried[which])
+                memory |= self.memory.get(call_args.args[key], frozenset())
+                if key in carried and carried[key] not in seen:
+                    worklist.append(carried[key])
         return memory
 
     # ---- the end --------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ class _DonationPass:
         outside, numbers = dict[MemoryRef, MemoryRef](), dict[tuple[int, ...], int]()
         for m, outputs in outputs_of.items():
             kind = "entry" if m in self.consumed_memory else m[0]
-            which = numbers.setdefault(tuple(outputs), len(numbers))
-            outside[m] = m if kind == "input" else (kind, which)
+            key = numbers.setdefault(tuple(outputs), len(numbers))
+            outside[m] = m if kind == "input" else (kind, key)
         routine.output_memory = tuple(
             frozenset(outside[m] for m in self.memory.get(register, ()))
             for register in routine.outputs
@@ -249,13 +249,13 @@ class _DonationPass:
 
     def _record_dead_registers(self) -> None:
         """Records in each step the registers that are dead after it."""
-        known = set(self.routine.constants)
+        constants = set(self.routine.constants)
         for i, step in enumerate(self.routine.steps):
             donated = set(step.body.donated) if isinstance(step, Loop) else set()
             registers: Iterable[Register] = dict.fromkeys([*step.reads(), *step.writes()])
             step.dead_registers = tuple(
                 s for s in registers
-                if self.last_use.get(s, i) == i and s not in donated and s not in known
+                if self.last_use.get(s, i) == i and s not in donated and s not in constants
             )  # fmt: skip
 
 
@@ -349,6 +349,6 @@ def _record_buffers(routine: Routine) -> None:
     """Records in a routine the buffers that it uses, and those whose entries it donates."""
     steps = routine.steps
     called = (call_args.routine.used_buffers for step in steps for call_args in calls(step))
-    own = (step.buffer for step in steps if isinstance(step, (Load, Store)))
-    routine.used_buffers = frozenset(own).union(*called)
+    direct = (step.buffer for step in steps if isinstance(step, (Load, Store)))
+    routine.used_buffers = frozenset(direct).union(*called)
     routine.donated_buffers = frozenset().union(*map(_donated_buffers, steps))

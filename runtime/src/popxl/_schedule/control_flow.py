@@ -39,7 +39,7 @@ class ControlFlow:
             )
         for position, out in zip(region.outputs, outs, strict=True):
             if position is not None and out is not None:
-                self._builder.place(node.outputs[position], out)
+                self._builder.bind(node.outputs[position], out)
 
     def _add_iterations(
         self,
@@ -66,7 +66,7 @@ class ControlFlow:
         routine = self._routine_of(graph, scalar_inputs, arrays, zeros)
         carried = {i: k for k, i in region.carried if i in args}
 
-        def place(k: int) -> tuple[Register | None, Register | None]:
+        def output_register(k: int) -> tuple[Register | None, Register | None]:
             """Returns where output `k` is, and the register that the step writes it to."""
             register = routine.outputs[k]
             if region.outputs[k] is None:
@@ -76,14 +76,14 @@ class ControlFlow:
                 if len(iterations) == 1 or carried.get(i, k) == k:
                     return args[i], None
             new = (
-                registers.array(routine.specs[register])
+                registers.new_array(routine.specs[register])
                 if register in routine.specs
-                else registers.number()
+                else registers.new_scalar()
             )
             return new, new
 
-        places = [place(k) for k in range(len(routine.outputs))]
-        each = graph.num_roundings
+        places = [output_register(k) for k in range(len(routine.outputs))]
+        per_iteration = graph.num_roundings
         step = Loop(
             body=CallArgs(
                 routine=routine,
@@ -92,7 +92,10 @@ class ControlFlow:
             ),
             count=len(iterations),
             carried=tuple((k, inputs.index(i)) for k, i in region.carried if i in inputs),
-            rounding_offset=(self._builder.rounding_offset + iterations.start * each, each),
+            rounding_offset=(
+                self._builder.rounding_offset + iterations.start * per_iteration,
+                per_iteration,
+            ),
         )
         self._builder.step(step, node)
         outputs = [register for register, _ in places]
@@ -121,7 +124,7 @@ class ControlFlow:
             for i, position in enumerate(region.inputs)
             if position is not None
             and i not in changed
-            and self._builder.number(node.inputs[position]) is not None
+            and self._builder.scalar_register(node.inputs[position]) is not None
         }
         while region.carried:
             arrays = [k for k, i in region.carried if i not in scalar_inputs]
@@ -137,7 +140,11 @@ class ControlFlow:
         self, node: Node, region: Region[FunctionalGraph], index: int, scalar_inputs: bool
     ) -> Register:
         value = node.inputs[_input_position(region, index)]
-        register = self._builder.number(value) if scalar_inputs else self._builder.array(value)
+        register = (
+            self._builder.scalar_register(value)
+            if scalar_inputs
+            else self._builder.array_register(value)
+        )
         assert register is not None
         return register
 
@@ -145,7 +152,7 @@ class ControlFlow:
     def add_branch(self, node: Node) -> None:
         """Adds a conditional."""
         builder = self._builder
-        condition = builder.number(node.inputs[0])
+        condition = builder.scalar_register(node.inputs[0])
         if condition is None:
             condition = builder.fetch(node.inputs[0], node)
         branches = []
@@ -160,9 +167,9 @@ class ControlFlow:
             forwarded = {_forwarded_register(branch, k) for branch in branches}
             (register,) = forwarded if len(forwarded) == 1 else (None,)
             if register is None:
-                new = builder.registers.array(value.spec)
+                new = builder.registers.new_array(value.spec)
             outs.append(new if register is None else None)
-            builder.place(value, new if register is None else register)
+            builder.bind(value, new if register is None else register)
         step = Branch(
             condition=condition, branches=tuple(branches), outs=tuple(outs),
             rounding_offset=builder.rounding_offset,

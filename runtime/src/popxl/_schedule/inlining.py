@@ -108,12 +108,12 @@ class Inliner:
         (region,) = node.regions
         graph = region.graph
         pairs = zip(graph.outputs, region.outputs, strict=True)
-        wanted = {
+        used_outputs = {
             node.outputs[position]: v
             for v, position in pairs
             if position is not None and node.outputs[position] in used
         }
-        part, arguments, results = self._prune(graph, tuple(wanted.values()))
+        part, arguments, results = self._prune(graph, tuple(used_outputs.values()))
         inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copy, node), strict=True)))
         if part.nodes:
             outputs = [Value(v.tensor, v.version) for v in results]
@@ -122,15 +122,17 @@ class Inliner:
                 Node("op", node.op, inner.map_values(arguments), outputs, (called,), node.part)
             )
             inner.mapping.update(zip(results, outputs, strict=True))
-        for n in _live_nodes([n for n in graph.nodes if n.is_rematerialized], wanted.values()):
+        for n in _live_nodes(
+            [n for n in graph.nodes if n.is_rematerialized], used_outputs.values()
+        ):
             inner.add(n, node.part)
         copy.nodes += inner.nodes
-        copy.mapping.update(zip(wanted, inner.map_values(wanted.values()), strict=True))
+        copy.mapping.update(zip(used_outputs, inner.map_values(used_outputs.values()), strict=True))
 
-    def _prune(self, graph: FunctionalGraph, wanted: tuple[Value, ...]) -> _PrunedGraph:
-        if (graph, wanted) not in self._pruned:
-            self._pruned[graph, wanted] = _prune(graph, wanted)
-        return self._pruned[graph, wanted]
+    def _prune(self, graph: FunctionalGraph, used_outputs: tuple[Value, ...]) -> _PrunedGraph:
+        if (graph, used_outputs) not in self._pruned:
+            self._pruned[graph, used_outputs] = _prune(graph, used_outputs)
+        return self._pruned[graph, used_outputs]
 
 
 # ---- boundaries ---------------------------------------------------------------------------------
@@ -196,12 +198,12 @@ def _live_nodes(
     nodes: Sequence[Node], values: Iterable[Value], effect_nodes: Sequence[Node] = ()
 ) -> list[Node]:
     """Returns the nodes that `values` and `effect_nodes` depend on (dead-code elimination)."""
-    live, kept = set(values), []
+    live, nodes_in_use = set(values), []
     for n in reversed(nodes):
         if n in effect_nodes or not live.isdisjoint(n.outputs):
-            kept.append(n)
+            nodes_in_use.append(n)
             live.update(n.inputs)
-    return kept[::-1]
+    return nodes_in_use[::-1]
 
 
 def _call_inputs(copy: NodeCopier, node: Node) -> list[Value]:

@@ -41,19 +41,19 @@ class RegisterFile:
         self.size = 0
         self._constants: dict[int, Register] = {}
 
-    def number(self) -> Register:
+    def new_scalar(self) -> Register:
         self.scalars.add(self.size)
         self.size += 1
         return self.size - 1
 
-    def array(self, spec: TensorSpec) -> Register:
+    def new_array(self, spec: TensorSpec) -> Register:
         self.specs[self.size] = TensorSpec(spec.shape, spec.dtype)
         self.size += 1
         return self.size - 1
 
     def constant(self, number: int) -> Register:
         if number not in self._constants:
-            register = self._constants[number] = self.number()
+            register = self._constants[number] = self.new_scalar()
             self.constants[register] = number
         return self._constants[number]
 
@@ -110,7 +110,7 @@ class RoutineBuilder:
         numbers = set(scalar_inputs)
         for i, v in enumerate(inputs):
             self._locations[v] = (
-                self.registers.number() if i in numbers else self.registers.array(v.spec)
+                self.registers.new_scalar() if i in numbers else self.registers.new_array(v.spec)
             )
 
     def step(self, step: Step, node: Node) -> None:
@@ -118,33 +118,33 @@ class RoutineBuilder:
         self.steps.append(with_label(step, node))
 
     # ---- where values are -----------------------------------------------------------------------
-    def place(self, value: Value, register: Register) -> None:
+    def bind(self, value: Value, register: Register) -> None:
         """Records that a value is in `register`."""
         self._locations[value] = register
 
-    def number(self, value: Value) -> Register | None:
+    def scalar_register(self, value: Value) -> Register | None:
         """Returns the register of a host scalar; None if the host does not know the value."""
-        place = self._locations.get(value)
-        if isinstance(place, int):
-            return place if place in self.registers.scalars else None
-        constant = None if place or value.node else host_constant(value.tensor)
+        location = self._locations.get(value)
+        if isinstance(location, int):
+            return location if location in self.registers.scalars else None
+        constant = None if location or value.node else host_constant(value.tensor)
         return None if constant is None else self.registers.constant(constant)
 
-    def array(self, value: Value) -> Register:
+    def array_register(self, value: Value) -> Register:
         """Returns a register with the array of a value, computed by the open segment if need be."""
-        place = self._locations.get(value)
-        if isinstance(place, _SegmentBuilder):
-            return self._result(place, value)
-        if place is not None and place not in self.registers.scalars:
-            return place
+        location = self._locations.get(value)
+        if isinstance(location, _SegmentBuilder):
+            return self._result(location, value)
+        if location is not None and location not in self.registers.scalars:
+            return location
         self.read(value)
         return self._result(self.open_segment, value)
 
     def fetch(self, value: Value, node: Node) -> Register:
         """Adds a fetch of a scalar from the devices and returns its register."""
-        array = self.array(value)
+        array = self.array_register(value)
         self.close()
-        number = self.registers.number()
+        number = self.registers.new_scalar()
         self.step(Fetch(value=array, out=number), node)
         return number
 
@@ -154,21 +154,23 @@ class RoutineBuilder:
 
     def _result(self, segment_builder: _SegmentBuilder, value: Value) -> Register:
         if value not in segment_builder.results:
-            segment_builder.results[value] = self.registers.array(value.spec)
+            segment_builder.results[value] = self.registers.new_array(value.spec)
         return segment_builder.results[value]
 
     # ---- the open segment -----------------------------------------------------------------------
     def read(self, value: Value) -> None:
         """Makes a value available in the open segment: as an argument, or computed again."""
-        waiting = [(value, False)]  # views of views may be many: no recursion
-        while waiting:
-            value, is_ready = waiting.pop()
+        stack = [(value, False)]  # views of views may be many: no recursion
+        while stack:
+            value, is_ready = stack.pop()
             if value in self.open_segment.computed or value in self.open_segment.args:
                 continue
-            place = self._locations.get(value)
-            if place is not None:
+            location = self._locations.get(value)
+            if location is not None:
                 register = (
-                    self._result(place, value) if isinstance(place, _SegmentBuilder) else place
+                    self._result(location, value)
+                    if isinstance(location, _SegmentBuilder)
+                    else location
                 )
                 self.open_segment.args[value] = register
                 continue
@@ -178,8 +180,8 @@ class RoutineBuilder:
             elif is_ready:
                 self._add(node)
             else:
-                waiting.append((value, True))
-                waiting += [(v, False) for v in node.inputs]
+                stack.append((value, True))
+                stack += [(v, False) for v in node.inputs]
 
     def run(self, node: Node) -> None:
         """Adds a node to the open segment."""

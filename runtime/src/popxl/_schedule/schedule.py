@@ -290,8 +290,8 @@ class Schedule:
     preview: Callable[[Schedule], Mapping[Run, str]] = lambda _: {}
 
     def __str__(self) -> str:
-        ahead = self.preview(self)
-        routines = ["\n".join(_routine_lines(r, ahead)) for r in reversed(self.routines)]
+        prefetched = self.preview(self)
+        routines = ["\n".join(_routine_lines(r, prefetched)) for r in reversed(self.routines)]
         return "\n\n".join([*_window_line(self.window), *routines])
 
 
@@ -301,15 +301,15 @@ def _window_line(window: int | None) -> Iterator[str]:
         yield f"loads are dispatched ahead of the runs before them, within {window:,} bytes"
 
 
-def _routine_lines(routine: Routine, ahead: Mapping[Run, str]) -> Iterator[str]:
+def _routine_lines(routine: Routine, prefetched: Mapping[Run, str]) -> Iterator[str]:
     yield f"routine {routine.title}:"
     part = ""
     for step in routine.steps:
         if step.part != part:
             part = step.part
             yield f"  # {part or 'no part'}"
-        if isinstance(step, Run) and step in ahead:
-            yield f"  # {ahead[step]}"
+        if isinstance(step, Run) and step in prefetched:
+            yield f"  # {prefetched[step]}"
         yield f"  {step_text(step, routine.constants)}{_last_text(step)}"
 
 
@@ -321,16 +321,16 @@ def _format_registers(registers: Any) -> str:
     return ", ".join(f"%{s}" for s in registers if s is not None)
 
 
-def step_text(step: Step, known: Mapping[Register, Index]) -> str:
+def step_text(step: Step, scalars: Mapping[Register, Index]) -> str:
     """Formats a step; known scalars replace their registers."""
 
     def number(register: Register) -> str:
-        return str(known[register]) if register in known else f"%{register}"
+        return str(scalars[register]) if register in scalars else f"%{register}"
 
     match step:
         case Load():
-            how = " donating its memory" if step.donates else ""
-            return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.entry_index)}]{how}"
+            suffix = " donating its memory" if step.donates else ""
+            return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.entry_index)}]{suffix}"
         case Store():
             return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.entry_index)}]"
         case Compute():
@@ -346,9 +346,11 @@ def step_text(step: Step, known: Mapping[Register, Index]) -> str:
             return f"{outs}run {step.segment.name}({_format_registers(step.args)}){donated_buffers}"
         case Loop():
             outs = _format_registers(step.body.outs)
-            what = "call" if step.count == 1 else f"{step.count} times"
-            left = f"{outs} = " if outs else ""
-            return f"{left}{what} {step.body.routine.title}({_format_registers(step.body.args)})"
+            call_text = "call" if step.count == 1 else f"{step.count} times"
+            lhs = f"{outs} = " if outs else ""
+            return (
+                f"{lhs}{call_text} {step.body.routine.title}({_format_registers(step.body.args)})"
+            )
         case Branch():
             runs = (f"{b.routine.title}({_format_registers(b.args)})" for b in step.branches)
             outs = _format_registers(step.outs)

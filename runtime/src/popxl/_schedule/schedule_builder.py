@@ -137,8 +137,8 @@ class _GraphScheduler:
         return routine
 
     def _output(self, index: int, value: Value) -> Register:
-        number = None if index in self._arrays else self._builder.number(value)
-        return self._builder.array(value) if number is None else number
+        number = None if index in self._arrays else self._builder.scalar_register(value)
+        return self._builder.array_register(value) if number is None else number
 
     # ---- nodes ----------------------------------------------------------------------------------
     def _walk(self) -> None:
@@ -171,16 +171,16 @@ class _GraphScheduler:
         ):  # fmt: skip
             return False
         rule = host_rule(node.op)
-        ins = [self._builder.number(v) for v in node.inputs]
+        ins = [self._builder.scalar_register(v) for v in node.inputs]
         if rule is None or None in ins:
             return False
-        outs = [self._builder.registers.number() for _ in node.outputs]
+        outs = [self._builder.registers.new_scalar() for _ in node.outputs]
         step = Compute(
             name=node.op.defn.name, rule=rule, ins=tuple(ins), outs=tuple(outs)  # type: ignore[arg-type]
         )  # fmt: skip
         self._builder.step(step, node)
         for v, register in zip(node.outputs, outs, strict=True):
-            self._builder.place(v, register)
+            self._builder.bind(v, register)
         return True
 
     # ---- transfers ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class _GraphScheduler:
         if node.attrs["offset"] is not None:
             return self._builder.registers.constant(node.attrs["offset"])
         value = node.inputs[position]
-        register = self._builder.number(value)
+        register = self._builder.scalar_register(value)
         return self._builder.fetch(value, node) if register is None else register
 
     def _has_pending_store(self, buffer: RemoteBuffer) -> bool:
@@ -215,14 +215,14 @@ class _GraphScheduler:
         if self._has_pending_store(buffer):
             self._builder.close()
         self._limit_segment_loads(buffer)
-        out = self._builder.registers.array(value.spec)
+        out = self._builder.registers.new_array(value.spec)
         self._builder.step(Load(out=out, buffer=buffer, entry_index=entry_index), node)
-        self._builder.place(value, out)
+        self._builder.bind(value, out)
 
     def _store(self, node: Node) -> None:
         buffer = node.attrs["buffer"]
         entry_index = self._index_register(node, 1)
-        register = self._builder.array(node.inputs[0])
+        register = self._builder.array_register(node.inputs[0])
         store = with_label(Store(value=register, buffer=buffer, entry_index=entry_index), node)
         segment_builder = self._builder.open_segment
         if register in segment_builder.results.values() or self._has_pending_store(buffer):

@@ -59,7 +59,9 @@ class BufferStorage:
         self._rows = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
         self._shared_entries: dict[int, tuple[BufferStorage, int]] = {}
-        self._disk_indices = {index: place for place, index in enumerate(buffer.on_disk_entries)}
+        self._disk_indices = {
+            index: position for position, index in enumerate(buffer.on_disk_entries)
+        }
         self._disk_queue, self._file = disk_queue, self._create_file(disk_queue)
 
     def _create_file(self, disk_queue: DiskQueue | None) -> EntryFile | None:
@@ -119,13 +121,13 @@ class BufferStorage:
     def _read_entry(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
         """Returns an entry that is not in memory, and True if nothing else uses the array."""
         self._check(index)
-        place = None if index in self._shared_entries else self.disk_slot(index)
-        if place is None:
+        position = None if index in self._shared_entries else self.disk_slot(index)
+        if position is None:
             array = self.array(index)  # of another program, or zeros
             if donate:
                 self._arrays.pop(index, None)
             return array, donate and index not in self._shared_entries
-        file, at = place
+        file, at = position
         return file.load(at, donate) or (self._zeros(index), True)
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
@@ -240,8 +242,10 @@ class BufferStorage:
         """Shares an entry of another program's storage until this one stores to it; False if shapes
         or dtypes differ."""
         own, other = self.buffer, source.buffer
-        alike = own.tensor_shape == other.tensor_shape and own.tensor_dtype == other.tensor_dtype
-        if not (alike and self._host == source._host):
+        is_compatible = (
+            own.tensor_shape == other.tensor_shape and own.tensor_dtype == other.tensor_dtype
+        )
+        if not (is_compatible and self._host == source._host):
             return False
         self._arrays.pop(index, None)
         self._shared_entries[index] = source, source_index

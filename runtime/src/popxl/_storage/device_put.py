@@ -29,8 +29,8 @@ def device_put_interleaved(
     spacer = _spacer(mesh), per_replica(mesh)
     pairs = [
         pair
-        for moved in zip(arrays, to, strict=True)
-        for pair in ((spacer, moved) if leaves else (moved, spacer))
+        for copies in zip(arrays, to, strict=True)
+        for pair in ((spacer, copies) if leaves else (copies, spacer))
     ]
     return device_put_batch([array for array, _ in pairs], [s for _, s in pairs])[leaves::2]
 
@@ -55,10 +55,10 @@ def device_put_batch(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -
         jax.sharding.SingleDeviceSharding(shard.device, memory_kind=kind)
         for shard, kind in zip(parts, kinds, strict=True)
     ]
-    moved = iter(jax.device_put([shard.data for shard in parts], single))
+    copies = iter(jax.device_put([shard.data for shard in parts], single))
     return [
         jax.make_array_from_single_device_arrays(
-            array.shape, sharding, [next(moved) for _ in array.addressable_shards]
+            array.shape, sharding, [next(copies) for _ in array.addressable_shards]
         )
         for array, sharding in zip(arrays, to, strict=True)
     ]

@@ -48,8 +48,8 @@ WRITE_BEHIND_BYTES = DISK_WINDOW
 """Bytes of stored entries that may wait for the disk, or one; a store waits until it is among
 them."""
 
-_LOOKED_AT = 256  # events
-_ENOUGH = 64  # reads: with so many on their way, or there, nobody looks for more
+_MAX_LOOKAHEAD = 256  # events
+_MAX_PENDING_READS = 64  # reads: with so many on their way, or there, nobody looks for more
 
 
 def fits_window(pop_read_ahead: int, nbytes: int, window: int) -> bool:
@@ -150,7 +150,7 @@ class DiskQueue:
                 del self._upcoming_transfers[at]
                 break
             at += 1
-        if len(self._pending_reads) < _ENOUGH:
+        if len(self._pending_reads) < _MAX_PENDING_READS:
             self._read_ahead()
 
     def _peek_event(self) -> bool:
@@ -175,7 +175,7 @@ class DiskQueue:
         """Starts reads of the next loads, but none past a store to the same entry."""
         stored: set[tuple[RemoteBuffer, int]] = set()
         at = 0
-        while at < _LOOKED_AT and (at < len(self._upcoming_transfers) or self._peek_event()):
+        while at < _MAX_LOOKAHEAD and (at < len(self._upcoming_transfers) or self._peek_event()):
             step, entry = self._upcoming_transfers[at]
             at += 1
             indices = set(entry) if isinstance(entry, tuple) else {entry}
@@ -188,15 +188,15 @@ class DiskQueue:
     def _start_reads(self, step: Load, indices: Iterable[int]) -> bool:
         """Starts reads for a load; False if the window is full."""
         for index in indices:
-            place = self._disk_entries[step.buffer].disk_slot(index)
-            if place is None or place in self._pending_reads:
+            slot = self._disk_entries[step.buffer].disk_slot(index)
+            if slot is None or slot in self._pending_reads:
                 continue
-            file, at = place
+            file, at = slot
             if file.disk_queue is self and file.is_written(at):
                 if not fits_window(self._pending_read_bytes, file.nbytes, READ_AHEAD_BYTES):
                     return False
                 with self.write_done:
-                    self._pending_reads[place] = file.start_read(at, step.donates)
+                    self._pending_reads[slot] = file.start_read(at, step.donates)
                     self._pending_read_bytes += file.nbytes
         return True
 
@@ -330,8 +330,8 @@ class EntryFile:
             pending_write = self._pending_writes.get(index)
             if pending_write is not None and pending_write.array is not None:
                 return pending_write.array, False
-        ahead = self.disk_queue.pop_read_ahead(self, index)
-        return (self.read(index, donates) if ahead is None else ahead.result()), True
+        read_ahead = self.disk_queue.pop_read_ahead(self, index)
+        return (self.read(index, donates) if read_ahead is None else read_ahead.result()), True
 
     def start_read(self, index: int, donates: bool) -> Future[jax.Array]:
         """Starts reading an entry with all threads of the folder."""

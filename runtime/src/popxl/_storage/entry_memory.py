@@ -42,7 +42,7 @@ class EntryMemory:
         scratch: Scratch,
         buffer_pool: BufferPool,
     ) -> None:
-        self._whole, self._part = shape, (rows, *shape[1:])
+        self._global_shape, self._part = shape, (rows, *shape[1:])
         self._rows, self._dtype, self._sharding = max(rows, 1), dtype, sharding
         self._scratch, self._buffer_pool = scratch, buffer_pool
         slices = sharding.addressable_devices_indices_map(shape)
@@ -86,14 +86,16 @@ class EntryMemory:
         def part(index: tuple[slice, ...]) -> np.ndarray:
             return of[self._replica(index)].view(self._dtype).reshape(self._part)
 
-        return views, lambda: jax.make_array_from_callback(self._whole, self._sharding, part)
+        return views, lambda: jax.make_array_from_callback(self._global_shape, self._sharding, part)
 
     def _allocate_device_memory(self) -> Allocation:
         take = self._buffer_pool.take
         parts = [take(self._part, self._dtype, device) for device in self._devices]
         views = [memory_view(part) for part in parts]
-        whole, sharding = self._whole, self._sharding
-        return views, lambda: jax.make_array_from_single_device_arrays(whole, sharding, parts)
+        global_shape, sharding = self._global_shape, self._sharding
+        return views, lambda: jax.make_array_from_single_device_arrays(
+            global_shape, sharding, parts
+        )
 
     def release(self, array: jax.Array) -> None:
         """Returns the memory of an array, which only the caller uses, to the pool."""

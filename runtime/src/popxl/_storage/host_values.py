@@ -124,13 +124,13 @@ class HostValues:
                 "result did not reach the host. Write the variable, or load a checkpoint"
             )
 
-    def check_complete(self, what: str) -> None:
+    def check_complete(self, message: str) -> None:
         """Raises if the value of any variable is lost."""
         if self.lost:
             names = sorted(repr(v.id) for v in self.lost)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise popart_exception(
-                f"{what}: a run stopped in the middle, and what it changes is lost. Write the "
+                f"{message}: a run stopped in the middle, and what it changes is lost. Write the "
                 f"variables {', '.join(names[:3])}{more} first, or load a checkpoint"
             )
 
@@ -261,9 +261,9 @@ class HostValues:
         """Gives sessions that share `array` a copy, before it changes."""
         sharing = self._sharers_of(var, array)
         if sharing:
-            kept = np.array(array)
+            old_values = np.array(array)
             for other in sharing:
-                other._arrays[var] = kept
+                other._arrays[var] = old_values
 
     def _sharers_of(self, var: Variable, array: np.ndarray) -> list[HostValues]:
         return [o for o in self.ir._host_values if o is not self and o._arrays.get(var) is array]

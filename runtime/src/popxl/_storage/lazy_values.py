@@ -19,7 +19,7 @@ THREADS = 4
 
 
 def compute_ahead(
-    variables: Iterable[Variable], which: Set[Variable], make: Callable[[Variable], np.ndarray]
+    variables: Iterable[Variable], concurrent: Set[Variable], make: Callable[[Variable], np.ndarray]
 ) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
     """Yields the variables, each with a function that returns its value.
 
@@ -27,11 +27,11 @@ def compute_ahead(
     than the largest of them alone, at least one.
 
     Args:
-        which: those whose values threads may make.
+        concurrent: those whose values threads may make.
         make: makes a value.
     """
     variables = list(variables)
-    lazy_variables = [var for var in variables if var in which]
+    lazy_variables = [var for var in variables if var in concurrent]
     free_bytes = max(map(_nbytes, lazy_variables), default=0)
     not_started = deque(lazy_variables)
     started: deque[tuple[Variable, Future[np.ndarray]]] = deque()
@@ -40,8 +40,8 @@ def compute_ahead(
             for var in variables:
                 while not_started and (not started or free_bytes >= _nbytes(not_started[0])):
                     free_bytes -= _nbytes(not_started[0])
-                    each = not_started.popleft()
-                    started.append((each, pool.submit(make, each)))
+                    var_to_start = not_started.popleft()
+                    started.append((var_to_start, pool.submit(make, var_to_start)))
                 if started and started[0][0] is var:
                     yield var, partial(_result, [started.popleft()[1]])
                     free_bytes += _nbytes(var)
@@ -51,9 +51,9 @@ def compute_ahead(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _result(held: list[Future[np.ndarray]]) -> np.ndarray:
+def _result(futures: list[Future[np.ndarray]]) -> np.ndarray:
     """Returns a thread's result and drops the reference to it."""
-    return held.pop().result()
+    return futures.pop().result()
 
 
 def _nbytes(var: Variable) -> int:

@@ -20,7 +20,7 @@ def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
     are taken to finish at once."""
     mover = _RecordingMover(schedule)
     title = {step: routine.title for routine in schedule.routines for step in routine.steps}
-    before: dict[Run, Counter[str]] = defaultdict(Counter)
+    prefetched: dict[Run, Counter[str]] = defaultdict(Counter)
     times: Counter[Run] = Counter()
     for step, entry in filter(None, static_events(schedule)):
         match step:
@@ -32,13 +32,13 @@ def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
                 mover.dispatched.clear()
                 mover.before_run(step)
                 times[step] += 1
-                before[step].update(load.part or title[load] for load in mover.dispatched)
-    return {run: _text(loads, times[run]) for run, loads in before.items() if loads}
+                prefetched[step].update(load.part or title[load] for load in mover.dispatched)
+    return {run: _text(loads, times[run]) for run, loads in prefetched.items() if loads}
 
 
 def _text(loads: Counter[str], times: int) -> str:
-    each = (f"{count / times:.2g} for {name}" for name, count in loads.items())
-    return f"loads ahead: {', '.join(each)}"
+    counts = (f"{count / times:.2g} for {name}" for name, count in loads.items())
+    return f"loads ahead: {', '.join(counts)}"
 
 
 class _RecordingMover(PrefetchMover):

@@ -68,8 +68,8 @@ class PrefetchMover:
             self._events_ahead -= 1
         if not self._entries[step.buffer].needs_copy(index) or isinstance(index, tuple):
             return self._entries[step.buffer].load(index, step.donates, step.copies)
-        asked, array = self._dispatched_loads.popleft()
-        assert asked is step
+        expected, array = self._dispatched_loads.popleft()
+        assert expected is step
         self._dispatched_load_bytes -= step.nbytes
         return array
 

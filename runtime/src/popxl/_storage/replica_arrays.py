@@ -155,10 +155,10 @@ def _retrieved_replicas(var: Variable) -> list[int]:
 
 def replicas_needed(var: Variable) -> list[int]:
     """Returns the replicas whose parts `host_value` needs, in order."""
-    asked: dict[int, None] = {}
+    needed: dict[int, None] = {}
     for replica in _retrieved_replicas(var):
-        asked.update(dict.fromkeys(_shard_holders(var, replica) if var._sharded else [replica]))
-    return sorted(asked)
+        needed.update(dict.fromkeys(_shard_holders(var, replica) if var._sharded else [replica]))
+    return sorted(needed)
 
 
 class IdentityTuple(tuple[Item, ...]):
@@ -208,16 +208,18 @@ def _shards(
     size: int,
     owners: tuple[int, ...],
 ) -> IdentityTuple[VariableShard]:
-    place = {replica: i for members in sharers for i, replica in enumerate(members)}
-    each = max(-(-size // shards), 1)
+    index = {replica: i for members in sharers for i, replica in enumerate(members)}
+    shard_size = max(-(-size // shards), 1)
     parts = []
     for group, members in enumerate(groups):
-        holders: list[list[int]] = [[] for _ in range(shards)]
+        shard_replicas: list[list[int]] = [[] for _ in range(shards)]
         for replica in members:
-            holders[place[replica] % shards].append(replica)
-        for held, start in zip(holders, range(0, max(size, 1), each), strict=False):
+            shard_replicas[index[replica] % shards].append(replica)
+        for held, start in zip(shard_replicas, range(0, max(size, 1), shard_size), strict=False):
             processes = tuple(sorted({owners[r] for r in held}))
-            part = VariableShard(group, start, min(each, size - start), processes, tuple(held))
+            part = VariableShard(
+                group, start, min(shard_size, size - start), processes, tuple(held)
+            )
             parts.append(part)
     return IdentityTuple(parts)
 
@@ -231,6 +233,6 @@ def _full_value(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
 
 def _shard_holders(var: Variable, replica: int) -> tuple[int, ...]:
     """Returns the replicas that hold the shards of the same value as `replica`."""
-    members, place = _shard_group(var, replica)
-    first = place - place % var._shards
+    members, index = _shard_group(var, replica)
+    first = index - index % var._shards
     return members[first : first + var._shards]

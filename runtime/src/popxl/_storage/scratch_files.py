@@ -103,10 +103,10 @@ class BlockPool:
         if block is None:
             block = _mapped(size)
         array = np.frombuffer(block, np.uint8)
-        weakref.finalize(array, self._give, block).atexit = False
+        weakref.finalize(array, self._put_back, block).atexit = False
         return array[LEAD:]
 
-    def _give(self, block: mmap.mmap) -> None:
+    def _put_back(self, block: mmap.mmap) -> None:
         with self._lock:
             if self._free_bytes + len(block) <= self._max_free_bytes:
                 self._free[len(block)].append(block)
@@ -136,7 +136,7 @@ class Scratch:
         Raises:
             DiskError: another process uses the folder, or it cannot be written.
         """
-        self.place, self._process = folder, process
+        self.parent, self._process = folder, process
         self.folder = folder / f"{_NAME}-{process}"
         self.read = self.written = 0
         self.blocks = BlockPool(max_free_bytes)
@@ -161,10 +161,10 @@ class Scratch:
                 f"the disk folder {folder} is in use by another run: give each run its own"
             ) from error
         try:
-            for left in self.folder.iterdir():
-                if left.name != _LOCK:
+            for remaining in self.folder.iterdir():
+                if remaining.name != _LOCK:
                     with suppress(OSError):
-                        left.unlink()
+                        remaining.unlink()
             raise_open_file_limit()  # each buffer on disk takes one
             self.direct = self._allows_direct()
         except OSError as error:
@@ -218,7 +218,7 @@ class Scratch:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._locked)
             with self._opening:
-                self._opened.pop((self.place, self._process), None)
+                self._opened.pop((self.parent, self._process), None)
             self._closed.set()
 
     @property
@@ -333,7 +333,7 @@ class ScratchFile:
         """Compares the checksum of read data with that of the written data."""
         if self._checksums.get(at, checksum) != checksum:
             raise DiskError(
-                f"the disk folder {self._scratch.place} returns other bytes than were written "
+                f"the disk folder {self._scratch.parent} returns other bytes than were written "
                 f"there (somewhere in {_format_bytes(nbytes)}): use a folder of another disk, and "
                 "start from the last checkpoint"
             )
@@ -344,19 +344,19 @@ class ScratchFile:
         staging = self._scratch.staging()
         end = min(start + REQUEST, slot_bytes(data.size))
         first, last = max(start, LEAD), min(end, LEAD + data.size)
-        whole, rest = _aligned(first), last // ALIGNED * ALIGNED
-        if (data.ctypes.data - LEAD) % ALIGNED or whole >= rest:
-            whole = rest = end  # all is staged
+        page_start, page_end = _aligned(first), last // ALIGNED * ALIGNED
+        if (data.ctypes.data - LEAD) % ALIGNED or page_start >= page_end:
+            page_start = page_end = end  # all is staged
 
         def of(start: int, end: int) -> np.ndarray:
             return data[start - LEAD : end - LEAD]
 
-        head, tail = staging[: whole - start], staging[whole - start :][: end - rest]
+        head, tail = staging[: page_start - start], staging[page_start - start :][: end - page_end]
         copies = [
-            (head[first - start : last - start], of(first, min(whole, last))),
-            (tail[: max(last - rest, 0)], of(rest, last)),
+            (head[first - start : last - start], of(first, min(page_start, last))),
+            (tail[: max(last - page_end, 0)], of(page_end, last)),
         ]
-        return [part for part in (head, of(whole, rest), tail) if part.size], copies
+        return [part for part in (head, of(page_start, page_end), tail) if part.size], copies
 
     def _run_request(
         self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int
@@ -372,10 +372,10 @@ class ScratchFile:
     def _transfer_parts(
         self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int, end: float
     ) -> None:
-        left = list(parts)
-        while left:
+        remaining = list(parts)
+        while remaining:
             try:
-                count = do(self._file, left, at)
+                count = do(self._file, remaining, at)
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise
@@ -384,15 +384,15 @@ class ScratchFile:
             if count <= 0:
                 raise OSError(0, "the file ends too early")
             at += count
-            while left and count >= left[0].size:
-                count -= left.pop(0).size
+            while remaining and count >= remaining[0].size:
+                count -= remaining.pop(0).size
             if count:
-                left[0] = left[0][count:]
+                remaining[0] = remaining[0][count:]
 
-    def _error(self, what: str, nbytes: int, error: OSError) -> DiskError:
-        folder = self._scratch.place
+    def _error(self, problem: str, nbytes: int, error: OSError) -> DiskError:
+        folder = self._scratch.parent
         return _error(
-            f"the disk folder {folder} cannot {what} {_format_bytes(nbytes)}", error, folder
+            f"the disk folder {folder} cannot {problem} {_format_bytes(nbytes)}", error, folder
         )
 
 
@@ -402,7 +402,7 @@ def _checksum(data: np.ndarray, start: int) -> int:
     return google_crc32c.value(part)
 
 
-def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
+def _error(problem: str, error: OSError, folder: Path | None = None) -> DiskError:
     free = ""
     if folder is not None and folder.exists():
         free = f" ({_format_bytes(shutil.disk_usage(folder).free)} are free)"
@@ -411,7 +411,7 @@ def _error(what: str, error: OSError, folder: Path | None = None) -> DiskError:
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         advice = f"raise the hard limit of {limit} open files (ulimit -Hn)"
-    return DiskError(f"{what}: {reason}{free}: {advice}")
+    return DiskError(f"{problem}: {reason}{free}: {advice}")
 
 
 def _format_bytes(nbytes: int) -> str:
