@@ -142,8 +142,8 @@ def test_an_update_takes_no_memory_for_what_is_drawn():
         x = popxl.constant(np.full((512, 64), 2.0**-9, np.float32))
         for table in tables:
             ops.var_updates.accumulate_(table, x)
-    works = popxl.plan.trace(ir, "gpu 9.0").works
-    assert sum(work.temporaries for work in works.values()) < 1024
+    costs = popxl.plan.trace(ir, "gpu 9.0").segment_costs
+    assert sum(cost.temporaries for cost in costs.values()) < 1024
 
 
 # ---- in programs --------------------------------------------------------------------------------
