@@ -31,13 +31,13 @@ from terminal.entry_point import entry_point
 
 UNUSED = Unused(
     names=(
-        *("data", "checkpoint", "evaluation", "generation", "execution.packed"),
+        *("data", "checkpoint", "eval", "generation", "execution.quantized_cache"),
         "model.output_length",
         *("training.steps", "training.epochs", "training.max_skipped_steps"),
-        *("training.optimizer.learning_rate", "training.reference", "training.beta"),
+        *("training.optimizer.learning_rate", "training.reference_cache", "training.beta"),
         *("training.gamma", "training.label_smoothing"),
     ),
-    used=("data.examples_per_row", "checkpoint.load"),
+    used=("data.examples_per_sample", "checkpoint.load"),
     reason="it measures steps of training on generated data, from random weights",
 )
 

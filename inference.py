@@ -28,15 +28,15 @@ from terminal.entry_point import entry_point
 
 UNUSED = Unused(
     names=(
-        *("data", "checkpoint", "evaluation", "training", "model.dropout_prob"),
+        *("data", "checkpoint", "eval", "training", "model.dropout_prob"),
         *("adapter.dropout", "adapter.modules_to_save"),
         *("execution.loss_scaling", "execution.activations", "execution.update"),
         "execution.micro_batches_per_pass",
         *("execution.placement", "execution.resident_layers", "execution.master_weights"),
-        *("execution.code_load", "execution.packed", "execution.expert_groups"),
+        *("execution.code_load", "execution.quantized_cache", "execution.expert_groups"),
         *("generation.max_tokens", "generation.stop_strings"),
     ),
-    used=("data.examples_per_row", "checkpoint.load", "training.global_batch_size"),
+    used=("data.examples_per_sample", "checkpoint.load", "training.global_batch_size"),
     reason="it measures how random weights answer generated prompts",
 )
 

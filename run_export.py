@@ -25,10 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
     if line.options.merge and not line.config.adapter.rank:
         raise ConfigError("--merge is for models with adapters, but what --load names has none")
-    if line.options.merge == "expanded" and line.config.model.quantisation is None:
+    if line.options.merge == "dequantized" and line.config.model.quantization is None:
         raise ConfigError(
-            "--merge expanded is for adapters of weights in few bits, but model.quantisation is "
-            "null: give --merge, or the --quantisation that they were trained with"
+            "--merge dequantized is for adapters of weights in few bits, but model.quantization is "
+            "null: give --merge, or the --quantization that they were trained with"
         )
     # These take seconds: mistakes in the command line are said before.
     from planning.hardware.resource_errors import explain_resource_errors

@@ -42,7 +42,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="converse with the model: each line is what the user says next; /new begins anew",
     )
     group.add_argument(
-        "--raw",
+        "--no_template",
         action="store_true",
         help="give the model the texts as they are, without the template of its training",
     )
@@ -55,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = line.options
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")
-    if given.chat and (given.prompts or given.file or given.out or given.raw):
+    if given.chat and (given.prompts or given.file or given.out or given.no_template):
         raise ConfigError(
             "--chat reads what is typed and prints the answers: leave prompts, --file, --out and "
-            "--raw out"
+            "--no_template out"
         )
     if any("\udc80" <= character <= "\udcff" for text in given.prompts for character in text):
         raise ConfigError("a prompt among the arguments is not UTF-8 text")
@@ -81,17 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     config = with_generation_lengths(resolve_auto_fields(line)).config
     # Before any process reads what others read elsewhere.
-    asks = {"a file of prompts": given.file is not None, "--raw": given.raw,
+    asks = {"a file of prompts": given.file is not None, "--no_template": given.no_template,
             "--chat": given.chat}  # fmt: skip
     agree_on_run(config, **asks)
-    config = with_format(config, given.file, given.chat, given.raw)
+    config = with_format(config, given.file, given.chat, given.no_template)
     if given.chat:
         from run.answers.converse import converse
 
         with explain_resource_errors(line.preset, config):
             converse(config)
         return
-    raw, data_cache = given.raw or is_raw(config), DataCache()
+    raw, data_cache = given.no_template or is_raw(config), DataCache()
     if given.file is not None:
         asked = asked_rows(config, given.file, raw, data_cache)
     else:

@@ -23,7 +23,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="DIR",
         type=path_option,
-        help="where validation.json goes; by default the directory of the checkpoint that is "
+        help="where eval.json goes; by default the directory of the checkpoint that is "
         "loaded, else a new one under runs/",
     )
     add_plan_options(parser)

@@ -37,6 +37,6 @@ def run_script(script: str, *arguments: str) -> None:
 
 
 def read_metric(folder: Path, name: str) -> float:
-    """Returns a metric of the `validation.json` in a folder."""
-    report = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+    """Returns a metric of the `eval.json` in a folder."""
+    report = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
     return float(report[name])

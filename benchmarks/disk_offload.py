@@ -81,14 +81,14 @@ class OffloadRun:
 ADAFACTOR = {"training": {"optimizer": {"name": "adafactor"}}}
 COMPACT = {
     "training": {
-        "optimizer": {"state": "compact"},
-        "gradients": "bfloat16",
+        "optimizer": {"state": "8bit_residual8"},
+        "gradient_dtype": "bfloat16",
         "stochastic_rounding": False,
     }
 }
 ADAPTERS = {"adapter": {"rank": 16, "targets": "all-linear"}}
-IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4"}}
-SHORT_IN_4_BITS = {**ADAPTERS, "model": {"quantisation": "int4", "sequence_length": 256}}
+IN_4_BITS = {**ADAPTERS, "model": {"quantization": "int4"}}
+SHORT_IN_4_BITS = {**ADAPTERS, "model": {"quantization": "int4", "sequence_length": 256}}
 OLMOE = {
     "model_type": "olmoe",
     "num_hidden_layers": 16,

@@ -2,7 +2,7 @@
 
 All have the same examples. Ours and JAX's have the shapes of the configuration; torch's batches are
 padded to their longest sequence, as users of transformers pad them. Several examples share a sample
-of ours if `data.examples_per_row` allows it. Each implementation runs in a process of its own,
+of ours if `data.examples_per_sample` allows it. Each implementation runs in a process of its own,
 because threads of a library that has just worked keep spinning and slow down the other one.
 """
 
@@ -237,12 +237,12 @@ def _singly(batch: Batch) -> list[dict[str, np.ndarray]]:
 def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generated examples, each a sample."""
     if _examples_per_row(config) > 1:
-        config = replace(config, data=replace(config.data, examples_per_row=1))
+        config = replace(config, data=replace(config.data, examples_per_sample=1))
     return get_family(config).sample_format.random_samples(config, count, mean_tokens)
 
 
 def _examples_per_row(config: RunConfig) -> int:
-    return config.data.examples_per_row if isinstance(config.data, Seq2SeqData) else 1
+    return config.data.examples_per_sample if isinstance(config.data, Seq2SeqData) else 1
 
 
 def _prompts(

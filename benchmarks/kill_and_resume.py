@@ -214,7 +214,7 @@ def _batches(config: RunConfig) -> Iterator[list[Batch]]:
 
 def _step(model: TrainingSession, batches: Sequence[Batch], step: int) -> None:
     (result,) = model.run(batches, [1e-4], step - 1)
-    _say(step=step, loss=result.loss.hex(), norm=result.gradient_norm.hex(), peak=peak_host_bytes())
+    _say(step=step, loss=result.loss.hex(), norm=result.grad_norm.hex(), peak=peak_host_bytes())
 
 
 def _say(**facts: Any) -> None:

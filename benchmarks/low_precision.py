@@ -62,16 +62,18 @@ def distance(a: Tensors, b: Tensors) -> float:
 
 
 # ---- updates: a few steps in this process ------------------------------------------------------
-EIGHT_BITS = {"training": {"optimizer": {"state": "compact"}, "gradients": "bfloat16"}}
+EIGHT_BITS = {"training": {"optimizer": {"state": "8bit_residual8"}, "gradient_dtype": "bfloat16"}}
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "float32": {},
     "bfloat16, to nearest": {"training": {"stochastic_rounding": False}},
     "bfloat16, stochastically": {"training": {"stochastic_rounding": True}},
     "bfloat16, float32 masters": {"execution": {"master_weights": True}},
     "float32, moments in bfloat16": {"training": {"optimizer": {"state": "bfloat16"}}},
-    "float32, compact": {"training": {"optimizer": {"state": "compact"}}},
-    "bfloat16, compact": EIGHT_BITS,
-    "bfloat16, compact16": merge(EIGHT_BITS, {"training": {"optimizer": {"state": "compact16"}}}),
+    "float32, 8bit_residual8": {"training": {"optimizer": {"state": "8bit_residual8"}}},
+    "bfloat16, 8bit_residual8": EIGHT_BITS,
+    "bfloat16, 8bit_residual16": merge(
+        EIGHT_BITS, {"training": {"optimizer": {"state": "8bit_residual16"}}}
+    ),
 }
 """By name, which begins with the precision: changes of the preset."""
 LAST_STEPS = 30
@@ -137,7 +139,7 @@ def compare_updates(args: argparse.Namespace) -> None:
 # ---- state and fp8: whole runs -----------------------------------------------------------------
 CONVERSATIONS = "data/sample/conversations"
 CHAT = (
-    "--config qwen3_tiny --sequence_length 128 --examples_per_row 4 --global_batch_size 16 "
+    "--config qwen3_tiny --sequence_length 128 --examples_per_sample 4 --global_batch_size 16 "
     f"--micro_batch_size 16 --data.train {CONVERSATIONS}/train.jsonl "
     f"--data.validation {CONVERSATIONS}/validation.jsonl"
 ).split()
@@ -151,8 +153,8 @@ TASKS: Mapping[str, tuple[Sequence[str], str]] = {
 STATES: Mapping[str, Sequence[str]] = {
     "float32": ("--precision", "float32"),
     "compact": (
-        *("--precision", "bfloat16", "--training.optimizer.state", "compact"),
-        *("--training.gradients", "bfloat16"),
+        *("--precision", "bfloat16", "--training.optimizer.state", "8bit_residual8"),
+        *("--training.gradient_dtype", "bfloat16"),
     ),
 }
 
@@ -168,7 +170,7 @@ def create_chat_model(folder: Path) -> Sequence[str]:
 
 def train_run(folder: Path, flags: Sequence[str], *validation_flags: str) -> Path:
     """Train and validate a run unless it is complete; returns its folder."""
-    if not (folder / "validation.json").exists():
+    if not (folder / "eval.json").exists():
         run_script("run_finetuning.py", *flags, "--save", str(folder), "--run-dir", str(folder))
         run_script("run_validation.py", "--load", str(folder), *validation_flags)
     return folder
@@ -234,7 +236,7 @@ def compare_fp8(args: argparse.Namespace) -> None:
             rows = map(json.loads, lines)
             losses[task, products, seed] = [row["loss"] for row in rows if "loss" in row]
         in_fp8 = folder / "in_fp8"
-        if not (in_fp8 / "validation.json").exists():
+        if not (in_fp8 / "eval.json").exists():
             out = ("--fp8.enabled", "--out", str(in_fp8))
             run_script("run_validation.py", *common, "--load", str(folder), *out)
         cells.append(f"{read_metric(in_fp8, 'accuracy'):.4f}")

@@ -169,10 +169,10 @@ class ModelResult:
 def data_flags(samples: int) -> list[str]:
     """Flags of the task: summaries of sentences of the sample corpus."""
     return [
-        *("--data.train", str(ROWS / "train.jsonl"), "--data.format", "text"),
+        *("--data.train", str(ROWS / "train.jsonl"), "--data.format", "prompt_completion"),
         *("--data.validation", str(ROWS / "validation.jsonl")),
         *("--data.prompt", PROMPT, "--data.target", TARGET),
-        *("--evaluation.samples", str(samples), "--evaluation.metrics", ",".join(METRICS)),
+        *("--eval.samples", str(samples), "--eval.metrics", ",".join(METRICS)),
     ]
 
 

@@ -52,7 +52,7 @@ FLAGS = (
     *("--training.optimizer.learning_rate.function", "constant", "--learning_rate", "1e-3"),
     *("--training.optimizer.learning_rate.warmup_proportion", "0"),
 )
-COMPARED = ("loss", "gradient_norm", "learning_rate")
+COMPARED = ("loss", "grad_norm", "learning_rate")
 START, END = 600.0, 180.0  # seconds for a run to begin, and to end
 FILES, CONNECTIONS = 256, 320  # that the run may open; idle ones to its metrics port
 FULL = 4096  # bytes after which each file fails on a full disk

@@ -2,7 +2,7 @@
 
     python3 -m benchmarks.vs_huggingface --config small
     python3 -m benchmarks.vs_huggingface --config small --generated_tokens 54 \
-        --examples_per_row 4 --prompts 128
+        --examples_per_sample 4 --prompts 128
     python3 -m benchmarks.vs_huggingface --config gptj_small --micro_batch_size 4 --rounds 9
 
 Training: an optimizer step on a micro-batch of examples, with activations recomputed and kept,
@@ -49,7 +49,7 @@ LOSS_TOLERANCE = 1e-4
 
 UNUSED = replace(
     finetuning.UNUSED,
-    used=("data.examples_per_row", "model.output_length"),
+    used=("data.examples_per_sample", "model.output_length"),
     reason="it compares presets on generated data, from random weights",
 )
 

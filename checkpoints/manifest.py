@@ -32,7 +32,7 @@ from files.text_files import MEBIBYTE, read_bytes
 
 FILE_NAME = "manifest.json"
 MAX_TEXT = MEBIBYTE
-FORMAT = 6
+FORMAT = 7
 """Only this one is read: no release wrote another."""
 
 

@@ -11,5 +11,5 @@ CHOSEN = (
     "execution.micro_batch_size",
     "execution.data_parallel",
     "execution.tensor_parallel",
-    "data.loss",
+    "data.loss_on",
 )

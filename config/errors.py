@@ -9,6 +9,9 @@ from typing import Any
 from files.errors import UserError as UserError
 from files.formatting import MAX_LENGTH, format_names
 
+SHORTEST = 4
+"""Characters of the shortest name that is compared by its beginning."""
+
 
 class ConfigError(UserError, ValueError):
     """An invalid configuration: unknown names, wrong types, numbers that do not fit."""
@@ -35,10 +38,19 @@ class Notice(UserWarning):
 
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that `name` may be a misspelling of, the likeliest first."""
+    """Up to three known names that `name` could stand for, the most likely first.
+
+    Those of which one begins with the other, then the most similar; else those that contain it.
+    """
     if len(name) > MAX_LENGTH:
         return []
-    return get_close_matches(name, list(known), n=3, cutoff=0.6)
+    names = [one for one in known if len(one) >= SHORTEST]
+    prefixes = [one for one in names if one.startswith(name) or name.startswith(one)]
+    prefixes = get_close_matches(name, prefixes, n=3, cutoff=0.0)
+    close = get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if len(name) < SHORTEST:
+        return close
+    return [*dict.fromkeys([*prefixes, *close])][:3] or [one for one in names if name in one][:3]
 
 
 def nearest(name: str, known: Iterable[str], longest: int = 200) -> str:

@@ -62,7 +62,7 @@ _SCHEDULES = {name: name for name in COURSES} | {
     "constant_with_warmup": "constant", "cosine_with_min_lr": "cosine",
     "cosine_warmup_with_min_lr": "cosine", "warmup_stable_decay": "wsd",
 }  # fmt: skip
-_8_BITS = "--training.optimizer.state compact"
+_8_BITS = "--training.optimizer.state 8bit_residual8"
 _OPTIMIZERS = {"adafactor": "adafactor"} | dict.fromkeys(
     ("adamw", "adamw_torch", "adamw_hf", "adamw_torch_fused", "adamw_torch_xla",
      "paged_adamw_32bit", "paged_adamw"), "adamw"
@@ -71,9 +71,9 @@ _OPTIMIZERS = {"adafactor": "adafactor"} | dict.fromkeys(
 )  # fmt: skip
 _OBJECTIVES = {"sigmoid": "dpo", "nll": "cross_entropy"} | {name: name for name in OBJECTIVES}
 _RATE = "--training.optimizer.learning_rate"
-_LORA, _QLORA = "--adapter.rank 8", "--quantisation int4 --adapter.rank 8"
+_LORA, _QLORA = "--adapter.rank 8", "--quantization int4 --adapter.rank 8"
 _BEST = "`--load RUN/best` takes them"
-_KEEP_BEST = "--evaluation.steps 100 --checkpoint.keep_best loss"
+_KEEP_BEST = "--eval.steps 100 --checkpoint.keep_best loss"
 
 DATA = (
     Flag("train_file train_data data_path dataset_path dataset_name dataset_dir datasets",
@@ -85,7 +85,7 @@ DATA = (
          says="`--data.train NAME:SUBSET@SPLIT` names both"),
     Flag("max_train_samples max_samples",
          says="`--epochs 0.1` takes a tenth of the rows, or give fewer rows"),
-    Flag("max_eval_samples", "--evaluation.samples"),
+    Flag("max_eval_samples", "--eval.samples"),
     Flag("max_seq_length max_seq_len max_length cutoff_len model_max_length max_source_length "
          "max_input_length sequence_len seq_length block_size max_model_len", "--sequence_length",
          "of an answer: `--generation.max_tokens N`"),
@@ -96,16 +96,16 @@ DATA = (
          "`--decoder_sequence_length N` for the answer"),
     Flag("packing sample_packing neat_packing eval_packing eval_sample_packing",
          says="samples hold several whole texts, which do not see each other "
-         "(`--examples_per_row N`; 1: none); `--data.packing true` joins and cuts a decoder's"),
+         "(`--examples_per_sample N`; 1: none); `--data.packing true` joins and cuts a decoder's"),
     Flag("packing_strategy", "--data.packing", values={"wrapped": "true", "bfd": OMIT}),
     Flag("padding_free group_by_length pad_to_multiple_of pad_to_sequence_len pad_to_max_length "
          "length_column_name train_sampling_strategy",
-         says="short texts share a sample, `--examples_per_row N`"),
-    Flag("train_on_inputs train_on_prompt", "--data.loss",
-         values={"true": "all", "false": "answers"}),
-    Flag("completion_only_loss assistant_only_loss", "--data.loss",
-         values={"true": "answers", "false": "all"}),
-    Flag("mask_history", "--data.loss", values={"true": "last"}),
+         says="short texts share a sample, `--examples_per_sample N`"),
+    Flag("train_on_inputs train_on_prompt", "--data.loss_on",
+         values={"true": "all", "false": "completion"}),
+    Flag("completion_only_loss assistant_only_loss", "--data.loss_on",
+         values={"true": "completion", "false": "all"}),
+    Flag("mask_history", "--data.loss_on", values={"true": "last_turn"}),
     Flag("system_prompt default_system", "--data.system"),
     Flag("chat_template_path", "--data.chat_template"),
     Flag("template chat_template", says="a tokenizer has its own; `--data.chat_template FILE` is "
@@ -113,7 +113,7 @@ DATA = (
     Flag("enable_thinking", "--data.chat_variables", values={
         "true": "'{\"enable_thinking\": true}'", "false": "'{\"enable_thinking\": false}'"}),
     Flag("dataset_text_field text_field text_column field", "--data.target '{{{}}}'",
-         "documents have `--data.format plain`"),
+         "documents have `--data.format language_modeling`"),
     Flag("prompt_column", "--data.prompt '{{{}}}'"),
     Flag("response_column summary_column target_column", "--data.target '{{{}}}'"),
     Flag("source_prefix", "--data.prompt '{}{{text}}'"),
@@ -142,6 +142,9 @@ MODEL = (
          says="`--model NAME` is enough"),
     Flag("new_special_tokens add_special_tokens additional_special_tokens",
          "--model.add_tokens"),
+    Flag("model.max_length n_positions", "--model.max_position_embeddings"),
+    Flag("model.scaled_head", "--model.scale_decoder_outputs", values=_ON),
+    Flag("part_of model.part_of", "--model.multimodal_parent"),
     Flag("rope_scaling", says="the model's config.json says it"),
     Flag("eos_token pad_token special_tokens", says="the tokenizer's own count"),
     Flag("router_aux_loss_coef", "--model.router_aux_loss_coef"),
@@ -167,7 +170,7 @@ MODEL = (
 TRAINING = (
     Flag("lr", "--learning_rate"),
     Flag("lr_scheduler_type lr_scheduler scheduler", f"{_RATE}.function", values=_SCHEDULES),
-    Flag("lr_scheduler_kwargs", says=f"`{_RATE}.cycles N`, `{_RATE}.minimum` and "
+    Flag("lr_scheduler_kwargs", says=f"`{_RATE}.num_cycles N`, `{_RATE}.minimum` and "
          f"`{_RATE}.decay_proportion` are these"),
     Flag("min_lr", f"{_RATE}.minimum"),
     Flag("warmup_ratio", "--warmup_proportion"),
@@ -203,7 +206,7 @@ TRAINING = (
     Flag("label_smoothing label_smoothing_factor", says="the loss of tokens has none; preferences "
          "have it, `--training.objective dpo --training.label_smoothing 0.1`"),
     Flag("neftune_noise_alpha neft_alpha", says="no noise is added to embeddings"),
-    Flag("stage", values={"sft": OMIT, "pt": "--data.format plain",
+    Flag("stage", values={"sft": OMIT, "pt": "--data.format language_modeling",
                           **{n: f"--training.objective {n}" for n in ("dpo", "kto", "orpo")}}),
     Flag("loss_type pref_loss rl", "--training.objective", values=_OBJECTIVES),
     Flag("beta pref_beta rl_beta dpo_beta kto_beta orpo_alpha", "--training.beta"),
@@ -231,7 +234,7 @@ TRAINING = (
 RUN = (
     Flag("output_dir out_dir save_dir export_dir", "--save",
          "for transformers: `--save-hf DIR`"),
-    Flag("overwrite_output_dir", "--fresh", "it deletes the run that is in `--save DIR`",
+    Flag("overwrite_output_dir fresh", "--overwrite", "it deletes the run that is in `--save DIR`",
          values={"true": ""}),
     Flag("resume resume_from_checkpoint auto_resume_from_checkpoints",
          says="the same command with the same `--save DIR` continues"),
@@ -244,22 +247,22 @@ RUN = (
     Flag("save_only_model", "--checkpoint.save_optimizer", values={"true": "false"}),
     Flag("save_on_each_node enable_jit_checkpoint save_safetensors",
          says="checkpoints are safetensors, and a signal saves one"),
-    Flag("eval_steps", "--evaluation.steps"),
-    Flag("eval_strategy evaluation_strategy", "--evaluation.steps 100",
+    Flag("eval_steps", "--eval.steps"),
+    Flag("eval_strategy evaluation_strategy", "--eval.steps 100",
          "an epoch has as many steps as samples over the batch",
          values={"no": OMIT, "steps": "", "epoch": "", "": ""}),
     Flag("evals_per_epoch eval_delay eval_on_start",
-         says="`--evaluation.steps N` evaluates every N steps"),
+         says="`--eval.steps N` evaluates every N steps"),
     Flag("include_for_metrics batch_eval_metrics eval_accumulation_steps prediction_loss_only "
          "eval_do_concat_batches eval_use_gather_object compute_accuracy",
-         says="`--evaluation.metrics rouge_l` says which"),
+         says="`--eval.metrics rouge_l` says which"),
     Flag("predict_with_generate", says="evaluation writes answers by itself"),
     Flag("load_best_model_at_end", _KEEP_BEST, _BEST, values={"true": ""}),
-    Flag("metric_for_best_model", "--evaluation.steps 100 --checkpoint.keep_best", _BEST,
+    Flag("metric_for_best_model", "--eval.steps 100 --checkpoint.keep_best", _BEST,
          values={"eval_loss": _KEEP_BEST, "eval_accuracy":
-                 "--evaluation.steps 100 --checkpoint.keep_best accuracy"}, any_value=True),
+                 "--eval.steps 100 --checkpoint.keep_best accuracy"}, any_value=True),
     Flag("greater_is_better", says="each metric has its own direction"),
-    Flag("early_stopping_patience", "--evaluation.steps 100 --evaluation.patience"),
+    Flag("early_stopping_patience", "--eval.steps 100 --eval.patience"),
     Flag("logging_steps logging_strategy logging_first_step logging_dir log_level "
          "logging_nan_inf_filter include_num_input_tokens_seen log_on_each_node log_level_replica "
          "log_every_n_steps plot_loss disable_tqdm",
@@ -271,6 +274,7 @@ RUN = (
     Flag("wandb_entity wandb_watch wandb_log_model trackio_space_id trackio_bucket_id "
          "trackio_static_space_id", says="`--wandb` takes wandb's own environment variables, such "
          "as WANDB_ENTITY"),
+    Flag("stall stall_timeout", "--watchdog_seconds"),
     Flag("do_train do_eval do_predict",
          says="run_finetuning.py trains, run_validation.py evaluates, run_generation.py writes"),
     Flag("push_to_hub hub_model_id hub_private_repo hub_strategy hub_always_push hub_revision",
@@ -281,7 +285,7 @@ ADAPTERS = (
     Flag("lora_r lora_rank r", "--adapter.rank"),
     Flag("lora use_lora use_peft peft", _LORA, values={"true": ""}),
     Flag("finetuning_type",
-         values={"lora": _LORA, "full": OMIT, "freeze": "--training.trained NAMES"}),
+         values={"lora": _LORA, "full": OMIT, "freeze": "--training.trainable NAMES"}),
     Flag("lora_alpha", "--adapter.alpha"),
     Flag("lora_dropout", "--adapter.dropout"),
     Flag("lora_target lora_target_modules target_modules", "--adapter.targets",
@@ -296,9 +300,9 @@ ADAPTERS = (
     Flag("adapter_name_or_path lora_model_dir", "--adapter.load"),
     Flag("exclude_modules layers_to_transform layers_pattern layer_replication",
          says="`--adapter.targets` takes a regular expression for whole names"),
-    Flag("unfrozen_parameters", "--training.trained"),
+    Flag("unfrozen_parameters", "--training.trainable"),
     Flag("trainable_token_indices", f"{_LORA} --adapter.trainable_tokens"),
-    Flag("freeze_trainable_layers freeze_extra_modules", says="`--training.trained NAMES` and "
+    Flag("freeze_trainable_layers freeze_extra_modules", says="`--training.trainable NAMES` and "
          "`--training.frozen NAMES` take patterns"),
     Flag("task_type lora_task_type peft_type auto_mapping peft_version inference_mode "
          "fan_in_fan_out lora_fan_in_fan_out ensure_weight_tying runtime_config",
@@ -310,24 +314,26 @@ ADAPTERS = (
          "megatron_core use_bdlora arrow_config kasa_config loraplus_lr_ratio use_galore use_badam "
          "use_apollo", says="--help-all lists what adapters have"),
     Flag("qlora", _QLORA, values={"true": ""}),
-    Flag("load_in_4bit", "--quantisation int4", "in training with `--adapter.rank 8`",
+    Flag("load_in_4bit", "--quantization int4", "in training with `--adapter.rank 8`",
          values={"true": ""}),
-    Flag("load_in_8bit", "--quantisation int8", "in training with `--adapter.rank 8`",
+    Flag("load_in_8bit", "--quantization int8", "in training with `--adapter.rank 8`",
          values={"true": ""}),
-    Flag("quantization_bit quantization quantize", "--quantisation", "in training with "
+    Flag("quantization_bit quantize", "--quantization", "in training with "
          "`--adapter.rank 8`", values={
         "4": "int4", "8": "int8", "int4": "int4", "int8": "int8", "none": OMIT}),
     Flag("bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_use_double_quant quantization_method "
          "bnb_4bit_compute_dtype bnb_4bit_quant_storage quantization_type",
-         says="`--quantisation int4` rounds to nearest, with a scale and a bias for 64 inputs"),
-    Flag("frozen_weights execution.frozen_weights", "--quantisation"),
+         says="`--quantization int4` rounds to nearest, with a scale and a bias for 64 inputs"),
+    Flag("execution.packed", "--execution.quantized_cache"),
+    Flag("frozen_weights execution.frozen_weights", "--quantization"),
 )  # fmt: skip
 
 GENERATION = (
     Flag("max_new_tokens max_tokens generation_max_length", "--generation.max_tokens"),
-    Flag("num_beams generation_num_beams beam_width", "--beams"),
+    Flag("generation_num_beams beam_width", "--num_beams"),
     Flag("do_sample", "--search", values={"true": "sample", "false": "greedy"}),
     Flag("length_penalty", "--generation.length_penalty"),
+    Flag("raw", "--no_template", values={"true": ""}),
     Flag("stop stop_sequences", "--stop_strings"),
     Flag("min_p typical_p epsilon_cutoff presence_penalty frequency_penalty min_new_tokens "
          "num_return_sequences best_of early_stopping stop_token_ids",

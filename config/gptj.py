@@ -50,7 +50,7 @@ class GPTJModel(Model):
     output_length: PositiveInt = 5
     """Most tokens to generate, the end token included."""
 
-    max_length: PositiveInt = 2048
+    max_position_embeddings: PositiveInt = 2048
     """Tokens that the model was made for. HF: n_positions."""
 
     layer_norm_epsilon: PositiveFloat = 1e-5
@@ -63,10 +63,6 @@ class GPTJModel(Model):
     pad_token_id: NonNegativeInt = 50257
     embedding: GPTJEmbedding = field(default_factory=GPTJEmbedding)
     attention: GPTJAttention = field(default_factory=GPTJAttention)
-
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.max_length
 
     @property
     def head_dim(self) -> int:

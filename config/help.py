@@ -15,27 +15,28 @@ HELP_AT = 36
 """Column where the meaning of a flag begins."""
 
 SHOWN = {
-    "data": "train validation prompt target labels dataset format packing loss examples_per_row",
+    "data": "train validation prompt target class_labels dataset format packing loss_on "
+    "examples_per_sample",
     "checkpoint": "save load keep_best",
     "training": "objective steps epochs global_batch_size optimizer.name "
     "optimizer.learning_rate.maximum optimizer.learning_rate.function "
     "optimizer.learning_rate.warmup_proportion optimizer.weight_decay",
     "adapter": "rank targets load",
-    "evaluation": "steps",
-    "generation": "search max_tokens temperature top_k top_p beams stop_strings",
-    "model": "sequence_length decoder_sequence_length output_length precision quantisation",
+    "eval": "steps",
+    "generation": "search max_tokens temperature top_k top_p num_beams stop_strings",
+    "model": "sequence_length decoder_sequence_length output_length precision quantization",
     "execution": "micro_batch_size data_parallel tensor_parallel activations disk device",
 }
 """Fields of the short help, by section."""
 RARE = {
-    "metrics_port", "metrics_host", "profile", "stall", "plan_json", "plan_picture", "plan_trace",
-    "machine", "processes", "process", "coordinator", "wandb_name", "wandb_project",
+    "metrics_port", "metrics_host", "profile", "watchdog_seconds", "plan_json", "plan_picture",
+    "plan_trace", "machine", "processes", "process", "coordinator", "wandb_name", "wandb_project",
 }  # fmt: skip
 """Options of scripts that it leaves out."""
 NOT_USED = {
     "finetuning": "generation",
-    "inference": "training adapter.rank adapter.alpha adapter.targets evaluation data.packing "
-    "data.loss checkpoint.save checkpoint.keep_best execution.activations",
+    "inference": "training adapter.rank adapter.alpha adapter.targets eval data.packing "
+    "data.loss_on checkpoint.save checkpoint.keep_best execution.activations",
 }
 """By purpose of the presets: the sections and fields that the short help leaves out."""
 

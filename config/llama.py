@@ -163,7 +163,7 @@ class LlamaModel(AnyModel):
     model_type: ModelType = "llama"
     """Class of the model on the hub."""
 
-    part_of: PathText | None = None
+    multimodal_parent: PathText | None = None
     """Folder or hub name of a model of texts and images that this is the text part of; an export
     takes over its other weights. null: none."""
 

@@ -53,11 +53,11 @@ class AnyModel(Section):
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type of weights and activations on the device. HF: dtype."""
 
-    quantisation: Literal["int8", "int4"] | None = None
-    """Hold the weights of linear layers and experts, but the head's, in 8 or 4 bits: to generate,
-    or to train adapters beside them."""
+    quantization: Literal["int8", "int4"] | None = None
+    """Weight quantization of linear layers and experts, the head excepted. For generation, and for
+    training adapters beside the frozen weights."""
 
-    quantisation_group_size: PositiveInt = 64
+    quantization_group_size: PositiveInt = 64
     """Input features of a linear layer whose weights in few bits share a scale and a bias."""
 
     seed: NonNegativeInt = 42
@@ -142,9 +142,9 @@ class AnyModel(Section):
     @property
     def quant(self) -> QuantConfig | None:
         """How frozen weights of linear layers are held; None: in `precision`."""
-        if self.quantisation is None:
+        if self.quantization is None:
             return None
-        return QuantConfig(int(self.quantisation.removeprefix("int")), self.quantisation_group_size)
+        return QuantConfig(int(self.quantization.removeprefix("int")), self.quantization_group_size)
 
     @property
     def layer_quant(self) -> QuantConfig | None:

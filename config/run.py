@@ -39,7 +39,7 @@ class LearningRate(Section):
 
     function: CourseName = "linear"
     """Course after the warm-up: linear or cosine down to `minimum`; cosine_with_restarts: so
-    `cycles` times; wsd: down at the end alone; constant; relative: Adafactor's 1 / √step."""
+    `num_cycles` times; wsd: down at the end alone; constant; relative: Adafactor's 1 / √step."""
 
     maximum: PositiveFloat = 1e-4
     """Learning rate at the end of the warm-up."""
@@ -54,14 +54,14 @@ class LearningRate(Section):
     """The warm-up's fraction of training.steps, rounded up. Replaces a preset's warmup_steps. HF:
     warmup_ratio."""
 
-    cycles: PositiveInt = 1
-    """cosine_with_restarts: how often it goes down. HF: num_cycles."""
+    num_cycles: PositiveInt = 1
+    """cosine_with_restarts: number of cycles."""
 
     decay_proportion: Fraction = 0.1
     """wsd: fraction of training.steps at the end in which it goes down, as a cosine."""
 
-    first_step: NonNegativeInt = 0
-    """Steps that are done when the schedule begins: it goes over those that are left."""
+    start_step: NonNegativeInt = 0
+    """Step at which the schedule starts; it covers the remaining steps."""
 
     def validate(self) -> None:
         if self.warmup_steps is not None and self.warmup_proportion is not None:
@@ -86,10 +86,10 @@ class Optimizer(Section):
     name: Literal["adamw", "adafactor"] = "adamw"
     """AdamW, or Adafactor. adafactor: second moments take a row and a column of each weight."""
 
-    state: Literal["float32", "bfloat16", "compact", "compact16"] = "float32"
-    """What is kept between steps. bfloat16: adamw's moments, rounded stochastically. compact:
-    adamw's moments of matrices in 8 bits, and 8 more bits of a 16-bit weight, in place of its
-    stochastic rounding; compact16: 16 more."""
+    state: Literal["float32", "bfloat16", "8bit_residual8", "8bit_residual16"] = "float32"
+    """Precision of the optimizer state. bfloat16: AdamW moments, rounded stochastically.
+    8bit_residual8: 8-bit AdamW moments of matrices plus an 8-bit residual of each 16-bit weight, in
+    place of stochastic rounding; 8bit_residual16: a 16-bit residual."""
 
     learning_rate: LearningRate = field(default_factory=LearningRate)
 
@@ -105,7 +105,7 @@ class Optimizer(Section):
     adafactor: Adafactor = field(default_factory=Adafactor)
 
     weight_decay: NonNegativeFloat = 0.01
-    """Each step subtracts this fraction of a weight, times the learning rate."""
+    """Decoupled weight decay; multiplied by the learning rate."""
 
     gradient_clipping: PositiveFloat | None = 1.0
     """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
@@ -147,8 +147,8 @@ class Training(Section):
     """Round updated 16-bit weights and state up or down at random, so that small updates are not
     lost. null: where nothing is kept of what rounding takes."""
 
-    gradients: Literal["float32", "bfloat16"] = "float32"
-    """Type of gradients between the backward pass and the update; they add up in float32 within a
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of gradients between the backward pass and the update; they add up in float32 within a
     pass of micro-batches. bfloat16: rounded once a pass, up or down by a hash of the value, right
     on average."""
 
@@ -156,12 +156,12 @@ class Training(Section):
     """Steps in a row that may be skipped because loss or gradients are not finite; one more ends
     the run."""
 
-    trained: Names | None = None
-    """Train these weights alone: names of Hugging Face's or ours, or how they begin up to a dot,
-    separated by commas; * stands for any characters. null: all."""
+    trainable: Names | None = None
+    """Weights to train: full names (Hugging Face's or PopXL's) or prefixes that end before a dot,
+    separated by commas; * matches any characters. null: all."""
 
     frozen: Names | None = None
-    """Do not train these weights, which are named alike; also if `trained` means them."""
+    """Weights to freeze, in the syntax of `trainable`, over which it takes precedence."""
 
     objective: ObjectiveName = "cross_entropy"
     """Loss: cross_entropy, of the next token; or of preferences, dpo, ipo, hinge, simpo, orpo, cpo
@@ -176,8 +176,9 @@ class Training(Section):
     label_smoothing: Fraction = 0.0
     """dpo, simpo, cpo: fraction of the pairs thought to be in the wrong order."""
 
-    reference: PathText | None = None
-    """Folder of what the reference says, which runs may share. null: the run's own."""
+    reference_cache: PathText | None = None
+    """Folder of the reference model's log-probabilities, which runs can share. null: that of the
+    run."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
 
@@ -200,7 +201,7 @@ class Training(Section):
     @property
     def some_frozen(self) -> bool:
         """Whether not all weights are trained."""
-        return self.trained is not None or self.frozen is not None
+        return self.trainable is not None or self.frozen is not None
 
 
 Device = Literal["auto", "cpu", "gpu", "tpu"]
@@ -245,7 +246,7 @@ class Execution(Section):
     micro_batches_per_pass: PositiveInt | Literal["auto"] = "auto"
     """Micro-batches that run through all layers, forward and backward, before the next ones; a step
     is gradient accumulation / this passes, then one update. Results are the same, unless
-    `training.gradients` is bfloat16. All: each layer's weights are loaded once a step. 1:
+    `training.gradient_dtype` is bfloat16. All: each layer's weights are loaded once a step. 1:
     activations of one micro-batch are saved at a time. auto: where `placement` is planned, the
     fastest simulated run; 1 on one CPU device; else all."""
 
@@ -257,10 +258,10 @@ class Execution(Section):
     """Where training keeps state and activations on a GPU or TPU. auto: what saves most time stays
     in spare device memory. host: all but resident_layers in host memory."""
 
-    update: Literal["auto", "end", "behind"] = "auto"
+    update: Literal["auto", "end", "deferred"] = "auto"
     """When the optimizer updates a layer; results are the same. end: after the backward pass.
-    behind: before the layer's next forward pass, which hides the transfers. auto: behind on a GPU
-    or TPU, and with a disk."""
+    deferred: before the layer's next forward pass, which hides the transfers. auto: deferred on a
+    GPU or TPU, and with a disk."""
 
     resident_layers: NonNegativeInt = 0
     """Layers of each kind whose weights, gradients and optimizer state stay in device memory.
@@ -280,8 +281,9 @@ class Execution(Section):
     disk: PathText | None = None
     """Folder on a local disk for state that exceeds host memory; of no other run. null: none."""
 
-    packed: PathText | None = None
-    """Folder of frozen weights in few bits, which runs of one model share. null: the run's own."""
+    quantized_cache: PathText | None = None
+    """Folder of quantized frozen weights, which runs of one model can share. null: that of the
+    run."""
 
     host_memory: PositiveFloat | None = None
     """Gigabytes of host memory that a process may take; more state goes to `disk`. What cannot be
@@ -328,11 +330,11 @@ class FP8(Section):
     recipe: Literal["delayed", "current"] = "delayed"
     """Scales follow from the largest absolute values (amax) of past steps, or of the operands."""
 
-    amax_history: PositiveInt = 1024
-    """delayed: steps whose amax is remembered."""
+    amax_history_len: PositiveInt = 1024
+    """delayed: number of steps whose amax is kept."""
 
-    amax_of: Literal["max", "most_recent"] = "max"
-    """delayed: take the largest amax of the history, or the latest."""
+    amax_compute_algo: Literal["max", "most_recent"] = "max"
+    """delayed: amax that sets the scale, the largest of the history or the most recent."""
 
     interval: PositiveInt = 1
     """delayed: optimizer steps between changes of the scales."""
@@ -377,14 +379,14 @@ class Checkpoint(Section):
     save_optimizer: bool = True
     """Save the optimizer's state too, without which training cannot resume."""
 
-    base: PathText | None = None
+    base_model: PathText | None = None
     """Folder of the model that the run in `load` began with: its frozen weights, or its
     reference's. null: where it was."""
 
     load_optimizer: bool = True
     """Continue the run in `load`; false: a new run, from its weights alone."""
 
-    nonfinite: bool = False
+    allow_nonfinite: bool = False
     """Load weights even if some are NaN or infinite."""
 
     def validate(self) -> None:
@@ -407,8 +409,8 @@ class Evaluation(Section):
     suit the task."""
 
     constrained: bool = False
-    """Answer with the likeliest of data.labels, by the sum of the log-probabilities of its tokens;
-    false: with what the model writes."""
+    """Answer with the most likely of data.class_labels, by the sum of its tokens'
+    log-probabilities; false: with generated text."""
 
     log_samples: NonNegativeInt = 4
     """Answers that each evaluation in training records."""
@@ -420,11 +422,9 @@ class Evaluation(Section):
     def validate(self) -> None:
         for name in self.names():
             if name not in METRICS:
-                raise ConfigError(f"evaluation.metrics has {name!r}{nearest(name, METRICS)}")
+                raise ConfigError(f"eval.metrics has {name!r}{nearest(name, METRICS)}")
         if self.patience is not None and self.steps is None:
-            raise ConfigError(
-                "evaluation.patience needs evaluations while training: set evaluation.steps"
-            )
+            raise ConfigError("eval.patience needs evaluations while training: set eval.steps")
 
     def names(self) -> tuple[str, ...]:
         """The metrics that `metrics` names."""
@@ -433,7 +433,7 @@ class Evaluation(Section):
 
 SEARCH_FIELDS = {
     "sample": ("temperature", "top_k", "top_p", "seed"),
-    "beam": ("beams", "length_penalty"),
+    "beam": ("num_beams", "length_penalty"),
 }
 """Settings that one search alone has."""
 
@@ -468,7 +468,7 @@ class Generation(Section):
     seed: NonNegativeInt = 42
     """sample: the same seed gives the same text, however prompts are shared out."""
 
-    beams: BeamCount = 4
+    num_beams: BeamCount = 4
     """beam: sequences kept for each prompt."""
 
     length_penalty: Number = 1.0

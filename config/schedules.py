@@ -38,7 +38,7 @@ def _half_cosine(done: float) -> float:
 
 def _restarts(rate: LearningRate, at: Place) -> float:
     done = at.since(at.warmup)
-    return 0.0 if done >= 1.0 else _half_cosine(rate.cycles * done % 1.0)
+    return 0.0 if done >= 1.0 else _half_cosine(rate.num_cycles * done % 1.0)
 
 
 def _stable(rate: LearningRate, at: Place) -> float:

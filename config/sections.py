@@ -48,7 +48,7 @@ class RunConfig(Section):
     fp8: FP8 = field(default_factory=FP8)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     data: Data = field(default_factory=Data)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    eval: Evaluation = field(default_factory=Evaluation)
     generation: Generation = field(default_factory=Generation)
 
     published_tokenizer: ClassVar[str] = ""
@@ -81,7 +81,7 @@ class RunConfig(Section):
     @property
     def watched(self) -> str | None:
         """The metric that decides which evaluation is the best; None: nobody asks."""
-        return self.checkpoint.keep_best or ("loss" if self.evaluation.patience else None)
+        return self.checkpoint.keep_best or ("loss" if self.eval.patience else None)
 
     @property
     def experts(self) -> int:
@@ -180,7 +180,7 @@ class RunConfig(Section):
         """Bytes of a weight's gradient and of state as large as the weights."""
         slots = self.optimizer_slots(2)
         state = sum(slot.itemsize for slot in slots if slot.per == "element")
-        return ITEM_BYTES[self.training.gradients] + state
+        return ITEM_BYTES[self.training.gradient_dtype] + state
 
     def min_weights(self) -> int:
         """Weights of the model at the least; a family counts its own."""
@@ -279,7 +279,7 @@ class RunConfig(Section):
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
                 "not have: where some are frozen, set fp8.recipe current",
                 {"fp8.recipe": "current"},
-                *("training.trained", "training.frozen", "adapter.rank"),
+                *("training.trainable", "training.frozen", "adapter.rank"),
             )
         if self.fp8.head and self.tied:
             tied = self.model.path("tie_word_embeddings")
@@ -288,19 +288,20 @@ class RunConfig(Section):
                 {"fp8.head": False},
                 tied,
             )
-        if self.adapter.rank and self.training.frozen and not self.training.trained:
+        if self.adapter.rank and self.training.frozen and not self.training.trainable:
             raise ContradictionError(
-                "training.frozen takes from training.trained where adapters are trained, but that "
-                "names nothing: leave both out, or name what is trained besides adapters",
+                "training.frozen takes from training.trainable where adapters are trained, but "
+                "that names nothing: leave both out, or name what is trained besides adapters",
                 {"training.frozen": None},
                 "adapter.rank",
             )
 
     def _check_run(self) -> None:
-        if self.execution.update == "behind" and not self.rounds_behind:
+        if self.execution.update == "deferred" and not self.rounds_behind:
             raise ContradictionError(
-                "execution.update behind with stochastic rounding needs execution.device_iterations"
-                f" 1, not {self.execution.device_iterations}: set it, or update to end",
+                "execution.update deferred with stochastic rounding needs "
+                f"execution.device_iterations 1, not {self.execution.device_iterations}: set it, "
+                "or update to end",
                 {"execution.update": "auto", "execution.device_iterations": 1},
                 "training.stochastic_rounding",
             )
@@ -309,9 +310,9 @@ class RunConfig(Section):
                 "execution.host_memory limits what the state may take: name a folder for the rest "
                 "in execution.disk"
             )
-        if self.checkpoint.keep_best is not None and self.evaluation.steps is None:
+        if self.checkpoint.keep_best is not None and self.eval.steps is None:
             raise ConfigError(
-                "checkpoint.keep_best needs evaluations while training: set evaluation.steps"
+                "checkpoint.keep_best needs evaluations while training: set eval.steps"
             )
 
     def _check_rounding(self) -> None:
@@ -359,20 +360,20 @@ class RunConfig(Section):
     def _check_few_bits(self, quant: QuantConfig) -> None:
         if not (self.model.eval or self.adapter.rank):
             raise ConfigError(
-                f"model.quantisation {self.model.quantisation} is for generation and adapters: "
+                f"model.quantization {self.model.quantization} is for generation and adapters: "
                 "weights in so few bits cannot be trained"
             )
         if self.fp8.enabled:
             raise ContradictionError(
-                f"model.quantisation {self.model.quantisation} and fp8.enabled exclude each other: "
+                f"model.quantization {self.model.quantization} and fp8.enabled exclude each other: "
                 "a weight is held in few bits or multiplied in 8",
-                {"model.quantisation": None, "fp8.enabled": False},
+                {"model.quantization": None, "fp8.enabled": False},
             )
         size, in_a_word = quant.group_size, 16 // quant.bits
         for name, value in self.linear_inputs().items():
             if value % size or size % in_a_word:
                 raise ConfigError(
-                    f"model.quantisation_group_size {size} must be a multiple of "
+                    f"model.quantization_group_size {size} must be a multiple of "
                     f"{in_a_word} that divides {name}, {value}"
                 )
 

@@ -60,13 +60,13 @@ class T5Model(Model):
     d_ff: PositiveInt = 1024
     """Features inside a feed-forward layer."""
 
-    gated: bool = True
+    is_gated_act: bool = True
     """Gate the feed-forward, as all but T5 of 2019. HF: feed_forward_proj gated-..."""
 
     activation: Literal["gelu_tanh", "relu", "silu"] = "gelu_tanh"
     """Activation of the inner features, or of their gate. HF: feed_forward_proj."""
 
-    scaled_head: bool = False
+    scale_decoder_outputs: bool = False
     """Multiply the head's input by hidden_size^-0.5, as T5 of 2019. HF: scale_decoder_outputs,
     before transformers 5 tie_word_embeddings."""
 
@@ -89,9 +89,9 @@ class T5Model(Model):
 
     def validate(self) -> None:
         super().validate()
-        if self.architecture == "mt5" and self.scaled_head:
+        if self.architecture == "mt5" and self.scale_decoder_outputs:
             raise ConfigError(
-                "model.scaled_head is for model.architecture t5: mt5 has no such model"
+                "model.scale_decoder_outputs is for model.architecture t5: mt5 has no such model"
             )
 
 
@@ -120,7 +120,7 @@ class T5Config(RunConfig):
     def min_weights(self) -> int:
         m = self.model
         inner = m.attention.heads * m.attention.d_kv
-        feed_forward = (2 + m.gated) * m.d_ff
+        feed_forward = (2 + m.is_gated_act) * m.d_ff
         encoder = m.layers * (4 * inner + feed_forward)
         decoder = m.decoder_depth * (2 * 4 * inner + feed_forward)
         tables = 1 if m.embedding.tied else 2
@@ -128,7 +128,7 @@ class T5Config(RunConfig):
 
     def min_bytes(self) -> dict[str, int]:
         m, heads = self.model, self.model.attention.heads
-        answers = self._batch * self.execution.device_iterations * self.data.examples_per_row
+        answers = self._batch * self.execution.device_iterations * self.data.examples_per_sample
         return super().min_bytes() | {
             "the attention scores": self.score_bytes(heads),
             "the answers of a run": answers * m.decoder_sequence_length * 4,

@@ -8,6 +8,12 @@ from typing import Literal
 from config.base import Section
 from config.values import NonNegativeInt, PathText, PositiveInt
 
+DataFormat = Literal["prompt_completion", "conversational", "language_modeling"]
+"""Formats of data sets, in TRL's names."""
+OnNull = Literal["error", "skip", "empty"]
+OnLongTarget = Literal["error", "truncate", "skip"]
+LossOn = Literal["all", "completion", "last_turn"]
+
 
 @dataclass(frozen=True)
 class Data(Section):
@@ -31,10 +37,11 @@ class Data(Section):
     target: str | None = None
     """Template of what the model writes, such as '{summary}'. null: as for prompt."""
 
-    format: Literal["text", "chat", "plain"] | None = None
-    """Kind of rows. text: a prompt and a target. chat: conversations, or question and answer, by
-    the chat template. plain: documents, learned whole. null: chat for rows with messages, plain for
-    .txt and a column text alone."""
+    format: DataFormat | None = None
+    """Format of the rows. prompt_completion: a prompt and a target. conversational: messages, or
+    question and answer, rendered by the chat template. language_modeling: documents, all of whose
+    tokens count in the loss. null: conversational for rows with messages, language_modeling for
+    .txt and for a column text alone, else prompt_completion."""
 
     messages: str | None = None
     """Column of conversations. null: messages, conversations or, with lists of messages, prompt."""
@@ -49,16 +56,17 @@ class Data(Section):
     """JSON object of what a chat template reads besides the messages, such as '{"enable_thinking":
     false}'."""
 
-    labels: str | None = None
+    class_labels: str | None = None
     """Answers of a classification, separated by commas. A value of the target's column is a name or
     its number from 0. null: those of the task or of a ClassLabel column; else free text."""
 
-    nulls: Literal["refuse", "skip", "empty"] = "refuse"
-    """Rows with null where text is needed: end with an error, leave them out, or read an empty
+    on_null: OnNull = "error"
+    """Rows with null where text is needed: end with an error, skip the row, or read an empty
     text."""
 
-    long_targets: Literal["refuse", "cut", "drop"] = "refuse"
-    """Targets longer than the model may write: end with an error, cut them, or leave them out."""
+    on_long_target: OnLongTarget = "error"
+    """Targets longer than the model can write: end with an error, truncate them, or skip the
+    example."""
 
     seed: NonNegativeInt | None = None
     """Seed of the order of the training data. null: model.seed."""
@@ -71,7 +79,7 @@ class Data(Section):
 class Seq2SeqData(Data):
     """The task of an encoder-decoder."""
 
-    examples_per_row: PositiveInt = 1
+    examples_per_sample: PositiveInt = 1
     """Most examples that share the tokens of a sample, each for itself. Batch sizes count
     samples."""
 
@@ -83,9 +91,9 @@ class CausalLMData(Data):
     packing: bool = True
     """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
 
-    loss: Literal["all", "answers", "last"] | None = None
-    """Tokens to learn. all: each; answers: targets, or the assistant's turns; last: the last turn.
-    null: answers of conversations, all of other texts."""
+    loss_on: LossOn | None = None
+    """Tokens that count in the loss. all: every token; completion: targets, or the assistant's
+    turns; last_turn: the last turn. null: completion of conversations, all of other texts."""
 
     separator: str | None = None
     """Text between a prompt and what the model writes; a space follows it, unless it is empty or
@@ -98,8 +106,8 @@ class SegmentsData(CausalLMData):
 
     packing: bool = False
     """Join all texts and cut them into full samples; false: samples hold whole texts, see
-    examples_per_row."""
+    examples_per_sample."""
 
-    examples_per_row: PositiveInt = 16
+    examples_per_sample: PositiveInt = 16
     """Most texts that share the tokens of a sample, each with positions of its own; none sees
     another."""

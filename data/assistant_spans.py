@@ -102,7 +102,7 @@ class TurnLocator:
                     return CharSpan(start, start + len(fresh) - first)
         raise ConversationError(
             f"the chat template writes message {turn + 1} differently in the whole conversation: "
-            "try --data.loss last"
+            "try --data.loss_on last_turn"
         )
 
     def _span_by_difference(self, turn: int) -> CharSpan | None:
@@ -146,7 +146,7 @@ class TurnLocator:
         if not ends:
             raise ConversationError(
                 f"the chat template writes what precedes message {turn + 1} differently in the "
-                "whole conversation: try --data.loss last"
+                "whole conversation: try --data.loss_on last_turn"
             )
         return ends
 

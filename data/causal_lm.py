@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from config.sections import RunConfig
-from config.task import CausalLMData, SegmentsData
-from data.chat_template import LossScope
+from config.task import CausalLMData, LossOn, OnLongTarget, SegmentsData
 from data.examples import Example
 from data.preference_samples import (
     SEGMENT_IDS,
@@ -31,7 +30,6 @@ from data.samples import (
     IGNORE_INDEX,
     NO_TRUNCATION,
     Batch,
-    LongTargets,
     Prompts,
     Samples,
     TokenLimit,
@@ -190,10 +188,10 @@ class CausalLM(SampleFormat):
     output_field: str = "output_length"
     trains_whole_chats: bool = True
 
-    def loss_scope(self, config: RunConfig) -> LossScope:
+    def loss_scope(self, config: RunConfig) -> LossOn:
         """As the configuration says, else as its format does."""
         data = _data_config(config)
-        return data.loss or ("answers" if data.format == "chat" else "all")
+        return data.loss_on or ("completion" if data.format == "conversational" else "all")
 
     def prompt_text(self, config: RunConfig, prompt: str) -> str:
         """The prompt and the separator, after which the model writes."""
@@ -216,7 +214,7 @@ class CausalLM(SampleFormat):
     def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
-        if _data_config(config).format == "plain":
+        if _data_config(config).format == "language_modeling":
             return tokenizer.encode_doc_chunks(
                 (e.target, e.doc_chunk) for e in examples if e.doc_chunk is not None
             )
@@ -234,15 +232,15 @@ class CausalLM(SampleFormat):
     ) -> Samples:
         """Joined to one stream if `data.packing`, or documents; else whole texts in samples."""
         data, length = _data_config(config), config.model.sequence_length
-        if data.format == "plain":
+        if data.format == "language_modeling":
             return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad)
         joins, cuts = data.packing and not for_eval, NO_TRUNCATION
         if not tokenizer.chat:
             limit = self.target_limit(config)
-            tokens, cuts = truncate_answers(tokens, examples, limit, data.long_targets)
+            tokens, cuts = truncate_answers(tokens, examples, limit, data.on_long_target)
         elif not joins:
             whole = TokenLimit(length, "sequence_length", config.model.max_position_embeddings)
-            tokens, cuts = truncate_conversations(tokens, examples, whole, data.long_targets)
+            tokens, cuts = truncate_conversations(tokens, examples, whole, data.on_long_target)
         answers_only = for_eval or self.loss_scope(config) != "all"
         stream = join_sequences(tokens, answers_only, cuts)
         if joins:
@@ -257,7 +255,7 @@ class CausalLM(SampleFormat):
     ) -> PreferenceSamples:
         length, places = config.model.sequence_length, examples_per_sample(config)
         limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
-        kept, cuts = truncate_pairs(pairs, limit, config.data.long_targets, tokenizer)
+        kept, cuts = truncate_pairs(pairs, limit, config.data.on_long_target, tokenizer)
         texts = [text for pair in kept for text in pair.sequences]
         stream = join_sequences(texts, True, cuts)
         lengths = np.maximum(np.diff(stream.offsets) - 1, 1).reshape(-1, 2).sum(axis=1)
@@ -394,23 +392,23 @@ def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
 
 def examples_per_sample(config: RunConfig) -> int:
     """Most texts that share a sample, each for itself."""
-    return config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
+    return config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
 
 
 def truncate_conversations(
     texts: Sequence[TokenizedText],
     examples: Sequence[Example],
     limit: TokenLimit,
-    long_targets: LongTargets,
+    on_long_target: OnLongTarget,
 ) -> tuple[list[TokenizedText], Truncation]:
     """The texts of conversations as samples of so many tokens hold them. What is cut is their end.
 
     Raises:
-        TooLong: one is longer, and `long_targets` is "refuse".
+        TooLong: one is longer, and `on_long_target` is "error".
     """
     most = limit.tokens + 1  # the last token is predicted, but not read
     long = [i for i, text in enumerate(texts) if len(text.ids) > most]
-    if long and long_targets == "refuse":
+    if long and on_long_target == "error":
         longest = max(long, key=lambda i: len(texts[i].ids))
         tokens, prompt = len(texts[longest].ids), examples[longest].prompt
         raise TooLongError(
@@ -419,7 +417,7 @@ def truncate_conversations(
             f"{format_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
             f"{limit.tokens}: {limit.advice(tokens - 1)}",
         )
-    gone = set(long) if long_targets == "drop" else set[int]()
+    gone = set(long) if on_long_target == "skip" else set[int]()
     kept = [TokenizedText(*(part[:most] for part in text))
             for i, text in enumerate(texts) if i not in gone]  # fmt: skip
     useful = [text for text in kept if text.loss_mask.any()]
@@ -430,18 +428,18 @@ def truncate_conversations(
 def truncate_pairs(
     pairs: Sequence[PreferencePair],
     limit: TokenLimit,
-    long_targets: LongTargets,
+    on_long_target: OnLongTarget,
     tokenizer: Tokenizer,
 ) -> tuple[list[PreferencePair], Truncation]:
     """Units whose two texts a sample holds. What is cut is as much of the beginning of both
     prompts, `<bos>` left out; a pair whose prompts are too short for that is left out.
 
     Raises:
-        TooLong: one is longer, and `long_targets` is "refuse".
+        TooLong: one is longer, and `on_long_target` is "error".
     """
     sizes = [sum(len(text.ids) - 1 for text in pair.sequences) for pair in pairs]
     long = [i for i, size in enumerate(sizes) if size > limit.tokens]
-    if long and long_targets == "refuse":
+    if long and on_long_target == "error":
         longest = max(long, key=sizes.__getitem__)
         raise TooLongError(
             pairs[longest].example_index,
@@ -453,7 +451,7 @@ def truncate_pairs(
         less = -(-max(size - limit.tokens, 0) // 2)
         first = count_leading_special(tokenizer, pair.sequences[0].ids)
         room = min(map(prompt_length, pair.sequences)) - first
-        if less and (long_targets == "drop" or less >= room):
+        if less and (on_long_target == "skip" or less >= room):
             continue
         one, other = (_truncate_left(text, less, first) for text in pair.sequences)
         kept.append(replace(pair, sequences=(one, other)))
@@ -472,7 +470,7 @@ def truncate_answers(
     tokens: Sequence[TokenizedText],
     examples: Sequence[Example],
     limit: TokenLimit,
-    long_targets: LongTargets,
+    on_long_target: OnLongTarget,
 ) -> tuple[list[TokenizedText], Truncation]:
     """The examples' texts, with targets of at most so many tokens; see `truncate_targets`."""
     begins = [len(text.ids) - _trailing_loss_tokens(text.loss_mask) for text in tokens]
@@ -480,7 +478,7 @@ def truncate_answers(
         [text.ids[begin:] for text, begin in zip(tokens, begins, strict=True)],
         [example.target for example in examples],
         limit,
-        long_targets,
+        on_long_target,
     )
     texts = []
     for i, target in zip(kept, targets, strict=True):

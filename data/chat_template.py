@@ -20,9 +20,10 @@ from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from config.errors import ConfigError
+from config.task import LossOn
 from data.assistant_spans import CharSpan, ConversationError, StopTokens, TurnLocator
 from data.conversations import OPTIONAL_FIELDS, WEIGHT_FIELD, Conversation, Message, make_message
 from data.data_warnings import (
@@ -52,8 +53,6 @@ from huggingface.tokenizer_limits import catch_panics
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-LossScope = Literal["all", "answers", "last"]
-
 TRAINING_DATE = datetime(2026, 1, 1)
 """What templates that write the day are told in training: a run goes on tomorrow with the same
 text."""
@@ -75,7 +74,7 @@ class ChatTemplate:
         self,
         base: PreTrainedTokenizerFast,
         variables: Mapping[str, Any] | None = None,
-        loss: LossScope = "answers",
+        loss: LossOn = "completion",
         fix_date: bool = True,
     ) -> None:
         """
@@ -150,7 +149,7 @@ class ChatTemplate:
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
             raise ConversationError("it has no turn of the assistant")
-        turns = turns[-1:] if self.loss == "last" else turns
+        turns = turns[-1:] if self.loss == "last_turn" else turns
         text, blocks = self._render_checked(conversation, messages, False)
         locator = TurnLocator(
             lambda part, add_generation_prompt: self._render_text(
@@ -396,7 +395,7 @@ class ChatTemplate:
         """What the assistant wrote in these turns, in order."""
         if not blocks:
             return [locator.answer_span(turn) for turn in turns]
-        blocks = blocks[-1:] if self.loss == "last" else blocks
+        blocks = blocks[-1:] if self.loss == "last_turn" else blocks
         text = locator.text
         try:
             expected = [text[slice(*locator.answer_span(turn))] for turn in turns]
@@ -429,7 +428,7 @@ def load_chat_template(
     base: PreTrainedTokenizerFast,
     file: str | None,
     variables: str | None,
-    loss: LossScope,
+    loss: LossOn,
     fix_date: bool = True,
 ) -> ChatTemplate:
     """The template of a tokenizer, which it keeps.

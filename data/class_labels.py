@@ -45,7 +45,7 @@ class ClassLabels:
 
     @classmethod
     def from_text(cls, text: str) -> ClassLabels:
-        """The labels of the setting `data.labels`.
+        """The labels of the setting `data.class_labels`.
 
         Raises:
             DataError: they are fewer than two, or one is empty or stands twice.
@@ -53,7 +53,7 @@ class ClassLabels:
         names = tuple(label.strip() for label in text.split(","))
         if len(names) < 2 or len(set(names)) < len(names) or not all(names):
             raise DataError(
-                f"data.labels is {format_value(text)}, but must name two or more, each once, "
+                f"data.class_labels is {format_value(text)}, but must name two or more, each once, "
                 "separated by commas"
             )
         return cls(names)
@@ -173,7 +173,8 @@ def labels_of_column(
         return ClassLabels(tuple(wanted), indexed=True)
     raise DataError(
         f"{place} has the labels {format_name(', '.join(names), 150)}, not "
-        f"{format_name(', '.join(wanted), 150)}: give --data.labels with as many, in its order"
+        f"{format_name(', '.join(wanted), 150)}: give --data.class_labels with as "
+        "many, in its order"
     )
 
 

@@ -118,7 +118,7 @@ def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple
     if last < 0:
         raise ConfigError(
             f"the chat template does not write the answer {format_name(target)} as it is: leave "
-            "out --evaluation.constrained"
+            "out --eval.constrained"
         )
     before, _, after = spans[last].text.partition(target)
     thought, _, space = labels.split(target)

@@ -48,7 +48,7 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
         return _merge_stats(found, len(data.source_pipelines))
     measured = [_example_lengths(data, data.tokenized_corpus(split)) for split in splits]
     first = [tokens for tokens, _ in measured[0]]
-    if data.task.row_format == "plain":
+    if data.task.row_format == "language_modeling":
         whole = sum(first) + len(first)
         return LengthStats(
             len(first),

@@ -32,8 +32,8 @@ from files.yaml_files import LocatedDict, location_prefix, read_yaml
 YAML_SUFFIXES = (".yml", ".yaml")
 WEIGHT = "weight"
 SOURCE_FIELDS = (
-    "train", WEIGHT, "format", "prompt", "target", "messages", "system", "labels", "nulls",
-    "long_targets", "loss", "separator", "packing",
+    "train", WEIGHT, "format", "prompt", "target", "messages", "system", "class_labels", "on_null",
+    "on_long_target", "loss_on", "separator", "packing",
 )  # fmt: skip
 """What a source may say of itself; all but the first two are settings of the run otherwise."""
 

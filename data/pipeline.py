@@ -49,8 +49,13 @@ if TYPE_CHECKING:
 SAMPLE_FORMAT_NAMES = ("seq2seq", "causal_lm")
 """Names of the formats that other processes know; see `data.tokenize_worker`."""
 
-ROW_NOUNS = {"text": "examples", "chat": "conversations", "plain": "parts of documents",
-         "paired": "pairs", "unpaired": "answers"}  # fmt: skip
+ROW_NOUNS = {
+    "prompt_completion": "examples",
+    "conversational": "conversations",
+    "language_modeling": "parts of documents",
+    "paired": "pairs",
+    "unpaired": "answers",
+}
 """What rows of a format are called."""
 
 MAX_CHECKED_TARGETS = 2000
@@ -129,7 +134,7 @@ class Pipeline:
         if not self.source_pipelines or task.format is not None:
             return task
         kinds = [part.task.row_format for part in self.source_pipelines.values()]
-        return replace(task, format="chat" if "chat" in kinds else kinds[0])
+        return replace(task, format="conversational" if "conversational" in kinds else kinds[0])
 
     @cached_property
     def source_pipelines(self) -> Mapping[MixtureSource, Pipeline]:
@@ -156,7 +161,7 @@ class Pipeline:
         Raises:
             UserError: only the data can tell, and cannot be read.
         """
-        return self.task.row_format == "chat"
+        return self.task.row_format == "conversational"
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -172,7 +177,7 @@ class Pipeline:
     ) -> ChatTemplate:
         data = self.user_config.data
         part = self.sample_format.loss_scope(
-            replace(self.user_config, data=replace(data, format="chat"))
+            replace(self.user_config, data=replace(data, format="conversational"))
         )
         return load_chat_template(base, data.chat_template, data.chat_variables, part, fix_date)
 
@@ -189,7 +194,7 @@ class Pipeline:
     def _resolved_config(self) -> RunConfig:
         """The configuration with what the data say of themselves."""
         kind = self.task.row_format
-        if kind == "text":
+        if kind == "prompt_completion":
             first = next(
                 (p for p in self.source_pipelines.values() if p.task.row_format == kind), self
             )
@@ -256,13 +261,15 @@ class Pipeline:
 
     def _read_splits(self, split: Split) -> dict[Split, Corpus]:
         task = self.task
-        if task.row_format == "plain" and not self.sample_format.trains_whole_chats:
+        if task.row_format == "language_modeling" and not self.sample_format.trains_whole_chats:
             raise DataError(
                 "plain text is for models with a decoder alone, but this one reads a prompt and "
                 "writes a target: give rows that have both, or another --model"
             )
-        if task.preference_type and task.row_format == "plain":
-            raise DataError("preferences are answers to prompts: leave out --data.format plain")
+        if task.preference_type and task.row_format == "language_modeling":
+            raise DataError(
+                "preferences are answers to prompts: leave out --data.format language_modeling"
+            )
         large = is_large(task.source(split)) and not task.preference_type
         if (
             large
@@ -414,8 +421,8 @@ class Pipeline:
         data = self.user_config.data
         if (
             data.validation is None
-            or data.long_targets != "refuse"
-            or self.task.row_format != "text"
+            or data.on_long_target != "error"
+            or self.task.row_format != "prompt_completion"
         ):
             return
         if self.task.preference_type:
@@ -430,7 +437,7 @@ class Pipeline:
         texts = [text for text, _ in longest]
         tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
         try:
-            truncate_targets(tokens, texts, self.sample_format.target_limit(self.config), "refuse")
+            truncate_targets(tokens, texts, self.sample_format.target_limit(self.config), "error")
         except TooLongError as error:
             raise _with_location(error, longest[error.index][1]) from error
 
@@ -475,7 +482,7 @@ class Pipeline:
         for them.
 
         Raises:
-            UserError: a right answer is longer than what is written, unless `data.long_targets`
+            UserError: a right answer is longer than what is written, unless `data.on_long_target`
                 allows it.
         """
         fitted, prompts = self.make_prompts([example.prompt for example in corpus.examples])
@@ -492,7 +499,7 @@ class Pipeline:
         )
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
-            truncate_targets(tokens, texts, limit, self.user_config.data.long_targets)
+            truncate_targets(tokens, texts, limit, self.user_config.data.on_long_target)
         except TooLongError as error:
             place = None if names else corpus.location(error.index)
             raise _with_location(error, place) from error
@@ -505,12 +512,15 @@ class Pipeline:
         data = self.user_config.data
         if (
             data.train is None
-            or self.task.row_format != "text"
+            or self.task.row_format != "prompt_completion"
             or not self.sample_format.trains_whole_chats
         ):
             return
         if data.prompt is None and data.format is None and self.tokenizer.base.chat_template:
-            yield "the tokenizer has a chat template: --data.format chat asks the model through it"
+            yield (
+                "the tokenizer has a chat template: --data.format conversational asks the model "
+                "through it"
+            )
         first = examples[0]
         ends, begins = first.prompt[-1:], first.target[:1]
         if (

@@ -48,10 +48,11 @@ def preference_columns(single: bool, chat: bool) -> set[str]:
     }
 
 
-def detect_answer_format(row: Row) -> Literal["text", "chat"]:
+def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversational"]:
     """Whether the answers of a row are texts or messages."""
     values = (row.get(name) for name in (*PAIR_COLUMNS, "completion", "prompt"))
-    return "chat" if any(isinstance(value, list) for value in values) else "text"
+    has_messages = any(isinstance(value, list) for value in values)
+    return "conversational" if has_messages else "prompt_completion"
 
 
 def read_answers(row: Row, single: bool, prompt: str | None, chat: bool) -> list[PreferenceAnswer]:

@@ -41,7 +41,7 @@ def sequences_per_sample(config: RunConfig) -> int:
     """Most texts that share a row of the tokens that are predicted."""
     if isinstance(config.data, Seq2SeqData):
         return 1
-    each = config.data.examples_per_row if isinstance(config.data, SegmentsData) else 1
+    each = config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
     return each * answers_per_example(config)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from config.task import DataFormat
 from data.class_labels import ClassLabels
 from data.conversations import CONVERSATION_COLUMNS, has_conversation
 from data.document_chunks import DocumentChunkRow
@@ -12,9 +13,6 @@ from data.file_readers import DataError, Row
 from data.prompt_template import Instruction, Template
 from files.file_location import FileLocation
 from files.formatting import format_name
-
-RowFormat = Literal["text", "chat", "plain"]
-"""See `Data.format`."""
 
 PREFERENCE_COLUMNS = {"chosen", "rejected"}
 """Columns of two answers to a prompt, one better than the other."""
@@ -74,21 +72,21 @@ DOCUMENT_TEMPLATE = Template("{text}")
 """Documents, which are learned whole."""
 
 
-def detect_format(place: FileLocation, row: Row) -> RowFormat:
+def detect_format(place: FileLocation, row: Row) -> DataFormat:
     """What a row holds, where nobody says it.
 
     Raises:
         DataError: preferences, which need an objective of their own.
     """
     if isinstance(row, DocumentChunkRow) or {*row} == {*DOCUMENT_TEMPLATE.columns}:
-        return "plain"
+        return "language_modeling"
     if row.keys() >= PREFERENCE_COLUMNS and not any(name in row for name in CONVERSATION_COLUMNS):
         raise DataError(
             f"{place}: the columns chosen and rejected are preferences: learn them with "
             "--training.objective dpo, or, to learn the chosen answers alone, give "
             f"{_suggest_chosen(row)}"
         )
-    return "chat" if has_conversation(row) else "text"
+    return "conversational" if has_conversation(row) else "prompt_completion"
 
 
 def find_prompt_target(
@@ -110,7 +108,7 @@ def find_prompt_target(
             between = "" if own else pair.separator
             return PromptTarget(prompt or pair.prompt, target or pair.target, between)
     columns = format_name(", ".join(map(str, row)) or "none", 100)
-    plain = ", or --data.format plain to learn the column text" if "text" in row else ""
+    plain = ", or --data.format language_modeling to learn the column text" if "text" in row else ""
     raise DataError(
         f"{place}: the columns are {columns}, which have no usual meaning: say what the model "
         f"reads and writes, such as {_suggest_templates(row)}{plain}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from config.sections import RunConfig
-from data.chat_template import LossScope
+from config.task import LossOn
 from data.examples import Example
 from data.preference_samples import PreferencePair, PreferenceSamples
 from data.samples import Batch, Prompts, Samples, TokenLimit
@@ -56,9 +56,9 @@ class SampleFormat(ABC):
         """
         return config
 
-    def loss_scope(self, config: RunConfig) -> LossScope:
+    def loss_scope(self, config: RunConfig) -> LossOn:
         """Which of the assistant's turns are learned."""
-        return "last"
+        return "last_turn"
 
     @abstractmethod
     def tokenize(

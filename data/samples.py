@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from config.task import OnLongTarget
 
 Batch = Mapping[str, np.ndarray]
 """Arrays [samples, ...] of a batch, by Hugging Face's names."""
 
 IGNORE_INDEX = -100
 """Label of positions that are not learned: Hugging Face's value, ignored by the loss."""
-
-LongTargets = Literal["refuse", "cut", "drop"]
 
 
 class Samples(Protocol):
@@ -155,7 +155,7 @@ class TokenLimit:
 
     def advice(self, tokens: int) -> str:
         """What to do about a text of more tokens."""
-        less = "--data.long_targets cut or drop"
+        less = "--data.on_long_target truncate or skip"
         if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
             return f"the model was made for {self.max_position_embeddings}: give {less}"
         return f"give --{self.field} {tokens} or more, or {less}"
@@ -177,7 +177,7 @@ def truncate_targets(
     tokens: Iterable[np.ndarray],
     texts: Sequence[str],
     limit: TokenLimit,
-    long_targets: LongTargets,
+    on_long_target: OnLongTarget,
 ) -> tuple[list[int], list[np.ndarray], Truncation]:
     """The targets of at most so many tokens.
 
@@ -189,11 +189,11 @@ def truncate_targets(
         The indices of the examples that are kept, their targets' tokens, and what was left out.
 
     Raises:
-        TooLong: one is longer, and `long_targets` is "refuse".
+        TooLong: one is longer, and `on_long_target` is "error".
     """
     rows, length = list(tokens), limit.tokens
     long = [i for i, row in enumerate(rows) if len(row) > length]
-    if long and long_targets == "refuse":
+    if long and on_long_target == "error":
         longest = max(long, key=lambda i: len(rows[i]))
         text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
         raise TooLongError(
@@ -201,7 +201,7 @@ def truncate_targets(
             f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
             f"{limit.field} is {length}: {limit.advice(len(rows[longest]))}",
         )
-    if long_targets == "drop":
+    if on_long_target == "skip":
         gone = set(long)
         kept = [i for i in range(len(rows)) if i not in gone]
         return kept, [rows[i] for i in kept], Truncation(dropped=len(long))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from config.sections import RunConfig
-from config.task import Seq2SeqData
+from config.task import OnLongTarget, Seq2SeqData
 from data.examples import Example
 from data.preference_samples import (
     NUM_LOSS_TOKENS,
@@ -31,7 +31,6 @@ from data.samples import (
     IGNORE_INDEX,
     NO_TRUNCATION,
     Batch,
-    LongTargets,
     Prompts,
     Samples,
     TokenLimit,
@@ -190,8 +189,8 @@ class Seq2Seq(SampleFormat):
             tokenizer,
             config.model.sequence_length,
             self.output_length(config),
-            config.data.long_targets,
-            keeps_end=config.data.format == "chat",
+            config.data.on_long_target,
+            keeps_end=config.data.format == "conversational",
             start=config.model.start_token,
         )
         return encoded if most == 1 else PackedExamples.from_examples(encoded, most)
@@ -201,7 +200,7 @@ class Seq2Seq(SampleFormat):
     ) -> PreferenceSamples:
         """Both answers are targets of the first one's prompt."""
         kept, limit = list(pairs), self.output_length(config)
-        if config.data.long_targets == "drop":
+        if config.data.on_long_target == "skip":
             kept = [pair for pair in pairs if _target_length(pair) <= limit]
         try:
             each = truncate_examples(
@@ -210,8 +209,8 @@ class Seq2Seq(SampleFormat):
                 tokenizer,
                 config.model.sequence_length,
                 limit,
-                config.data.long_targets,
-                keeps_end=config.data.format == "chat",
+                config.data.on_long_target,
+                keeps_end=config.data.format == "conversational",
             )
         except TooLongError as error:
             raise TooLongError(kept[error.index // 2].example_index, str(error)) from error
@@ -241,7 +240,7 @@ class Seq2Seq(SampleFormat):
         beginning."""
         most = config.model.sequence_length
         multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
-        chat = config.data.format == "chat"
+        chat = config.data.format == "conversational"
         rows, cut = _truncate_prompts(
             list(_encode_with_eos(texts, tokenizer)), tokenizer, most, chat
         )
@@ -335,7 +334,7 @@ def truncate_examples(
     tokenizer: Tokenizer,
     sequence_length: int,
     decoder_sequence_length: int,
-    long_targets: LongTargets = "refuse",
+    on_long_target: OnLongTarget = "error",
     keeps_end: bool = False,
     start: int | None = None,
 ) -> EncodedExamples:
@@ -344,12 +343,12 @@ def truncate_examples(
 
     Args:
         tokens: of the examples, see `encode_examples`.
-        long_targets: what becomes of targets longer than `decoder_sequence_length`.
+        on_long_target: what becomes of targets longer than `decoder_sequence_length`.
         keeps_end: a prompt that is cut loses its beginning, not its end.
         start: see `EncodedExamples`.
 
     Raises:
-        TooLong: a target does not fit, and `long_targets` is "refuse"; a target that was cut
+        TooLong: a target does not fit, and `on_long_target` is "error"; a target that was cut
             would train the model to say something else.
     """
     pairs = [_split_target(one) for one in tokens]
@@ -357,7 +356,7 @@ def truncate_examples(
         [target for _, target in pairs],
         [example.target for example in examples],
         TokenLimit(decoder_sequence_length, "decoder_sequence_length"),
-        long_targets,
+        on_long_target,
     )
     labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):
@@ -459,7 +458,7 @@ def _truncate_prompts(
 def examples_per_sample(config: RunConfig) -> int:
     """Most examples that share a sample."""
     assert isinstance(config.data, Seq2SeqData)
-    return config.data.examples_per_row
+    return config.data.examples_per_sample
 
 
 def _with_sequence_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from tqdm import tqdm
 
 from config.sections import Data
+from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, labels_of_column
 from data.conversations import (
     QUESTION_COLUMNS,
@@ -33,7 +34,6 @@ from data.row_formats import (
     COMMON_COLUMNS,
     DOCUMENT_TEMPLATE,
     PromptTarget,
-    RowFormat,
     RowSchema,
     TextTemplate,
     detect_format,
@@ -72,7 +72,7 @@ class Task:
         given_labels: the answers there are; None: those of the data, see `labels`.
         validation_fraction: the fraction of the training data that is the validation split; None:
             that has data of its own.
-        nulls: see `Data.nulls`.
+        on_null: see `Data.on_null`.
         format, messages, system: as in the configuration.
         prefers: see `Training.preference_type`: rows hold answers that are compared or judged.
         between: what goes between prompt and target in one stream; None: the columns decide.
@@ -84,15 +84,15 @@ class Task:
     target: TextTemplate | None
     user_labels: tuple[str, ...] | None = None
     validation_fraction: float | None = None
-    nulls: Literal["refuse", "skip", "empty"] = "refuse"
-    format: RowFormat | None = None
+    on_null: OnNull = "error"
+    format: DataFormat | None = None
     messages: str | None = None
     system: str | None = None
     fixed_separator: str | None = None
     preference_type: Literal["paired", "unpaired"] | None = None
 
     @cached_property
-    def row_format(self) -> RowFormat:
+    def row_format(self) -> DataFormat:
         """What its rows hold: as its format says, else its first row.
 
         Raises:
@@ -101,12 +101,14 @@ class Task:
         if self.format is not None:
             return self.format
         if self.preference_type is not None:
-            return "text" if self._first_row is None else detect_answer_format(self._first_row[1])
+            if self._first_row is None:
+                return "prompt_completion"
+            return detect_answer_format(self._first_row[1])
         if self.prompt is not None and self.target is not None:
-            return "text"
+            return "prompt_completion"
         if self.messages is not None:
-            return "chat"
-        return "text" if self._first_row is None else detect_format(*self._first_row)
+            return "conversational"
+        return "prompt_completion" if self._first_row is None else detect_format(*self._first_row)
 
     @property
     def is_user_data(self) -> bool:
@@ -116,7 +118,11 @@ class Task:
     @property
     def separator(self) -> str:
         """What goes between a prompt and what a model writes, if they are one stream."""
-        if self.fixed_separator is not None or self.preference_type or self.row_format != "text":
+        if (
+            self.fixed_separator is not None
+            or self.preference_type
+            or self.row_format != "prompt_completion"
+        ):
             return self.fixed_separator or ""
         return "" if self._first_row is None else self._prompt_target(*self._first_row).separator
 
@@ -139,7 +145,7 @@ class Task:
 
     def _class_names(self, source: Source) -> tuple[str, ...] | None:
         """The names of the target's column in a source, if it has some."""
-        if self.row_format == "plain" or self.preference_type:
+        if self.row_format == "language_modeling" or self.preference_type:
             return None
         first = next(iter(source.rows()), None)
         if first is None or self._has_conversation(first[1]):
@@ -159,7 +165,7 @@ class Task:
     @property
     def metrics(self) -> tuple[str, ...]:
         """What generated answers are judged by; documents and preferences have none."""
-        if self.preference_type or self.row_format == "plain":
+        if self.preference_type or self.row_format == "language_modeling":
             return ()
         return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
 
@@ -211,7 +217,7 @@ class Task:
         """How the rows of a source are read: by the forms of its first one, unless they are none
         of texts, or there is no row."""
         labels = self._class_labels(source)
-        if self.row_format != "text" or self.preference_type:
+        if self.row_format != "prompt_completion" or self.preference_type:
             return RowSchema(None, labels)
         if self.prompt is not None and self.target is not None:
             return RowSchema(PromptTarget(self.prompt, self.target), labels)
@@ -235,7 +241,7 @@ class Task:
             DataError: one does not fit the task.
         """
         for place, row in rows:
-            if self.nulls == "empty" and None in row.values():
+            if self.on_null == "empty" and None in row.values():
                 row = {name: "" if value is None else value for name, value in row.items()}
             try:
                 for example in self._examples(place, row, reading, chat):
@@ -243,9 +249,9 @@ class Task:
                 if notes is not None and self.is_user_data:
                     notes.add_row(place, row, self._used_columns(place, row, reading.pair, chat))
             except NullError as error:
-                if self.nulls == "refuse":
+                if self.on_null == "error":
                     raise DataError(
-                        f"{place}: {error}: --data.nulls skip leaves such rows out"
+                        f"{place}: {error}: --data.on_null skip leaves such rows out"
                     ) from None
                 yield place, NULL_VALUE
             except ColumnError as error:
@@ -262,7 +268,7 @@ class Task:
             if isinstance(read, Example) and reading.labels is not None:
                 reading.labels.split(read.target)  # its last answer must be one
             return [] if read is None else [read]
-        if self.row_format == "plain":
+        if self.row_format == "language_modeling":
             return self._document_chunks(row)
         return [self._example(row, reading.pair or self._prompt_target(place, row), reading.labels)]
 
@@ -279,7 +285,7 @@ class Task:
             return {*own, *preference_columns(self.preference_type == "unpaired", chat is not None)}
         if chat is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
-        if chat is None and self.row_format == "plain":
+        if chat is None and self.row_format == "language_modeling":
             return {*(self.target or DOCUMENT_TEMPLATE).columns}
         asked = QUESTION_COLUMNS if chat is not None else set[str]()
         return {*(pair or self._prompt_target(place, row)).used_columns, *asked}
@@ -292,7 +298,7 @@ class Task:
     ) -> Conversation | int:
         """The conversation in a row; a number: why it is left out."""
         if self._has_conversation(row):
-            talk = read_conversation(row, self.messages, self.nulls == "empty")
+            talk = read_conversation(row, self.messages, self.on_null == "empty")
             return talk.with_system(self.system)
         example = self._example(row, self._prompt_target(place, row), labels)
         if isinstance(example, int):
@@ -492,7 +498,7 @@ def task_from_config(
         task,
         sources={split: copy(source) for split, source in task.sources.items()},
         validation_fraction=validation_fraction,
-        nulls=data.nulls,
+        on_null=data.on_null,
         format=data.format,
         messages=data.messages,
         system=data.system,
@@ -505,7 +511,7 @@ def task_from_config(
             task = replace(task, target=Template(data.target))
     except ValueError as error:
         raise DataError(str(error)) from None
-    names = None if data.labels is None else ClassLabels.from_text(data.labels).names
+    names = None if data.class_labels is None else ClassLabels.from_text(data.class_labels).names
     return task if names is None else replace(task, user_labels=names)
 
 

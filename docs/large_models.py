@@ -79,7 +79,7 @@ _ADAPTER = {"rank": 16, "targets": "all-linear"}
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     f"{title}, {bits}": (preset, {"adapter": _ADAPTER, "model": {**model, **few}})
     for title, (preset, model) in _BASES.items()
-    for bits, few in (("bfloat16", {}), ("int4", {"quantisation": "int4"}))
+    for bits, few in (("bfloat16", {}), ("int4", {"quantization": "int4"}))
 }
 """Like `MODELS`: adapters of rank 16 on all linear layers."""
 

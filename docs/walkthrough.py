@@ -34,7 +34,7 @@ config = load_config(
         "model": {"layers": 1, "hidden_size": 64, "d_ff": 64, "dropout_prob": 0.0},
         "training": {"global_batch_size": 32},
         "execution": {"micro_batch_size": 16, "device": "cpu"},
-        "evaluation": {"samples": 64, "metrics": "loss,perplexity"},
+        "eval": {"samples": 64, "metrics": "loss,perplexity"},
     },
 )
 print(f"{config.gradient_accumulation} micro-batches of {config.execution.micro_batch_size}")

@@ -88,7 +88,7 @@ class RunFolder:
     @property
     def validation(self) -> Path:
         """What run_validation.py found."""
-        return self.path / "validation.json"
+        return self.path / "eval.json"
 
     @property
     def tokenizer(self) -> Path:

@@ -34,7 +34,15 @@ CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TASK_PARAMS, TASK_NAME = "task_specific_params", "fine-tuned"
 """Where config.json has the task that a model was trained for, and its name there."""
-TASK_FIELDS = ("prompt", "target", "labels", "separator", "format", "system", "chat_variables")
+TASK_FIELDS = (
+    "prompt",
+    "target",
+    "class_labels",
+    "separator",
+    "format",
+    "system",
+    "chat_variables",
+)
 SHARD_BYTES = 5 * 10**9
 OTHER_FORMATS = ("pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack")
 WEIGHT_PATTERNS = (

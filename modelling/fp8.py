@@ -18,7 +18,9 @@ def make_recipe(config: RunConfig) -> Recipe | None:
     rule = ScaleRule(fp8.margin, fp8.power_of_2_scales)
     if fp8.recipe == "current":
         return addons.CurrentScaling(fp8.format, rule)
-    return addons.DelayedScaling(fp8.format, rule, fp8.amax_history, fp8.amax_of, fp8.interval)
+    return addons.DelayedScaling(
+        fp8.format, rule, fp8.amax_history_len, fp8.amax_compute_algo, fp8.interval
+    )
 
 
 def fp8_layers(config: RunConfig) -> AbstractContextManager[None]:

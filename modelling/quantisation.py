@@ -1,6 +1,6 @@
 """The weights of linear maps in 4 or 8 bits, which are not trained.
 
-Weight-only quantisation with a scale and a bias for each group of neighbouring input features, as
+Weight-only quantization with a scale and a bias for each group of neighbouring input features, as
 in GPTQ (Frantar et al., arXiv:2210.17323), but rounding each value to the nearest step: loading
 needs no data. Activations stay as they are; a weight is decompressed where it is used.
 """

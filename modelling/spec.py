@@ -71,7 +71,7 @@ class ModelFamily:
             self.base_weight_map(config), config.adapter, config.adapter_targets
         )
         weight_map = add_trainable_tokens(mark_trainable(weight_map, config.training), config)
-        if config.model.quantisation is not None and not config.model.eval:
+        if config.model.quantization is not None and not config.model.eval:
             check_quantized_frozen(weight_map)
         return split_phases_by_trainable(weight_map) if config.some_frozen else weight_map
 

@@ -231,7 +231,7 @@ def _chosen(
     else:
         choices = _with_lengths(choices, shape, lengths)
     if trains:
-        is_plain = data is not None and data.task.row_format == "plain"
+        is_plain = data is not None and data.task.row_format == "language_modeling"
         choices = choices.with_values(**_habits(choices.config, shape, is_plain))
     choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
     if not trains:
@@ -289,7 +289,7 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     flags = [flattened(layer.values) for layer in over]
     of_run = run.is_whole and any(f.get("checkpoint.load") == run.name for f in flags)
     given, shape = set[str]().union(*flags), get_family(config).sample_format
-    shares = shape is SEQ2SEQ and "data.examples_per_row" in given  # prompts share samples
+    shares = shape is SEQ2SEQ and "data.examples_per_sample" in given  # prompts share samples
     if not of_run or line.preset != run.name or shares:
         return line
     most = max(_context(config), config.model.sequence_length)
@@ -301,7 +301,7 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
         read = max(read, config.model.sequence_length)
     fields = {"model.sequence_length": read, "generation.max_tokens": written}
     if shape is SEQ2SEQ:
-        fields["data.examples_per_row"] = 1
+        fields["data.examples_per_sample"] = 1
     new = {name: value for name, value in fields.items() if name not in given}
     return replace(line, config=config.changed(new))
 
@@ -321,7 +321,7 @@ def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str,
     of_shape = next(rate for most, rate in RATES[shape.name] if size < most)
     rate = ADAPTER_RATE if config.adapter.rank else of_shape
     rate *= PREFERENCES if config.training.preference_type else 1
-    learned = {} if shape is SEQ2SEQ else {"data__loss": "all" if is_plain else "answers"}
+    learned = {} if shape is SEQ2SEQ else {"data__loss_on": "all" if is_plain else "completion"}
     prefix = "training__optimizer__learning_rate"
     return {f"{prefix}__maximum": rate, f"{prefix}__warmup_proportion": WARMUP, **learned}
 
@@ -434,7 +434,7 @@ def _simulated(config: RunConfig, on: Machine, programs: VariantCache) -> float:
 def _batch(config: RunConfig, lengths: LengthStats | None) -> int:
     if lengths is None:
         return USUAL_BATCH
-    per_sample = getattr(config.data, "examples_per_row", 1)
+    per_sample = getattr(config.data, "examples_per_sample", 1)
     packed = lengths.examples * lengths.mean / config.model.sequence_length
     samples = max(packed, lengths.examples / per_sample)
     size = USUAL_BATCH
@@ -511,5 +511,5 @@ def _pieces(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
         ({f"{prefix}.maximum"}, f"learning rate {rate.maximum:g}"),
         ({f"{prefix}.warmup_proportion"}, warmup),
         ({EPOCHS}, f"{t.epochs or 0:g} epochs"),
-        ({"data.loss"}, f"loss on {getattr(c.data, 'loss', '')}"),
+        ({"data.loss_on"}, f"loss on {getattr(c.data, 'loss_on', '')}"),
     ]

@@ -1,4 +1,4 @@
-"""Plans with compact AdamW state, where that is faster or fits."""
+"""Plans with 8-bit AdamW state, where that is faster or fits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planning.placement_search import run_trial
 from planning.program_variants import Trial, Variant, VariantCache, layer_types_worth_saving
 from planning.report import FasterState, Report
 
-STATE = "compact"
+STATE = "8bit_residual8"
 
 MIN_GAIN = 0.05
 """The fraction of a step's time for which the state is named."""
@@ -20,7 +20,7 @@ MIN_SHARE = 0.1
 
 
 def with_state_advice(made: Report, programs: VariantCache) -> Report:
-    """A plan that names the compact optimizer state, where a step is clearly faster with it, or
+    """A plan that names the 8-bit optimizer state, where a step is clearly faster with it, or
     fits with it alone. A few variants of the program are tried: it may be faster still."""
     requirements, on = made.requirements, made.machine
     config, chosen = requirements.config, requirements.chosen

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, OtherFormatError
 from checkpoints.loading import has_checkpoint
 from checkpoints.manifest import FILE_NAME, Manifest
 from checkpoints.owner import restore_from_mirror
@@ -39,7 +39,7 @@ from huggingface.peft_files import (
 from huggingface.pretrained import RANDOM, local_model, read_pretrained
 from planning.new_embedding_rows import asks_for_rows, is_model, new_rows
 
-OF_ONE_RUN = ("checkpoint", "evaluation")
+OF_ONE_RUN = ("checkpoint", "eval")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
 that loads it does not inherit them."""
 
@@ -103,6 +103,8 @@ class SavedOrModel:
             try:
                 manifest = Manifest.read(step)
                 manifest.check_texts(step)
+            except OtherFormatError:
+                raise
             except CheckpointError:
                 continue  # damage is reported when the weights are read
             if CONFIG in manifest.texts:

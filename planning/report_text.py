@@ -96,7 +96,7 @@ def _state(report: Report) -> str:
     requirements, c = report.requirements, report.requirements.config
     kept = c.master_slot
     more = "" if kept is None else f", {kept.name} {kept.itemsize}"
-    gradient = ITEM_BYTES[c.training.gradients]
+    gradient = ITEM_BYTES[c.training.gradient_dtype]
     moments = requirements.moments / requirements.parameters
     return f"weight, gradient {gradient}, moments {moments:.2g}{more}"
 

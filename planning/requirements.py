@@ -109,7 +109,7 @@ def finetuning_requirements(
     more = config.master_slot
     moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
     masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == more)
-    gradients = ITEM_BYTES[config.training.gradients] * sum(map(math.prod, shapes))
+    gradients = ITEM_BYTES[config.training.gradient_dtype] * sum(map(math.prod, shapes))
     state = _weight_bytes(config, weight_map) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
     tokens = samples * tokens_per_sample(config)

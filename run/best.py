@@ -90,8 +90,8 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last `evaluation.patience` evaluations brought no better one."""
-        patience = self._config.evaluation.patience
+        """Whether the last `eval.patience` evaluations brought no better one."""
+        patience = self._config.eval.patience
         return patience is not None and self._since >= patience
 
     def say_over(self) -> None:

@@ -129,7 +129,7 @@ def _card_of_run(name: str, sequence_to_sequence: bool, run: RunRecord, curve: b
         metrics=run.validation(),
         prompt=flat.get("data.prompt"),
         target=flat.get("data.target"),
-        chat=flat.get("data.format") == "chat",
+        chat=flat.get("data.format") == "conversational",
         trained=_trained(flat),
         data=data,
         training=_training(flat, run),
@@ -142,7 +142,7 @@ def _card_of_run(name: str, sequence_to_sequence: bool, run: RunRecord, curve: b
 def _trained(flat: Mapping[str, Any]) -> str:
     if rank := flat.get("adapter.rank"):
         return f"Adapters of rank {rank} were trained"
-    some = flat.get("training.trained") or flat.get("training.frozen")
+    some = flat.get("training.trainable") or flat.get("training.frozen")
     return f"{'Some' if some else 'All'} parameters were fine-tuned"
 
 
@@ -175,9 +175,9 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     for title, field in (
         ("prompt", "data.prompt"),
         ("target", "data.target"),
-        ("labels", "data.labels"),
+        ("labels", "data.class_labels"),
         ("format", "data.format"),
-        ("loss on", "data.loss"),
+        ("loss on", "data.loss_on"),
         ("system message", "data.system"),
     ):
         rows |= {title: str(flat[field])} if flat.get(field) else {}

@@ -164,7 +164,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     family, adapter = get_family(config), config.adapter
     weight_map = family.weight_map(config)
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
-    saved = list(listed(adapter.modules_to_save)) if config.training.trained is None else []
+    saved = list(listed(adapter.modules_to_save)) if config.training.trainable is None else []
     more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
     modules, tokens = adapted_modules(weight_map), _trained_tokens(config, weight_map)
     whole, tied = [*saved, *more], tied_modules(weight_map)
@@ -215,8 +215,8 @@ def export_checkpoint(
     """Write what `checkpoint.load` names to a folder, random weights too; see `export`.
 
     Args:
-        merge: "original" or "expanded": merge adapters into these weights of the model, and write
-            that.
+        merge: "original" or "dequantized": merge adapters into these weights of the model, and
+            write that.
     """
     check_can_create(folder)
     check_lower_bound(config)
@@ -246,7 +246,7 @@ def export_checkpoint(
 
 def _whole_model(config: RunConfig) -> RunConfig:
     """The configuration of a model without adapters, all of which is written."""
-    training = replace(config.training, trained=None, frozen=None)
+    training = replace(config.training, trainable=None, frozen=None)
     return replace(config, adapter=Adapter(), training=training)
 
 

@@ -43,7 +43,7 @@ def with_other_parts(
     Raises:
         CheckpointError: it has another text part.
     """
-    name: str | None = getattr(config.model, "part_of", None)
+    name: str | None = getattr(config.model, "multimodal_parent", None)
     folder = None if name is None else _had(name)
     if name is None:
         return files, description, None
@@ -55,8 +55,8 @@ def with_other_parts(
     base = read_hf_directory(folder)
     if sum(text_tensor_name(name) in files for name in base) != len(files):
         raise CheckpointError(
-            f"{format_path(name)}, which model.part_of names, has another text part than was "
-            "trained: give the folder that training began with"
+            f"{format_path(name)}, which model.multimodal_parent names, has another text part than "
+            "was trained: give the folder that training began with"
         )
     whole = with_text_tensors(base, files)
     say(f"the {len(whole) - len(files)} weights besides the text part are {format_path(name)}'s")

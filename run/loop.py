@@ -80,7 +80,7 @@ def _finetune_alone(
     config: RunConfig, options: RunOptions, data_cache: DataCache
 ) -> Interrupted | None:
     """Train in folders that no other run uses meanwhile."""
-    agree_on_run(config, **{"--fresh": options.fresh, "--profile": options.profile})
+    agree_on_run(config, **{"--overwrite": options.overwrite, "--profile": options.profile})
     path = RunFolder.from_options(options.run_dir, config.checkpoint.save, options.name).path
     folder = RunFolder(
         Path(popdist.all_gather_object(str(path))[0])
@@ -96,7 +96,7 @@ def _finetune_alone(
         if settings.save is not None:
             save = Path(settings.save)
             check_shared(save)
-            mirror = mirror_of(settings.mirror, settings.to_keep, save, options.fresh)
+            mirror = mirror_of(settings.mirror, settings.to_keep, save, options.overwrite)
         if mirror is not None:
             stack.enter_context(mirror)
         stopped = _finetune(config, options, folder, data_cache, mirror)
@@ -146,7 +146,7 @@ def _finetune(
     """Train; returns why it ended early, if it did."""
     family = get_family(config)
     data = Pipeline(config, family.sample_format, data_cache)
-    if config.evaluation.steps is not None:
+    if config.eval.steps is not None:
         wanted_metrics(config, data.task)
     samples = data.training_samples()
     loader = Loader.from_config(config, samples)
@@ -156,7 +156,7 @@ def _finetune(
     weight_map, notes = family.weight_map(data.config), sample_notes(data.config, samples)
     for note in (*length_note(data.config), *notes, *trained_notes(data.config, weight_map)):
         say(note)
-    start = starting_point(data.config, weight_map, options.fresh)
+    start = starting_point(data.config, weight_map, options.overwrite)
     config = _resume(data.config, options, loader, start)
     agree({"training.steps": config.training.steps, "step to start from": start.step,
            "digest of the state to start from": start.sha256})  # fmt: skip
@@ -179,7 +179,7 @@ def _finetune(
     _say_mirror_lacks(config, start, reference)
     say_profile(config, options, start.step)
     model = compile_session(lambda: TrainingSession(config), "the training program")
-    evaluates = config.evaluation.steps is not None
+    evaluates = config.eval.steps is not None
     refer = None if reference is None else reference.of
     evaluator = Evaluator(config, model, data_cache, refer) if evaluates else None
     if reference is not None:
@@ -200,7 +200,7 @@ def _finetune(
         checkpoints = Checkpoints(
             config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
         )
-        if options.fresh and save and is_first_process():
+        if options.overwrite and save and is_first_process():
             remove_run(of_run)
             remove_other_steps(of_run, kept)
             if mirror is not None:
@@ -238,8 +238,8 @@ def _say_mirror_lacks(config: RunConfig, start: Start, reference: Reference | No
     for base in _bases(config, start, reference):
         if base.step is None and os.path.isabs(base.name):
             say(f"the mirror does not copy {format_path(base.name)}, whose weights stay frozen: "
-                "another machine needs that folder, and --checkpoint.base DIR where it has another "
-                "place")  # fmt: skip
+                "another machine needs that folder, and --checkpoint.base_model DIR where it has "
+                "another place")  # fmt: skip
 
 
 def _say_new_rate(config: RunConfig, start: Start) -> None:
@@ -296,7 +296,7 @@ class _Run:
             runs = profiled_runs(config, options, self.start.step)
             profile = stack.enter_context(Profile(runs, self.model, options.name, self.folder))
             disk = self.model.session.disk_idle_clock()
-            with Stalls(options.stall, disk, lambda: stop.received) as stalls:
+            with Stalls(options.watchdog_seconds, disk, lambda: stop.received) as stalls:
                 try:
                     last = self._loop(records, profile, stop, stalls)
                 except popxl.errors.DeviceMemoryError as error:
@@ -360,7 +360,7 @@ class _Run:
                     s + 1,
                     loss=result.loss,
                     learning_rate=learning_rate,
-                    gradient_norm=result.gradient_norm,
+                    grad_norm=result.grad_norm,
                     epoch=seen / self.loader.samples_per_epoch,
                     skipped_steps=self.skipped.total,
                     tokens=result.tokens,
@@ -383,7 +383,7 @@ class _Run:
     def _evaluate(self, step: int) -> dict[str, Any]:
         """Evaluate, if it is time for that after so many steps, and keep the weights if they are
         the best; returns what to record: metrics, and some answers as `samples`."""
-        every = self.config.evaluation.steps
+        every = self.config.eval.steps
         due = every is not None and (
             step % every < self.config.execution.device_iterations
             or step >= self.config.training.steps
@@ -394,7 +394,7 @@ class _Run:
         weights = without_optimizer_state(self.model.tensors(frozen=False))
         self.best.consider(step, outcome.metrics, weights)
         values = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
-        logged = outcome.answers[: self.config.evaluation.log_samples]
+        logged = outcome.answers[: self.config.eval.log_samples]
         return {**values, SAMPLES: [answer.to_dict() for answer in logged]}
 
 

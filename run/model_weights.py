@@ -109,13 +109,14 @@ def with_base(
     base = BaseModelRef.of_checkpoint(checkpoint)
     if base is None:
         return own
-    place = config.checkpoint.base or base.place(checkpoint.path, model)
+    place = config.checkpoint.base_model or base.place(checkpoint.path, model)
     try:
         weights, _ = read_weights(config, weight_map.base, place)
     except UserError as error:
         failure = CheckpointError(
             f"the run in {format_path(load)} holds what it trained, and {format_path(place)} the "
-            f"other weights, which cannot be had: {error}; --checkpoint.base says where they are"
+            f"other weights, which cannot be had: {error}; --checkpoint.base_model says where "
+            "they are"
         )
         if needs_base:
             raise failure from error
@@ -124,7 +125,7 @@ def with_base(
     def changed(name: str) -> CheckpointError:
         return CheckpointError(
             f"{format_path(place)} is not the model that the run in {format_path(load)} began "
-            f"with: {name} is another; --checkpoint.base names the folder of that model"
+            f"with: {name} is another; --checkpoint.base_model names the folder of that model"
         )
 
     return Overlay(own, Digested(View(weights, base.sha256), base.sha256, changed, base.sha256))
@@ -179,7 +180,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
         return weights
     if folder is None:
         return Overlay(init_adapters(weight_map, weights, config.model.seed), weights)
-    alone = config.changed({"training.trained": None, "training.frozen": None})
+    alone = config.changed({"training.trainable": None, "training.frozen": None})
     own, files = get_family(config).weight_map(alone).filter(is_trainable), adapter_tensors(folder)
     check_fit(own, files, files, folder)
     return Overlay(finite(config, own.from_hf(files), folder), weights)

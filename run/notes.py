@@ -36,7 +36,7 @@ def sample_notes(config: RunConfig, samples: Samples) -> list[str]:
         f"a text has {learned:.1f} tokens to learn on average, its end included: --data.preview 3 "
         "shows which": learned <= LEAST_LEARNED,
         f"{padding:.0%} of the tokens are padding: lower --sequence_length, or raise "
-        "--examples_per_row": padding > MOST_PADDING,
+        "--examples_per_sample": padding > MOST_PADDING,
         f"a batch of {batch} takes each of the {len(samples)} samples {batch / len(samples):.1f} "
         "times: lower --global_batch_size": batch > len(samples),
     }
@@ -111,7 +111,7 @@ def _new_rows_note(config: RunConfig, weight_map: WeightMap) -> list[str]:
     if not new or not frozen:
         return []
     modules = ",".join(dict.fromkeys(map(module_name, frozen)))
-    field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trained"
+    field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trainable"
     return [
         f"warning: the new tokens' rows in {format_names(frozen)} are not trained: "
         f"{field} {modules} trains them"

@@ -32,8 +32,8 @@ class RunOptions:
 
     name: str
     command: str = ""
-    fresh: bool = _flag(
-        "--fresh",
+    overwrite: bool = _flag(
+        "--overwrite",
         default=False,
         action="store_true",
         help="delete the run in --save and start over, instead of resuming it",
@@ -89,8 +89,8 @@ class RunOptions:
         help="write a trace of so many steps, and a table of time by phase, into the run "
         "directory; without --save and --save-hf the run ends there",
     )
-    stall: int = _flag(
-        "--stall",
+    watchdog_seconds: int = _flag(
+        "--watchdog_seconds",
         default=300,
         metavar="SECONDS",
         type=count_option,

@@ -126,7 +126,7 @@ def with_profile_alone(config: RunConfig, options: RunOptions, first_step: int) 
     """End a run that nothing saves after the steps that --profile measures, without evaluation."""
     if options.profile is None or not _saves_nothing(config, options):
         return config
-    off = ("training.epochs", "evaluation.steps", "evaluation.patience", "checkpoint.keep_best")
+    off = ("training.epochs", "eval.steps", "eval.patience", "checkpoint.keep_best")
     steps = first_step + _needed(options.profile, config)
     return config.changed({"training.steps": steps, **dict.fromkeys(off)})
 

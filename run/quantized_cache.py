@@ -29,7 +29,7 @@ def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str,
     Args:
         known: digests of tensors, which need not be read; it may grow as they are.
     """
-    save, shared = config.checkpoint.save, config.execution.packed
+    save, shared = config.checkpoint.save, config.execution.quantized_cache
     if config.model.quant is None or not (save or shared):
         return tensors
     folder = Path(shared) if shared else RunFolder(Path(save or "")).packed

@@ -76,7 +76,7 @@ class Reference:
         objective = make_objective(config)
         if REFERENCE not in objective.sequence_inputs:
             return None
-        place = Path(config.training.reference or folder.reference)
+        place = Path(config.training.reference_cache or folder.reference)
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
             saved = cls._saved(config, start.checkpoint, place)
             return replace(
@@ -100,7 +100,8 @@ class Reference:
                 f"{config.training.objective} compares with a reference, which only a run of "
                 "run_finetuning.py has: --load its folder"
             )
-        folder = config.training.reference or RunFolder.from_step_folder(checkpoint.path).reference
+        run = RunFolder.from_step_folder(checkpoint.path)
+        folder = config.training.reference_cache or run.reference
         return cls._saved(config, checkpoint, Path(folder))
 
     @classmethod
@@ -143,7 +144,7 @@ class Reference:
 
     def remove_drafts(self) -> None:
         """Delete the drafts that passes of other settings left in the run's own folder."""
-        if self.config.training.reference is None and is_first_process():
+        if self.config.training.reference_cache is None and is_first_process():
             remove_drafts_of_others(self.folder)
 
     def _name(self, samples: Samples) -> str:
@@ -194,12 +195,12 @@ def _origin(start: Start) -> BaseModelRef | None:
 def _weights_at_origin(
     config: RunConfig, sha256: str, origin: str | None, folder: Path
 ) -> Mapping[str, np.ndarray]:
-    """Read the weights that a run began with, from their origin or `checkpoint.base`.
+    """Read the weights that a run began with, from their origin or `checkpoint.base_model`.
 
     Raises:
         UserError: neither has them.
     """
-    places, reasons = [p for p in (origin, config.checkpoint.base) if p is not None], []
+    places, reasons = [p for p in (origin, config.checkpoint.base_model) if p is not None], []
     for place in places:
         try:
             weights = digested(_initial_weights(config, place), place)
@@ -213,7 +214,8 @@ def _weights_at_origin(
     raise UserError(
         f"the reference is not in {format_path(folder)}, and must be computed again, but "
         f"{'; '.join(reasons) or 'nothing says which model the run began with'}: give the folder "
-        "of that model by --checkpoint.base, or that of the reference by --training.reference"
+        "of that model by --checkpoint.base_model, or that of the reference by "
+        "--training.reference_cache"
     )
 
 

@@ -129,15 +129,18 @@ class Checkpoints:
         saved = None if self._store is None else self._store.saved
         if saved is None or not is_first_process():
             return {}
-        facts: dict[str, float] = {"saved_step": saved.step, "saved_time": round(saved.time, 3)}
+        facts: dict[str, float] = {
+            "checkpoint/step": saved.step,
+            "checkpoint/time": round(saved.time, 3),
+        }
         if saved is not self._told:
-            facts |= {"save_seconds": saved.seconds, "save_bytes": self._bytes}
-            facts["save_stall_seconds"] = self._stalls.pop(saved.step, saved.seconds)
+            facts |= {"checkpoint/seconds": saved.seconds, "checkpoint/bytes": self._bytes}
+            facts["checkpoint/blocked_seconds"] = self._stalls.pop(saved.step, saved.seconds)
             self._told = saved
             if self._mirror is not None and saved.path is not None:
                 self._mirror.add(saved.step, saved.path)
         if self._mirror is not None and self._mirror.step is not None:
-            facts["mirrored_step"] = self._mirror.step
+            facts["checkpoint/mirrored_step"] = self._mirror.step
         return facts
 
     def finish(self, step: int) -> bool:

@@ -29,13 +29,13 @@ class Schedule:
     def of(cls, training: Training) -> Self:
         """The schedule of a configuration, over the steps from its first one on."""
         rate = training.optimizer.learning_rate
-        steps, warmup = max(training.steps - rate.first_step, 0), rate.warmup_steps
+        steps, warmup = max(training.steps - rate.start_step, 0), rate.warmup_steps
         if warmup is None:
             warmup = math.ceil((rate.warmup_proportion or 0.0) * steps)
         return cls(rate, warmup, steps)
 
     def __call__(self, step: int) -> float:
-        step = max(step - self.rate.first_step, 0)
+        step = max(step - self.rate.start_step, 0)
         if step < self.warmup_steps:
             return self.rate.maximum * step / self.warmup_steps
         return COURSES[self.rate.function](self.rate, Place(step, self.warmup_steps, self.steps))
@@ -49,11 +49,11 @@ def changed_rate(before: Training, now: Training, step: int) -> str | None:
         return None
     rate = now.optimizer.learning_rate
     text = f"learning rate of step {step + 1}: {new:.3g}, not {old:.3g} as before"
-    if rate.first_step == step or rate.function == "constant":
+    if rate.start_step == step or rate.function == "constant":
         return text
     prefix = "--training.optimizer.learning_rate"
     return (
-        f"{text}; {prefix}.first_step {step} begins a new schedule here, {prefix}.function "
+        f"{text}; {prefix}.start_step {step} begins a new schedule here, {prefix}.function "
         f"constant keeps {rate.maximum:g}"
     )
 

@@ -46,6 +46,6 @@ class SkippedSteps:
         steps = "a step was" if self.in_a_row == 1 else f"{self.in_a_row} steps in a row were"
         return UserError(
             f"{steps} skipped, since loss or gradients are not finite (loss {self._last.loss:.4g}, "
-            f"gradient norm {self._last.gradient_norm:.4g}): {kept}; lower the learning rate or "
+            f"gradient norm {self._last.grad_norm:.4g}): {kept}; lower the learning rate or "
             "--loss_scaling, or name the op with POPXL_CHECK=inf"
         )

@@ -137,7 +137,9 @@ def _starting_point(config: RunConfig, weight_map: WeightMap, fresh: bool) -> St
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
             model = None if load == RANDOM or _has_steps(load) else load
-            return _continued(config, checkpoint, weight_map, save, "--fresh starts over", model)
+            return _continued(
+                config, checkpoint, weight_map, save, "--overwrite starts over", model
+            )
     if load is not None and config.checkpoint.load_optimizer and _has_steps(load):
         checkpoint = _open(config, weight_map, load)
         other = ", with another --save" if save is not None and _is_within(load, save) else ""
@@ -203,7 +205,7 @@ def _continued(
         )
     if set(weight_names(checkpoint)) != {weight.name for weight in weight_map.trainable_weights}:
         raise CheckpointError(
-            f"the run in {format_path(folder)} trains other weights than training.trained and "
+            f"the run in {format_path(folder)} trains other weights than training.trainable and "
             f"frozen mean: continue it as it was; {anew}"
         )
     tensors = finite(config, checkpoint.tensors, folder)
@@ -280,7 +282,7 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
             raise CheckpointError(
                 f"{format_path(folder)} has a run with {name} {format_name(saved[name], 35)}, but "
                 f"this one has {format_name(now[name], 35)}: continue that run as it was, give "
-                "another --save, or --fresh to delete it and start over"
+                "another --save, or --overwrite to delete it and start over"
             )
 
 

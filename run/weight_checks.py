@@ -103,12 +103,12 @@ def finite(
     is_half = config.model.precision == "float16"
 
     def checked(name: str, array: np.ndarray) -> np.ndarray:
-        if config.checkpoint.nonfinite or not array.size:
+        if config.checkpoint.allow_nonfinite or not array.size:
             return array
         if not np.isfinite(array).all():
             raise CheckpointError(
                 f"{name} in {load} has NaN or infinity: take weights of an earlier step, or "
-                "accept them by --checkpoint.nonfinite"
+                "accept them by --checkpoint.allow_nonfinite"
             )
         is_weight = not name.startswith((f"{OPTIMIZER}/", f"{FP8}/"))  # others are float32
         if is_half and is_weight and max(array.max(), -array.min()) >= _PAST_FLOAT16:

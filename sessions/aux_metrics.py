@@ -37,5 +37,5 @@ def expert_metrics(usage: np.ndarray) -> dict[str, float]:
     tokens = np.maximum(probabilities.sum(1), 1)  # the probabilities of a token add up to 1
     balance = usage.shape[-1] * (counts * probabilities).sum(1) / tokens**2
     shares = counts.sum(0) / max(counts.sum(), 1)
-    each = {f"experts/share/{n}": float(share) for n, share in enumerate(shares)}
-    return {"experts/balance": float(balance.mean()), **each}
+    each = {f"experts/load/{n}": float(share) for n, share in enumerate(shares)}
+    return {"experts/load_balancing_loss": float(balance.mean()), **each}

@@ -35,14 +35,14 @@ class StepResult:
 
     Attributes:
         loss: mean over the target tokens of the global batch, before the update.
-        gradient_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
+        grad_norm: global norm of the gradients, before clipping; NaN if a loss is not finite.
         tokens: tokens of the global batch, without padding.
         target_tokens: the divisor of the mean loss: the number of target tokens.
         aux_metrics: the objective's other metrics and those of experts, by name.
     """
 
     loss: float
-    gradient_norm: float
+    grad_norm: float
     tokens: int = 0
     target_tokens: int = 0
     aux_metrics: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class StepResult:
     @property
     def skipped(self) -> bool:
         """True if the devices skipped the update because loss or gradients are not finite."""
-        return not math.isfinite(self.gradient_norm)
+        return not math.isfinite(self.grad_norm)
 
 
 class TrainingSession(ModelSession):
@@ -244,7 +244,7 @@ class TrainingSession(ModelSession):
         c = self.config
         n, replicas = c.execution.device_iterations, c.replicas
         losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
-        norms = outputs[self.program.gradient_norm].reshape(-1, replicas)[:n, 0]
+        norms = outputs[self.program.grad_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
         aux_metrics = self._aux_metrics(outputs, means, counts, batches)
         by_expert = self._expert_metrics(outputs, n)

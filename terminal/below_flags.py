@@ -29,7 +29,8 @@ _EVALUATING = Layer("this program", {"model": {"eval": True}})
 _OF_A_RUN = ("checkpoint.load", "checkpoint.save", "checkpoint.mirror")
 """Fields that a run which is continued has its own values of."""
 _PLACES = (
-    "checkpoint.mirror", "execution.packed", "training.reference", "data.train", "data.validation",
+    "checkpoint.mirror", "execution.quantized_cache", "training.reference_cache", "data.train",
+    "data.validation",
 )  # fmt: skip
 """Fields of places outside a run's folder that it reads or writes."""
 
@@ -188,7 +189,7 @@ def _continued(first: FirstReading, origins: Origins) -> Below | None:
     says over them. None if there is no such run."""
     values, folder, besides = None, first.save, first.said
     over = list[Layer]()
-    if folder is not None and not first.fresh:
+    if folder is not None and not first.overwrite:
         values = origins.begun(folder, first.mirror, first.plans or first.helps)
         if values is not None and first.load is not None and not _is_same(first.load, values):
             # The run began with the weights alone of something else, and does not begin again.
@@ -219,7 +220,7 @@ def _check_family(folder: str, run: Mapping[str, Any], name: str, said: Mapping[
         raise ConfigError(
             f"{format_path(folder)} has a run of the family {run['family']}, but "
             f"{format_name(name)} is of {format_name(said['family'])}: continue that run without "
-            "it, give another --save, or --fresh to delete it and start over"
+            "it, give another --save, or --overwrite to delete it and start over"
         )
 
 

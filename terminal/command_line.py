@@ -139,7 +139,7 @@ def _field_help(
     values = merge(settings.chosen, settings.given)
     replaced = [] if flattened(values).get(EPOCHS) is None else ["training.steps"]
     nowhere = [*replaced, *(["data.dataset"] if is_open else [])]
-    nowhere += ["data.examples_per_row"] if below.is_nothing else []  # families differ
+    nowhere += ["data.examples_per_sample"] if below.is_nothing else []  # families differ
     open_layout = LAYOUT if settings.shares_openly and presets == "finetuning" else ()
     chosen = CHOSEN if is_open else open_layout
     return field_help(section, values, presets, all_fields, chosen, unused, nowhere)

@@ -27,7 +27,7 @@ class FirstReading:
         model: of Hugging Face.
         load, save, mirror, train: the fields of these names.
         continues: whether the state of a run in `load` is taken whole.
-        fresh: the run in `save` is not continued.
+        overwrite: the run in `save` is not continued.
         plans: nothing is run.
         helps: the help is asked for.
     """
@@ -41,7 +41,7 @@ class FirstReading:
     mirror: str | None
     train: str | None
     continues: bool
-    fresh: bool
+    overwrite: bool
     plans: bool
     helps: bool
 
@@ -93,7 +93,7 @@ class FirstReading:
             mirror=text("checkpoint.mirror"),
             train=text("data.train"),
             continues=str(fields.get("checkpoint.load_optimizer")).lower() != "false",
-            fresh=given.fresh,
+            overwrite=given.overwrite,
             plans=given.plan is not None,
             helps=given.help,
         )
@@ -135,7 +135,7 @@ def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespa
     parser.add_argument("--checkpoint.mirror", **field)
     parser.add_argument("--data.train", **field)
     parser.add_argument("--checkpoint.load_optimizer", nargs="?", const="true", **field)
-    parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--overwrite", action="store_true")
     plans = (f"--plan{end}" for end in ("", "_json", "_picture", "_trace"))
     parser.add_argument(*plans, nargs="?", const="", dest="plan")
     parser.add_argument("-h", "--help", "--help_all", action="store_true", dest="help")

@@ -104,10 +104,9 @@ def add_export_option(parser: argparse.ArgumentParser) -> None:
         "--merge",
         nargs="?",
         const="original",
-        choices=("original", "expanded"),
+        choices=("original", "dequantized"),
         help="merge adapters into the model and write that, not the adapters alone: into its "
-        "original weights, or into those that are left of them in few bits, which they were "
-        "trained beside",
+        "original weights, or into the dequantized ones that they were trained beside",
     )
 
 

@@ -44,7 +44,7 @@ from tests.data.corpora import few_rows, sample_examples, sample_tokenizer
 from tests.small_runs import BATCH, MODEL, TRAINING
 
 ROOT = Path(__file__).parent.parent
-VALIDATION = (*MODEL, "--micro_batch_size", "32", "--evaluation.metrics", "accuracy")
+VALIDATION = (*MODEL, "--micro_batch_size", "32", "--eval.metrics", "accuracy")
 FIRST = (*TRAINING, "--steps", "8", "--checkpoint.steps", "4")
 ROWS = {"train": 400, "validation": 90}
 
@@ -253,7 +253,7 @@ def test_the_newest_good_checkpoint_stands_in_for_a_damaged_one(mistake, copy):
     spoil(step_folder(copy, 8))
     with pytest.warns(CheckpointWarning, match=r"step 8 is damaged .*; using that of step 4"):
         assert run_validation.main([*VALIDATION, "--load", str(copy)]) == 0
-    assert json.loads((copy / "validation.json").read_text())["step"] == 4
+    assert json.loads((copy / "eval.json").read_text())["step"] == 4
     spoil(step_folder(copy, 4))
     with pytest.warns(CheckpointWarning, match="step 8 is damaged"):
         said = mistake(run_validation.main, *VALIDATION, "--load", str(copy))
@@ -355,18 +355,18 @@ def test_every_advice_on_a_run_that_is_complete_is_taken(trained, copy, tmp_path
         f"nothing to train: step 8 in {trained} is complete, with training.steps 8: raise --steps "
         "to resume it; --checkpoint.load_optimizer false starts a new run from its weights"
     )
-    assert resumed(tmp_path, capsys, *load, "--fresh") == said, "which names no --fresh"
+    assert resumed(tmp_path, capsys, *load, "--overwrite") == said, "which names no --overwrite"
     anew = ("--checkpoint.load_optimizer", "false", "--steps", "2")
     weights = f"starting from the weights of step 8 in {trained}"
     assert resumed(tmp_path, capsys, *load, *anew) == weights
     assert resumed(tmp_path, capsys, *load, "--steps", "9") == f"starting from step 8 in {trained}"
     assert resumed(tmp_path, capsys, *save).endswith(
-        "raise --steps to resume it; --fresh starts over"
+        "raise --steps to resume it; --overwrite starts over"
     )
     within = resumed(tmp_path, capsys, *save, "--load", str(copy))
     assert within.endswith("false, with another --save starts a new run from its weights")
     assert resumed(copy, capsys, *save, "--steps", "9") == f"starting from step 8 in {copy}"
-    over = resumed(copy, capsys, *TRAINING, *save, "--fresh", "--steps", "2")
+    over = resumed(copy, capsys, *TRAINING, *save, "--overwrite", "--steps", "2")
     assert over == "starting from random weights"
 
 
@@ -388,13 +388,13 @@ def test_another_optimizers_state_is_answered_by_how_a_new_run_begins(
     anew = ("--load", str(trained), "--checkpoint.load_optimizer", "false", *other)
     assert resumed(tmp_path, capsys, *anew).startswith("starting from the weights of step 8")
     said = mistake(run_finetuning.main, *other, "--save", str(copy))
-    assert said.endswith("; --fresh starts over")
+    assert said.endswith("; --overwrite starts over")
 
 
 def test_a_folder_with_another_run_is_refused(copy, mistake):
     said = mistake(run_finetuning.main, *TRAINING, "--d_ff", "64", "--save", str(copy))
     assert f"{copy} has a run with model.d_ff 32, but this one has 64" in said
-    assert "--fresh" in said
+    assert "--overwrite" in said
     assert load_checkpoint(copy).step == 8
 
 
@@ -407,13 +407,13 @@ def test_weights_alone_start_a_new_run_and_cannot_be_continued(copy, tmp_path, m
     assert found.step == 2
     assert not any(name.startswith("optimizer/") for name in found.tensors)
     said = mistake(run_finetuning.main, *TRAINING, "--steps", "4", *save)
-    assert "has no optimizer state to continue with: --fresh starts over" in said
+    assert "has no optimizer state to continue with: --overwrite starts over" in said
 
 
 def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     """At rate 0 nothing gets better: the first evaluation is the best, two more end the run."""
-    flags = ["--evaluation.steps", "2", "--evaluation.samples", "40", "--evaluation.patience", "2"]
-    metrics = ["--evaluation.metrics", "loss", "--checkpoint.keep_best", "loss"]
+    flags = ["--eval.steps", "2", "--eval.samples", "40", "--eval.patience", "2"]
+    metrics = ["--eval.metrics", "loss", "--checkpoint.keep_best", "loss"]
     still = ["--learning_rate", "1e-30", "--save", str(tmp_path)]
     steps = ["--steps", "40", "--checkpoint.steps", "2"]
     command = [*TRAINING, *still, *flags, *metrics, *steps]
@@ -424,7 +424,7 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
     assert best in said
     assert "wrote a model of step 6 for Hugging Face" in said  # the newest, as others take
     rows = read_metrics(tmp_path / "metrics.jsonl")
-    evaluated = [row["step"] for row in rows if "validation_loss" in row]
+    evaluated = [row["step"] for row in rows if "eval_loss" in row]
     assert (evaluated, len(rows)) == ([2, 4, 6], 6)
     assert load_checkpoint(tmp_path / "best").step == 2
     assert run_finetuning.main(command) == 0  # which is over, and stays so
@@ -437,12 +437,12 @@ def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):
         assert f"the weights are those of step {step} in {place}\n" in said
         assert (best in said) == (step == 6)
         assert f"wrote a model of step {step} for Hugging Face" in said
-    out = ["--load", str(tmp_path / "best"), "--evaluation.metrics", "loss", *flags[2:4]]
+    out = ["--load", str(tmp_path / "best"), "--eval.metrics", "loss", *flags[2:4]]
     assert run_validation.main([*out, "--out", str(tmp_path / "out")]) == 0
-    report = json.loads((tmp_path / "out" / "validation.json").read_text())
-    assert report["loss"] == pytest.approx(rows[1]["validation_loss"], rel=1e-5)
-    said = mistake(run_finetuning.main, *TRAINING, "--evaluation.patience", "2")
-    assert "evaluation.patience needs evaluations while training: set evaluation.steps" in said
+    report = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert report["loss"] == pytest.approx(rows[1]["eval_loss"], rel=1e-5)
+    said = mistake(run_finetuning.main, *TRAINING, "--eval.patience", "2")
+    assert "eval.patience needs evaluations while training: set eval.steps" in said
 
 
 def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys, curves):
@@ -453,8 +453,8 @@ def test_answers_exports_and_a_tokenizer_that_is_gone(tmp_path, capsys, curves):
     shutil.copytree(SAMPLE_FOLDER / "t5_tokenizer", given)
     letters = ",".join("abcdefghijklmnopqrstuvwxyz")
     command = [*TRAINING, "--steps", "4", "--tokenizer", str(given), "--save", str(run)]
-    command += ["--evaluation.steps", "2", "--evaluation.samples", "8", "--stop_strings", letters]
-    command += ["--evaluation.metrics", "accuracy", "--evaluation.log_samples", "3"]
+    command += ["--eval.steps", "2", "--eval.samples", "8", "--stop_strings", letters]
+    command += ["--eval.metrics", "accuracy", "--eval.log_samples", "3"]
     assert run_finetuning.main([*command, "--save-hf", str(tmp_path / "hf")]) == 0
     lines = (run / "metrics.jsonl").read_text().splitlines()
     found = [json.loads(line).get("samples") for line in lines]
@@ -547,7 +547,7 @@ def test_training_anew_says_this_and_nothing_else(copy, trained, capfd, curves):
     """The second start of a program neither traces nor compiles. Files that are not of a run stay
     where it starts over."""
     (copy / "mine.txt").write_text("not ours")
-    command = [*TRAINING, "--steps", "2", "--save", str(copy), "--fresh"]
+    command = [*TRAINING, "--steps", "2", "--save", str(copy), "--overwrite"]
     capfd.readouterr()
     assert run_finetuning.main(command) == 0
     out, err = capfd.readouterr()
@@ -589,14 +589,14 @@ def test_a_run_continues_from_one_of_its_steps_and_a_profile_changes_nothing(
 
 def test_a_profile_that_nobody_saves_ends_the_run(tmp_path, capsys):
     """And no evaluation follows it."""
-    evaluates = ("--evaluation.steps", "2", "--checkpoint.keep_best", "loss")
+    evaluates = ("--eval.steps", "2", "--checkpoint.keep_best", "loss")
     for length in (("--epochs", "300"), ("--steps", "2")):
         folder = tmp_path / "-".join(length)
         run = (*TRAINING, *length, *evaluates, "--run-dir", str(folder), "--profile", "2")
         assert run_finetuning.main([*run]) == 0
         rows = read_metrics(folder / "metrics.jsonl")
         assert len(rows) == 7
-        assert not any("validation_loss" in row for row in rows)
+        assert not any("eval_loss" in row for row in rows)
         said = capsys.readouterr().err
         assert "--profile 2 trains 7 steps, and nothing is saved: --save DIR trains all" in said
         assert "profiled runs 2 to 7 of the program: 2 as they are, 2 phase by phase, 2 " in said
@@ -605,7 +605,7 @@ def test_a_profile_that_nobody_saves_ends_the_run(tmp_path, capsys):
 
 def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     out = ("--out", str(tmp_path))
-    everything = ("--evaluation.metrics", "null")
+    everything = ("--eval.metrics", "null")
     assert run_validation.main([*VALIDATION, "--load", str(trained), *everything, *out]) == 0
     first, f1, loss, perplexity = capsys.readouterr().out.splitlines()
     assert f1.startswith("macro_f1: 0.")
@@ -613,7 +613,7 @@ def test_validation_ends_with_the_accuracy(trained, tmp_path, capsys):
     assert loss.startswith("loss: ")
     assert perplexity.startswith("perplexity: ")
     assert found
-    report = json.loads((tmp_path / "validation.json").read_text())
+    report = json.loads((tmp_path / "eval.json").read_text())
     assert (report["correct"], report["total"]) == (int(found[2]), 90)
     assert f"{report['accuracy']:.4f}" == found[1]
     assert report["perplexity"] == pytest.approx(np.exp(report["loss"]))

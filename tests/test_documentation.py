@@ -84,8 +84,8 @@ def test_the_walkthrough_runs(tmp_path, monkeypatch, capsys):
 
     def smallest(*given: Any) -> RunConfig:
         line = read_command_line("", "finetuning", "tiny", [*TRAINING, "--device", "cpu"])
-        evaluation = load_config(*given).evaluation
-        return replace(line.config, evaluation=evaluation)
+        evaluation = load_config(*given).eval
+        return replace(line.config, eval=evaluation)
 
     monkeypatch.setattr(presets, "load_config", smallest)
     runpy.run_module("docs.walkthrough", run_name="__main__")
@@ -144,7 +144,7 @@ WRITTEN_BY_RUNS = {
     "metrics.jsonl",
     "metrics.damaged.jsonl",
     "owner.json",
-    "validation.json",
+    "eval.json",
     "phases.txt",
     "prepared/",
     "packed/",
@@ -200,7 +200,7 @@ def test_every_field_is_in_a_table():
     text = text_of(DOCUMENT)
     tables = set(re.findall(r"<!-- table: (\S+) -->", text))
     sections = {
-        "model", "training", "adapter", "execution", "fp8", "checkpoint", "data", "evaluation",
+        "model", "training", "adapter", "execution", "fp8", "checkpoint", "data", "eval",
         "generation",
     }  # fmt: skip
     assert tables == {"presets", "decoders", "missing", *sections, *FAMILIES}

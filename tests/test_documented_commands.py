@@ -121,7 +121,7 @@ def test_commands_exist(words, monkeypatch):
 QUICK = {
     "model": {"layers": 1, "hidden_size": 64},
     "training": {"steps": 10},
-    "evaluation": {"samples": 16},
+    "eval": {"samples": 16},
 }
 """Over the presets that need no network, in the copy of the repository where commands run."""
 
@@ -174,7 +174,7 @@ def quick(words: list[str]) -> list[str]:
     if "--record" in words:  # of a machine with a GPU: no time for any task
         words += ["--minutes", "0.1"]
     if words[0] == "mpirun":  # it follows the same command with another launcher
-        words.append("--fresh")
+        words.append("--overwrite")
     return words + [extra for module in FEWER if module in words for extra in FEWER[module]]
 
 

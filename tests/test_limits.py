@@ -175,7 +175,7 @@ def test_one_file_knows_the_layout_of_a_run():
         for value in nodes_of(ROOT / "files" / "run_folder.py")
         if isinstance(value, ast.Constant) and re.fullmatch(r"\w+\.\w+", str(value.value))
     }
-    assert {"config.yml", "metrics.jsonl", "validation.json"} <= names
+    assert {"config.yml", "metrics.jsonl", "eval.json"} <= names
     found = [
         place(path, node.lineno)
         for path in APPLICATION

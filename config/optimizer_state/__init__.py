@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 STATE_SLOTS = {
     slot.name: slot
     for slot in (
-        *(STEP_COUNTER, MASTER_WEIGHT, RESIDUAL_SLOTS["compact"]),
+        *(STEP_COUNTER, MASTER_WEIGHT, RESIDUAL_SLOTS["8bit_residual8"]),
         *(slot for record in OPTIMIZERS.values() for slot in record.slots),
     )
 }

@@ -66,8 +66,8 @@ MASTER_WEIGHT = StateSlot("master")
 
 RESIDUAL = "residual"
 RESIDUAL_SLOTS = {
-    "compact": StateSlot(RESIDUAL, dtype="int8"),
-    "compact16": StateSlot(RESIDUAL, dtype="int16"),
+    "8bit_residual8": StateSlot(RESIDUAL, dtype="int8"),
+    "8bit_residual16": StateSlot(RESIDUAL, dtype="int16"),
 }
 """What rounding to 16 bits took from a weight, which any optimizer may keep, by its `state`."""
 

@@ -28,7 +28,7 @@ def strategy_from_config(config: RunConfig, tokenizer: Tokenizer | None = None) 
                 settings.seed, settings.temperature, settings.top_k, settings.top_p, processors
             )
         case "beam":
-            return Beam(settings.beams, settings.length_penalty, processors)
+            return Beam(settings.num_beams, settings.length_penalty, processors)
     return Greedy(processors)
 
 

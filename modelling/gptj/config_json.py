@@ -21,7 +21,9 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
         "model_type": "gptj",
         "architectures": ["GPTJForCausalLM"],
         "vocab_size": model.embedding.vocab_size,
-        "n_positions": max(model.sequence_length + model.output_length, model.max_length),
+        "n_positions": max(
+            model.sequence_length + model.output_length, model.max_position_embeddings
+        ),
         "n_embd": model.hidden_size,
         "n_layer": model.layers,
         "n_head": model.attention.heads,
@@ -56,7 +58,9 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
         "dropout_prob": dropout,
         "layers": description.count("n_layer"),
         "hidden_size": hidden,
-        "max_length": description.count("n_positions") if "n_positions" in description else 2048,
+        "max_position_embeddings": description.count("n_positions")
+        if "n_positions" in description
+        else 2048,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-5),
         "initializer_range": data.get("initializer_range", 0.02),
         "embedding": {"vocab_size": description.count("vocab_size")},

@@ -45,7 +45,7 @@ class Packing:
         """Returns the packing of a configuration's samples."""
         assert isinstance(config.data, Seq2SeqData)
         layout = ActivationLayout.from_config(config)
-        return cls(config.data.examples_per_row, sequences_per_example, layout)
+        return cls(config.data.examples_per_sample, sequences_per_example, layout)
 
     @property
     def sequences_per_sample(self) -> int:

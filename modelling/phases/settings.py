@@ -80,7 +80,7 @@ class PhaseSettings:
     @property
     def gradient_dtype(self) -> popxl.dtype:
         """Data type of stored weight gradients."""
-        return popxl.dtype.from_name(self.config.training.gradients)
+        return popxl.dtype.from_name(self.config.training.gradient_dtype)
 
     @property
     def adds_gradients(self) -> bool:

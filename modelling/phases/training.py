@@ -30,7 +30,7 @@ class TrainingProgram:
         loss: stream of the loss of each micro-batch; the mean over micro-batches and replicas is
             the loss of the step.
         aux_outputs: streams of the head's further outputs per micro-batch, by name.
-        gradient_norm: stream of the global gradient norm of each optimizer step.
+        grad_norm: stream of the global gradient norm of each optimizer step.
         update_only: stream of a bool: True makes a run do the pending update and nothing else;
             None if no update is pending after a run.
         variables: `variables[phase][layer]` has the trees `fwd` and `optim`, and `grad` if
@@ -45,7 +45,7 @@ class TrainingProgram:
     seed: popxl.HostToDeviceStream | None
     loss: popxl.DeviceToHostStream
     aux_outputs: Mapping[str, popxl.DeviceToHostStream]
-    gradient_norm: popxl.DeviceToHostStream
+    grad_norm: popxl.DeviceToHostStream
     update_only: popxl.HostToDeviceStream | None
     variables: Mapping[str, list[addons.NamedTensors]]
     phases_by_type: Mapping[str, Sequence[str]]
@@ -86,7 +86,7 @@ def build_training(
             settings,
             popxl.h2d_stream((), popxl.float32, "learning_rate"),
             seed,
-            popxl.d2h_stream((), popxl.float32, "gradient_norm"),
+            popxl.d2h_stream((), popxl.float32, "grad_norm"),
         )
         variables = {phase.name: phase.init_variables(gradients) for phase in phase_plan.phases}
         update_only = None
@@ -127,7 +127,7 @@ def defers_update(config: RunConfig) -> bool:
     if execution.update == "auto":
         has_transfers = platform(config) != "cpu" or execution.disk is not None
         return has_transfers and config.rounds_behind
-    return execution.update == "behind"
+    return execution.update == "deferred"
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,11 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "dropout_rate": model.dropout_prob,
         "feed_forward_proj": _feed_forward(model),
         "tie_word_embeddings": model.embedding.tied,
-        **({"scale_decoder_outputs": model.scaled_head} if model.architecture == "t5" else {}),
+        **(
+            {"scale_decoder_outputs": model.scale_decoder_outputs}
+            if model.architecture == "t5"
+            else {}
+        ),
         "decoder_start_token_id": model.pad_token_id,
         "pad_token_id": model.pad_token_id,
         "eos_token_id": model.eos_token_id,
@@ -62,7 +66,7 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
 
 def _feed_forward(model: T5Model) -> str:
     """The first of Hugging Face's names of the model's feed-forward layers."""
-    ours = (model.gated, model.activation)
+    ours = (model.is_gated_act, model.activation)
     return next(name for name, maps in FEED_FORWARDS.items() if maps == ours)
 
 
@@ -95,9 +99,9 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
         "decoder_layers": None if decoder == layers else decoder,
         "hidden_size": description.count("d_model"),
         "d_ff": description.count("d_ff"),
-        "gated": gated,
+        "is_gated_act": gated,
         "activation": activation,
-        "scaled_head": scaled,
+        "scale_decoder_outputs": scaled,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-6),
         "dropout_prob": data.get("dropout_rate", 0.1),
         "eos_token_id": end,

@@ -85,7 +85,7 @@ class T5MLP(Module):
         super().__init__()
         self.act, self.scale = activation(c.activation), c.scale_ff
         self.drop = Dropout.from_model(c)
-        names = ("wi_0", "wi_1") if c.gated else ("wi",)
+        names = ("wi_0", "wi_1") if c.is_gated_act else ("wi",)
         self.wi_all = FusedLinear(c.hidden_size, c.d_ff, dict.fromkeys(names, c.hidden_size**-0.5))
         self.wo = Linear(c.d_ff, c.hidden_size, shard="in", std=c.d_ff**-0.5)
 
@@ -204,7 +204,7 @@ def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
             1.0,
             VocabularyEmbedding(1.0, "shared", is_shared=True) if c.embedding.tied else None,
             Dropout.from_model(c),
-            scale=c.hidden_size**-0.5 if c.scaled_head else 1.0,
+            scale=c.hidden_size**-0.5 if c.scale_decoder_outputs else 1.0,
         ),
         hf_embedding_names=[f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")],
     )

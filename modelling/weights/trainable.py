@@ -1,4 +1,4 @@
-"""Mark the weights that `training.trained` and `training.frozen` select for training."""
+"""Mark the weights that `training.trainable` and `training.frozen` select for training."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
     """
     if not training.some_frozen:
         return weight_map
-    patterns, frozen = listed(training.trained), listed(training.frozen)
+    patterns, frozen = listed(training.trainable), listed(training.frozen)
     names = _weights_by_name(weight_map.base)
-    trainable = _match_patterns(names, "training.trained", patterns or ("*",))
+    trainable = _match_patterns(names, "training.trainable", patterns or ("*",))
     trainable -= _match_patterns(names, "training.frozen", frozen)
     if not trainable:
         raise ConfigError("nothing is left to train: training.frozen means all that is trained")
@@ -79,12 +79,12 @@ def _mark_mapping(layer: str, mapping: WeightMapping, trainable: Collection[str]
     frozen = [w.name for w in mapping.weights if w.name not in trainable]
     if trained and frozen:
         raise ConfigError(
-            f"training.trained and frozen leave {trained[0]} trained and {frozen[0]} frozen, but "
+            f"training.trainable and frozen leave {trained[0]} trained and {frozen[0]} frozen, but "
             f"they are one variable, {layer}.{mapping.path}: name both of them, or neither"
         )
     if trained and mapping.adapters:
         raise ConfigError(
-            f"training.trained means {trained[0]}, which has an adapter: leave it out of one of "
+            f"training.trainable means {trained[0]}, which has an adapter: leave it out of one of "
             "them, such as by adapter.targets"
         )
     return replace(mapping, trainable=bool(trained))
@@ -95,7 +95,7 @@ def check_quantized_frozen(weight_map: WeightMap) -> None:
     for mapping in weight_map.mappings:
         if is_linear(mapping) and mapping.trainable:
             raise ConfigError(
-                f"{mapping.weights[0].name} is trained whole, but model.quantisation holds it in "
+                f"{mapping.weights[0].name} is trained whole, but model.quantization holds it in "
                 "few bits: leave one of the two out"
             )
 

@@ -38,7 +38,7 @@ ANEW, HELP = "/new", "/help"
 """What begins a new conversation, and lists the commands."""
 
 SETTINGS = (
-    "temperature", "top_k", "top_p", "seed", "beams", "max_tokens", "repetition_penalty",
+    "temperature", "top_k", "top_p", "seed", "num_beams", "max_tokens", "repetition_penalty",
     "no_repeat_ngram_size", "stop_strings", "search",
 )  # fmt: skip
 """Fields of `generation` that a conversation may change."""

@@ -98,13 +98,15 @@ def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> R
         chat, raw: whether a person has said that it is a conversation, or texts as they are.
     """
     data = config.data
-    talks = chat or (not raw and data.format == "chat")
+    talks = chat or (not raw and data.format == "conversational")
     if file is not None and not raw and data.format is None:
         rows = islice(FileSource(file).rows(), 1)
         talks = talks or any(
             is_message(row) or has_conversation(row, data.messages) for _, row in rows
         )
-    return replace(config, data=replace(data, format="chat" if talks else "text"))
+    return replace(
+        config, data=replace(data, format="conversational" if talks else "prompt_completion")
+    )
 
 
 def asked_texts(
@@ -120,7 +122,7 @@ def asked_texts(
     one = None if form is None or raw or len(form.columns) != 1 else form
     read = [one.render({one.columns[0]: text}) if one else text for text in texts]
     rows = [{"prompt": text} for text in texts]
-    if config.data.format == "chat":
+    if config.data.format == "conversational":
         talks = (Conversation([make_message("user", text)]) for text in read)
         placed = [(f"prompt {i}", talk) for i, talk in enumerate(talks, 1)]
         return _asked_talks(config, placed, rows, data_cache)
@@ -135,7 +137,7 @@ def asked_rows(config: RunConfig, file: str, raw: bool, data_cache: DataCache) -
         UserError: the file cannot be read, or a row has neither.
     """
     task, asked = task_from_config(config.data), []
-    if config.data.format == "chat":
+    if config.data.format == "conversational":
         return _asked_file(config, file, data_cache)
     for place, row in FileSource(file).rows():
         try:

@@ -53,7 +53,7 @@ class Evaluator:
         data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
         corpus = data.corpus("validation")  # first: its advice helps offline
         config = data.config
-        rows = config.evaluation.samples
+        rows = config.eval.samples
         corpus = corpus.first(rows and rows * (2 if task.preference_type == "paired" else 1))
         data.check_agreement(corpus)
         self._labels = None if task.labels is None else ClassLabels(task.labels)
@@ -70,8 +70,8 @@ class Evaluator:
             )
         self._answering: Writing | Choosing | None = None
         answers = any(name in TEXT_METRICS for name in self.metrics)
-        if config.evaluation.constrained and not answers:
-            say("evaluation.constrained is not used: evaluation.metrics has none of answers")
+        if config.eval.constrained and not answers:
+            say("eval.constrained is not used: eval.metrics has none of answers")
         if answers:
             self._answering = _answering(config, data, corpus, weight_source)
             self._count_cut(self._answering.cut)
@@ -128,7 +128,7 @@ def _answering(
     config: RunConfig, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None
 ) -> Writing | Choosing:
     """The program that answers the prompts of a corpus."""
-    if config.evaluation.constrained:
+    if config.eval.constrained:
         return Choosing(
             LabelCandidates.from_examples(data, corpus, data.task.labels or ()), weight_source
         )
@@ -136,18 +136,18 @@ def _answering(
 
 
 def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
-    """The metrics of a run: those that `evaluation.metrics` names, else what suits the task.
+    """The metrics of a run: those that `eval.metrics` names, else what suits the task.
 
     Raises:
         ConfigError: a metric does not suit the task, or it has no labels to choose from.
     """
-    if config.evaluation.constrained and not (task.labels and "accuracy" in task.metrics):
+    if config.eval.constrained and not (task.labels and "accuracy" in task.metrics):
         raise ConfigError(
-            f"evaluation.constrained chooses among labels, but the task {task.name} has none: give "
-            "--data.labels, or leave it out"
+            f"eval.constrained chooses among labels, but the task {task.name} has none: give "
+            "--data.class_labels, or leave it out"
         )
     suitable = (*task.metrics, *make_objective(config).metrics)
-    names = config.evaluation.names() or suitable
+    names = config.eval.names() or suitable
     watched = config.watched
     for name in [*names, *([] if watched is None else [watched])]:
         if name not in suitable:

@@ -1,4 +1,4 @@
-"""The validation run: evaluate what `checkpoint.load` names, and write validation.json."""
+"""The validation run: evaluate what `checkpoint.load` names, and write eval.json."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from terminal.screen import is_first_process, say
 def validate(
     config: RunConfig, name: str, out: str | None = None, data_cache: DataCache | None = None
 ) -> Outcome:
-    """Evaluate a configuration, and write validation.json.
+    """Evaluate a configuration, and write eval.json.
 
     Args:
         name: of the configuration, for a new directory.
-        out: where validation.json goes; by default next to the checkpoint, else a new directory.
+        out: where eval.json goes; by default next to the checkpoint, else a new directory.
         data_cache: what was loaded to choose the configuration.
 
     Raises:

@@ -14,7 +14,7 @@ from files.atomic_writing import write_file
 from run.records.metrics import Row, column
 
 LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
-VALIDATION_LOSS = "validation_loss"
+VALIDATION_LOSS = "eval_loss"
 REWARD_COLOURS = {
     "rewards/chosen": VALIDATION_COLOUR,
     "rewards/rejected": RATE_COLOUR,

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from files.formatting import format_number
 from run.records.pace import Throughput
 
-VALIDATION = "validation_"
+VALIDATION = "eval_"
 """What the names of an evaluation's metrics begin with."""
 WANTED = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "norm")
 """Facts by priority: a narrow bar shows the first ones."""
@@ -64,8 +64,8 @@ class Progress:
 
     def update(self, row: Mapping[str, float]) -> None:
         """Show a step that is done: `step` from 0, `loss`, `learning_rate`; where they are known,
-        `gradient_norm`, `epoch`, how many passes over the data are done, and `skipped_steps`; and
-        metrics of an evaluation, whose names begin with `validation_`."""
+        `grad_norm`, `epoch`, how many passes over the data are done, and `skipped_steps`; and
+        metrics of an evaluation, whose names begin with `eval_`."""
         done = int(row["step"])
         facts = self._facts(row, self._total - done)
         if self._bar is not None:
@@ -91,8 +91,8 @@ class Progress:
     def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
         """The facts to show, by topic."""
         facts = {"loss": f"loss {format_number(row['loss'])}"}
-        if "gradient_norm" in row:
-            facts["norm"] = f"gradient norm {format_number(row['gradient_norm'])}"
+        if "grad_norm" in row:
+            facts["norm"] = f"gradient norm {format_number(row['grad_norm'])}"
         facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
         if "epoch" in row:
             facts["epoch"] = f"epoch {row['epoch']:.2f}"

@@ -118,7 +118,7 @@ class Recorder:
             learning_rate: the rate it used.
             tokens: of its samples, without padding.
             samples: what an evaluation after it wrote.
-            more: further values to record, such as `gradient_norm` or `skipped_steps`.
+            more: further values to record, such as `grad_norm` or `skipped_steps`.
         """
         self._throughput.update(step)
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}

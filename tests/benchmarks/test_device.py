@@ -18,7 +18,11 @@ from planning.hardware.memory_check import NotEnoughMemoryError
 from popxl._compile import platforms
 
 TINY = ["--device", "cpu", "--runs", "1", "--mebibytes", "1", "--size", "64"]
-FIELDS = ("training.global_batch_size=2", "execution.micro_batch_size=1", "execution.update=behind")
+FIELDS = (
+    "training.global_batch_size=2",
+    "execution.micro_batch_size=1",
+    "execution.update=deferred",
+)
 SMALL = [word for field in FIELDS for word in ("--set", field)]
 
 

@@ -20,7 +20,7 @@ from checkpoints import CheckpointStore
 from checkpoints.remote import RemoteRun
 
 ROWS = [
-    {"step": step, "loss": 1.0 / step, "gradient_norm": 2.0, "learning_rate": 1e-3}
+    {"step": step, "loss": 1.0 / step, "grad_norm": 2.0, "learning_rate": 1e-3}
     for step in range(1, 7)
 ]
 
@@ -30,7 +30,7 @@ def make_run(folder: Path, *steps: int, value: float = 1.0, rows: list[Any] = RO
     with CheckpointStore(folder) as store:
         for step in steps:
             store.save(step, {"a": np.full(9, value * step, np.float32)}, {}, wait=True)
-    save = {"step": steps[-1], "saved_step": steps[-1]}
+    save = {"step": steps[-1], "checkpoint/step": steps[-1]}
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in [*rows, save]))
 
 

@@ -21,13 +21,13 @@ from tests.modelling.test_options_in_programs import OPTIONS, UNSEEN
 BENCHMARKS = {"T": finetuning, "R": inference}
 MEASURED = {
     "T": {
-        *("model.seed", "model.initializer_range", "model.max_length", "adapter.load"),
+        *("model.seed", "model.initializer_range", "model.max_position_embeddings", "adapter.load"),
         *("training.stochastic_rounding", "execution.placement", "execution.resident_layers"),
         *("execution.io_tiles", "execution.available_memory_proportion", "execution.disk"),
-        *("model.eos_token_id", "model.pad_token_id", "model.quantisation_group_size"),
+        *("model.eos_token_id", "model.pad_token_id", "model.quantization_group_size"),
     },
     "R": {
-        *("model.seed", "model.initializer_range", "model.max_length", "adapter.load"),
+        *("model.seed", "model.initializer_range", "model.max_position_embeddings", "adapter.load"),
         *("execution.io_tiles", "execution.available_memory_proportion", "execution.disk"),
         *("execution.rts_activations", "execution.rts_weights_threshold"),
         *("generation.weights", "generation.seed"),
@@ -48,7 +48,11 @@ def test_what_changes_nothing_is_refused_and_nothing_else(kind: str) -> None:
     known = {name for _, cases in OPTIONS.values() for name in cases} | UNSEEN.keys()
     accepted = {name for name in known if name not in BENCHMARKS[kind].UNUSED}
     preferences = {"training.beta", "training.gamma", "training.label_smoothing"}
-    of_state = {"fp8.amax_of", "fp8.amax_history", "fp8.interval"}  # of training, with its model
+    of_state = {
+        "fp8.amax_compute_algo",
+        "fp8.amax_history_len",
+        "fp8.interval",
+    }  # of training, with its model
     assert accepted - of_state == used - preferences - of_state
 
 
@@ -60,7 +64,7 @@ def test_what_changes_nothing_is_refused_and_nothing_else(kind: str) -> None:
         (["--save=runs/x", "--checkpoint.steps", "3"], "--save, --checkpoint.steps: "),
         (["--config", "tiny", "--epochs", "2"], "--epochs: "),
         (["--training.optimizer.learning-rate.maximum", "1"], "learning-rate.maximum: "),
-        (["--evaluation.steps", "2", "--load", "/nonexistent"], "--evaluation.steps: "),
+        (["--eval.steps", "2", "--load", "/nonexistent"], "--eval.steps: "),
     ],
 )
 def test_flags_of_other_scripts_are_refused_by_name(main, arguments, named, capsys) -> None:

@@ -28,7 +28,7 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 @pytest.mark.parametrize(
     ("preset", "more"),
     [
-        slow("tiny", ["--generated_tokens", "9", "--examples_per_row", "3", "--prompts", "10"]),
+        slow("tiny", ["--generated_tokens", "9", "--examples_per_sample", "3", "--prompts", "10"]),
         slow("gptj_tiny", ["--work", "generation", "--prompts", "5"]),
     ],
 )
@@ -75,7 +75,7 @@ def test_jax_trains_as_torch_does():
                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
         "training": {"global_batch_size": 4},
         "execution": {"micro_batch_size": 4, "device": "cpu"},
-        "data": {"examples_per_row": 1},
+        "data": {"examples_per_sample": 1},
     }  # fmt: skip
     config = load_config(LlamaConfig, "finetuning", "llama_small", changes)
     losses = []
@@ -103,7 +103,7 @@ def config_of(rows: int) -> T5Config:
             "model": {"layers": 1, "sequence_length": 32},
             "training": {"global_batch_size": 6},
             "execution": {"micro_batch_size": 6, "device": "cpu"},
-            "data": {"examples_per_row": rows},
+            "data": {"examples_per_sample": rows},
         },
     )
 

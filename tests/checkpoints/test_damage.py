@@ -195,7 +195,7 @@ def test_another_format_is_named(store, written, age):
     content = json.loads(path.read_text())["content"] | {"format": written}
     path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
     for step in (3, None):  # nor is an earlier step taken for it
-        with pytest.raises(CheckpointError, match=f"has format {written}, {age} than the 6"):
+        with pytest.raises(CheckpointError, match=f"has format {written}, {age} than the 7"):
             store.load(step)
 
 

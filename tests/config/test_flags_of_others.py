@@ -94,9 +94,9 @@ def test_no_flag_of_others_is_ours() -> None:
         ("--gradient-checkpointing true",
          "for --gradient-checkpointing true give --activations recompute"),
         ("--optim adamw_8bit",
-         "for --optim adamw_8bit give --training.optimizer.state compact"),
+         "for --optim adamw_8bit give --training.optimizer.state 8bit_residual8"),
         ("--optim lion", "there is no --optim lion: give --training.optimizer.name adafactor|adamw "
-         "or --training.optimizer.state compact"),
+         "or --training.optimizer.state 8bit_residual8"),
         ("--lr_scheduler_type cosine_with_restarts", "for --lr_scheduler_type cosine_with_restarts "
          "give --training.optimizer.learning_rate.function cosine_with_restarts"),
         ("--lr_scheduler_type warmup_stable_decay", "for --lr_scheduler_type warmup_stable_decay "
@@ -122,15 +122,15 @@ def test_no_flag_of_others_is_ours() -> None:
          "--adapter.trainable_tokens 3,5"),
         ("--lora_r 8 --use_lora", "for --lora_r 8 give --adapter.rank 8; for --use_lora give "
          "--adapter.rank 8"),
-        ("--qlora", "for --qlora give --quantisation int4 --adapter.rank 8"),
+        ("--qlora", "for --qlora give --quantization int4 --adapter.rank 8"),
         ("--adapter lora", "for --adapter lora give --adapter.rank 8"),
         ("--adapter folder", "for --adapter folder give --adapter.load folder"),
-        ("--overwrite_output_dir", "for --overwrite_output_dir give --fresh (it deletes the run "
-         "that is in `--save DIR`)"),
+        ("--overwrite_output_dir", "for --overwrite_output_dir give --overwrite (it deletes the "
+         "run that is in `--save DIR`)"),
         ("--dataset_text_field body", "for --dataset_text_field body give --data.target '{body}' "
-         "(documents have `--data.format plain`)"),
+         "(documents have `--data.format language_modeling`)"),
         ("--metric_for_best_model accuracy", "for --metric_for_best_model accuracy give "
-         "--evaluation.steps 100 --checkpoint.keep_best accuracy (`--load RUN/best` takes them)"),
+         "--eval.steps 100 --checkpoint.keep_best accuracy (`--load RUN/best` takes them)"),
         ("--zero_stage 2 --output_dir out",
          "there is no --zero_stage: layers stream through the device; `--data_parallel N` and "
          "`--tensor_parallel N` share the work; for --output_dir out give --save out (for "

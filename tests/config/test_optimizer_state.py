@@ -47,7 +47,7 @@ def test_the_registry_has_every_choice_of_the_configuration() -> None:
 @pytest.mark.parametrize("kept", [None, MASTER_WEIGHT, *RESIDUAL_SLOTS.values()])
 @pytest.mark.parametrize("shape", [(4, 6), (5,), (2, 70)])
 @pytest.mark.parametrize("beta1", BETA1)
-@pytest.mark.parametrize("state", ["float32", "bfloat16", "compact"])
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "8bit_residual8"])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_an_update_takes_what_the_record_keeps(name, state, beta1, shape, kept) -> None:
     optimizer = Optimizer(name=name, state=state, adafactor=Adafactor(beta1=beta1))

@@ -100,7 +100,7 @@ def test_types_no_field_can_have(annotation):
     ("field", "most", "more"),
     [
         ("model.layers", 1024, {}),
-        ("generation.beams", 1024, {"generation.search": "beam"}),
+        ("generation.num_beams", 1024, {"generation.search": "beam"}),
         ("execution.data_parallel", 2**14, {"execution.micro_batch_size": 1}),
     ],
 )

@@ -159,7 +159,7 @@ def test_tokens_and_masks_of_many_conversations(form, name):
 
 def is_lost(error: ConversationError) -> bool:
     """Whether prefixes cannot tell where an answer is: allowed, but said."""
-    return "try --data.loss last" in str(error) or "refuses it" in str(error)
+    return "try --data.loss_on last_turn" in str(error) or "refuses it" in str(error)
 
 
 # ---- what is learned ----------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def learned(chat: ChatTemplate, conversation: Conversation) -> list[str]:
 def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
     base, two = chat_tokenizer(plain(TEMPLATES["chatml"])), talk("a", "b", "c", "d")
     assert learned(ChatTemplate(base), two) == ["b<|im_end|>", "d<|im_end|>"]
-    assert learned(ChatTemplate(base, loss="last"), two) == ["d<|im_end|>"]
+    assert learned(ChatTemplate(base, loss="last_turn"), two) == ["d<|im_end|>"]
     assert learned(ChatTemplate(base), talk("a", "b", "c", "d", weight=0)) == ["d<|im_end|>"]
     for nothing, why in (
         (talk("a", "b", weight=0), "nothing"),
@@ -200,9 +200,9 @@ TOOLS_LATE = (
 
 def test_the_last_answer_is_found_where_earlier_ones_cannot_be():
     base, two = chat_tokenizer(TOOLS_LATE), talk("a", "b", "c", "d")
-    with pytest.raises(ConversationError, match="message 2 differently .*: try --data.loss last"):
+    with pytest.raises(ConversationError, match="differently .*: try --data.loss_on last_turn"):
         ChatTemplate(base).example(two)
-    assert learned(ChatTemplate(base, loss="last"), two) == ["d<|endoftext|>"]
+    assert learned(ChatTemplate(base, loss="last_turn"), two) == ["d<|endoftext|>"]
 
 
 def test_the_prompt_asks_and_the_target_is_what_people_see():
@@ -394,7 +394,7 @@ ROWS = {
 
 @pytest.mark.parametrize("form", ROWS)
 def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
-    needed = {"format": "chat"} if form in ("alpaca", "pair") else {}
+    needed = {"format": "conversational"} if form in ("alpaca", "pair") else {}
     data = run_of(tmp_path, [ROWS[form]], **needed)
     samples = data.training_samples()
     batch, base = samples.take([0]), data.tokenizer.base
@@ -402,7 +402,7 @@ def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
     np.testing.assert_array_equal(batch["input_ids"][0][: len(whole) - 1], whole[:-1])
     assert base.decode(batch["labels"][batch["labels"] >= 0]) == "Anna<|im_end|>"
     assert (data.config.data.format, data.config.model.eos_token_id) == (
-        "chat",
+        "conversational",
         data.chat_template.stop_token_id,
     )
 
@@ -414,7 +414,7 @@ def test_a_system_message_is_added_where_there_is_none(tmp_path):
 
 
 def test_everything_is_learned_if_asked(tmp_path):
-    batch = run_of(tmp_path, [ROWS["messages"]], loss="all").training_samples().take([0])
+    batch = run_of(tmp_path, [ROWS["messages"]], loss_on="all").training_samples().take([0])
     there = batch["segment_ids"] > 0
     assert (batch["labels"][there] >= 0).all()
 
@@ -446,7 +446,7 @@ def test_rows_that_the_template_refuses_are_named(tmp_path, capsys):
 def test_rows_that_are_no_conversations_are_refused(tmp_path, row, message):
     with pytest.raises(DataError, match=f"line 1: .*{message}"):
         run_of(tmp_path, [row], messages="messages" if "messages" in row else None,
-               format="chat").corpus("train")  # fmt: skip
+               format="conversational").corpus("train")  # fmt: skip
 
 
 NULLS = [
@@ -459,17 +459,17 @@ NULLS = [
 @pytest.mark.parametrize("row", NULLS)
 def test_nulls_in_conversations(tmp_path, row, capsys):
     rows = [ROWS["messages"], row]
-    with pytest.raises(DataError, match="line 2: .* --data.nulls skip leaves such rows out"):
+    with pytest.raises(DataError, match="line 2: .* --data.on_null skip leaves such rows out"):
         run_of(tmp_path, rows).training_samples()
-    assert len(run_of(tmp_path, rows, nulls="skip").training_samples()) == 1
+    assert len(run_of(tmp_path, rows, on_null="skip").training_samples()) == 1
     assert "1 with null left out" in capsys.readouterr().err
-    read = run_of(tmp_path, rows, nulls="empty").corpus("train").examples
+    read = run_of(tmp_path, rows, on_null="empty").corpus("train").examples
     assert len(read) == (1 if row == NULLS[0] else 2)  # no messages: there is no answer
 
 
 @pytest.mark.parametrize("row", [{"messages": []}, {"conversations": "[]"}])
 def test_a_conversation_without_messages_is_one_without_an_answer(tmp_path, row, capsys):
-    data = run_of(tmp_path, [ROWS["messages"], row], format="chat")
+    data = run_of(tmp_path, [ROWS["messages"], row], format="conversational")
     assert len(data.corpus("train").examples) == 1
     assert "line 2: it has no turn of the assistant" in capsys.readouterr().err
 
@@ -483,14 +483,14 @@ def test_old_function_calls_are_tool_calls():
         assert message["tool_calls"] == [{"type": "function", "function": CALL}]
 
 
-@pytest.mark.parametrize(("long_targets", "kept"), [("cut", 2), ("drop", 1)])
-def test_conversations_that_are_too_long(tmp_path, long_targets, kept):
+@pytest.mark.parametrize(("on_long_target", "kept"), [("truncate", 2), ("skip", 1)])
+def test_conversations_that_are_too_long(tmp_path, on_long_target, kept):
     long = {"messages": [TURNS[0], {"role": "assistant", "content": "the lamp " * 60}]}
     lost = {"messages": [{"role": "user", "content": "the lamp " * 60}, TURNS[1]]}
     rows = [ROWS["messages"], long, lost]
     with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: 2 of 3 conversations are too long"):
         run_of(tmp_path, rows).training_samples()
-    samples = run_of(tmp_path, rows, long_targets=long_targets).training_samples()
+    samples = run_of(tmp_path, rows, on_long_target=on_long_target).training_samples()
     assert (len(samples), samples.truncation.dropped) == (kept, 3 - kept)
     assert (samples.take(np.arange(kept))["labels"] >= 0).any(axis=1).all()
 

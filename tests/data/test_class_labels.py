@@ -24,7 +24,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") 
 
 def answers(folder: Path, values: list[Any], labels: str | None, target: str = "{l}") -> list[str]:
     rows = [{"t": f"text {i}", "l": value} for i, value in enumerate(values)]
-    data = Data(train=written(folder, rows), prompt="{t}", target=target, labels=labels)
+    data = Data(train=written(folder, rows), prompt="{t}", target=target, class_labels=labels)
     return [example.target for example in task_from_config(data).corpus("train").examples]
 
 
@@ -114,7 +114,7 @@ def saved(folder: Path, how: str, names: list[str], values: list[int], split: st
 def test_class_labels_have_names(how, names, labels, expected, tmp_path):
     train = saved(tmp_path, how, names, [1, 0, -1, 1], "train")
     validation = saved(tmp_path, how, names[::-1], [0, 1, -1, 0], "validation")
-    data = Data(train=train, validation=validation, prompt="{t}", target="{l}", labels=labels)
+    data = Data(train=train, validation=validation, prompt="{t}", target="{l}", class_labels=labels)
     task = task_from_config(data)
     assert task.metrics == ("accuracy", "macro_f1")
     assert {*(task.labels or ())} == {*expected}
@@ -130,7 +130,7 @@ def test_class_labels_that_differ_are_refused(tmp_path):
     train = saved(tmp_path, "parquet", ["neg", "pos"], [1, 0], "train")
     other = saved(tmp_path, "parquet", ["bad", "good"], [1, 0], "validation")
     for data, split in (
-        (Data(train=train, prompt="{t}", target="{l}", labels="a,b,c"), "train"),
+        (Data(train=train, prompt="{t}", target="{l}", class_labels="a,b,c"), "train"),
         (Data(train=train, validation=other, prompt="{t}", target="{l}"), "validation"),
         (Data(train=f"{train},{other}", prompt="{t}", target="{l}"), "train"),
     ):
@@ -144,7 +144,7 @@ def test_a_split_without_a_label_is_one_sentence(tmp_path, capsys):
     rows = [{"t": f"text {i}", "l": -1} for i in range(9)]
     given = written(tmp_path, rows)
     known = written(tmp_path, [{**row, "l": 1} for row in rows], "known.jsonl")
-    flags = ("--data.prompt", "{t}", "--data.target", "{l}", "--data.labels", "no,yes")
+    flags = ("--data.prompt", "{t}", "--data.target", "{l}", "--data.class_labels", "no,yes")
     model = random_model(tmp_path / "model", *MODEL)
     train, validation = ("--data.train", given), ("--data.validation", given)
     for main, data in (
@@ -162,6 +162,6 @@ def test_a_split_of_nulls_is_one_sentence(tmp_path):
     rows = [{"t": "text", "l": None}] * 3
     for validation in (None, "0.5"):
         data = Data(train=written(tmp_path, rows), validation=validation, prompt="{t}",
-                    target="{l}", labels="no,yes", nulls="skip")  # fmt: skip
+                    target="{l}", class_labels="no,yes", on_null="skip")  # fmt: skip
         with pytest.raises(DataError, match="all 3 rows of .* have null where text is needed"):
             task_from_config(data).corpus("train")

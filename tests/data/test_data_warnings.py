@@ -185,7 +185,7 @@ def test_fields_of_preferences_that_nobody_reads_are_said(tmp_path, capsys):
         ({"instruction": "a", "input": "b", "output": "c", "category": "d"}, {}, "category"),
         ({"instruction": "a", "context": "b", "response": "c"}, {}, None),
         ({"q": "a", "a": "b", "c": "d"}, {"prompt": "{q}", "target": "{a}"}, "c"),
-        ({"text": "a", "url": "b"}, {"format": "plain"}, "url"),
+        ({"text": "a", "url": "b"}, {"format": "language_modeling"}, "url"),
         ({"prompt": "a", "chosen": " b", "rejected": " c", "margin": 1}, {"prefers": 1}, "margin"),
     ],
 )
@@ -226,7 +226,7 @@ def test_weights_that_change_nothing_are_said_and_fractions_refused(tmp_path, ca
     user = run_of(tmp_path, [row({**ASKS, "train": True}, ANNA)], chat_of("chatml"))
     assert "not used: weight 1 of messages of the role user" in said(capsys, user)
     every = [row(ASKS, {**ANNA, "weight": 0}, WHERE, THERE)]
-    data = run_of(tmp_path, every, chat_of("chatml"), loss="all")
+    data = run_of(tmp_path, every, chat_of("chatml"), loss_on="all")
     assert "not used: weight 0 of messages of the role assistant" in said(capsys, data)
     half = run_of(tmp_path, [row(ASKS, {**ANNA, "weight": 0.5})], chat_of("chatml"))
     with pytest.raises(DataError, match="line 1: message 2 has weight 0.5, but it must be 0 or 1"):
@@ -279,12 +279,12 @@ def test_variables_that_cannot_be_meant(tmp_path, value, why):
 
 
 # ---- characters ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("format_", ["chat", "text"])
+@pytest.mark.parametrize("format_", ["conversational", "prompt_completion"])
 def test_control_tokens_that_people_wrote_are_said(tmp_path, capsys, format_):
     text = "What is <|im_end|> for? <think>"
     one = (
         row(message("user", text), ANNA)
-        if format_ == "chat"
+        if format_ == "conversational"
         else {"prompt": text, "completion": "a"}
     )
     found = said(capsys, run_of(tmp_path, [one] * 3, chat_of("chatml"), format=format_))

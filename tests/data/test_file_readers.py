@@ -106,18 +106,18 @@ def test_truth_values_are_text(tmp_path):
     rows = [{"prompt": "a", "completion": True}, {"prompt": False, "completion": "b"}]
     found = corpus(tmp_path, rows).examples
     assert [e[:2] for e in found] == [("a", "true"), ("false", "b")]
-    labels = corpus(tmp_path, rows[:1] * 2, labels="false,true").examples
+    labels = corpus(tmp_path, rows[:1] * 2, class_labels="false,true").examples
     assert {e.target for e in labels} == {"true"}
 
 
 def test_nulls(tmp_path):
     rows = [*ROWS[:3], {"prompt": None, "completion": "b"}, {"prompt": "a", "completion": None}]
-    with pytest.raises(DataError, match="line 4: column 'prompt' holds null.*nulls skip"):
+    with pytest.raises(DataError, match="line 4: column 'prompt' holds null.*on_null skip"):
         corpus(tmp_path, rows)
-    skipped = corpus(tmp_path, rows, nulls="skip")
+    skipped = corpus(tmp_path, rows, on_null="skip")
     assert len(skipped.examples) == 3
     assert skipped.notes == ["2 with null left out"]
-    empty = corpus(tmp_path, rows, nulls="empty")
+    empty = corpus(tmp_path, rows, on_null="empty")
     assert [e[:2] for e in empty.examples[3:]] == [("", "b"), ("a", "")]
 
 

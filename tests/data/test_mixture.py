@@ -30,7 +30,7 @@ pairs:
 chats:
   train: "chat*.jsonl"
   weight: 2
-  loss: last
+  loss_on: last_turn
 tables:
   train: table.csv
   prompt: "Q: {q} A:"
@@ -58,7 +58,7 @@ def folder_of(tmp_path: Path, mix: str = MIX) -> Path:
 
 def run_of(mix: Path, **data: Any) -> Pipeline:
     model = {"eos_token_id": 0, "pad_token_id": 1, "embedding": {"vocab_size": 640}}
-    own = {"train": str(mix), "tokenizer": TOKENIZER, "examples_per_row": 1, **data}
+    own = {"train": str(mix), "tokenizer": TOKENIZER, "examples_per_sample": 1, **data}
     given = {"model": model | {"sequence_length": 64}, "data": own}
     return Pipeline(GPTJConfig.from_dict(given), CAUSAL_LM)
 
@@ -149,7 +149,7 @@ def test_samples_of_several_rows_keep_together():
 
 # ---- sources ------------------------------------------------------------------------------------
 def test_each_source_is_read_as_it_says(tmp_path, capsys):
-    data = run_of(folder_of(tmp_path), loss="answers")
+    data = run_of(folder_of(tmp_path), loss_on="completion")
     samples = data.training_samples()
     found = texts_of(samples.take(np.arange(len(samples))), data)
     assert ("Anna 7 took lamp 7", " took lamp 7<|im_end|>") in found
@@ -161,7 +161,7 @@ def test_each_source_is_read_as_it_says(tmp_path, capsys):
     assert (
         f"a mixture of {len(samples)} samples: pairs 30 (1 times each), chats 20 (4 times" in said
     )
-    assert (data.config.data.format, data.config.data.separator) == ("chat", None)
+    assert (data.config.data.format, data.config.data.separator) == ("conversational", None)
     lengths = measure_lengths(data, ["train"])
     assert lengths.examples == 30 + 5 + 1 + 1
     assert lengths.longest > 200  # of the text
@@ -204,7 +204,10 @@ def folder_of_weight(mix: Path, weight: int) -> Path:
         ("a: {train: x.jsonl, weight: .inf}", "must be a positive"),
         ("a: {train: x.jsonl, weight: true}", "must be a positive"),
         ("a: {train: x.jsonl, seed: 1}", "line 1: a source of a mixture has no field seed: it has"),
-        ("a: {train: x.jsonl, loss: some}", "line 1: a.loss is 'some', but must be one of all"),
+        (
+            "a: {train: x.jsonl, loss_on: some}",
+            "line 1: a.loss_on is 'some', but must be one of all",
+        ),
         ("a: {train: x.jsonl, weight: 1}\nb: {train: y.jsonl}", "b has no weight: give each"),
         ("{}", "it has no source"),
         ("a: {train: mix.yml}", "a is a mixture, but a mixture has files"),

@@ -55,14 +55,14 @@ def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
 
 
 def test_no_length_is_proposed_that_the_model_was_not_made_for(tmp_path):
-    data = own(tmp_path, "gptj_tiny", LONG, packing=False, loss="answers")
+    data = own(tmp_path, "gptj_tiny", LONG, packing=False, loss_on="completion")
     for made_for, said in (
         (62, "give --sequence_length 62 or more, or"),
         (61, "made for 61: give"),
     ):
-        model = replace(data.user_config.model, max_length=made_for)
+        model = replace(data.user_config.model, max_position_embeddings=made_for)
         short = replace(data, user_config=replace(data.user_config, model=model))
-        with pytest.raises(ConfigError, match=f"{said} --data.long_targets cut or drop"):
+        with pytest.raises(ConfigError, match=f"{said} --data.on_long_target truncate or skip"):
             short.training_samples()
 
 
@@ -72,18 +72,20 @@ def test_rows_of_empty_texts_are_rows(tmp_path):
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_path, packing):
-    data = own(tmp_path, "gptj_tiny", LONG, packing=packing, loss="answers")
+    data = own(tmp_path, "gptj_tiny", LONG, packing=packing, loss_on="completion")
     with pytest.raises(ConfigError, match="has 62 tokens .* is 32: give --sequence_length 62 or"):
         data.training_samples()
 
 
 def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
-    data = own(tmp_path, "gptj_tiny", LONG, packing=False, loss="answers", long_targets="cut")
+    data = own(
+        tmp_path, "gptj_tiny", LONG, packing=False, loss_on="completion", on_long_target="truncate"
+    )
     samples = data.training_samples()
     assert samples.truncation.targets == 1
     labels = samples.take(np.arange(2))["labels"]
     assert labels[0][labels[0] >= 0][-1] == data.tokenizer.end
-    dropped = own(tmp_path, "gptj_tiny", LONG, packing=False, long_targets="drop")
+    dropped = own(tmp_path, "gptj_tiny", LONG, packing=False, on_long_target="skip")
     assert len(dropped.training_samples()) == 1
 
 
@@ -162,7 +164,7 @@ def test_a_run_continues_with_the_same_content_alone(tmp_path, preset):
 
 # ---- configurations -----------------------------------------------------------------------------
 def test_patience_watches_a_metric_that_is_computed():
-    config = T5Config.from_dict({"evaluation": {"steps": 2, "patience": 1, "metrics": "bleu"}})
+    config = T5Config.from_dict({"eval": {"steps": 2, "patience": 1, "metrics": "bleu"}})
     assert config.watched == "loss"
     assert T5Config().watched is None
 

@@ -148,17 +148,21 @@ def test_all_tokens_are_learned_and_nothing_goes_between_samples(tmp_path, form)
         path = tmp_path / "rows.jsonl"
         more = {"id": 3} if form == "documents" else {}
         path.write_text("".join(json.dumps({"text": d} | more) + "\n" for d in documents))
-    data = run_of(path, loss="answers", **({"format": "plain"} if form == "documents" else {}))
+    data = run_of(
+        path,
+        loss_on="completion",
+        **({"format": "language_modeling"} if form == "documents" else {}),
+    )
     read, predicted = stream_of(data)
     whole = [token for document in documents for token in [*base(document)["input_ids"], 0]]
     assert (read, predicted) == (whole[:-1], whole[1:])
-    assert data.config.data.format == "plain"
+    assert data.config.data.format == "language_modeling"
 
 
 def test_another_column_can_be_the_document(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"title": "a", "body": "Anna left."}) + "\n")
-    read, _ = stream_of(run_of(file, format="plain", target="{title}: {body}"))
+    read, _ = stream_of(run_of(file, format="language_modeling", target="{title}: {body}"))
     assert run_tokenizer("gptj").texts([read]) == ["a: Anna left."]
 
 

@@ -110,7 +110,7 @@ CHATS: list[dict[str, Any]] = [
 def test_messages_with_a_prompt_or_what_both_begin_with(tmp_path: Path, row: Any) -> None:
     """All of them are one conversation, of which the answer and what ends it are learned."""
     tokenizer = "data/sample/chat_tokenizer"
-    data = data_of(tmp_path, "qwen3_tiny", [row], format="chat", tokenizer=tokenizer)
+    data = data_of(tmp_path, "qwen3_tiny", [row], format="conversational", tokenizer=tokenizer)
     one, other = data.corpus("train").examples
     asks = f"<|im_start|>user\n{ASKED}<|im_end|>\n<|im_start|>assistant\n"
     assert one.prompt == other.prompt == asks
@@ -124,8 +124,10 @@ def test_what_was_answered_before_is_not_learned(tmp_path: Path) -> None:
     before = [user(ASKED), assistant("In the garden."), user("Who took it?")]
     row = {"prompt": before, "chosen": [assistant("Ben")], "rejected": [assistant("Eva")]}
     tokenizer = "data/sample/chat_tokenizer"
-    for loss in ("answers", "all", "last"):
-        data = data_of(tmp_path, "qwen3_tiny", [row], tokenizer=tokenizer, loss=loss, length=128)
+    for loss_on in ("completion", "all", "last_turn"):
+        data = data_of(
+            tmp_path, "qwen3_tiny", [row], tokenizer=tokenizer, loss_on=loss_on, length=128
+        )
         for example in data.corpus("train").examples:
             learned = [span.text for span in example.rendered_spans if span.in_loss]
             assert learned in (["Ben<|im_end|>"], ["Eva<|im_end|>"])
@@ -141,9 +143,9 @@ MARK = {"prompt": "Anna took", "completion": " the lamp", "label": True}
         ({"prompt": "a", "chosen": "b"}, "dpo", "columns are prompt, chosen, but preferences need"),
         ({"prompt": "a", "completion": "b"}, "kto", "need prompt, completion and label, or"),
         (MARK, "dpo", "answers with a label are for --training.objective kto"),
-        ({**GOOD, "chosen": None}, "dpo", "'chosen' holds null.*--data.nulls skip"),
-        ({**GOOD, "rejected": None}, "dpo", "'rejected' holds null.*--data.nulls skip"),
-        ({**GOOD, "prompt": None}, "dpo", "null.*--data.nulls skip"),
+        ({**GOOD, "chosen": None}, "dpo", "'chosen' holds null.*--data.on_null skip"),
+        ({**GOOD, "rejected": None}, "dpo", "'rejected' holds null.*--data.on_null skip"),
+        ({**GOOD, "prompt": None}, "dpo", "null.*--data.on_null skip"),
         ({"chosen": "Anna", "rejected": "Paul"}, "dpo", "begin differently"),
         ({**MARK, "label": None}, "kto", "'label' holds null"),
         ({**MARK, "label": "maybe"}, "kto", "'label' holds 'maybe', but must be true or false"),
@@ -170,7 +172,7 @@ def test_a_row_that_breaks_the_form_is_named(tmp_path, preset, row, objective, s
     ],
 )  # fmt: skip
 def test_a_conversation_that_breaks_the_form_is_named(tmp_path, row, said) -> None:
-    data = data_of(tmp_path, "qwen3_tiny", [CHATS[0], row], format="chat",
+    data = data_of(tmp_path, "qwen3_tiny", [CHATS[0], row], format="conversational",
                    tokenizer="data/sample/chat_tokenizer")  # fmt: skip
     with pytest.raises(DataError, match=f"rows.jsonl, line 2: .*{said}"):
         data.corpus("train")
@@ -178,7 +180,7 @@ def test_a_conversation_that_breaks_the_form_is_named(tmp_path, row, said) -> No
 
 def test_rows_with_null_are_left_out_if_wanted(tmp_path: Path) -> None:
     rows = [GOOD, {**GOOD, "chosen": None}, {**GOOD, "rejected": None}, GOOD]
-    corpus = data_of(tmp_path, "gptj_tiny", rows, nulls="skip").corpus("train")
+    corpus = data_of(tmp_path, "gptj_tiny", rows, on_null="skip").corpus("train")
     assert (len(corpus.examples), corpus.nulls) == (4, 2)
     assert [corpus.location(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
 
@@ -198,8 +200,8 @@ def test_rows_with_null_are_left_out_if_wanted(tmp_path: Path) -> None:
 def test_pairs_of_equal_answers_are_taken_and_counted(tmp_path, capsys, preset, row) -> None:
     chat = isinstance(row["chosen"], list)
     good = CHATS[0] if chat else GOOD
-    given = {"format": "chat", "tokenizer": "data/sample/chat_tokenizer"} if chat else {}
-    given |= {"long_targets": "cut"} if preset == "tiny" else {}
+    given = {"format": "conversational", "tokenizer": "data/sample/chat_tokenizer"} if chat else {}
+    given |= {"on_long_target": "truncate"} if preset == "tiny" else {}
     data = data_of(tmp_path, preset, [good, row, row, good], length=128, **given)
     batch = data.training_samples().take(np.arange(4))
     assert (batch["num_loss_tokens"] > 0).all()
@@ -247,7 +249,7 @@ def test_histories_that_differ_belong_to_the_answers(tmp_path: Path, row: Any) -
     in_answers = isinstance(row.get("prompt"), str) or "prompt" not in row
     both = {n: row[n] if in_answers else [*row["prompt"], *row[n]] for n in ("chosen", "rejected")}
     shared = common_beginning(*both.values())
-    data = data_of(tmp_path, "qwen3_tiny", [row], format="chat",
+    data = data_of(tmp_path, "qwen3_tiny", [row], format="conversational",
                    tokenizer="data/sample/chat_tokenizer")  # fmt: skip
     examples = data.corpus("train").examples
     template = data.tokenizer.base.apply_chat_template
@@ -270,7 +272,7 @@ def test_an_encoder_reads_what_both_conversations_begin_with(tmp_path: Path, row
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    data = data_of(tmp_path, "tiny", [row], format="chat", chat_template=str(template))
+    data = data_of(tmp_path, "tiny", [row], format="conversational", chat_template=str(template))
     one, other = data.corpus("train").examples
     assert one.prompt == other.prompt
     for example, name in ((one, "chosen"), (other, "rejected")):
@@ -298,7 +300,7 @@ def learned(tokenizer: Any, labels: np.ndarray) -> str:
 
 @pytest.mark.parametrize(("length", "places"), [(64, 1), (128, 4)])
 def test_both_texts_of_a_pair_share_a_row(tmp_path: Path, length: int, places: int) -> None:
-    data = data_of(tmp_path, "gptj_tiny", TEXTS, length=length, examples_per_row=places)
+    data = data_of(tmp_path, "gptj_tiny", TEXTS, length=length, examples_per_sample=places)
     samples, base = samples_of(data), data.tokenizer.base
     batch = samples.take(np.arange(len(samples)))
     found = []
@@ -322,7 +324,7 @@ def test_both_texts_of_a_pair_share_a_row(tmp_path: Path, length: int, places: i
 
 @pytest.mark.parametrize("places", [1, 3])
 def test_an_encoder_reads_a_prompt_once_for_both_answers(tmp_path: Path, places: int) -> None:
-    data = data_of(tmp_path, "tiny", TEXTS, examples_per_row=places)
+    data = data_of(tmp_path, "tiny", TEXTS, examples_per_sample=places)
     data = replace(data, user_config=replace(data.user_config, model=replace(
         data.user_config.model, decoder_sequence_length=12)))  # fmt: skip
     samples, base = samples_of(data), data.tokenizer.base
@@ -344,7 +346,7 @@ def test_an_encoder_reads_a_prompt_once_for_both_answers(tmp_path: Path, places:
 def test_an_answer_that_is_judged_goes_with_that_of_the_next_row(tmp_path, preset) -> None:
     rows = [{"prompt": r["prompt"], "completion": f" {word}", "label": word != "bus"}
             for r, word in zip(TEXTS, ("lamp", "bus", "book"), strict=False)]  # fmt: skip
-    data = data_of(tmp_path, preset, rows, "kto", examples_per_row=1)
+    data = data_of(tmp_path, preset, rows, "kto", examples_per_sample=1)
     samples, base = samples_of(data), data.tokenizer.base
     batch = samples.take(np.arange(3))
     assert batch["kto_labels"].tolist() == [[1], [-1], [1]]
@@ -389,10 +391,10 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
     data = data_of(tmp_path, "gptj_tiny", [*TEXTS, long], length=24)
     with pytest.raises(ConfigError, match=r"line 6: the two texts have \d+ tokens together"):
         data.training_samples()
-    settings = replace(data.user_config.data, long_targets="drop")
+    settings = replace(data.user_config.data, on_long_target="skip")
     dropped = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
     assert (len(dropped.num_loss_tokens), dropped.truncation.dropped) == (5, 1)
-    settings = replace(data.user_config.data, long_targets="cut")
+    settings = replace(data.user_config.data, on_long_target="truncate")
     cut = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
     assert (len(cut.num_loss_tokens), cut.truncation.prompts) == (6, 1)
     batch, base = cut.take(np.arange(len(cut))), data.tokenizer.base
@@ -429,7 +431,7 @@ def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) 
         (tmp_path / f"{name}.jsonl").write_text(lines)
     mix = tmp_path / "mix.yml"
     mix.write_text("one: {train: a.jsonl, weight: 1}\ntwo: {train: b.jsonl, weight: 1}\n")
-    data = data_of(tmp_path, "gptj_tiny", [], train=str(mix), examples_per_row=1)
+    data = data_of(tmp_path, "gptj_tiny", [], train=str(mix), examples_per_sample=1)
     samples = data.training_samples()
     assert len(samples) == 6
     marks = np.arange(12, dtype=np.float32).reshape(6, 1, 2)

@@ -79,7 +79,7 @@ def test_the_tutorial_shows_what_its_command_prints():
         "data": {
             "train": str(SAMPLE_FOLDER / "conversations" / "train.jsonl"),
             "tokenizer": str(SAMPLE_FOLDER / "chat_tokenizer"),
-            "examples_per_row": 4,
+            "examples_per_sample": 4,
         },
         "model": {"vocab_size": 640, "sequence_length": 128},
         "training": {"global_batch_size": 16},

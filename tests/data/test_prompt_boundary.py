@@ -80,7 +80,7 @@ def run_of(
     config_class = {SEQ2SEQ: T5Config}.get(shape, LlamaConfig if "format" in given else GPTJConfig)
     model = vocabulary(config_class, 640) | {"sequence_length": length, "pad_token_id": 0}
     model |= {} if shape is SEQ2SEQ else {"eos_token_id": 1}
-    loss = {} if shape is SEQ2SEQ or training else {"loss": "answers"}
+    loss = {} if shape is SEQ2SEQ or training else {"loss_on": "completion"}
     return Pipeline(
         config_class.from_dict(
             {"model": model, "data": {**data, **loss, **given}, "training": training}
@@ -203,7 +203,9 @@ def test_a_long_prompt_loses_what_follows_its_first_token(tmp_path, tokenizer):
 def test_a_long_pair_loses_what_follows_its_first_token(tmp_path):
     base = byte_level("<s>")
     row = {"prompt": LONG, "chosen": "Anna", "rejected": "Ben"}
-    data = run_of(tmp_path, base, row, length=64, long_targets="cut", training={"objective": "dpo"})
+    data = run_of(
+        tmp_path, base, row, length=64, on_long_target="truncate", training={"objective": "dpo"}
+    )
     batch = data.training_samples().take([0])
     for number in (1, 2):
         text = batch["input_ids"][0][batch["segment_ids"][0] == number]
@@ -214,9 +216,10 @@ def test_a_long_pair_loses_what_follows_its_first_token(tmp_path):
 def test_a_question_to_a_chat_model_keeps_its_first_token(tmp_path):
     base = chat_tokenizer(plain(TEMPLATES["llama3"]))
     row = {"messages": [{"role": "user", "content": LONG}, {"role": "assistant", "content": "A"}]}
-    data = run_of(tmp_path, base, row, length=256, format="chat")
+    data = run_of(tmp_path, base, row, length=256, format="conversational")
     (example,) = data.corpus("train").examples
     whole = base(example.prompt, add_special_tokens=False)["input_ids"]
-    short = run_of(tmp_path, base, row, length=16, format="chat", long_targets="cut")
+    more = {"format": "conversational", "on_long_target": "truncate"}
+    short = run_of(tmp_path, base, row, length=16, **more)
     _, prompts = short.make_prompts([example.prompt])
     assert prompts.input_ids[0].tolist() == [base.bos_token_id, *whole[-15:]]

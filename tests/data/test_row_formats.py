@@ -88,7 +88,7 @@ def test_tokens_and_what_is_learned_are_trls(tmp_path, prompt, completion):
     asked = base(prompt)["input_ids"]
     whole = base(prompt + completion + base.eos_token)["input_ids"]
     row = {"prompt": prompt, "completion": completion}
-    samples = pipeline(file_of(tmp_path, row), loss="answers").training_samples()
+    samples = pipeline(file_of(tmp_path, row), loss_on="completion").training_samples()
     batch = {name: array[0] for name, array in samples.take([0]).items()}
     there = batch["segment_ids"] == 1
     np.testing.assert_array_equal(batch["input_ids"][there], whole[:-1])
@@ -101,7 +101,7 @@ def test_a_border_without_white_space_and_a_chat_template_are_said(tmp_path, cap
     row = {"prompt": "Who took it? A:", "completion": "Anna"}
     pipeline(file_of(tmp_path, row), tokenizer=str(tmp_path / "chat")).training_samples()
     said = capsys.readouterr().err
-    assert "has a chat template: --data.format chat" in said
+    assert "has a chat template: --data.format conversational" in said
     assert "joined as they are, such as 'Who took it? A:Anna': --data.separator ' '" in said
     spaced = {"prompt": "Who took it? A:", "completion": " Anna"}
     pipeline(file_of(tmp_path, spaced)).training_samples()
@@ -119,7 +119,10 @@ def test_a_border_without_white_space_and_a_chat_template_are_said(tmp_path, cap
             "line 1: the columns are title, body, id, .* --data.prompt '{title}' --data.target "
             "'{body}'",
         ),
-        ({"text": "a", "label": "b"}, "'{text}' --data.target '{label}', or --data.format plain"),
+        (
+            {"text": "a", "label": "b"},
+            "'{text}' --data.target '{label}', or --data.format language_modeling",
+        ),
         ({"it's": "a", "b": "c"}, "such as --data.prompt 'summarize"),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
@@ -147,7 +150,7 @@ def test_the_advice_for_preferences_trains(tmp_path):
     assert text_of(pipeline(file, prompt="{prompt}", target="{chosen}")) == "a b"
 
 
-@pytest.mark.parametrize("preset", [{}, {"long_targets": "refuse", "validation": "0.5"}])
+@pytest.mark.parametrize("preset", [{}, {"on_long_target": "error", "validation": "0.5"}])
 def test_a_target_that_is_too_long_has_its_place(tmp_path, preset):
     rows = [{"prompt": f"{i}", "completion": " a" * (99 if i == 2 else 1)} for i in range(9)]
     with pytest.raises(UserError, match=r"rows.jsonl, line 3: the target .* has 100 tokens"):

@@ -65,7 +65,7 @@ def test_usual_columns_need_no_template(tmp_path, row, example):
 def test_labels_are_words_or_their_numbers(tmp_path):
     rows = [{"t": "x", "l": "no"}, {"t": "y", "l": 0}, {"t": "z", "l": -1}]
     data = Data(
-        train=write(tmp_path / "r.jsonl", rows), prompt="{t}", target="{l}", labels="yes, no"
+        train=write(tmp_path / "r.jsonl", rows), prompt="{t}", target="{l}", class_labels="yes, no"
     )
     task = task_from_config(data)
     corpus = task.corpus("train")
@@ -136,8 +136,8 @@ def test_columns_without_a_meaning_ask_for_a_template(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"labels": "yes"}, "must name two or more"),
-        ({"labels": "yes,yes"}, "must name two or more"),
+        ({"class_labels": "yes"}, "must name two or more"),
+        ({"class_labels": "yes,yes"}, "must name two or more"),
         ({"prompt": "{text"}, "lone or empty brace"),
         (
             {"prompt": "{text}" * 500_000, "target": "x"},
@@ -153,7 +153,7 @@ def test_a_task_that_cannot_be_meant(tmp_path, fields, said):
 def test_an_unknown_label_is_named(tmp_path):
     file = write(tmp_path / "r.jsonl", [{"text": "a", "summary": "maybe"}])
     with pytest.raises(UserError, match="line 1: the label 'maybe' is none of yes, no"):
-        examples_of(file, prompt="{text}", target="{summary}", labels="yes,no")
+        examples_of(file, prompt="{text}", target="{summary}", class_labels="yes,no")
 
 
 def test_a_missing_split_names_its_flag(tmp_path):
@@ -182,11 +182,11 @@ def test_long_targets_are_refused_cut_or_dropped():
     tokenizer = run_tokenizer()
     with pytest.raises(ValueError, match="'the red lamp' has 4 tokens .* decoder_sequence_length"):
         encode(LONG, tokenizer, 8, 3)
-    cut = encode(LONG, tokenizer, 8, 3, "cut")
+    cut = encode(LONG, tokenizer, 8, 3, "truncate")
     assert (len(cut), cut.truncation.targets, cut.truncation.dropped) == (2, 1, 0)
     assert tokenizer.texts([cut.targets[0]]) == ["the red"]
     assert cut.targets[0][-1] == tokenizer.end
-    dropped = encode(LONG, tokenizer, 8, 3, "drop")
+    dropped = encode(LONG, tokenizer, 8, 3, "skip")
     assert (len(dropped), dropped.truncation.dropped) == (1, 1)
     assert dropped.truncation.notes(8) == ["1 dropped, whose target is too long"]
 

@@ -70,7 +70,7 @@ def read(data: Pipeline) -> tuple[Any, ...]:
     """All that a pipeline makes of its data."""
     splits = ("train", "validation") if data.user_config.data.validation else ("train",)
     corpora = [data.tokenized_corpus(split) for split in splits]
-    plain = data.task.row_format == "plain"
+    plain = data.task.row_format == "language_modeling"
     return (
         [[e.prompt if plain else e[:2] for e in corpus.examples] for corpus in corpora],
         [[str(place) for place in corpus.locations] for corpus in corpora],
@@ -87,7 +87,7 @@ def read(data: Pipeline) -> tuple[Any, ...]:
         ("chat", CAUSAL_LM, {"validation": "0.3"}),
         ("text", CAUSAL_LM, {"validation": "0.3"}),
         ("plain", CAUSAL_LM, {}),
-        ("text", SEQ2SEQ, {"long_targets": "cut"}),
+        ("text", SEQ2SEQ, {"on_long_target": "truncate"}),
     ],
 )
 @pytest.mark.parametrize("processes", [1, slow(2)], ids=["here", "processes"])

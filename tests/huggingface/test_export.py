@@ -54,7 +54,7 @@ def noisy(config: RunConfig) -> dict[str, np.ndarray]:
 
 def validated(arguments: list[str], out: Path, count: int | None) -> Outcome:
     """The report on the first `count` examples."""
-    few = ["--evaluation.samples", str(count or "null"), "--evaluation.metrics", "accuracy"]
+    few = ["--eval.samples", str(count or "null"), "--eval.metrics", "accuracy"]
     line = read_command_line("", "inference", "tiny", [*arguments, *few])
     return validate(line.config, line.preset, str(out))
 

@@ -143,7 +143,7 @@ def test_the_text_part_is_trained_and_the_rest_comes_back(kind, in_memory, tmp_p
     assert (out / "preprocessor_config.json").exists()
     check_settings(out)
     capsys.readouterr()
-    asked = ["--load", str(out), "--raw", "--generation.max_tokens", "6", "--device", "cpu"]
+    asked = ["--load", str(out), "--no_template", "--generation.max_tokens", "6", "--device", "cpu"]
     assert run_generation.main([*asked, "--sequence_length", "32", PROMPT]) == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     words = tokenizer(PROMPT, return_tensors="pt")
@@ -166,7 +166,12 @@ def test_without_the_base_the_text_part_is_written_as_a_model(tmp_path, capsys):
     model = save("gemma3", tmp_path / "hub", True)
     given = ["--model", str(tmp_path / "hub"), "--load", str(tmp_path / "hub")]
     gone = str(tmp_path / "gone")
-    assert run_export.main([*given, "--model.part_of", gone, "--save-hf", str(tmp_path / "o")]) == 0
+    assert (
+        run_export.main(
+            [*given, "--model.multimodal_parent", gone, "--save-hf", str(tmp_path / "o")]
+        )
+        == 0
+    )
     assert f"{gone} is gone: the text part is written" in capsys.readouterr().err
     text = transformers.Gemma3ForCausalLM.from_pretrained(tmp_path / "o")
     theirs = model.model.language_model.embed_tokens.weight.detach().numpy()

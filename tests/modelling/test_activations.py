@@ -58,7 +58,7 @@ def _config(
         config = small_config(**split) if family is GPTJ else t5.our_config(**split)
     found = config.to_dict()
     found["model"] |= {"precision": precision, "dropout_prob": dropout}
-    found["training"]["trained"] = trained
+    found["training"]["trainable"] = trained
     scaling = 128.0 if precision == "float16" else 1.0
     found["execution"] |= {
         "attention_serialisation": slices,
@@ -85,7 +85,7 @@ def _train(family: Any, config: Any) -> tuple[list[float], list[float], dict[str
             several, rates = zip(*steps[first : first + at_once], strict=True)
             results += model.run(several, rates, first)
         state = {name: np.asarray(value).tobytes() for name, value in model.read().items()}
-    return [r.loss for r in results], [r.gradient_norm for r in results], state
+    return [r.loss for r in results], [r.grad_norm for r in results], state
 
 
 @contextmanager

@@ -201,7 +201,7 @@ def test_adapters_of_experts(
 # ---- settings -----------------------------------------------------------------------------------
 NORMS = [f"0.{name}_layernorm" for name in ("input", "post_attention")]
 TRAINED_BESIDES = {
-    "training.trained": "*norm*,lm_head.weight",
+    "training.trainable": "*norm*,lm_head.weight",
     "training.frozen": "layer.1",
 }
 OF_SOME_LAYERS = r".*layers\.(1.*\.q_proj|[01].*\.up_proj)"
@@ -335,7 +335,7 @@ def test_rows_of_tokens_are_trained_beside_a_frozen_embedding(
     check(kind, split, ours, theirs)
 
 
-QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
+QUANTISED = {"model.quantization": "int4", "model.quantization_group_size": 4}
 
 
 @pytest.mark.parametrize(
@@ -363,11 +363,11 @@ QUANTISED = {"model.quantisation": "int4", "model.quantisation_group_size": 4}
         ({"targets": ".*norm.*|.*q_proj"}, "means .*input_layernorm, which is no linear map"),
         (
             {"modules_to_save": "mlp", "quantised": True},
-            ".*gate_proj.* is trained whole, but model.quantisation holds",
+            ".*gate_proj.* is trained whole, but model.quantization holds",
         ),
-        ({"training.trained": "layer.1"}, "means .*q_proj.weight, which has an adapter"),
-        ({"training.frozen": "*norm*"}, "training.frozen takes from training.trained where"),
-        ({"training.trained": "*lora_B*"}, "means no weight"),
+        ({"training.trainable": "layer.1"}, "means .*q_proj.weight, which has an adapter"),
+        ({"training.frozen": "*norm*"}, "training.frozen takes from training.trainable where"),
+        ({"training.trainable": "*lora_B*"}, "means no weight"),
         ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
         (
             {"targets": "q_proj,v_projj"},
@@ -563,7 +563,7 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     whole = dict(weight_map.base.from_hf(logical(of.model())))
     expanded = {n: in_few_bits(w, 4, bits) if is_quantised(n, w) else w for n, w in whole.items()}
     found = []
-    packed_fields = {**QUANTISED, "model.quantisation": f"int{bits}"}
+    packed_fields = {**QUANTISED, "model.quantization": f"int{bits}"}
     for fields, base in (({}, expanded), (packed_fields, whole)):
         model = fine_tuning(config.changed(fields), gradients=True)  # so one is compiled above
         model.write({**weight_map.init_weights(0), **base})

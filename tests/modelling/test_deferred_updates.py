@@ -93,7 +93,7 @@ def _rest(model: TrainingSession, batches: list[Any]) -> list[Any]:
 
 
 def _numbers(results: list[Any]) -> list[tuple[float, float]]:
-    return [(r.loss, r.gradient_norm) for r in results if not r.skipped]
+    return [(r.loss, r.grad_norm) for r in results if not r.skipped]
 
 
 def differences(
@@ -101,8 +101,8 @@ def differences(
 ) -> list[str]:
     """What differs between the two modes."""
     end, behind = (
-        train(_with(config, update, changes), batches, restart and update == "behind")
-        for update in ("end", "behind")
+        train(_with(config, update, changes), batches, restart and update == "deferred")
+        for update in ("end", "deferred")
     )
     found = [] if end[0] == behind[0] else ["losses and norms"]
     for when, ours, theirs in zip(("middle", "last"), behind[1:], end[1:], strict=True):
@@ -141,11 +141,11 @@ FLOAT16 = {"model": {"precision": "float16"}, "execution": {"loss_scaling": 128.
         ("t5", {"tp": 2}, {"execution": {"activations": "keep"}}),
         ("gptj", {"dp": 2, "tp": 2}, HALF),
         ("gptj", {}, {"execution": {"resident_layers": 1}}),
-        ("gptj", {"tp": 2}, {"fp8": {"enabled": True, "amax_history": 2}}),
+        ("gptj", {"tp": 2}, {"fp8": {"enabled": True, "amax_history_len": 2}}),
         ("gptj", {"micro_batch": 16}, {}),
         ("t5", {"tp": 2}, ADAFACTOR),
         ("gptj", {"dp": 2}, ADAFACTOR | HALF),
-        ("gptj", {"dp": 2, "tp": 2}, HALF | {"training": {"trained": "layer.1,head.norm"}}),
+        ("gptj", {"dp": 2, "tp": 2}, HALF | {"training": {"trainable": "layer.1,head.norm"}}),
         ("t5", {"tp": 2}, HALF | {"training": {"frozen": "shared,encoder.1"}}),
     ],
 )
@@ -171,12 +171,12 @@ def test_several_steps_a_run() -> None:
             ]
             return found, _bits(model)
 
-    assert trained("end") == trained("behind")
+    assert trained("end") == trained("deferred")
 
 
 def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why the tests above can fail: the flag that nothing is pending is what a reading leaves."""
-    config = _with(small_config(), "behind", PAIRS)  # the program of the test above
+    config = _with(small_config(), "deferred", PAIRS)  # the program of the test above
     model = fine_tuning(config)
     model.write(get_family(config).weight_map(config).init_weights(seed=0))
     given, rates = gptj.batches(2), [1e-2, 1e-2]
@@ -200,7 +200,7 @@ def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 def test_random_rounding_needs_runs_of_one_step() -> None:
     changes = {"execution": {"device_iterations": 2}, "model": {"precision": "bfloat16"}}
     with pytest.raises(ConfigError, match="device_iterations 1"):
-        _with(small_config(), "behind", changes)
+        _with(small_config(), "deferred", changes)
     assert not program.defers_update(_with(small_config(), "auto", changes))
 
 

@@ -75,7 +75,7 @@ def test_the_optimizer_updates_masters_and_weights_are_masters_rounded(dp: int, 
     with model:
         for step in (1, 2):
             (result,) = model.run([batches(2)[step - 1]], [RATE], step - 1)
-            clip = 1 / max(result.gradient_norm, 1.0)
+            clip = 1 / max(result.grad_norm, 1.0)
             for name, gradient in model.gradients().items():
                 g = gradient.astype(np.float64) * clip
                 mean[name] += (1 - config.beta1) * (g - mean[name])

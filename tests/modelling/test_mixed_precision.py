@@ -98,7 +98,7 @@ def test_training_in_half_types(family: str, precision: str, dp: int, tp: int) -
     losses = np.array([r.loss for r in results]) / exact.losses - 1
     assert abs(losses[0]) < u
     assert np.abs(losses).max() < 2 * u
-    assert results[0].gradient_norm == pytest.approx(exact.norms[0], rel=4 * u)
+    assert results[0].grad_norm == pytest.approx(exact.norms[0], rel=4 * u)
     wrong, their_wrong = (error(g, exact.gradients) for g in (gradients, half.gradients))
     weights_wrong, their_weights = (error(w, exact.weights) for w in (weights, half.weights))
     print(f"{family} {precision} {dp}x{tp}, in roundoffs: losses {np.round(losses / u, 2)}, "

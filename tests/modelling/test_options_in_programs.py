@@ -58,8 +58,8 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "model.layer_norm_epsilon": (1e-3, ALL),
         "model.output_length": (9, WRITING),
         "training.global_batch_size": (32, "TES"),
-        "training.gradients": ("bfloat16", "T"),
-        "training.trained": ("layer.0", "T"),
+        "training.gradient_dtype": ("bfloat16", "T"),
+        "training.trainable": ("layer.0", "T"),
         "training.frozen": ("embeddings", "T"),
         "training.optimizer.state": ("bfloat16", "T"),
         "training.optimizer.beta1": (0.5, "T"),
@@ -70,7 +70,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "execution.loss_scaling": (8.0, "T"),
         "execution.activations": ("keep", "T"),
         "execution.micro_batches_per_pass": (1, "T"),
-        "execution.update": ("behind", "T"),
+        "execution.update": ("deferred", "T"),
         "execution.disk": ("there", "T"),  # which hides its transfers by updates behind
         "execution.code_load": (True, LOSS),
         "execution.io_tiles": (32, ALL),
@@ -92,11 +92,11 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "execution.tensor_parallel": (2, ALL),
         "execution.attention_serialisation": (2, ALL),
     }),
-    "delayed": ({"fp8.enabled": True, "fp8.amax_history": 8}, {
+    "delayed": ({"fp8.enabled": True, "fp8.amax_history_len": 8}, {
         "fp8.recipe": ("current", ALL),
         "fp8.format": ("e4m3", ALL),
-        "fp8.amax_history": (4, LOSS),  # evaluation holds the state that it does not use
-        "fp8.amax_of": ("most_recent", "T"),
+        "fp8.amax_history_len": (4, LOSS),  # evaluation holds the state that it does not use
+        "fp8.amax_compute_algo": ("most_recent", "T"),
         "fp8.interval": (2, LOSS),
         "fp8.margin": (1, "T"),
         "fp8.power_of_2_scales": (False, ALL),
@@ -108,17 +108,17 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "fp8.head": (True, ALL),
     }),
     "optimizer": ({}, {"training.optimizer.name": ("adafactor", "T")}),
-    "written": ({"model.eval": True, "model.quantisation_group_size": 8}, {
-        "model.quantisation": ("int8", EVAL),
+    "written": ({"model.eval": True, "model.quantization_group_size": 8}, {
+        "model.quantization": ("int8", EVAL),
         "model.precision": ("bfloat16", EVAL),
     }),
     "few bits": ({
-        "model.eval": True, "model.quantisation": "int8", "model.quantisation_group_size": 8,
+        "model.eval": True, "model.quantization": "int8", "model.quantization_group_size": 8,
     }, {
-        "model.quantisation": ("int4", EVAL),
-        "model.quantisation_group_size": (16, EVAL),
+        "model.quantization": ("int4", EVAL),
+        "model.quantization_group_size": (16, EVAL),
     }),
-    "adapters": ({"adapter.rank": 2, "model.quantisation_group_size": 8}, {
+    "adapters": ({"adapter.rank": 2, "model.quantization_group_size": 8}, {
         "adapter.alpha": (3.0, ALL),
         "adapter.dropout": (0.5, "T"),
         "adapter.rslora": (True, ALL),
@@ -128,7 +128,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "adapter.alpha_pattern": ("q_proj=1", ALL),
         "adapter.modules_to_save": ("lm_head", "T"),
         "adapter.trainable_tokens": ("3,5", ALL),
-        "model.quantisation": ("int8", ALL),
+        "model.quantization": ("int8", ALL),
     }),
     "tokens": ({"adapter.rank": 2, "adapter.trainable_tokens": "3,5"}, {
         "adapter.trainable_tokens_head": (False, ALL),
@@ -155,21 +155,21 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], Cases]] = {
         "generation.top_p": (0.5, WRITING),
     }),
     "beam": ({"generation.search": "beam"}, {
-        "generation.beams": (2, WRITING),
+        "generation.num_beams": (2, WRITING),
         "generation.length_penalty": (0.5, WRITING),
     }),
 }  # fmt: skip
 
 UNSEEN: Mapping[str, Any] = {
-    "model.seed": 5, "model.initializer_range": 0.5, "model.max_length": 64,
+    "model.seed": 5, "model.initializer_range": 0.5, "model.max_position_embeddings": 64,
     "training.steps": 7, "training.epochs": 2, "training.max_skipped_steps": 1,
-    "training.reference": "there", "training.stochastic_rounding": True,
+    "training.reference_cache": "there", "training.stochastic_rounding": True,
     **{f"training.optimizer.learning_rate.{name}": value for name, value in {
         "function": "wsd", "maximum": 0.5, "minimum": 0.1, "warmup_steps": 3,
-        "warmup_proportion": None, "cycles": 2, "decay_proportion": 0.3, "first_step": 2,
+        "warmup_proportion": None, "num_cycles": 2, "decay_proportion": 0.3, "start_step": 2,
     }.items()},
     "adapter.load": "there", "execution.placement": "host", "execution.resident_layers": 1,
-    "execution.packed": "there",
+    "execution.quantized_cache": "there",
     "generation.weights": "streamed", "generation.max_tokens": 3, "generation.seed": 5,
     "generation.stop_strings": "a",
 }  # fmt: skip
@@ -339,7 +339,7 @@ def samples_of(config: RunConfig) -> Samples:
         ({"execution.transpose_batch_sequence": True}, ""),
         ({"execution.tensor_parallel": 2, "execution.rts_activations": False}, ""),
         ({"execution.data_parallel": 2, "execution.micro_batch_size": 2}, ""),
-        ({"execution.activations": "keep", "execution.update": "behind"}, ""),
+        ({"execution.activations": "keep", "execution.update": "deferred"}, ""),
         ({"execution.attention_serialisation": 3, "execution.code_load": True}, ""),
     ],
 )

@@ -97,10 +97,10 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"model.precision": "bfloat16"},
     {"model.precision": "float16", "execution.loss_scaling": 128.0},
-    {"execution.update": "behind"},
-    {"training.optimizer.state": "compact", "model.precision": "bfloat16"},
+    {"execution.update": "deferred"},
+    {"training.optimizer.state": "8bit_residual8", "model.precision": "bfloat16"},
     {"adapter.rank": 4, "adapter.dropout": 0.3},
-    {"training.trained": "*norm*"},
+    {"training.trainable": "*norm*"},
     {"fp8.enabled": True, "model.precision": "bfloat16"},
     {"execution.rts_activations": False, "execution.transpose_batch_sequence": True},
     {"execution.device_iterations": 2},
@@ -155,14 +155,18 @@ def test_state_on_disk_is_there() -> None:
 def test_gradients_in_bfloat16_are_rounded_once_a_pass(
     name: str, precision: str, split: dict[str, int]
 ) -> None:
-    fields = {"training.gradients": "bfloat16", "model.layers": 1, "model.precision": precision}
+    fields = {
+        "training.gradient_dtype": "bfloat16",
+        "model.layers": 1,
+        "model.precision": precision,
+    }
     config = MODELS[name](**split).changed(fields | {"training.optimizer.state": "bfloat16"})
     family, module = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
     weights, batch = family.weight_map(config).init_weights(seed=0), module.batches(1)[0]
     passes = config.gradient_accumulation
 
     def gradients(per_pass: int, dtype: str) -> dict[str, np.ndarray]:
-        fields = {"execution.micro_batches_per_pass": per_pass, "training.gradients": dtype}
+        fields = {"execution.micro_batches_per_pass": per_pass, "training.gradient_dtype": dtype}
         model = fine_tuning(config.changed(fields), gradients=True)
         model.write(weights)
         with model:
@@ -227,7 +231,7 @@ def test_one_cpu_device_takes_one_micro_batch_at_a_time(
 
 def test_frozen_layers_have_a_seed_for_each_micro_batch() -> None:
     """Those before the lowest trained one too, which have no backward pass."""
-    fields = {"training.trained": "lm_head", "model.dropout_prob": 0.2}
+    fields = {"training.trainable": "lm_head", "model.dropout_prob": 0.2}
     config, family = small_config(layers=1).changed(fields), GPTJ[0]
     ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir
     graphs = str(ir).split("\ngraph ")

@@ -56,7 +56,7 @@ def test_loss_and_gradient_of_log_probabilities(name: str, smoothing: float) -> 
     """Far apart, equal, nearly certain, and a place without a unit."""
     if smoothing and name not in ("dpo", "simpo", "cpo"):
         return
-    config = preferring(gptj.small_config(), name, packing=False, examples_per_row=6)
+    config = preferring(gptj.small_config(), name, packing=False, examples_per_sample=6)
     training = replace(config.training, label_smoothing=smoothing, beta=0.3, gamma=0.7)
     objective = make_objective(replace(config, training=training))
     rng = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps
         torch.manual_seed(7)
         for p in other.parameters():
             p += 0.05 * torch.randn_like(p)
-    units = random_units(20 * config.data.examples_per_row, vocabulary, longest, name == "kto")
+    units = random_units(20 * config.data.examples_per_sample, vocabulary, longest, name == "kto")
     given = batches_of(config, shape, units, logps(other), STEPS)
     model, size = model.double(), len(given[0]["num_loss_tokens"])
     groups = config.gradient_accumulation
@@ -179,7 +179,7 @@ def check(config: RunConfig, name: str, model: Any, logps: Callable[[Any], Logps
 )
 def test_gptj_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, places: int) -> None:
     config = gptj.small_config(dp, tp, micro, sequence_length=20)
-    config = preferring(config, name, packing=False, examples_per_row=places)
+    config = preferring(config, name, packing=False, examples_per_sample=places)
     check(transposed(config, dp == 2), name, gptj.hf_model(gptj.small_config()), decoder_logps,
           CAUSAL_LM, gptj.VOCABULARY, 5, logical)  # fmt: skip
 
@@ -198,7 +198,7 @@ def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypa
     theirs = llama.hf_config(kind, max_position_embeddings=64, rope_parameters={
         "rope_type": "default", "rope_theta": 1e4})  # fmt: skip
     config = llama.our_config(theirs, dp, tp, 2, sequence_length=20)
-    config = preferring(config, name, examples_per_row=2)
+    config = preferring(config, name, examples_per_sample=2)
     weight_map = llama_weight_map(config)
     check(config, name, llama.hf_model(theirs), decoder_logps, CAUSAL_LM, llama.VOCABULARY, 5,
           lambda model: weight_map.from_hf(llama.weights_of(model)),
@@ -215,6 +215,6 @@ def test_llama_shaped_models_do(kind: str, name: str, dp: int, tp: int, monkeypa
 )
 def test_t5_learns_as_torch_does(name: str, dp: int, tp: int, micro: int, places: int) -> None:
     """The encoder reads a prompt once for both answers."""
-    config = preferring(our_config(dp, tp, micro, layers=1), name, examples_per_row=places)
+    config = preferring(our_config(dp, tp, micro, layers=1), name, examples_per_sample=places)
     check(transposed(config, dp == 2), name, their_model(1), t5_logps, SEQ2SEQ, VOCABULARY, 4,
           logical)  # fmt: skip

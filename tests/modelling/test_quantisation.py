@@ -38,7 +38,7 @@ def on_device(weight: np.ndarray, x: np.ndarray, dtype: type, bits: int) -> np.n
     with ir.main_graph:
         t = popxl.variable(x.astype(dtype))
         model = {"eval": True, "precision": np.dtype(dtype).name, "hidden_size": weight.shape[0]}
-        model |= {"quantisation": f"int{bits}", "quantisation_group_size": GROUP}
+        model |= {"quantization": f"int{bits}", "quantization_group_size": GROUP}
         config = RunConfig(family="none", model=Model(**model))
         layer = Made(config, lambda: Linear(*weight.shape, shard="out", std=1.0))
         facts, graph = layer.create_graph(t)
@@ -82,7 +82,7 @@ def test_groups_must_divide_the_features(features, size, bits):
 
 # ---- whole models -------------------------------------------------------------------------------
 def quantised_config(config: RunConfig, size: int, bits: int) -> RunConfig:
-    model = replace(config.model, quantisation=f"int{bits}", quantisation_group_size=size)
+    model = replace(config.model, quantization=f"int{bits}", quantization_group_size=size)
     return replace(config, model=model)
 
 
@@ -126,22 +126,22 @@ def test_a_model_is_that_of_the_rounded_weights(family, layout, size, bits):
 
 def test_one_weight_at_a_time_is_decompressed():
     """Loops could compute what does not change once and for all: every weight, in full."""
-    model = {"layers": 4, "hidden_size": 64, "quantisation": "int4", "eval": True}
-    config = small_config(micro_batch=1, **model, quantisation_group_size=16)
+    model = {"layers": 4, "hidden_size": 64, "quantization": "int4", "eval": True}
+    config = small_config(micro_batch=1, **model, quantization_group_size=16)
     use = inference(config).session.memory_use()
     largest = 64 * 256 * 4  # bytes of the feed-forward's
     assert largest < use.temporaries < 4 * 12 * 64 * 64 * 4 / 4
 
 
 # ---- configuration ------------------------------------------------------------------------------
-INT4 = {"quantisation": "int4"}
+INT4 = {"quantization": "int4"}
 FAMILIES = [(T5Config, "tiny"), (GPTJConfig, "gptj_tiny"), (BartConfig, "bart_tiny")]
 
 
 @pytest.mark.parametrize(("family", "preset"), FAMILIES)
 def test_a_group_must_divide_each_layers_features(family, preset):
-    odd = {"model": INT4 | {"quantisation_group_size": 24}}
-    with pytest.raises(ConfigError, match=r"quantisation_group_size 24 must be .* divides"):
+    odd = {"model": INT4 | {"quantization_group_size": 24}}
+    with pytest.raises(ConfigError, match=r"quantization_group_size 24 must be .* divides"):
         load_config(family, "inference", preset, odd)
     sharded = {"model": INT4, "execution": {"tensor_parallel": 8}}
     with pytest.raises(ConfigError, match=r"group_size 64 .* / execution\.tensor_parallel"):

@@ -38,7 +38,7 @@ RATE = 1e-3
 
 def with_state(config: RunConfig, state: str, gradients: str = "float32") -> RunConfig:
     optimizer = replace(config.training.optimizer, state=state)
-    training = replace(config.training, optimizer=optimizer, gradients=gradients)
+    training = replace(config.training, optimizer=optimizer, gradient_dtype=gradients)
     return replace(config, training=training)
 
 
@@ -72,7 +72,7 @@ def trained(state: str, dp: int, tp: int, precision: str) -> tuple[list[float], 
 @pytest.mark.parametrize("split", [slow((1, 1)), (2, 2)])
 def test_losses_are_near_those_of_float32_state(split) -> None:
     exact = gptj.reference(4, layers=2, rate=RATE).losses
-    found, _ = trained("compact", *split, "float32")
+    found, _ = trained("8bit_residual8", *split, "float32")
     assert found[:2] == pytest.approx(exact[:2], rel=1e-6)  # the first update is of exact moments
     assert found == pytest.approx(exact, rel=1e-4)
     assert found != pytest.approx(exact, rel=1e-6)
@@ -81,8 +81,8 @@ def test_losses_are_near_those_of_float32_state(split) -> None:
 @pytest.mark.slow
 def test_every_split_packs_the_same_groups() -> None:
     """Scales and codes have the same shapes, and but for rounding the same values."""
-    _, one = trained("compact", 1, 1, "float32")
-    _, four = trained("compact", 2, 2, "float32")
+    _, one = trained("8bit_residual8", 1, 1, "float32")
+    _, four = trained("8bit_residual8", 2, 2, "float32")
     assert one.keys() == four.keys()
     for name, ours in four.items():
         assert (ours.shape, ours.dtype) == (one[name].shape, one[name].dtype)
@@ -96,7 +96,7 @@ def test_every_split_packs_the_same_groups() -> None:
 
 
 @pytest.mark.slow  # two more trainings
-@pytest.mark.parametrize("state", ["compact", "compact16"])
+@pytest.mark.parametrize("state", ["8bit_residual8", "8bit_residual16"])
 def test_weights_of_16_bits_have_residuals(state) -> None:
     """They add up to what float32 weights would be, to the bits that are kept."""
     _, exact = trained("float32", 1, 1, "float32")
@@ -104,7 +104,7 @@ def test_weights_of_16_bits_have_residuals(state) -> None:
     start = initial(config_of(state))
     for name in ("transformer.h.0.attn.q_proj.weight", "lm_head.bias"):
         rest = found[f"optimizer/residual/{name}"]
-        assert rest.dtype == (np.int8 if state == "compact" else np.int16)
+        assert rest.dtype == (np.int8 if state == "8bit_residual8" else np.int16)
         whole = state_8bit.join_weight(found[name], rest)
         moved = np.abs(exact[name] - start[name]).mean()
         assert np.abs(whole - exact[name]).mean() < 0.15 * moved  # gradients are of 16-bit weights
@@ -115,7 +115,7 @@ def test_weights_of_16_bits_have_residuals(state) -> None:
 def trainer() -> TrainingSession:
     """A model in bfloat16 for two tests: compiling it is most of the work."""
     return fine_tuning(
-        with_state(config_of("compact", precision="bfloat16"), "compact", "bfloat16")
+        with_state(config_of("8bit_residual8", precision="bfloat16"), "8bit_residual8", "bfloat16")
     )
 
 
@@ -125,7 +125,7 @@ def test_a_continued_run_is_the_one_that_was_not_stopped() -> None:
 
 
 @pytest.mark.slow  # 40 seconds each
-@pytest.mark.parametrize("state", ["compact", "bfloat16"])
+@pytest.mark.parametrize("state", ["8bit_residual8", "bfloat16"])
 def test_updates_behind_change_no_bit(state) -> None:
     """With a tied embedding, dropout, a step that is left out, and a restart."""
     config = with_state(llama_config(hf_config("gemma2")), state, "bfloat16")
@@ -142,7 +142,7 @@ def test_all_ways(family, split, activations, gradients) -> None:
     made, batches = {"t5": (t5.our_config, t5.batches), "gptj": (small_config, gptj.batches)}[
         family
     ]
-    config = with_state(made(**split), "compact", gradients)
+    config = with_state(made(**split), "8bit_residual8", gradients)
     assert differences(config, batches(5), {"execution": {"activations": activations}}) == []
 
 
@@ -151,7 +151,7 @@ def test_resident_layers_change_no_bit() -> None:
     """Phased and resident, kept and recomputed: what is packed is the same."""
 
     def bits(**execution: object) -> dict[str, bytes]:
-        config = with_state(small_config(1, 2, layers=2), "compact", "bfloat16")
+        config = with_state(small_config(1, 2, layers=2), "8bit_residual8", "bfloat16")
         config = replace(config, execution=replace(config.execution, **execution))
         model = fine_tuning(config)
         model.write(initial(config))
@@ -166,7 +166,7 @@ def test_resident_layers_change_no_bit() -> None:
 @pytest.mark.slow  # what is lent is tested with other state, too
 def test_evaluation_reads_the_training_state() -> None:
     """Its program cuts weights as training does: the entries that it borrows fit."""
-    config = config_of("compact")
+    config = config_of("8bit_residual8")
     model = fine_tuning(config)
     model.write(initial(config))
     samples = get_family(config).sample_format.random_samples(config, 16, None)
@@ -211,40 +211,40 @@ def started(folder, state: str, precision: str) -> tuple[str, Mapping[str, np.nd
 
 def test_a_checkpoint_holds_what_is_kept(tmp_path) -> None:
     _, wide = saved(tmp_path / "wide", "float32", "bfloat16")
-    _, narrow = saved(tmp_path / "narrow", "compact", "bfloat16")
+    _, narrow = saved(tmp_path / "narrow", "8bit_residual8", "bfloat16")
     assert narrow < 0.75 * wide  # half of these small weights are vectors and scales
-    source, _ = started(tmp_path / "narrow", "compact", "bfloat16")
+    source, _ = started(tmp_path / "narrow", "8bit_residual8", "bfloat16")
     assert "another form" not in source
 
 
-@pytest.mark.parametrize("state", ["float32", "bfloat16", "compact16"])
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "8bit_residual16"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_compact_state_becomes_any_other_and_is_made_of_it(tmp_path, state, precision) -> None:
-    there, _ = saved(tmp_path / "compact", "compact", precision)
-    source, found = started(tmp_path / "compact", state, precision)
-    same = state == "compact16" and precision == "float32"  # there are no residuals
+    there, _ = saved(tmp_path / "8bit_residual8", "8bit_residual8", precision)
+    source, found = started(tmp_path / "8bit_residual8", state, precision)
+    same = state == "8bit_residual16" and precision == "float32"  # there are no residuals
     assert ("its optimizer state in another form" in source) != same
     name = "transformer.h.1.mlp.fc_in.weight"
     codes, scales = (there[f"optimizer/second_order_{part}/{name}"] for part in ("codes", "scales"))
     groups = state_8bit.QuantBlocks.along_axis(1, codes.shape)
     exact = state_8bit.dequantize_second_moment(codes, scales.reshape(-1), groups)
-    if state != "compact16":
+    if state != "8bit_residual16":
         np.testing.assert_array_equal(found[f"optimizer/second_order/{name}"], exact)
     elif precision == "bfloat16":
         rest = found[f"optimizer/residual/{name}"]
         whole = state_8bit.join_weight(there[name], there[f"optimizer/residual/{name}"])
         np.testing.assert_allclose(state_8bit.join_weight(there[name], rest), whole, rtol=1e-6)
     back, _ = saved(tmp_path / "other", state, precision)
-    _, again = started(tmp_path / "other", "compact", precision)
+    _, again = started(tmp_path / "other", "8bit_residual8", precision)
     assert again[f"optimizer/second_order_codes/{name}"].dtype == np.uint8
-    assert back.keys() != again.keys() or state == "compact16"
+    assert back.keys() != again.keys() or state == "8bit_residual16"
 
 
 @pytest.mark.slow  # as above, with programs
-@pytest.mark.parametrize("state", ["float32", "bfloat16", "compact16"])
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "8bit_residual16"])
 def test_a_run_goes_on_with_another_state(state) -> None:
     """Losses go on as they would have, but for rounding."""
-    config, other = (config_of(s, 1, 1, "bfloat16") for s in ("compact", state))
+    config, other = (config_of(s, 1, 1, "bfloat16") for s in ("8bit_residual8", state))
     model = fine_tuning(config)
     model.write(initial(config))
     with model:
@@ -278,7 +278,7 @@ def test_plans_count_what_is_kept() -> None:
         finetuning_requirements(
             with_state(small_config(layers=1, precision="bfloat16"), state, gradients)
         )
-        for state, gradients in (("float32", "float32"), ("compact", "bfloat16"))
+        for state, gradients in (("float32", "float32"), ("8bit_residual8", "bfloat16"))
     )
     assert wide.state == 14 * wide.parameters
     vectors = sum(
@@ -294,8 +294,11 @@ def test_plans_count_what_is_kept() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"execution": {"master_weights": True}}, "master_weights and .* compact are two ways"),
-        ({"training": {"stochastic_rounding": True}}, "compact and .* are two ways"),
+        (
+            {"execution": {"master_weights": True}},
+            "master_weights and .* 8bit_residual8 are two ways",
+        ),
+        ({"training": {"stochastic_rounding": True}}, "8bit_residual8 and .* are two ways"),
         (
             {"training": {"optimizer": {"state": "bfloat16"}, "stochastic_rounding": False}},
             "needs training.stochastic_rounding",
@@ -307,7 +310,7 @@ def test_plans_count_what_is_kept() -> None:
     ],
 )
 def test_what_contradicts_is_told(changes, message) -> None:
-    found = config_of("compact", precision="bfloat16").to_dict()
+    found = config_of("8bit_residual8", precision="bfloat16").to_dict()
     for section, fields in changes.items():
         for name, value in fields.items():
             if isinstance(value, dict):

@@ -68,7 +68,7 @@ def test_the_update_is_computed_in_float32_and_only_the_weight_is_rounded(dp: in
         before = model.read(optimizer=False)
         (result,) = model.run([batches(1)[0]], [RATE], 0)
         gradients, after = model.gradients(), model.read()
-    clip = 1 / max(result.gradient_norm, 1.0)
+    clip = 1 / max(result.grad_norm, 1.0)
     errors, variances = [], []
     for name, old in before.items():
         gradient, weight = gradients[name].astype(np.float64) * clip, old.astype(np.float64)

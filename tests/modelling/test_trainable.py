@@ -1,4 +1,4 @@
-"""Which weights `training.trained` and `training.frozen` mean."""
+"""Which weights `training.trainable` and `training.frozen` mean."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def every(weight_map: WeightMap) -> set[str]:
 
 @pytest.mark.parametrize("name", ["layer.1", "transformer.h.1", "layer.1*", "*.h.1.*"])
 def test_a_layer_by_either_name(name: str) -> None:
-    names = trained(GPTJ, trained=name)
+    names = trained(GPTJ, trainable=name)
     assert names == {n for n in every(GPTJ) if n.startswith("transformer.h.1.")}
     assert len(names) == 10
     assert trained(GPTJ, frozen=name) == every(GPTJ) - names
 
 
 def test_a_name_ends_at_a_dot() -> None:
-    assert trained(GPTJ, trained="lm_head") == {"lm_head.weight", "lm_head.bias"}
-    assert trained(GPTJ, trained="lm_head.b*") == {"lm_head.bias"}
+    assert trained(GPTJ, trainable="lm_head") == {"lm_head.weight", "lm_head.bias"}
+    assert trained(GPTJ, trainable="lm_head.b*") == {"lm_head.bias"}
     with pytest.raises(ConfigError, match="lm_hea means no weight; did you mean lm_head"):
-        trained(GPTJ, trained="lm_hea")
+        trained(GPTJ, trainable="lm_hea")
 
 
 def test_no_characters_but_the_star_are_special() -> None:
@@ -56,11 +56,11 @@ def test_no_characters_but_the_star_are_special() -> None:
 
 def test_many_stars_take_no_time() -> None:
     with pytest.raises(ConfigError, match="means no weight"):
-        trained(GPTJ, trained="*r*" * 60 + "?")
+        trained(GPTJ, trainable="*r*" * 60 + "?")
 
 
 def test_several_and_frozen_wins() -> None:
-    names = trained(GPTJ, trained="layer.1, lm_head", frozen="*.bias")
+    names = trained(GPTJ, trainable="layer.1, lm_head", frozen="*.bias")
     assert names == {
         "lm_head.weight",
         *(f"transformer.h.1.attn.{n}_proj.weight" for n in ("q", "k", "v", "out")),
@@ -70,7 +70,7 @@ def test_several_and_frozen_wins() -> None:
 
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing is left to train"):
-        trained(GPTJ, trained="layer.1", frozen="transformer")
+        trained(GPTJ, trainable="layer.1", frozen="transformer")
     with pytest.raises(ConfigError, match="nothing is left to train"):
         trained(GPTJ, frozen="*")
 
@@ -78,16 +78,16 @@ def test_nothing_to_train_is_refused() -> None:
 def test_a_variable_is_one() -> None:
     """What is one variable of ours is trained whole, or not."""
     with pytest.raises(ConfigError, match=r"q_proj.weight trained and .*k_proj.weight frozen, but"):
-        trained(GPTJ, trained="*q_proj*")
-    assert len(trained(GPTJ, trained="*q_proj*,*k_proj*,*v_proj*")) == 9
-    assert len(trained(GPTJ, trained="layer.*.attn.qkv")) == 9
+        trained(GPTJ, trainable="*q_proj*")
+    assert len(trained(GPTJ, trainable="*q_proj*,*k_proj*,*v_proj*")) == 9
+    assert len(trained(GPTJ, trainable="layer.*.attn.qkv")) == 9
 
 
 def test_names_in_files_that_are_joined() -> None:
     weight_map = llama_weight_map(llama_config(hf_config("phi3")))
     with pytest.raises(ConfigError, match="gate_proj.weight trained and .*up_proj.weight frozen"):
-        trained(weight_map, trained="*gate_proj*")
-    names = trained(weight_map, trained="model.layers.0.mlp.gate_up_proj")
+        trained(weight_map, trainable="*gate_proj*")
+    names = trained(weight_map, trainable="model.layers.0.mlp.gate_up_proj")
     assert names == {f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up")}
 
 
@@ -95,13 +95,13 @@ def test_tied_weights_are_one() -> None:
     weight_map = llama_weight_map(llama_config(hf_config("llama")))
     assert "lm_head.weight" not in every(weight_map)
     for name in ("lm_head", "model.embed_tokens", "embeddings"):
-        assert trained(weight_map, trained=name) == {"model.embed_tokens.weight"}
-    assert trained(T5, trained="decoder.embed_tokens") == {"shared.weight"}
+        assert trained(weight_map, trainable=name) == {"model.embed_tokens.weight"}
+    assert trained(T5, trainable="decoder.embed_tokens") == {"shared.weight"}
 
 
 def test_layers_that_are_trained_alike_are_a_phase() -> None:
     weight_map = split_phases_by_trainable(
-        mark_trainable(GPTJ, Training(trained="layer.0,layer.2"))
+        mark_trainable(GPTJ, Training(trainable="layer.0,layer.2"))
     )
     assert {n: list(layers) for n, layers in weight_map.phases.items()} == {
         "embeddings": ["embeddings"],
@@ -113,7 +113,7 @@ def test_layers_that_are_trained_alike_are_a_phase() -> None:
     assert weight_map.phase_splits["layer"] == ["layer", "layer_from_1", "layer_from_2"]
     weight_map = split_phases_by_trainable(mark_trainable(T5, Training(frozen="*norm*")))
     assert weight_map.phases == T5.phases
-    weight_map = split_phases_by_trainable(mark_trainable(T5, Training(trained="decoder.2")))
+    weight_map = split_phases_by_trainable(mark_trainable(T5, Training(trainable="decoder.2")))
     assert weight_map.phases["decoder_block"] == ("decoder.1",)
     assert weight_map.phases["decoder_block_from_2"] == ("decoder.2",)
 
@@ -121,7 +121,7 @@ def test_layers_that_are_trained_alike_are_a_phase() -> None:
 @pytest.mark.parametrize("text", ["", ",", "a,,b", "a, "])
 def test_empty_names_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must be names, separated by commas, or null"):
-        Training(trained=text)
+        Training(trainable=text)
 
 
 def test_learned_scales_need_all_weights() -> None:

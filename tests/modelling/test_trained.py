@@ -1,5 +1,5 @@
-"""Some weights trained (`training.trained`, `training.frozen`), against torch, in which the others
-need no gradient."""
+"""Some weights trained (`training.trainable`, `training.frozen`), against torch, in which the
+others need no gradient."""
 
 from __future__ import annotations
 
@@ -72,26 +72,26 @@ KINDS = {
 
 CHOICES: dict[str, tuple[dict[str, str], str]] = {
     # what we are told, and the names that torch trains
-    "t5/last layers": ({"trained": "decoder.1,decoder.2"}, r"decoder\.block\.[12]"),
-    "t5/norms": ({"trained": "*norm*"}, "norm"),
+    "t5/last layers": ({"trainable": "decoder.1,decoder.2"}, r"decoder\.block\.[12]"),
+    "t5/norms": ({"trainable": "*norm*"}, "norm"),
     "t5/no embeddings": ({"frozen": "encoder.embed_tokens"}, "^(?!shared|.*embed_tokens)"),
     "t5/the encoder's": (
-        {"trained": "encoder*", "frozen": "*norm*,shared"},
+        {"trainable": "encoder*", "frozen": "*norm*,shared"},
         "^encoder(?!.*(norm|embed))",
     ),
-    "t5/positions": ({"trained": "*relative_attention_bias*"}, "relative_attention_bias"),
-    "gptj/last layers": ({"trained": "transformer.h.1,layer.2"}, r"\.h\.[12]"),
-    "gptj/norms": ({"trained": "*ln_*"}, "ln_"),
+    "t5/positions": ({"trainable": "*relative_attention_bias*"}, "relative_attention_bias"),
+    "gptj/last layers": ({"trainable": "transformer.h.1,layer.2"}, r"\.h\.[12]"),
+    "gptj/norms": ({"trainable": "*ln_*"}, "ln_"),
     "gptj/no embeddings": ({"frozen": "embeddings"}, "^(?!transformer.wte)"),
-    "gptj/every other": ({"trained": "layer.0,layer.2"}, r"\.h\.[02]"),
-    "gptj/head": ({"trained": "lm_head"}, "lm_head"),
-    "gemma2/last layers": ({"trained": "layer.1,layer.2"}, r"layers\.[12]"),
-    "gemma2/norms": ({"trained": "*norm*"}, "norm"),
-    "gemma2/every other": ({"trained": "layer.0,layer.2"}, r"layers\.[02]"),
+    "gptj/every other": ({"trainable": "layer.0,layer.2"}, r"\.h\.[02]"),
+    "gptj/head": ({"trainable": "lm_head"}, "lm_head"),
+    "gemma2/last layers": ({"trainable": "layer.1,layer.2"}, r"layers\.[12]"),
+    "gemma2/norms": ({"trainable": "*norm*"}, "norm"),
+    "gemma2/every other": ({"trainable": "layer.0,layer.2"}, r"layers\.[02]"),
     "gemma2/no embeddings": ({"frozen": "lm_head"}, "^(?!.*embed)"),
-    "gemma2/embeddings": ({"trained": "lm_head"}, "embed"),
-    "phi3/last layers": ({"trained": "model.layers.1,model.layers.2"}, r"layers\.[12]"),
-    "phi3/attention": ({"trained": "*qkv_proj*"}, "qkv_proj"),
+    "gemma2/embeddings": ({"trainable": "lm_head"}, "embed"),
+    "phi3/last layers": ({"trainable": "model.layers.1,model.layers.2"}, r"layers\.[12]"),
+    "phi3/attention": ({"trainable": "*qkv_proj*"}, "qkv_proj"),
 }
 IN_BRIEF = {"t5/last layers": (1, 1), "gemma2/every other": (1, 1), "phi3/attention": (2, 2)}
 
@@ -163,7 +163,7 @@ def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
 def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> None:
     """A step reads them for each pass, and writes what is trained, alone; the layers below have no
     backward pass."""
-    config = chosen(small_config(), trained=trained, frozen="*norm*,*ln_*")
+    config = chosen(small_config(), trainable=trained, frozen="*norm*,*ln_*")
     config = config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
     rows = [row for name in layers for row in get_family(config).weight_map(config).layers[name]]
     own = sum(4 * math.prod(w.shape) for row in rows if row.trainable for w in row.weights)

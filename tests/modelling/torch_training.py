@@ -128,9 +128,9 @@ def check_training(
             results += model.run([batch], [rate], step)
         weights = named(model.read(optimizer=False))
     assert results[0].loss == pytest.approx(expected.losses[0], abs=1e-5)
-    assert results[0].gradient_norm == pytest.approx(expected.norms[0], rel=1e-5)
+    assert results[0].grad_norm == pytest.approx(expected.norms[0], rel=1e-5)
     np.testing.assert_allclose([r.loss for r in results], expected.losses, rtol=1e-5)
-    np.testing.assert_allclose([r.gradient_norm for r in results], expected.norms, rtol=1e-4)
+    np.testing.assert_allclose([r.grad_norm for r in results], expected.norms, rtol=1e-4)
     routers = {n: g for n, g in expected.gradients.items() if ROUTER.search(n)}
     silent = {n for n, g in routers.items() if np.linalg.norm(g) < ROUNDING}
     assert all(np.linalg.norm(gradients[n]) < ROUNDING for n in silent)

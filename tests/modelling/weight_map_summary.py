@@ -44,7 +44,10 @@ def cases() -> Iterator[tuple[str, RunConfig]]:
         yield f"gptj tp {tp}", _built(GPTJConfig, GPTJ_SIZES, tp)
         for gated in (True, False):
             for tied in (True, False):
-                sizes = T5_SIZES | {"gated": gated, "activation": "gelu_tanh" if gated else "relu"}
+                sizes = T5_SIZES | {
+                    "is_gated_act": gated,
+                    "activation": "gelu_tanh" if gated else "relu",
+                }
                 sizes |= {"embedding": {"vocab_size": 50, "tied": tied}, "decoder_layers": 2}
                 yield f"t5 gated {gated} tied {tied} tp {tp}", _built(T5Config, sizes, tp)
 

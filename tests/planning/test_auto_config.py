@@ -118,9 +118,9 @@ def test_plain_text_is_learned_whole(name, chosen, tmp_path, capsys):
     texts = [json.dumps({"text": line}) for line in lines] if name.endswith("l") else lines
     (tmp_path / name).write_text("\n".join(texts) + "\n")
     config = chosen("--model", "gptj", "--data.train", str(tmp_path / name))
-    assert config.data.loss == "all"
+    assert config.data.loss_on == "all"
     assert "loss on all" in capsys.readouterr().err
-    assert chosen("--model", "gptj", *DATA).data.loss == "answers"
+    assert chosen("--model", "gptj", *DATA).data.loss_on == "completion"
     assert "loss on answers" in capsys.readouterr().err
 
 
@@ -195,14 +195,14 @@ def test_the_micro_batch_is_the_one_that_is_fastest_in_simulated_runs(chosen, ca
 
 def test_what_flags_give_stays(chosen):
     flags = ("--learning_rate", "0.5", "--warmup_steps", "3", "--precision", "bfloat16", "--steps",
-             "9", "--micro_batch_size", "3", "--data.loss", "all")  # fmt: skip
+             "9", "--micro_batch_size", "3", "--data.loss_on", "all")  # fmt: skip
     config = chosen("--model", "gptj", *DATA, *flags)
     rate = config.training.optimizer.learning_rate
     assert (rate.maximum, rate.warmup_steps, rate.warmup_proportion) == (0.5, 3, None)
     assert (config.training.steps, config.training.epochs) == (9, None)
     assert config.execution.micro_batch_size == 3
     assert config.training.global_batch_size % 3 == 0
-    assert (config.model.precision, config.data.loss) == ("bfloat16", "all")
+    assert (config.model.precision, config.data.loss_on) == ("bfloat16", "all")
 
 
 def test_presets_leave_nothing_open(chosen, capsys):
@@ -256,7 +256,7 @@ def test_a_plan_is_for_the_machine_that_it_names(chosen):
 
 def test_a_plan_needs_no_data(models, chosen):
     config = chosen("--model", "gptj", only_plans=True)
-    longest = min(choices.LONGEST, config.model.max_length)
+    longest = min(choices.LONGEST, config.model.max_position_embeddings)
     assert config.model.sequence_length + config.model.output_length == longest
     with pytest.raises(ConfigError, match="nothing says which data"):
         chosen("--model", "gptj")
@@ -283,7 +283,7 @@ def test_three_commands(kind, models, tmp_path, monkeypatch, capsys):
     assert "chosen" not in said.partition("training.epochs: ")[2]
     assert f"starting from step {saved['steps']} in" in said
     monkeypatch.chdir(tmp_path)
-    some = ["--evaluation.metrics", "loss"] if kind == "t5" else []
+    some = ["--eval.metrics", "loss"] if kind == "t5" else []
     assert run_validation.main(["--load", str(run), *some]) == 0
     assert "loss" in capsys.readouterr().out
     assert run_export.main(["--load", str(run), "--save-hf", str(out)]) == 0
@@ -308,8 +308,8 @@ def test_a_folder_of_transformers_answers_and_is_validated(kind, models, monkeyp
         (["--generation.max_tokens", "1000"], 8192 - 1000, 256),
         (["--output_length", "1001"], 8192 - 1008, 1001),
         (["--sequence_length", "64"], 64, 256),
-        (["--model.max_length", "1048576"], 2**17 - 256, 256),
-        (["--model.max_length", "128"], 64, 64),
+        (["--model.max_position_embeddings", "1048576"], 2**17 - 256, 256),
+        (["--model.max_position_embeddings", "128"], 64, 64),
     ],
 )
 def test_a_model_reads_all_of_its_length_but_what_it_writes(
@@ -320,13 +320,13 @@ def test_a_model_reads_all_of_its_length_but_what_it_writes(
     machine(monkeypatch, devices=1)
 
     def config(*flags: str) -> RunConfig:
-        given = ["--model", "gptj", "--model.max_length", "8192", *flags]
+        given = ["--model", "gptj", "--model.max_position_embeddings", "8192", *flags]
         line = read_command_line("", "inference", "tiny", given, origins=ORIGINS)
         return choices.resolve_auto_fields(line).config
 
     made = config(*flags)
     assert (made.model.sequence_length, made.model.output_length) == (read, written)
-    short = config("--model.max_length", "2048").execution.micro_batch_size
+    short = config("--model.max_position_embeddings", "2048").execution.micro_batch_size
     assert made.execution.micro_batch_size == short
     line = read_command_line("", "inference", "tiny", ["--model", "gptj"], origins=ORIGINS)
     planned = choices.resolve_auto_fields(line, ("validation",), only_plans=True).config
@@ -345,8 +345,8 @@ def test_a_model_reads_all_of_its_length_but_what_it_writes(
         ("qwen3_tiny:16", {"train": "x.jsonl"}, [], 8, 12),
         ("tiny", {"train": "x.jsonl"}, [], 1792, 256),
         ("tiny", {"dataset": "sample"}, [], 2040, 4),
-        ("tiny", {"train": "x.jsonl", "examples_per_row": 4}, [], 1792, 256),
-        ("tiny", {"train": "x.jsonl"}, ["--examples_per_row", "4"], 24, None),
+        ("tiny", {"train": "x.jsonl", "examples_per_sample": 4}, [], 1792, 256),
+        ("tiny", {"train": "x.jsonl"}, ["--examples_per_sample", "4"], 24, None),
         ("gptj_tiny", {"train": "x.jsonl"}, [], 64, 64),
         ("qwen3_tiny", {"train": "x.jsonl"}, [], 64, 64),
         ("tiny", {"train": "x.jsonl"}, ["--sequence_length", "16"], 16, 256),

@@ -64,7 +64,7 @@ QWEN2_5_7B = {
     },
     "training": {
         "global_batch_size": 128,
-        "gradients": "bfloat16",
+        "gradient_dtype": "bfloat16",
         "optimizer": {"state": "bfloat16"},
     },
     "execution": {"micro_batch_size": 4},

@@ -1,4 +1,4 @@
-"""Plans that name the compact optimizer state where it pays."""
+"""Plans that name the 8-bit optimizer state where it pays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planning.requirements import finetuning_requirements
 from tests.planning.presets import preset
 
 SMALL = replace(machine("t4"), memory=0.02e9, host_link=1e8, devices=1)
-LINE = "with --training.optimizer.state compact: "
+LINE = "with --training.optimizer.state 8bit_residual8: "
 
 
 def plan(on: Machine, **training: Any) -> Report:
@@ -37,8 +37,8 @@ def test_a_plan_that_waits_for_its_state_names_a_smaller_one() -> None:
     other = made.faster_state
     assert other is not None
     assert other.seconds < 0.95 * made.expected_seconds
-    assert made.as_dict()["faster_state"] == {"state": "compact", "seconds": other.seconds}
-    so = plan(SMALL, optimizer={"state": "compact"})
+    assert made.as_dict()["faster_state"] == {"state": "8bit_residual8", "seconds": other.seconds}
+    so = plan(SMALL, optimizer={"state": "8bit_residual8"})
     assert so.faster_state is None
     assert so.expected_seconds <= 1.01 * other.seconds, "a plan of its own is at least as fast"
     line = next(x for x in format_report(made).splitlines() if x.startswith("state pays   "))

@@ -77,7 +77,7 @@ def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
     save(kind, tmp_path)
     found = ORIGINS.described(str(tmp_path))
     assert found["model"]["embedding"]["tied"] is tied
-    assert found["model"]["scaled_head"] is (kind == "2019")
+    assert found["model"]["scale_decoder_outputs"] is (kind == "2019")
     config = read_command_line("", "finetuning", "tiny", ["--model", str(tmp_path)], None, ORIGINS)
     start = starting_point(config.config, base_weight_map(config.config))
     assert ("lm_head.weight" in start.tensors) is not tied
@@ -94,10 +94,10 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
     model = ["--config", PRESETS[kind], *SAMPLE, "--model", str(tmp_path / "hub")]
     assert run_finetuning.main([*model, *flags, "--save", run, "--save-hf", out]) == 0
     few = ["--load", run, "--generation.weights", where, "--micro_batch_size", "4"]
-    assert run_validation.main([*few, "--evaluation.samples", "20"]) == 0
+    assert run_validation.main([*few, "--eval.samples", "20"]) == 0
     assert "accuracy" in capsys.readouterr().out
     prompts = ["mnli hypothesis: Anna slept. premise: Anna was awake.", "Nina moved the hat."]
-    assert run_generation.main([*few, "--raw", *prompts]) == 0
+    assert run_generation.main([*few, "--no_template", *prompts]) == 0
     answers = capsys.readouterr().out.splitlines()[-2:]
     model = type(save(kind, tmp_path / "again")).from_pretrained(out).eval()
     side = "right" if model.config.is_encoder_decoder else "left"
@@ -271,9 +271,9 @@ def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, m
 # ---- what one run hands on to another -----------------------------------------------------------
 ONE_RUN = {
     "checkpoint": {"load_optimizer": False, "save": "runs/a", "keep_best": "loss"},
-    "evaluation": {"steps": 5, "samples": 32, "metrics": "loss", "patience": 2},
+    "eval": {"steps": 5, "samples": 32, "metrics": "loss", "patience": 2},
 }
-TASK = {"prompt": "q {a}", "target": "{b}", "labels": "yes,no"}
+TASK = {"prompt": "q {a}", "target": "{b}", "class_labels": "yes,no"}
 
 
 def test_a_run_hands_on_model_and_task_but_not_where_it_started_and_what_it_evaluated(tmp_path):
@@ -288,7 +288,7 @@ def test_a_run_hands_on_model_and_task_but_not_where_it_started_and_what_it_eval
             found.checkpoint
             == T5Config.from_dict({"checkpoint": {"load": str(tmp_path)}}).checkpoint
         )
-        assert found.evaluation == T5Config().evaluation
+        assert found.eval == T5Config().eval
         assert found.data == config.data
         assert found.model.hidden_size == config.model.hidden_size
         assert found.training == config.training

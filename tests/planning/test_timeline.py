@@ -30,7 +30,7 @@ COMPUTING = 1.0  # seconds of a step
 TOLERANCE = 0.05
 PASSES = {
     "end": (("forward",), ("backward",), ("update",)),
-    "behind": (("update", "forward"), ("backward",)),
+    "deferred": (("update", "forward"), ("backward",)),
 }
 FAMILIES = {"tiny": {"layers": 3}, "gptj_tiny": {"layers": 3}}
 
@@ -95,8 +95,8 @@ def walked(program: popxl.plan.TracedProgram, window: int) -> dict[str, float]:
     [
         *(("tiny", 0, "end"), slow("tiny", 1, "end"), ("tiny", 2, "end")),
         *(slow("gptj_tiny", layers, "end") for layers in (0, 1, 2)),
-        slow("gptj_tiny", 0, "behind"),
-        ("gptj_tiny", 2, "behind"),
+        slow("gptj_tiny", 0, "deferred"),
+        ("gptj_tiny", 2, "deferred"),
     ],
 )
 def test_walker_and_simulation_agree(name: str, layers: int, update: str) -> None:
@@ -141,7 +141,7 @@ def test_loads_do_not_wait_for_stores_that_were_dispatched_before() -> None:
 
 def test_updates_behind_the_forward_pass_wait_less() -> None:
     """Their transfers are hidden, and one load of the weights is gone."""
-    end, behind = traced("gptj_tiny"), traced("gptj_tiny", "behind")
+    end, behind = traced("gptj_tiny"), traced("gptj_tiny", "deferred")
     loaded = [sum(part.host_to_device for part in p.plan().parts) for p in (end, behind)]
     weights = sum(
         math.prod(b.tensor_shape) * b.tensor_dtype.itemsize * b.entries
@@ -181,7 +181,7 @@ def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: i
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_placement_beats_keeping_one_kind(name: str, share: float) -> None:
     """With room for a part of the buffers: no kind's entries, as many as fit, save as much."""
-    program = traced(name, "behind")
+    program = traced(name, "deferred")
     link, plan = rates(program), program.plan()
     buffers = program.ir.remote_buffers
     device = (

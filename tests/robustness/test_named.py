@@ -293,7 +293,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path, monkeypatch):
         (["--sequence_length", "1000000", "--execution.attention", "scores"],
          "the attention scores would take"),
         (["--decoder_sequence_length", "1000000"], "positions of the answers"),
-        (["--examples_per_row", "1000000000000"], "the answers of a run"),
+        (["--examples_per_sample", "1000000000000"], "the answers of a run"),
         (["--global_batch_size", str(2**40)], "activations"),
         (["--device_iterations", str(2**40), "--steps", str(2**40)], "the inputs of a run"),
         (["--data_parallel", "4096", "--global_batch_size", "4096", "--micro_batch_size", "1"],
@@ -598,7 +598,7 @@ def test_weights_that_are_not_finite(value, precision, said, tmp_path):
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=f"lm_head.bias in .* has {said}"):
         dict(starting_point(config, weight_map).tensors)
-    asked = gptj(2, 4, load=str(tmp_path / "hf"), nonfinite=True)
+    asked = gptj(2, 4, load=str(tmp_path / "hf"), allow_nonfinite=True)
     assert len(dict(starting_point(asked, weight_map).tensors)) == len(tensors)
 
 

@@ -69,7 +69,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
         weights = dict(without_optimizer_state(model.tensors()))
     found: dict[str, object] = {
         "losses": [r.loss for r in results],
-        "norms": [r.gradient_norm for r in results],
+        "norms": [r.grad_norm for r in results],
         "digests": {name: digest(array) for name, array in weights.items()},
     }
     if case.endswith("2-2"):

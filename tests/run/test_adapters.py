@@ -18,7 +18,7 @@ import run_export
 import run_generation
 import run_validation
 from checkpoints import load_checkpoint
-from modelling import quantisation
+from modelling import quantization
 from run.records.metrics import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
@@ -31,7 +31,7 @@ BESIDES, SAVED = "transformer.h.0.ln_1", "transformer.ln_f"
 ADAPTER = (
     *("--adapter.rank", "3", "--adapter.targets", "q_proj", "v_proj", "fc_in", "out_proj"),
     *("--adapter.rslora", "--adapter.rank_pattern", "v_proj=2"),
-    *("--adapter.modules_to_save", SAVED, "--training.trained", "*ln_1"),
+    *("--adapter.modules_to_save", SAVED, "--training.trainable", "*ln_1"),
     *("--adapter.dropout", "0.1", "--learning_rate", "0.02"),
 )
 
@@ -53,7 +53,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its steps 2 and 4."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--evaluation.steps", "2", "--evaluation.metrics", "loss")
+    best = ("--eval.steps", "2", "--eval.metrics", "loss")
     best += ("--checkpoint.keep_best", "loss")
     assert train(folder, "--load", str(base), "--steps", "4", *best) == 0
     return folder
@@ -149,10 +149,10 @@ def test_a_base_with_its_adapter_answers_as_the_run(
     losses, answers = [], []
     of_run = (*ADAPTER, "--load", str(run))
     for names in (of_run, ("--load", str(base), "--adapter.load", str(exported))):
-        few = ["--micro_batch_size", "8", "--evaluation.metrics", "loss"]
-        few += ["--evaluation.samples", "8", "--out", str(exported.parent / "out")]
+        few = ["--micro_batch_size", "8", "--eval.metrics", "loss"]
+        few += ["--eval.samples", "8", "--out", str(exported.parent / "out")]
         assert run_validation.main([*MODEL, *names, *few]) == 0
-        report = json.loads((exported.parent / "out" / "validation.json").read_text())
+        report = json.loads((exported.parent / "out" / "eval.json").read_text())
         losses.append(report["loss"])
         capsys.readouterr()
         more = ["a lamp", "the kitchen is", "premise: Nina", "--generation.max_tokens", "8"]
@@ -196,27 +196,27 @@ def test_a_run_that_is_done_writes_its_adapter(
     assert "Adapters of rank 3 were trained with PopXL" in (exported / "README.md").read_text()
 
 
-IN_4_BITS = ("--quantisation", "int4", "--model.quantisation_group_size", "8")
+IN_4_BITS = ("--quantization", "int4", "--model.quantization_group_size", "8")
 
 
 def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     """It is quantised once. A run's evaluations and its continuation read the same weights."""
-    few = ("--evaluation.steps", "2", "--evaluation.samples", "8", "--evaluation.metrics", "loss")
+    few = ("--eval.steps", "2", "--eval.samples", "8", "--eval.metrics", "loss")
     given = ("--load", str(base), *IN_4_BITS, *few)
     assert train(tmp_path / "run", *given, "--steps", "2") == 0
     kept = {path: path.read_bytes() for path in (tmp_path / "run" / "packed").iterdir()}
     weights = load_file(base / "model.safetensors")
     assert 4.5 / 8 <= sum(map(len, kept.values())) / sum(map(quantised_size, weights.items())) < 1.2
-    monkeypatch.setattr(quantisation, "group_quantize_compress_numpy", None)
+    monkeypatch.setattr(quantization, "group_quantize_compress_numpy", None)
     assert train(tmp_path / "run", *given, "--steps", "4") == 0
     assert {path: path.read_bytes() for path in (tmp_path / "run" / "packed").iterdir()} == kept
     monkeypatch.undo()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert all(row["loss"] > 0 for row in rows)
-    assert rows[-1]["validation_loss"] > 0
+    assert rows[-1]["eval_loss"] > 0
     prompt = ["a lamp", "--generation.max_tokens", "4"]
     assert run_generation.main(["--load", str(tmp_path / "run"), *prompt]) == 0
-    merge = ("--merge", "expanded", "--save-hf", str(tmp_path / "whole"))
+    merge = ("--merge", "dequantized", "--save-hf", str(tmp_path / "whole"))
     assert run_export.main(["--load", str(tmp_path / "run"), *merge]) == 0
     assert "merged into what is left in 4 bits of the weights of" in capsys.readouterr().err
 
@@ -224,9 +224,15 @@ def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> No
 @pytest.mark.slow
 def test_runs_share_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) -> None:
     """The second one quantises nothing, and none has a copy of its own."""
-    given = ("--load", str(base), *IN_4_BITS, "--execution.packed", str(tmp_path / "shared"))
+    given = (
+        "--load",
+        str(base),
+        *IN_4_BITS,
+        "--execution.quantized_cache",
+        str(tmp_path / "shared"),
+    )
     assert train(tmp_path / "first", *given, "--steps", "1") == 0
-    monkeypatch.setattr(quantisation, "group_quantize_compress_numpy", None)
+    monkeypatch.setattr(quantization, "group_quantize_compress_numpy", None)
     assert train(tmp_path / "second", *given, "--steps", "1", "--seed", "7") == 0
     assert list((tmp_path / "shared").iterdir())
     assert not [*tmp_path.glob("*/packed")]
@@ -240,7 +246,10 @@ def quantised_size(named: tuple[str, np.ndarray]) -> int:
     ("arguments", "said"),
     [
         (("--load", "{base}", "--merge"), "--merge is for models with adapters, but what --load"),
-        (("--load", "{run}", "--merge", "expanded"), "--merge expanded is for adapters of weights"),
+        (
+            ("--load", "{run}", "--merge", "dequantized"),
+            "--merge dequantized is for adapters of weights",
+        ),
         (("--load", "{run}", "--adapter.load", "{exported}"), "has adapters of its own: leave out"),
         (("--load", "{base}", "--adapter.load", "{base}"), "no adapter in {base}: give a folder"),
         (

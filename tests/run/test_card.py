@@ -31,7 +31,7 @@ def record(path: Path, step: int = 4, **changes: object) -> RunRecord:
         config, RunFolder(path), RunOptions("tiny", command=COMMAND), hardware="2 × cpu"
     ) as report:
         for step_ in (1, 2, 3, 4):
-            found = {"validation_loss": 2.0 / step_, "validation_accuracy": step_ / 10}
+            found = {"eval_loss": 2.0 / step_, "eval_accuracy": step_ / 10}
             evaluated = found if step_ % 2 == 0 else {}
             report.step(step_, loss=3.0 / step_, learning_rate=1e-3, **evaluated)
     return RunRecord(config.to_dict(), step, RunFolder(path))
@@ -84,7 +84,7 @@ def test_weights_of_an_earlier_step_have_its_metrics(tmp_path):
         "accuracy": 0.2,
     }
     whole = {"step": 3, "accuracy": 0.75, "errors": []}
-    (tmp_path / "run" / "validation.json").write_text(json.dumps(whole))
+    (tmp_path / "run" / "eval.json").write_text(json.dumps(whole))
     found = card(tmp_path / "validated", run)
     assert [r.metric_value for r in found.data.eval_results] == [0.75]
     assert found.data.base_model is None
@@ -94,7 +94,7 @@ def test_weights_of_an_earlier_step_have_its_metrics(tmp_path):
 @pytest.mark.parametrize("damage", ["", "{", '{"sessions": [3, {"command": 1}]}', "[]"])
 def test_a_damaged_record_costs_its_part_of_the_card(tmp_path, damage):
     run = record(tmp_path / "run")
-    for name in ("run.json", "validation.json"):
+    for name in ("run.json", "eval.json"):
         (tmp_path / "run" / name).write_text(damage)
     found = card(tmp_path / "hf", run)
     assert "hardware" not in found.text
@@ -135,7 +135,7 @@ def test_a_base_has_the_name_that_it_was_given(tmp_path, name, seen):
 
 
 def test_a_model_of_conversations_is_asked_by_its_template(tmp_path):
-    run = record(tmp_path / "run", data={"format": "chat", "system": "Be brief."})
+    run = record(tmp_path / "run", data={"format": "conversational", "system": "Be brief."})
     text = str(card(tmp_path / "hf", run))
     assert "tokenizer.apply_chat_template(" in text
     assert "| system message | Be brief. |" in text

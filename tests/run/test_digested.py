@@ -111,7 +111,7 @@ def test_a_tensor_with_a_digest_is_read_whole(base: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_record_what_all_have_read(tmp_path: Path) -> None:
-    flags = (*GPTJ, *RATE, "--steps", "1", "--training.trained", "*ln_1")
+    flags = (*GPTJ, *RATE, "--steps", "1", "--training.trainable", "*ln_1")
     base = random_model(tmp_path / "base", *GPTJ[:8])
     for one in finetuning(2, tmp_path / "executables", *flags, "--load", str(base),
                           "--save", str(tmp_path / "run")):  # fmt: skip

@@ -133,16 +133,16 @@ def test_a_run_writes_what_its_merged_model_does(
     answers = []
     for source in (run, tmp_path / "whole"):
         capsys.readouterr()
-        few = ("--generation.max_tokens", "8", "--raw", *more)
+        few = ("--generation.max_tokens", "8", "--no_template", *more)
         assert run_generation.main(["--load", str(source), *few, "what is 3?"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
 
 
 def test_a_run_is_validated(run: Path, tmp_path: Path) -> None:
-    few = ("--evaluation.metrics", "loss", "--evaluation.samples", "8")
+    few = ("--eval.metrics", "loss", "--eval.samples", "8")
     losses = []
     for more in ((), ("--execution.expert_groups", "2")):
         assert run_validation.main(["--load", str(run), *few, *more, "--out", str(tmp_path)]) == 0
-        losses.append(json.loads((tmp_path / "validation.json").read_text())["loss"])
+        losses.append(json.loads((tmp_path / "eval.json").read_text())["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -20,7 +20,7 @@ from tests.small_runs import BATCH, RATE, random_model
 
 MODEL = ("--config", "gptj_tiny", "--layers", "2", "--hidden_size", "32", "--heads", "4")
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
-NORMS = ("--training.trained", "head.norm", "*ln_1", "--training.frozen", "layer.0")
+NORMS = ("--training.trainable", "head.norm", "*ln_1", "--training.frozen", "layer.0")
 TRAINED = {f"transformer.{n}.{p}" for n in ("ln_f", "h.1.ln_1") for p in ("weight", "bias")}
 WEIGHTS, WORDS = "model.safetensors", "transformer.wte.weight"
 
@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, with its steps 2 and 4."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--evaluation.steps", "2", "--evaluation.metrics", "loss")
+    best = ("--eval.steps", "2", "--eval.metrics", "loss")
     assert (
         train(folder, "--load", str(base), "--steps", "4", *best, "--checkpoint.keep_best", "loss")
         == 0
@@ -110,8 +110,8 @@ def test_a_run_continues_bit_for_bit(moved: tuple[Path, Path], run: Path) -> Non
 
 @pytest.mark.slow  # 7 seconds on 2 cores
 def test_validation_and_generation_read_both(run: Path, tmp_path: Path, capsys) -> None:
-    command = ["--load", str(run), "--micro_batch_size", "8", "--evaluation.metrics", "loss"]
-    assert run_validation.main([*command, "--evaluation.samples", "8"]) == 0
+    command = ["--load", str(run), "--micro_batch_size", "8", "--eval.metrics", "loss"]
+    assert run_validation.main([*command, "--eval.samples", "8"]) == 0
     whole = str(tmp_path / "out")
     assert run_export.main(["--load", str(run), "--save-hf", whole]) == 0
     capsys.readouterr()
@@ -148,24 +148,24 @@ def test_another_model_is_refused(moved: tuple[Path, Path], base: Path, tmp_path
     assert train(folder, "--load", str(base), "--steps", "3") == 0
     shutil.rmtree(model)
     assert run_export.main(["--load", str(folder), "--save-hf", str(tmp_path / "out")]) == 2
-    assert "--checkpoint.base says where they are" in told(capsys)
+    assert "--checkpoint.base_model says where they are" in told(capsys)
     command = ["--load", str(folder), "--save-hf", str(tmp_path / "out")]
-    assert run_export.main([*command, "--checkpoint.base", str(base)]) == 0
+    assert run_export.main([*command, "--checkpoint.base_model", str(base)]) == 0
 
 
 def test_other_weights_cannot_be_trained_on(run: Path, base: Path, capsys) -> None:
     """All of them, or some others."""
     for named in ("null", "*norm*"):
-        trained = ("--training.trained", named, "--training.frozen", "null")
+        trained = ("--training.trainable", named, "--training.frozen", "null")
         assert train(run, "--load", str(base), "--steps", "6", trained=trained) == 2
-        assert "trains other weights than training.trained and frozen mean" in told(capsys)
+        assert "trains other weights than training.trainable and frozen mean" in told(capsys)
 
 
 @pytest.mark.slow  # 6 seconds on 2 cores
 def test_a_new_run_from_one(run: Path, base: Path, tmp_path: Path) -> None:
     """Its base is the same model where that has all that it does not train, else the step."""
     new = ("--load", str(run), "--checkpoint.load_optimizer", "false", "--steps", "1")
-    for patterns, expected in ((NORMS, base), (("--training.trained", "lm_head"), run)):
+    for patterns, expected in ((NORMS, base), (("--training.trainable", "lm_head"), run)):
         folder = tmp_path / expected.name
         assert train(folder, *new, trained=patterns) == 0
         name = load_checkpoint(folder).metadata["base"]["name"]

@@ -129,7 +129,14 @@ print(json.dumps([memory("VmHWM") - before, plan.remote + plan.device]))
 @pytest.mark.skipif(not RESET.exists(), reason="peaks are measured as Linux counts them")
 def test_frozen_layers_take_what_is_planned():
     """Two of sixteen train: of the others there are the weights alone."""
-    larger = ["--hidden_size", "1024", "--layers", "16", "--training.trained", "layer.14,layer.15"]
+    larger = [
+        "--hidden_size",
+        "1024",
+        "--layers",
+        "16",
+        "--training.trainable",
+        "layer.14,layer.15",
+    ]
     command = [sys.executable, "-c", FROZEN, *FLAGS, *larger]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ from tests.small_runs import BATCH, GPTJ, RATE, finetuning
 
 MODEL = ("--config", "gptj_tiny", "--layers", "2", "--hidden_size", "32", "--heads", "4")
 TRAINING = (*MODEL, *BATCH, *RATE, "--dropout_prob", "0.1")
-NORMS = ("--training.trained", "head.norm", "*ln_1")
+NORMS = ("--training.trainable", "head.norm", "*ln_1")
 ADAPTER = ("--adapter.rank", "2", "--adapter.targets", "q_proj", "v_proj")
 NEW = ("--checkpoint.load_optimizer", "false")
 
@@ -112,7 +112,7 @@ def test_steps_that_depend_on_steps(first, tmp_path) -> None:
     """A run that freezes what its start trained, and what that run froze."""
     second, third = tmp_path / "second", tmp_path / "third"
     assert train(second, "--load", str(first), *NEW, *NORMS, "--steps", "2") == 0
-    head = ("--training.trained", "lm_head")
+    head = ("--training.trainable", "lm_head")
     assert train(third, "--load", str(second), *NEW, *head, "--steps", "2") == 0
     assert len(list((third / "base").iterdir())) == 2
     shutil.rmtree(first)
@@ -121,10 +121,10 @@ def test_steps_that_depend_on_steps(first, tmp_path) -> None:
 
 
 def test_a_run_that_starts_over_from_its_own_weights(first, tmp_path) -> None:
-    assert train(first, "--load", str(first), *NEW, *NORMS, "--fresh", "--steps", "2") == 0
+    assert train(first, "--load", str(first), *NEW, *NORMS, "--overwrite", "--steps", "2") == 0
     assert len(list((first / "base").iterdir())) == 1
     check_exported(first, tmp_path / "out")
-    assert train(first, "--fresh", "--steps", "1") == 0
+    assert train(first, "--overwrite", "--steps", "1") == 0
     assert not list((first / "base").iterdir())
 
 
@@ -162,7 +162,7 @@ def test_an_adapter_is_exported_without_its_base(first, tmp_path, capsys) -> Non
     assert before.read_bytes() == after.read_bytes()
     capsys.readouterr()
     assert run_export.main([*export, str(tmp_path / "merged"), "--merge"]) == 2
-    assert "--checkpoint.base says where they are" in capsys.readouterr().err
+    assert "--checkpoint.base_model says where they are" in capsys.readouterr().err
 
 
 def test_the_reference_of_preferences_is_kept(first, tmp_path) -> None:

@@ -224,7 +224,7 @@ def check_against_an_uninterrupted_run(lives: Lives, folder: Path) -> None:
         assert all(one == reference[step] for one in found), f"step {step} differs"
     rows = {row["step"]: row for row in read_metrics(folder / "metrics.jsonl")}
     for row in (row for row in lives.rows if row["step"] in rows):
-        for name in ("loss", "gradient_norm", "learning_rate"):
+        for name in ("loss", "grad_norm", "learning_rate"):
             assert row[name] == rows[row["step"]][name], f"{name} of step {row['step']}"
     assert len({row["step"] for row in lives.rows}) >= last  # none is missing
 
@@ -253,7 +253,7 @@ def test_a_llama_killed_six_times(tmp_path, executables):
 @pytest.mark.slow
 def test_with_updates_behind_a_llama_is_killed_six_times(tmp_path, executables):
     """What it saves is what a run with updates at the end of a step saves."""
-    flags = ("--execution.update", "behind")
+    flags = ("--execution.update", "deferred")
     given = FLAGS_OF_LLAMA
     lives = killed(tmp_path / "run", executables, 6, {3: flip}, flags=flags, given=given)
     check_against_an_uninterrupted_run(lives, tmp_path / "reference")

@@ -46,7 +46,7 @@ def test_a_run_loads_what_it_needs_once(
     write_rows(tmp_path / "train.jsonl", 40, "the lamp")
     write_rows(tmp_path / "other.jsonl", 10, "the lamp")
     command = ["--model", "gptj", "--data.train", "train.jsonl", "--data.validation", validation]
-    command += ["--evaluation.steps", "1", "--evaluation.metrics", "loss", "--steps", "2"]
+    command += ["--eval.steps", "1", "--eval.metrics", "loss", "--steps", "2"]
     command += ["--save", "run", "--save-hf", "exported"]
     assert run_finetuning.main(command) == 0
     files = {"train.jsonl", validation} & {"train.jsonl", "other.jsonl"}

@@ -12,7 +12,7 @@ from checkpoints import load_checkpoint
 from terminal.screen import enduring_streams, say
 from tests.small_runs import GPTJ, RATE, finetuning
 
-FLAGS = (*GPTJ, *RATE, "--dropout_prob", "0.1", "--evaluation.metrics", "loss")
+FLAGS = (*GPTJ, *RATE, "--dropout_prob", "0.1", "--eval.metrics", "loss")
 
 
 @pytest.mark.slow

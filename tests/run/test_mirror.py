@@ -202,11 +202,11 @@ def test_a_run_goes_on_where_its_disk_is_gone(tmp_path, address, executables, mo
     assert "starting from step 4 in runs/" in said
     rows = read_metrics(first.parent / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 9))
-    assert rows[3]["saved_step"] == 4
-    assert rows[3]["save_bytes"] == sum(
+    assert rows[3]["checkpoint/step"] == 4
+    assert rows[3]["checkpoint/bytes"] == sum(
         a.nbytes for a in load_checkpoint(first.parent).tensors.values()
     )
-    assert rows[7]["saved_step"] == 8
+    assert rows[7]["checkpoint/step"] == 8
     train("--steps", "8", "--save", "uninterrupted")
     wanted = step_folders(tmp_path / "uninterrupted")[0].path
     assert digests(step_folders(first.parent)[0].path) == digests(wanted)
@@ -214,7 +214,7 @@ def test_a_run_goes_on_where_its_disk_is_gone(tmp_path, address, executables, mo
 
     train("--steps", "10", "--load", address, "--save", "further")
     assert "starting from step 8 in" in capsys.readouterr().err
-    train("--steps", "2", "--save", address, "--fresh")
+    train("--steps", "2", "--save", address, "--overwrite")
     assert [step.step for step in RemoteRun(address).steps()] == [2]
 
 

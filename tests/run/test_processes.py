@@ -73,7 +73,7 @@ STEPS = 120
 FLAGS = [
     *GPTJ,
     *("--steps", str(STEPS), "--checkpoint.steps", "50"),
-    *("--evaluation.steps", str(STEPS), "--evaluation.samples", "10"),
+    *("--eval.steps", str(STEPS), "--eval.samples", "10"),
 ]
 
 
@@ -131,7 +131,7 @@ def test_damage_that_one_process_finds_leads_both_to_the_step_before(tmp_path):
 @pytest.mark.slow
 def test_what_is_frozen_comes_from_its_model(tmp_path):
     """Two processes save in parts what they train, and go on from that and from random weights."""
-    flags = [*GPTJ, *RATE, "--training.trained", "layer.0.mlp,lm_head"]
+    flags = [*GPTJ, *RATE, "--training.trainable", "layer.0.mlp,lm_head"]
     found = {}
     for name, stops in (("stopped", (2, 4)), ("straight", (4,))):
         folder = tmp_path / name

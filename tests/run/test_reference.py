@@ -75,7 +75,7 @@ def train(folder: Path, base: Path, rows: Path, *arguments: str) -> int:
 def run(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps, evaluated at each second one."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    best = ("--evaluation.steps", "2", "--checkpoint.keep_best", "rewards/margins")
+    best = ("--eval.steps", "2", "--checkpoint.keep_best", "rewards/margins")
     assert train(folder, base, rows, "--steps", "4", *best) == 0
     return folder
 
@@ -126,7 +126,7 @@ def test_an_fp8_run_has_a_reference_in_fp8(recipe, run, base, rows, tmp_path) ->
     """Of current scales: those that follow from steps are never learned for frozen weights."""
     fp8 = ("--fp8.enabled", "true", "--fp8.recipe", recipe, "--steps", "2")
     shutil.copytree(run / "reference", tmp_path / "reference")
-    there = ("--training.reference", str(tmp_path / "reference"))
+    there = ("--training.reference_cache", str(tmp_path / "reference"))
     assert train(tmp_path / "run", base, rows, *fp8, *there) == 0
     first, *_ = read_metrics(tmp_path / "run/metrics.jsonl")
     exactly = recipe == "current"  # the first step of the other scales by 1
@@ -147,9 +147,9 @@ def test_a_run_begins_at_its_reference_and_tells_of_rewards(run: Path) -> None:
     told = {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen",
             "logps/rejected"}  # fmt: skip
     assert told < first.keys()
-    assert {f"validation_{name}" for name in told} < last.keys()
-    assert last["validation_rewards/margins"] == pytest.approx(
-        last["validation_rewards/chosen"] - last["validation_rewards/rejected"]
+    assert {f"eval_{name}" for name in told} < last.keys()
+    assert last["eval_rewards/margins"] == pytest.approx(
+        last["eval_rewards/chosen"] - last["eval_rewards/rejected"]
     )
     assert load_checkpoint(run / "best").step == 4
 
@@ -226,7 +226,7 @@ def nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_other_runs_of_the_same_use_it_again(run, base, rows, tmp_path, nothing_computed) -> None:
     """One with adapters too: without them it is that model."""
-    there = ("--training.reference", str(run / "reference"), "--steps", "2")
+    there = ("--training.reference_cache", str(run / "reference"), "--steps", "2")
     assert train(tmp_path / "again", base, rows, *there) == 0
     adapter = ("--adapter.rank", "2", "--adapter.targets", "q", "v")
     assert train(tmp_path / "adapter", base, rows, *there, *adapter) == 0
@@ -249,7 +249,7 @@ def test_a_damaged_file_is_computed_again(run, base, rows, tmp_path, capsys) -> 
     content = bytearray(path.read_bytes())
     content[-3] ^= 64
     path.write_bytes(content)
-    there = ("--training.reference", str(path.parent), "--steps", "2")
+    there = ("--training.reference_cache", str(path.parent), "--steps", "2")
     assert train(tmp_path / "other", base, rows, *there) == 0
     assert "cannot be used: it is damaged" in capsys.readouterr().err
     check_equal(files_in(tmp_path / "run"), files_in(run))
@@ -309,7 +309,7 @@ def test_a_model_that_was_moved_is_named(run, base, rows, tmp_path, capsys) -> N
     mine.rename(tmp_path / "moved")
     assert run_validation.main(["--load", str(folder)]) == 2
     assert "base does not hold the model that the run began with" in capsys.readouterr().err
-    moved = ("--checkpoint.base", str(tmp_path / "moved"))
+    moved = ("--checkpoint.base_model", str(tmp_path / "moved"))
     assert run_validation.main(["--load", str(folder), *moved]) == 0
     check_close(files_in(folder), files_in(run))
 
@@ -348,18 +348,18 @@ def test_rewards_are_those_of_transformers_log_probabilities(
     rewards = 0.5 * (logps - reference.reshape(-1, 2))
     *_, last = read_metrics(run / "metrics.jsonl")
     for at, name in enumerate(("chosen", "rejected")):
-        assert last[f"validation_logps/{name}"] == pytest.approx(logps[:, at].mean(), rel=1e-4)
-        told = last[f"validation_rewards/{name}"]
+        assert last[f"eval_logps/{name}"] == pytest.approx(logps[:, at].mean(), rel=1e-4)
+        told = last[f"eval_rewards/{name}"]
         assert told == pytest.approx(rewards[:, at].mean(), rel=1e-3)
-    assert last["validation_rewards/accuracies"] == np.mean(rewards[:, 0] > rewards[:, 1])
+    assert last["eval_rewards/accuracies"] == np.mean(rewards[:, 0] > rewards[:, 1])
 
 
 def test_validation_compares_with_the_runs_reference(run, base, rows, tmp_path, capsys) -> None:
     assert run_validation.main(["--load", str(run), "--out", str(tmp_path / "out")]) == 0
     *_, last = read_metrics(run / "metrics.jsonl")
-    found = json.loads((tmp_path / "out/validation.json").read_text())
+    found = json.loads((tmp_path / "out/eval.json").read_text())
     for name in ("loss", "rewards/margins", "rewards/accuracies", "logps/rejected"):
-        assert found[name] == pytest.approx(last[f"validation_{name}"], rel=1e-5)
+        assert found[name] == pytest.approx(last[f"eval_{name}"], rel=1e-5)
     data = ("--data.validation", str(rows), *DPO)
     assert run_validation.main([*MODEL, "--load", str(base), *data]) == 2
     assert "which only a run of run_finetuning.py has" in capsys.readouterr().err
@@ -371,7 +371,7 @@ def test_validation_compares_with_the_runs_reference(run, base, rows, tmp_path, 
         (("--training.objective", "ipo", "--training.label_smoothing", "0.1"), "label_smoothing"),
         (("--training.objective", "dop"), "dpo"),
         (("--training.objective", "dpo", "--checkpoint.keep_best", "bleu",
-          "--evaluation.steps", "2"), "bleu does not suit"),
+          "--eval.steps", "2"), "bleu does not suit"),
         (("--training.objective", "kto", "--training.beta", "0"), "training.beta"),
     ],
 )  # fmt: skip
@@ -396,7 +396,7 @@ def test_packing_is_refused(rows, capsys) -> None:
         ("--device_iterations", "2"),
         ("--resident_layers", "4"),
         ("--activations", "keep"),
-        ("--execution.update", "behind"),
+        ("--execution.update", "deferred"),
         ("--execution.disk", "disk", "--execution.placement", "host"),
     ],
 )
@@ -416,9 +416,9 @@ def test_executions_train_and_tell_alike(way, run, base, rows, tmp_path, monkeyp
 def test_processes_tell_of_the_whole_batch(objective: str, rows: Path, tmp_path: Path) -> None:
     """The reference is computed, shared and continued in one folder."""
     flags = [*GPTJ, *RATE, "--training.objective", objective, "--data.packing", "false",
-             "--data.separator", "", "--examples_per_row", "2", "--sequence_length", "48",
+             "--data.separator", "", "--examples_per_sample", "2", "--sequence_length", "48",
              "--data.train", str(rows), "--data.validation", str(rows),
-             "--evaluation.steps", "2"]  # fmt: skip
+             "--eval.steps", "2"]  # fmt: skip
     found = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
@@ -430,5 +430,5 @@ def test_processes_tell_of_the_whole_batch(objective: str, rows: Path, tmp_path:
         found.append(read_metrics(folder / "metrics.jsonl"))
     for one, other in zip(*found, strict=True):
         for name in one:
-            if name.startswith(("loss", "rewards/", "logps/", "kl", "validation_")):
+            if name.startswith(("loss", "rewards/", "logps/", "kl", "eval_")):
                 assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name

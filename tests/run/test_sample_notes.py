@@ -67,10 +67,13 @@ def test_more_tokens_than_the_model_was_made_for() -> None:
 
 def test_it_is_said_where_a_model_answers_and_is_evaluated(monkeypatch, capsys):
     """Before any weights are read."""
-    few = ["--config", "gptj_tiny", "--model.max_length", "8", "--device", "cpu"]
+    few = ["--config", "gptj_tiny", "--model.max_position_embeddings", "8", "--device", "cpu"]
     monkeypatch.setattr("run.answers.generate.load_ready", stop)
     monkeypatch.setattr("run.evaluation.validate.load_ready", stop)
-    for main, given in ((run_generation.main, ["--raw", "a b c d"]), (run_validation.main, [])):
+    for main, given in (
+        (run_generation.main, ["--no_template", "a b c d"]),
+        (run_validation.main, []),
+    ):
         assert main([*few, *given]) == 2
         assert "but the model was made for 8 tokens" in capsys.readouterr().err
 

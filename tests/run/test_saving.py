@@ -177,16 +177,16 @@ def test_what_is_recorded_of_saves(background, tmp_path, monkeypatch):
     if background:
         futures.wait([found._store._pending])
     facts = found.facts()
-    assert facts["saved_step"] == 5
-    assert facts["save_seconds"] == 7.0
-    assert facts["save_bytes"] == 4000
+    assert facts["checkpoint/step"] == 5
+    assert facts["checkpoint/seconds"] == 7.0
+    assert facts["checkpoint/bytes"] == 4000
     if not background:
-        assert facts["save_stall_seconds"] == 7.0
+        assert facts["checkpoint/blocked_seconds"] == 7.0
     later = found.facts()
-    assert later == {"saved_step": 5, "saved_time": facts["saved_time"]}
-    assert abs(later["saved_time"] - time.time()) < 100
+    assert later == {"checkpoint/step": 5, "checkpoint/time": facts["checkpoint/time"]}
+    assert abs(later["checkpoint/time"] - time.time()) < 100
     assert found.finish(6)
-    assert found.facts()["saved_step"] == 6
+    assert found.facts()["checkpoint/step"] == 6
     assert not found.finish(6)
 
 
@@ -198,7 +198,7 @@ def test_the_last_step_in_the_mirror_is_recorded(tmp_path, monkeypatch, address)
     futures.wait([found._store._pending])
     found.facts()
     found._mirror.wait()
-    assert found.facts()["mirrored_step"] == 5
+    assert found.facts()["checkpoint/mirrored_step"] == 5
 
 
 def test_process_0_says_when_it_is_time(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def test_same_rates_as_hugging_face(function, warmup, steps):
 @pytest.mark.parametrize("cycles", [1, 2, 5])
 def test_restarts_are_those_of_hugging_face(warmup, steps, cycles):
     own = training(
-        steps, function="cosine_with_restarts", maximum=3e-4, warmup_steps=warmup, cycles=cycles
+        steps, function="cosine_with_restarts", maximum=3e-4, warmup_steps=warmup, num_cycles=cycles
     )
     shown = steps + 5 * (warmup < steps)  # there, theirs ends at the maximum
     theirs = rates_of(
@@ -87,7 +87,7 @@ def test_warm_up_stable_decay_is_that_of_hugging_face(warmup, steps, decay, mini
 @pytest.mark.parametrize("function", ["linear", "cosine", "wsd"])
 def test_a_schedule_that_begins_in_mid_run_goes_over_what_is_left(function):
     rate = {"function": function, "maximum": 3e-4, "warmup_proportion": 0.2}
-    late = Schedule.of(training(100, **rate, first_step=60))
+    late = Schedule.of(training(100, **rate, start_step=60))
     alone = Schedule.of(training(40, **rate))
     assert [late(60 + step) for step in range(45)] == [alone(step) for step in range(45)]
     assert late(99) < late(70)
@@ -98,8 +98,8 @@ def test_another_rate_in_mid_run_is_said_with_what_to_do():
     more = training(1000, function="linear", maximum=8e-4)
     said = changed_rate(before, more, 900)
     assert said.startswith("learning rate of step 901: 8e-05, not 1e-05 as before; --training.")
-    assert "first_step 900 begins a new schedule here" in said
-    for rate in ({"function": "linear", "first_step": 900}, {"function": "constant"}):
+    assert "start_step 900 begins a new schedule here" in said
+    for rate in ({"function": "linear", "start_step": 900}, {"function": "constant"}):
         own = training(1000, maximum=8e-4, **rate)
         text = "learning rate of step 901: 0.0008, not 1e-05 as before"
         assert changed_rate(before, own, 900) == text

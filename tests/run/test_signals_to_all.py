@@ -16,7 +16,7 @@ from tests.small_runs import GPTJ, RATE, finetuning
 STEPS = 6
 FLAGS = (
     *(*GPTJ, *RATE, "--checkpoint.steps", "2", "--to_keep", "9"),
-    *("--evaluation.steps", "3", "--evaluation.samples", "8", "--evaluation.metrics", "loss"),
+    *("--eval.steps", "3", "--eval.samples", "8", "--eval.metrics", "loss"),
 )
 
 # What takes moments takes seconds here, and says when it begins.

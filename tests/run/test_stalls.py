@@ -171,7 +171,7 @@ Loader.next_batch = next_batch
 
 @pytest.mark.slow
 def test_a_run_names_the_process_that_it_waits_for(tmp_path):
-    runs = finetuning(2, tmp_path, *GPTJ, "--steps", "3", "--stall", "2", first=HANGS)
+    runs = finetuning(2, tmp_path, *GPTJ, "--steps", "3", "--watchdog_seconds", "2", first=HANGS)
     said = [run.communicate(timeout=300)[1] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], said
     line = r"run is at step 3 for \d s; process 1 \(pid .*\) is at the samples of step 3 for \d s"

@@ -250,7 +250,7 @@ def test_an_adapter_of_an_end(
     answers = []
     for source in (*sources, ("--load", str(base))):
         capsys.readouterr()
-        few = ("--generation.max_tokens", "8", "--raw", "--generation.weights", weights)
+        few = ("--generation.max_tokens", "8", "--no_template", "--generation.weights", weights)
         assert run_generation.main([*source, *few, "what is 3?"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] != answers[2]

@@ -110,7 +110,7 @@ def test_a_model_writes_with_the_rows_of_tokens(
     whole = ("--load", str(tmp_path / "whole"))
     assert run_export.main([*given, "--merge", "--save-hf", whole[1]]) == 0
     for source in (given, whole, ("--load", str(base))):
-        few = ("--generation.weights", weights, "--generation.max_tokens", "8", "--raw")
+        few = ("--generation.weights", weights, "--generation.max_tokens", "8", "--no_template")
         capsys.readouterr()
         assert run_generation.main([*source, *few, "what is 3?"]) == 0
         answers.append(capsys.readouterr().out)

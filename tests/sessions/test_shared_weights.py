@@ -50,7 +50,7 @@ def entered(borrower: ModelSession, model: TrainingSession) -> ModelSession:
             for config in (
                 t5_config(1),
                 # Phases that are cut:
-                gptj_config(2).changed({"training.trained": "layer.0,layer.2"}),
+                gptj_config(2).changed({"training.trainable": "layer.0,layer.2"}),
                 t5_config(1).changed({"training.frozen": "encoder.1,decoder.0"}),
             )
         ),

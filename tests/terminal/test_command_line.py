@@ -182,14 +182,15 @@ def main(arguments=None):
         (
             "--checkpoint.step 3",
             "unknown option --checkpoint.step; did you mean --checkpoint.steps or --save or "
-            "--checkpoint.base?",
+            "--to_keep?",
         ),
         (
             "--checkpoint 3",
             "--checkpoint is a section; set a field of it: --load or --save or "
             "--checkpoint.mirror or --checkpoint.steps or --checkpoint.minutes or --to_keep or "
             "--checkpoint.keep_best or --checkpoint.save_optimizer or "
-            "--checkpoint.base or --checkpoint.load_optimizer or --checkpoint.nonfinite",
+            "--checkpoint.base_model or --checkpoint.load_optimizer or "
+            "--checkpoint.allow_nonfinite",
         ),
         ("--layers x", "model.layers is 'x', but must be an integer from 1 to 1024"),
         ("--layers=--", "model.layers is '--', but must be an integer from 1 to 1024"),
@@ -252,11 +253,11 @@ def helped(main, *arguments: str, capsys) -> str:
 
 
 LOOKED_FOR = {
-    run_finetuning: "data.format data.packing data.loss examples_per_row training.objective epochs "
-    "adapter.rank adapter.targets adapter.load quantisation output_length decoder_sequence_length "
-    "checkpoint.keep_best evaluation.steps wandb",
-    run_generation: "quantisation adapter.load temperature top_p generation.max_tokens chat "
-    "output_length decoder_sequence_length examples_per_row",
+    run_finetuning: "data.format data.packing data.loss_on examples_per_sample "
+    "training.objective epochs adapter.rank adapter.targets adapter.load quantization "
+    "output_length decoder_sequence_length checkpoint.keep_best eval.steps wandb",
+    run_generation: "quantization adapter.load temperature top_p generation.max_tokens chat "
+    "output_length decoder_sequence_length examples_per_sample",
 }
 
 
@@ -266,7 +267,7 @@ def test_help_shows_what_most_people_look_for(script, preset, capsys):
     """Without a model, what models of any family have."""
     shown = helped(script.main, *(["--config", preset] if preset else []), capsys=capsys)
     missing = {name for name in LOOKED_FOR[script].split() if f"\n  --{name} " not in shown}
-    decoders = {"data.packing", "data.loss", "output_length"}
+    decoders = {"data.packing", "data.loss_on", "output_length"}
     if preset is None:
         assert missing == set()
     else:
@@ -283,9 +284,9 @@ def values(shown: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([], {"steps": None, "epochs": "3", "dataset": None, "examples_per_row": None}),
+        ([], {"steps": None, "epochs": "3", "dataset": None, "examples_per_sample": None}),
         (["--config", "tiny"], {"steps": "700", "epochs": None, "dataset": "sample"}),
-        (["--config", "gptj_small"], {"epochs": "3", "steps": None, "examples_per_row": "1"}),
+        (["--config", "gptj_small"], {"epochs": "3", "steps": None, "examples_per_sample": "1"}),
         (["--config", "own.yml"], {"epochs": "3", "steps": None}),
         (["--config", "steps.yml"], {"epochs": None, "steps": "7"}),
     ],
@@ -347,8 +348,8 @@ def test_defects_keep_their_traceback():
     [
         (["--top_k", "4"], "sample"),
         (["--temperature", "0.5", "--top_p", "0.9"], "sample"),
-        (["--beams", "2"], "beam"),
-        (["--beams", "2", "--search", "beam"], "beam"),
+        (["--num_beams", "2"], "beam"),
+        (["--num_beams", "2", "--search", "beam"], "beam"),
         ([], "greedy"),
     ],
 )
@@ -358,7 +359,7 @@ def test_a_setting_of_a_search_chooses_it(flags, search):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--top_k", "4", "--beams", "2"], ["--search", "greedy", "--beams", "2"]]
+    "flags", [["--top_k", "4", "--num_beams", "2"], ["--search", "greedy", "--num_beams", "2"]]
 )
 def test_settings_of_another_search_are_refused(flags):
     with pytest.raises(ConfigError, match="belongs to the search"):
@@ -380,7 +381,7 @@ def test_settings_of_another_search_are_refused(flags):
         ("--checkpoint.save_optimizer False", "checkpoint.save_optimizer", False),
         ("--learning_rate 1e-4", "training.optimizer.learning_rate.maximum", 1e-4),
         ("--learning_rate=1E-4", "training.optimizer.learning_rate.maximum", 1e-4),
-        ("--evaluation.samples None", "evaluation.samples", None),
+        ("--eval.samples None", "eval.samples", None),
     ],
 )  # fmt: skip
 def test_values_as_others_write_them(flag, field, value):

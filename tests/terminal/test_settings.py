@@ -46,10 +46,10 @@ ALL = {
     f"{RATE}.warmup_proportion": 0.25,
     "execution.micro_batch_size": 8,
     "execution.activations": "keep",
-    "evaluation.steps": 5,
+    "eval.steps": 5,
     "checkpoint.minutes": 3.0,
     "checkpoint.keep_best": "loss",
-    "data.nulls": "skip",
+    "data.on_null": "skip",
 }
 """What no preset nor default says."""
 
@@ -107,8 +107,8 @@ def test_places_that_only_the_run_names_are_said(run, capsys, tmp_path):
     """Whoever made its folder chose where it reads and copies what the run has."""
     inside, outside = str(tmp_path / "run" / "packed"), str(tmp_path / "runs.jsonl")
     places = {"checkpoint.save": "run", "checkpoint.mirror": "s3://bucket/run"}
-    places |= {"data.train": outside, "execution.packed": inside, "data.prompt": "a {b}"}
-    folder, _ = run(**places, **{"data.target": "{b}", "model.quantisation": None})
+    places |= {"data.train": outside, "execution.quantized_cache": inside, "data.prompt": "a {b}"}
+    folder, _ = run(**places, **{"data.target": "{b}", "model.quantization": None})
     line = f"as the run in {folder} says: checkpoint.mirror s3://bucket/run, data.train {outside}"
     read("--save", folder)
     assert line in capsys.readouterr().err.splitlines()
@@ -139,9 +139,9 @@ def test_a_run_elsewhere_gives_its_settings_too(run, tmp_path):
     (tmp_path / "own.yml").write_text(f"load: {folder}\nsteps: 90\n")
     for flags in (["--load", folder, "--steps", "90"], ["--config", str(tmp_path / "own.yml")]):
         config = read(*flags).config
-        kept = {n: v for n, v in before.items() if not n.startswith(("checkpoint.", "evaluation."))}
+        kept = {n: v for n, v in before.items() if not n.startswith(("checkpoint.", "eval."))}
         assert changed(config, kept) == {"training.steps": 90}
-        assert config.evaluation.steps is None
+        assert config.eval.steps is None
         assert config.checkpoint.load == folder
 
 
@@ -149,7 +149,7 @@ def test_fresh_and_new_runs_do_not(run):
     folder, _ = run()
     tiny = load_config(config_class_of({"family": "t5"}, ""), "finetuning", "tiny")
     for flags in (
-        ["--save", folder, "--fresh"],
+        ["--save", folder, "--overwrite"],
         ["--load", folder, "--checkpoint.load_optimizer", "false"],
     ):
         assert read("--config", "tiny", *flags).config.training == tiny.training
@@ -220,13 +220,13 @@ ON_GPUS = ["xl_gpu", "gptj_6B_gpu_fp8", "llama3_1_8B", "gpt_oss_20b"]
 STATE, ROUNDING = "training.optimizer.state", "training.stochastic_rounding"
 EXCLUDING = [
     # below, flags, what gives way: name and value
-    ({"precision": "bfloat16", ROUNDING: True}, [f"--{STATE}", "compact"], (ROUNDING, None)),
+    ({"precision": "bfloat16", ROUNDING: True}, [f"--{STATE}", "8bit_residual8"], (ROUNDING, None)),
     ({"precision": "bfloat16", ROUNDING: True}, ["--master_weights"], (ROUNDING, None)),
-    ({"precision": "bfloat16", STATE: "compact16"}, ["--master_weights"], (STATE, "float32")),
-    ({"precision": "bfloat16", "execution.master_weights": True}, [f"--{STATE}", "compact"],
+    ({"precision": "bfloat16", STATE: "8bit_residual16"}, ["--master_weights"], (STATE, "float32")),
+    ({"precision": "bfloat16", "execution.master_weights": True}, [f"--{STATE}", "8bit_residual8"],
      ("execution.master_weights", False)),
-    ({"precision": "float16", STATE: "compact"}, [f"--{ROUNDING}"], (STATE, "float32")),
-    ({STATE: "compact", ROUNDING: True}, ["--precision", "bfloat16"], None),
+    ({"precision": "float16", STATE: "8bit_residual8"}, [f"--{ROUNDING}"], (STATE, "float32")),
+    ({STATE: "8bit_residual8", ROUNDING: True}, ["--precision", "bfloat16"], None),
     ({STATE: "bfloat16"}, [f"--{ROUNDING}", "false"], (STATE, "float32")),
     ({ROUNDING: False}, [f"--{STATE}", "bfloat16"], (ROUNDING, None)),
     ({STATE: "bfloat16"}, ["--training.optimizer.name", "adafactor"], (STATE, "float32")),
@@ -234,13 +234,13 @@ EXCLUDING = [
     ({"fp8.enabled": True}, ["--adapter.rank", "4"], ("fp8.recipe", "current")),
     ({"fp8.enabled": True}, ["--training.frozen", "shared"], ("fp8.recipe", "current")),
     ({"fp8.enabled": True, "fp8.recipe": "current"},
-     ["--quantisation", "int8", "--adapter.rank", "4"], ("fp8.enabled", False)),
+     ["--quantization", "int8", "--adapter.rank", "4"], ("fp8.enabled", False)),
     ({"training.frozen": "shared"}, ["--adapter.rank", "4"], ("training.frozen", None)),
     ({f"{RATE}.minimum": 1e-4, "learning_rate": 1e-3}, ["--learning_rate", "1e-5"],
      (f"{RATE}.minimum", 0.0)),
     ({"training.objective": "dpo", "training.label_smoothing": 0.1},
      ["--training.objective", "ipo"], ("training.label_smoothing", 0.0)),
-    ({"execution.update": "behind", "precision": "bfloat16"}, ["--device_iterations", "2"],
+    ({"execution.update": "deferred", "precision": "bfloat16"}, ["--device_iterations", "2"],
      ("execution.update", "auto")),
 ]  # fmt: skip
 
@@ -274,14 +274,14 @@ def flags_of(values: Mapping[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     "flags",
     [
-        (f"--{STATE}", "compact"),
-        (f"--{STATE}", "compact16"),
+        (f"--{STATE}", "8bit_residual8"),
+        (f"--{STATE}", "8bit_residual16"),
         ("--master_weights",),
         ("--training.optimizer.name", "adafactor"),
         ("--training.objective", "dpo"),
         ("--adapter.rank", "8"),
-        ("--quantisation", "int4", "--adapter.rank", "8"),
-        ("--training.trained", "*norm*"),
+        ("--quantization", "int4", "--adapter.rank", "8"),
+        ("--training.trainable", "*norm*"),
         ("--learning_rate", "1e-9"),
     ],
 )
@@ -389,16 +389,18 @@ def test_a_file_takes_every_field_by_its_flag(family, tmp_path):
 
 def test_a_file_begins_a_run_anew(run, tmp_path):
     folder, before = run()
-    (tmp_path / "own.yml").write_text(f"family: t5\nsave: {folder}\nfresh: true\n")
+    (tmp_path / "own.yml").write_text(f"family: t5\nsave: {folder}\noverwrite: true\n")
     line = read("--config", str(tmp_path / "own.yml"))
-    assert line.options.fresh
+    assert line.options.overwrite
     assert line.config.model.seed != before["model.seed"]
 
 
 def test_lists_and_numbers_are_texts_where_flags_are(tmp_path):
-    text = "family: t5\ntraining.trained: [decoder, shared]\nadapter: {targets: [q, v]}\nsave: 7\n"
+    text = (
+        "family: t5\ntraining.trainable: [decoder, shared]\nadapter: {targets: [q, v]}\nsave: 7\n"
+    )
     (tmp_path / "own.yml").write_text(text)
-    flags = ("--training.trained", "decoder", "shared", "--adapter.targets", "q", "v")
+    flags = ("--training.trainable", "decoder", "shared", "--adapter.targets", "q", "v")
     config = read("--config", str(tmp_path / "own.yml")).config
     (tmp_path / "own.yml").write_text("family: t5\n")
     expected = read("--config", str(tmp_path / "own.yml"), *flags, "--save", "7").config
@@ -424,7 +426,7 @@ def test_a_whole_file_leaves_nothing_open(here):
         ("model: model\nwandb: 3\n", "line 2: wandb is 3, but must be true or false"),
         ("model: model\nprofile: true\n", "line 2: profile is true, but must be a value"),
         ("model: model\nsave_hf: [a]\n", "line 2: save_hf is ['a'], but must be a text or a"),
-        ("model: model\nfresh: true\n\nfresh: true\n", "stands twice"),
+        ("model: model\noverwrite: true\n\noverwrite: true\n", "stands twice"),
         ("model: model\nrun-dir: a\nrun_dir: b\n", "line 3: run_dir stands twice"),
         (
             "model: model\nlora_r: 8\n",
@@ -450,5 +452,5 @@ def test_what_is_given_is_not_said_to_be_chosen(here, capsys):
     (said,) = capsys.readouterr().err.splitlines()
     for word in ("learning rate", "sequence_length", "warm-up"):
         assert word not in said
-    for word in ("batch 8", "loss on answers", "3 epochs", "output_length"):
+    for word in ("batch 8", "loss on completion", "3 epochs", "output_length"):
         assert word in said

@@ -69,7 +69,7 @@ def check_tokens(
     assert len({tuple(row) for row in expected}) >= 4
     config = our_config(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
-    data = replace(config.data, examples_per_row=places)
+    data = replace(config.data, examples_per_sample=places)
     config = replace(config, generation=generation, data=data)
     with GenerationSession(config, strategy) as model:
         model.write(weights_of(model_of(kind)))

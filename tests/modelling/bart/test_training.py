@@ -55,7 +55,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
     config = our_config("as published", dp, tp).to_dict()
     config["training"]["global_batch_size"] = ROWS
     config["execution"] |= {"micro_batch_size": micro_batch, "activations": activations}
-    config["data"]["examples_per_row"] = PLACES
+    config["data"]["examples_per_sample"] = PLACES
     model = fine_tuning(transposed(BartConfig.from_dict(config), tp > 1), gradients=True)
     model.write(weights_of(hf_model()))
     rows = [in_rows(batch) for batch in batches()]

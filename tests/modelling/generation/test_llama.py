@@ -143,7 +143,7 @@ def test_layer_by_layer_samples_are_the_resident_programs(kind: str) -> None:
 @pytest.mark.parametrize("where", ["resident", "streamed"])
 def test_in_four_bits_it_writes_as_with_rounded_weights(kind: str, where: str) -> None:
     """Those that numpy rounds."""
-    four = {"quantisation": "int4", "quantisation_group_size": 4}
+    four = {"quantization": "int4", "quantization_group_size": 4}
     _, weights, *_ = reference(kind)
     weight_map = base_weight_map(config_of(kind, 1, where))
     rounded = weight_map.to_hf(rounded_weights(dict(weight_map.from_hf(weights)), 4))

@@ -78,7 +78,7 @@ def test_other_searches_find_the_same(family, strategy):
 
 def test_prompts_that_share_rows_and_beams_that_share_prompts():
     config = config_of(t5).to_dict()
-    config["data"]["examples_per_row"] = 4
+    config["data"]["examples_per_sample"] = 4
     config["execution"]["micro_batch_size"] = 4
     config = type(config_of(t5)).from_dict(config)
     tokens = tokens_of(config, "streamed", Beam(4))
@@ -87,7 +87,7 @@ def test_prompts_that_share_rows_and_beams_that_share_prompts():
 
 def test_four_bits_stream_packed():
     config = config_of(gptj)
-    model = replace(config.model, quantisation="int4", quantisation_group_size=8)
+    model = replace(config.model, quantization="int4", quantization_group_size=8)
     config = replace(config, model=model)
     streamed, resident = (tokens_of(config, w, Greedy()) for w in ("streamed", "resident"))
     np.testing.assert_array_equal(streamed, resident)

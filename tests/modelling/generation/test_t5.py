@@ -66,7 +66,7 @@ def test_prompts_that_share_rows_are_answered_alike(dp, tp, iterations, slices):
     """Hugging Face's prompts have a row each: nothing leaks from one prompt to another."""
     expected, places = reference(), 4
     config = config_of(dp, tp, 4, iterations, slices).to_dict()
-    config["data"]["examples_per_row"] = places
+    config["data"]["examples_per_sample"] = places
     done: list[int] = []
     with inference(T5Config.from_dict(config)) as model:
         model.write(expected.weights)
@@ -119,7 +119,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty, places):
     the batch."""
     expected, theirs = reference(), their_beams(beams, penalty)
     config = config_of(1, tp, 12).to_dict()
-    config["data"]["examples_per_row"] = places
+    config["data"]["examples_per_sample"] = places
     config = transposed(T5Config.from_dict(config), places > 1)
     with GenerationSession(config, Beam(beams, penalty)) as model:
         model.write(expected.weights)
@@ -135,7 +135,7 @@ def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
         (5, (1, 64, 1)), (5, (2, 6, 4)), (6, (1, 64, 1)),
     ]:  # fmt: skip
         config = config_of(1, tp, micro_batch).to_dict()
-        config["data"]["examples_per_row"] = places
+        config["data"]["examples_per_sample"] = places
         config = T5Config.from_dict(config)
         with GenerationSession(config, replace(strategy, seed=seed)) as model:
             model.write(expected.weights)

@@ -63,7 +63,7 @@ def test_texts_of_a_sample_do_not_see_one_another(slices, monkeypatch) -> None:
     """With the loss in slices of the tokens, and at once."""
     monkeypatch.setattr(LMHeadLoss, "_slices", slices)
     config = small_config(1, 2, attention={"heads": 4, "rotary_dim": 4})
-    data = replace(config.data, packing=False, examples_per_row=3)
+    data = replace(config.data, packing=False, examples_per_sample=3)
     training = replace(config.training, global_batch_size=8)
     config, model = replace(config, data=data, training=training), hf_model(small_config())
     batch, start = several_texts(0), logical(model)

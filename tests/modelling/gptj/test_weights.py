@@ -40,7 +40,12 @@ def test_an_export_keeps_the_positions_of_its_base():
     """transformers' GPT-J has a table of them, and fails beyond its end."""
     described = to_config_json(small_config()) | {"n_positions": 4096}
     read = from_config_json(JsonObject(described, "config.json"))
-    assert to_config_json(small_config(max_length=read["max_length"]))["n_positions"] == 4096
+    assert (
+        to_config_json(small_config(max_position_embeddings=read["max_position_embeddings"]))[
+            "n_positions"
+        ]
+        == 4096
+    )
 
 
 def test_initial_values_are_distributed_as_hugging_faces():

@@ -130,17 +130,18 @@ def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: floa
     expected = {n: p.grad.numpy() for n, p in model.named_parameters()}
     norm = np.sqrt(sum(np.square(g).sum() for g in expected.values()))
     assert step.loss == pytest.approx(total.item(), rel=1e-5)
-    assert step.gradient_norm == pytest.approx(norm, rel=1e-4)
+    assert step.grad_norm == pytest.approx(norm, rel=1e-4)
     error, name = worst(gradients, expected)
     assert error < 1e-4, name
     told = step.aux_metrics
-    assert told["experts/balance"] == pytest.approx(torch.stack(balances).mean().item(), rel=1e-5)
-    shares = [told[f"experts/share/{n}"] for n in range(theirs.num_experts)]
+    balance = torch.stack(balances).mean().item()
+    assert told["experts/load_balancing_loss"] == pytest.approx(balance, rel=1e-5)
+    shares = [told[f"experts/load/{n}"] for n in range(theirs.num_experts)]
     np.testing.assert_allclose(shares, chosen / chosen.sum(), rtol=1e-6)
     assert len(told) == 1 + theirs.num_experts
 
 
-def test_the_validation_loss_is_without_balance() -> None:
+def test_the_eval_loss_is_without_balance() -> None:
     """It is the cross-entropy, as models without experts report it; nothing is added up."""
     config, batch = our_config(balanced("olmoe"), 1, 1, 4), padded_batch()
     model = hf_model(balanced("olmoe"))

@@ -58,7 +58,7 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
 def test_a_description_is_normalised_beside_packed_weights_too() -> None:
     """They are refused without the adapters that are trained beside them."""
     config = our_config(hf_config("qwen3"))
-    packed = replace(config.model, quantisation="int4", quantisation_group_size=4)
+    packed = replace(config.model, quantization="int4", quantization_group_size=4)
     config = replace(config, model=packed, adapter=Adapter(rank=2))
     assert normalize_config_json(config, to_config_json(config)) == to_config_json(config)
 

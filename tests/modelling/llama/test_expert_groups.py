@@ -59,7 +59,7 @@ def with_groups(config: Any, groups: int, **execution: Any) -> Any:
     ("kind", "groups", "dp", "tp", "execution"),
     [
         slow("qwen2_moe", 3, 2, 2, {"activations": "keep"}),
-        slow("qwen2_moe", 6, 1, 2, {"update": "behind"}),
+        slow("qwen2_moe", 6, 1, 2, {"update": "deferred"}),
         slow("gpt_oss", 2, 1, 2, {"activations": "keep"}),
         slow("mixtral", 5, 1, 1, {"activations": "keep"}),
         slow("olmoe", 7, 2, 1, {"transpose_batch_sequence": True}),
@@ -94,11 +94,11 @@ def test_training_with_balance(kind: str, groups: int, tp: int, activations: str
 @pytest.mark.parametrize(
     ("told", "only"),
     [
-        ({"trained": "layer.1.feed_forward,layer.2.attention"},
+        ({"trainable": "layer.1.feed_forward,layer.2.attention"},
          r"layers\.1\.mlp|layers\.2\.self_attn\.(q_|k_|v_|o_)"),
-        ({"trained": "*.mlp.experts"}, r"mlp\.experts"),
+        ({"trainable": "*.mlp.experts"}, r"mlp\.experts"),
         ({"frozen": "*.mlp.experts"}, r"^(?!.*mlp\.experts)"),
-        ({"trained": "layer.0,layer.2"}, r"layers\.[02]"),
+        ({"trainable": "layer.0,layer.2"}, r"layers\.[02]"),
     ],
 )  # fmt: skip
 def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:

@@ -48,7 +48,7 @@ def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit
     fields = {"adapter.rank": 4, "execution.expert_parallel": expert_parallel}
     config = our_config(theirs, dp, tp, 2).changed(fields)
     base, given = base_of(config, theirs), batches(2)
-    packed = {"model.quantisation": f"int{bits}", "model.quantisation_group_size": SIZE}
+    packed = {"model.quantization": f"int{bits}", "model.quantization_group_size": SIZE}
     found = []
     for fields, weights in (({}, expanded(base, bits)), (packed, base)):
         model = fine_tuning(config.changed(fields))
@@ -69,7 +69,7 @@ def test_generation_from_packed_experts_is_that_from_expanded_ones() -> None:
     base = base_of(config, theirs)
     input_ids = np.random.default_rng(0).integers(3, VOCABULARY, (4, LENGTH), np.int32)
     mask = np.ones_like(input_ids)
-    packed = {"model.quantisation": "int4", "model.quantisation_group_size": SIZE}
+    packed = {"model.quantization": "int4", "model.quantization_group_size": SIZE}
     found = []
     for fields, weights in (({}, expanded(base, 4)), (packed, base), ({}, base)):
         with GenerationSession(config.changed(fields)) as model:

@@ -28,7 +28,7 @@ from tests.modelling.torch_training import logical
 from tests.slow import slow
 
 STEPS, RATE = 3, 1e-2
-RECIPE = FP8(enabled=True, amax_history=8, interval=2, head=True)
+RECIPE = FP8(enabled=True, amax_history_len=8, interval=2, head=True)
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -278,6 +278,6 @@ def test_generation_without_scales_says_what_to_do(tmp_path):
 
 def test_four_bits_and_fp8_exclude_each_other():
     config = small_config()
-    model = replace(config.model, eval=True, quantisation="int4", quantisation_group_size=4)
+    model = replace(config.model, eval=True, quantization="int4", quantization_group_size=4)
     with pytest.raises(ConfigError, match=r"fp8\.enabled"):
         replace(config, model=model, fp8=RECIPE)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("cached")  # the same programs for each cas
 FROZEN = [("w0",), ("scale",), ("w1", "w2"), ("w0", "scale")]
 """One that no other phase uses; one that another borrows; all of a phase's own; a whole phase,
 before which nothing is trained."""
-LAYOUTS = [(1, 1, "end"), (2, 2, "end"), (2, 1, "behind")]
+LAYOUTS = [(1, 1, "end"), (2, 2, "end"), (2, 1, "deferred")]
 
 
 def stored(program: TrainingProgram) -> set[popxl.RemoteBuffer]:
@@ -60,7 +60,7 @@ def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
                 )
             out = session.run(inputs)
             losses.append(out[program.loss].mean())
-            norms.append(out[program.gradient_norm].reshape(-1)[0])
+            norms.append(out[program.grad_norm].reshape(-1)[0])
         if program.update_only is not None:
             inputs[program.update_only] = ~inputs[program.update_only]
             session.run(inputs)

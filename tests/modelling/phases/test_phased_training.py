@@ -60,7 +60,7 @@ def test_equals_torch(dp: int, tp: int, micro_batch: int, iterations: int) -> No
             batch = {"x": xs[i : i + iterations], "y": ys[i : i + iterations]}
             out = session.run(feed(program, config, batch))
             losses += list(out[program.loss].reshape(iterations, -1).mean(axis=1))
-            norms += list(out[program.gradient_norm].reshape(-1, dp * tp)[:iterations, 0])
+            norms += list(out[program.grad_norm].reshape(-1, dp * tp)[:iterations, 0])
     expected_losses, expected_norms, expected = train_torch()
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)

@@ -263,7 +263,12 @@ def test_published_files_say_which_kind_they_are(name: str) -> None:
     found = from_config_json(
         JsonObject(SIZES | {"decoder_start_token_id": 0} | said, "config.json")
     )
-    kind = (found["gated"], found["activation"], found["scaled_head"], found["embedding"]["tied"])
+    kind = (
+        found["is_gated_act"],
+        found["activation"],
+        found["scale_decoder_outputs"],
+        found["embedding"]["tied"],
+    )
     assert kind == expected
     assert found["architecture"] == said["model_type"]
 

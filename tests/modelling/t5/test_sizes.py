@@ -142,7 +142,7 @@ def test_as_hugging_face(
             results += model.run([batch], [RATE], step)
         weights = worst(model.read(optimizer=False), their.trained.weights)
     losses = np.array([r.loss for r in results]) / their.trained.losses - 1
-    norms = np.array([r.gradient_norm for r in results]) / their.trained.norms - 1
+    norms = np.array([r.grad_norm for r in results]) / their.trained.norms - 1
     print(f"{preset} {dp}x{tp}: relative errors: losses {np.abs(losses).max():.1e}, "
           f"norms {np.abs(norms).max():.1e}, gradients {gradients[0]:.1e} ({gradients[1]}), "
           f"weights {weights[0]:.1e} ({weights[1]})")  # fmt: skip

@@ -75,7 +75,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
     config = our_config(dp, tp).to_dict()
     config["training"]["global_batch_size"] = ROWS
     config["execution"] |= {"micro_batch_size": micro_batch, "attention_serialisation": slices}
-    config["data"]["examples_per_row"] = PLACES
+    config["data"]["examples_per_sample"] = PLACES
     model = fine_tuning(transposed(T5Config.from_dict(config), slices > 1), gradients=True)
     model.write(logical(their_model()))
     check_training(model, [in_rows(batch) for batch in batches(STEPS)], reference(), RATE)

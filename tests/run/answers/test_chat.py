@@ -48,7 +48,15 @@ def folder(tmp_path_factory) -> Path:
     """A random Qwen3 whose template ends answers with another token than texts end with."""
     base = tmp_path_factory.mktemp("chat")
     chat_tokenizer(plain(TEMPLATES["qwen3"])).save_pretrained(base / "tokenizer")
-    given = ["--config", "qwen3_tiny", "--load", "random", *SIZES, "--data.format", "chat"]
+    given = [
+        "--config",
+        "qwen3_tiny",
+        "--load",
+        "random",
+        *SIZES,
+        "--data.format",
+        "conversational",
+    ]
     given += ["--tokenizer", str(base / "tokenizer"), "--data.chat_variables",
               '{"enable_thinking": false}', "--save-hf", str(base / "hf")]  # fmt: skip
     assert run_export.main(given) == 0
@@ -135,7 +143,7 @@ def test_sampling_is_changed_within_a_conversation(folder, capsys, executables, 
 def test_an_answer_comes_in_pieces_that_are_words(folder, executables, monkeypatch):
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
     shown_pieces: list[str] = []
-    with converse.Partner(config_of(folder, "--data.format", "chat")) as partner:
+    with converse.Partner(config_of(folder, "--data.format", "conversational")) as partner:
         answer = partner.answer(ASKED["content"], shown_pieces.append)
     assert answer == "".join(shown_pieces) == of_transformers(folder, [ASKED])
     assert len(shown_pieces) > 2
@@ -191,7 +199,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     chat_tokenizer(None).save_pretrained(tmp_path / "tokenizer")
     over = {
         "data": {
-            "format": "chat",
+            "format": "conversational",
             "tokenizer": str(tmp_path / "tokenizer"),
             "chat_template": str(tmp_path / "gone.jinja"),
         },

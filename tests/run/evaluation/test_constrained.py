@@ -94,14 +94,14 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     model = random_model(tmp_path / "model", "--config", preset, *small(preset))
     flags = ["--config", preset, *small(preset), "--micro_batch_size", "4", "--load", str(model)]
     flags += [
-        "--data.labels",
+        "--data.class_labels",
         LABELS[labels],
         "--data.validation",
         rows_of(tmp_path, names),
         "--data.prompt",
         "say: {t} ",
     ]
-    flags += ["--data.target", target, "--evaluation.constrained"]
+    flags += ["--data.target", target, "--eval.constrained"]
     flags += [] if preset == "tiny" else ["--data.separator", ""]
     line = read_command_line("", "inference", "tiny", flags, origins=ORIGINS)
     family, config = get_family(line.config), line.config
@@ -128,20 +128,27 @@ def test_a_run_chooses_among_labels(tmp_path, capsys):
     """Training and validation answer with labels alone, and say how well."""
     names = ["red lamp", "hat"]
     rows = rows_of(tmp_path, names)
-    flags = ("--data.prompt", "say: {t}", "--data.target", "{l}", "--data.labels", ",".join(names))
+    flags = (
+        "--data.prompt",
+        "say: {t}",
+        "--data.target",
+        "{l}",
+        "--data.class_labels",
+        ",".join(names),
+    )
     both = ("--data.train", rows, "--data.validation", rows)
     model = ("--config", "tiny", "--layers", "1", "--hidden_size", "32", "--d_ff", "32")
     train = (*model, *flags, *both, "--steps", "2", "--global_batch_size", "4",
-             "--micro_batch_size", "4", "--evaluation.steps", "1", "--evaluation.constrained",
+             "--micro_batch_size", "4", "--eval.steps", "1", "--eval.constrained",
              "--checkpoint.keep_best", "macro_f1", "--save", str(tmp_path / "run"))  # fmt: skip
     assert run_finetuning.main([*train]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    told = [json.loads(line) for line in lines if "validation_macro_f1" in line]
+    told = [json.loads(line) for line in lines if "eval_macro_f1" in line]
     assert len(told) == 2
     capsys.readouterr()
-    load = ("--load", str(tmp_path / "run"), "--evaluation.constrained")
+    load = ("--load", str(tmp_path / "run"), "--eval.constrained")
     assert run_validation.main([*load, "--micro_batch_size", "4"]) == 0
-    report = json.loads((tmp_path / "run" / "validation.json").read_text())
+    report = json.loads((tmp_path / "run" / "eval.json").read_text())
     out = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
     confusion = report["confusion"]
     assert all(row[NO_LABEL] == 0 for row in confusion.values())
@@ -150,11 +157,9 @@ def test_a_run_chooses_among_labels(tmp_path, capsys):
     assert report["accuracy"] == pytest.approx(accuracy_score(expected, answers))
     assert report["macro_f1"] == pytest.approx(f1_score(expected, answers, average="macro"))
     assert out["macro_f1"] == f"{report['macro_f1']:.4f}"
-    assert told[-1]["validation_macro_f1"] == pytest.approx(report["macro_f1"])
-    assert (
-        run_validation.main([*load, "--micro_batch_size", "4", "--evaluation.metrics", "loss"]) == 0
-    )
-    assert "evaluation.constrained is not used: evaluation.metrics has" in capsys.readouterr().err
+    assert told[-1]["eval_macro_f1"] == pytest.approx(report["macro_f1"])
+    assert run_validation.main([*load, "--micro_batch_size", "4", "--eval.metrics", "loss"]) == 0
+    assert "eval.constrained is not used: eval.metrics has" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # another layout
@@ -167,11 +172,11 @@ def test_scores_on_four_devices(preset, tmp_path):
         *small(preset),
         "--load",
         str(model),
-        "--data.labels",
+        "--data.class_labels",
         "a,hat,box",
     ]
     flags += ["--data.validation", rows_of(tmp_path, ["a", "hat"]), "--data.prompt", "say: {t}"]
-    flags += ["--data.target", " {l}", "--evaluation.constrained", "--micro_batch_size", "2"]
+    flags += ["--data.target", " {l}", "--eval.constrained", "--micro_batch_size", "2"]
 
     def scores(*more: str) -> np.ndarray:
         line = read_command_line("", "inference", "tiny", [*flags, *more], origins=ORIGINS)
@@ -183,7 +188,7 @@ def test_scores_on_four_devices(preset, tmp_path):
         weights = load_weights(config, family.weight_map(config)).tensors
         return Choosing(candidates).scores(weights)
 
-    found = scores("--data_parallel", "2", "--tensor_parallel", "2", "--examples_per_row", "3")
+    found = scores("--data_parallel", "2", "--tensor_parallel", "2", "--examples_per_sample", "3")
     np.testing.assert_allclose(found, scores(), atol=2e-4)
 
 
@@ -211,8 +216,8 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
             "validation": rows_of(tmp_path, names),
             "prompt": "{t}",
             "target": "{l}",
-            "labels": labels,
-            "format": "chat",
+            "class_labels": labels,
+            "format": "conversational",
             "tokenizer": str(tmp_path / "tokenizer"),
         }
         model = {"vocab_size": 640, "sequence_length": 128}
@@ -239,7 +244,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
 @pytest.mark.parametrize(("preset", "shape"), [("tiny", SEQ2SEQ), ("gptj_tiny", CAUSAL_LM)])
 def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
     data = {"validation": rows_of(tmp_path, ["hat", "lamp"]), "prompt": "{t}", "target": "{l}"}
-    over = {"data": data | {"labels": "hat,lamp,box"}, "model": {"sequence_length": 8}}
+    over = {"data": data | {"class_labels": "hat,lamp,box"}, "model": {"sequence_length": 8}}
     kind = {"tiny": T5Config, "gptj_tiny": GPTJConfig}[preset]
     pipeline = Pipeline(load_config(kind, "inference", preset, over), shape, DataCache())
     corpus = pipeline.corpus("validation")
@@ -260,17 +265,20 @@ def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "evaluation.constrained chooses among labels, but the task own data has none"),
-        (("--data.labels", "雪,山"), "the tokenizer gives the labels 雪 and 山 the same tokens"),
+        ((), "eval.constrained chooses among labels, but the task own data has none"),
+        (
+            ("--data.class_labels", "雪,山"),
+            "the tokenizer gives the labels 雪 and 山 the same tokens",
+        ),
     ],
 )
 def test_what_cannot_be_chosen_from_is_said(flags, said, tmp_path, capsys):
     rows = rows_of(tmp_path, ["雪", "山"])
     model = random_model(tmp_path / "model", "--config", "tiny", "--layers", "1")
     given = ("--data.prompt", "{t}", "--data.target", "{l}", "--data.validation", rows)
-    load = ("--config", "tiny", *small("tiny"), "--load", str(model), "--evaluation.constrained")
+    load = ("--config", "tiny", *small("tiny"), "--load", str(model), "--eval.constrained")
     load += ("--micro_batch_size", "4")
-    metrics = ("--evaluation.metrics", "accuracy") if flags else ()
+    metrics = ("--eval.metrics", "accuracy") if flags else ()
     out = ("--out", str(tmp_path / "out"))
     assert run_validation.main([*load, *given, *flags, *metrics, *out]) == 2
     assert said in capsys.readouterr().err

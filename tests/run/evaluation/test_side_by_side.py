@@ -48,7 +48,7 @@ def test_answers_agree_with_hugging_faces(preset, tmp_path, capsys):
 
 
 def test_what_4_bits_change_is_seen_beside_whole_weights(tmp_path, capsys):
-    assert run_small("gptj_tiny", tmp_path, "--quantisation=int4") == 0
+    assert run_small("gptj_tiny", tmp_path, "--quantization=int4") == 0
     assert re.search(r"the tokens agree for [0-2] of 3 prompts$", capsys.readouterr().out.strip())
 
 

@@ -1,4 +1,4 @@
-"""`run_validation.py` from the command line to validation.json, and what it says of mistakes."""
+"""`run_validation.py` from the command line to eval.json, and what it says of mistakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
 SMALL = ["--layers", "1", "--hidden_size", "32", "--d_ff", "32", "--heads", "2", "--d_kv", "8"]
-ACCURACY = ["--evaluation.metrics", "accuracy"]
+ACCURACY = ["--eval.metrics", "accuracy"]
 SMALL_CONFIG = load_config(
     T5Config,
     "inference",
@@ -77,7 +77,7 @@ def test_the_whole_set_is_counted(tmp_path, capsys, layout):
     assert out.splitlines()[-1] == (
         f"accuracy: {neutral / len(examples):.4f} ({neutral}/{len(examples)})"
     )
-    report = json.loads((tmp_path / "run" / "validation.json").read_text(encoding="utf-8"))
+    report = json.loads((tmp_path / "run" / "eval.json").read_text(encoding="utf-8"))
     assert report["step"] == 7
     assert report["total"] == len(examples)
     for row in report["confusion"].values():
@@ -92,7 +92,7 @@ def test_answers_are_hugging_faces(tmp_path, capsys):
     write_hf_directory(folder, {n: p.detach().numpy() for n, p in hf.named_parameters()}, {})
     code, _, _ = validate(capsys, "--load", str(folder), "--out", str(out))
     assert code == 0
-    errors = json.loads((out / "validation.json").read_text(encoding="utf-8"))["errors"]
+    errors = json.loads((out / "eval.json").read_text(encoding="utf-8"))["errors"]
     assert len(errors) == MAX_EXAMPLES  # random weights answer nonsense
     examples = sample_examples("validation")
     known = {example.prompt: example.target for example in examples}
@@ -120,15 +120,15 @@ def _generated_by(hf: T5ForConditionalGeneration, prompts: list[str]) -> list[st
 def test_prompts_that_are_cut_are_counted_where_only_the_loss_is_wanted(tmp_path, capsys):
     with CheckpointStore(tmp_path / "run") as store:
         store.save(7, dict(base_weight_map(SMALL_CONFIG).init_weights(0)), {}, wait=True)
-    few = ["--evaluation.samples", "40", "--micro_batch_size", "40", "--sequence_length", "16"]
-    loss = ["--evaluation.metrics", "loss"]
+    few = ["--eval.samples", "40", "--micro_batch_size", "40", "--sequence_length", "16"]
+    loss = ["--eval.metrics", "loss"]
     code, _, err = validate(capsys, "--load", str(tmp_path / "run"), *few, *loss)
     assert code == 0
     prompts = [example.prompt for example in sample_examples("validation")[:40]]
     cut = sum(len(ids) > 16 for ids in sample_tokenizer()(prompts)["input_ids"])
     assert cut > 0
     assert f"warning: {cut} of 40 prompts of the validation split are cut\n" in err
-    report = json.loads((tmp_path / "run" / "validation.json").read_text(encoding="utf-8"))
+    report = json.loads((tmp_path / "run" / "eval.json").read_text(encoding="utf-8"))
     assert report["prompts_cut"] == cut
 
 
@@ -143,8 +143,8 @@ def test_report_counts_and_examples(tmp_path):
     metrics = {"accuracy": 1 / total, "loss": 2.5e-5}
     report = Outcome(metrics, answers, ("yes", "no"), {"step": 3})
     assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})\nloss: 2.5e-05"
-    report.write(tmp_path / "new" / "validation.json")
-    data = json.loads((tmp_path / "new" / "validation.json").read_text(encoding="utf-8"))
+    report.write(tmp_path / "new" / "eval.json")
+    data = json.loads((tmp_path / "new" / "eval.json").read_text(encoding="utf-8"))
     assert data["confusion"] == {
         "yes": {"yes": 1, "no": 1, NO_LABEL: 0},
         "no": {"yes": MAX_EXAMPLES + 5, "no": 0, NO_LABEL: 1},
@@ -207,7 +207,7 @@ def test_no_room_for_the_answer(tmp_path, capsys):
 
 def test_report_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match="cannot write .*validation.json"):
+    with pytest.raises(Exception, match="cannot write .*eval.json"):
         Outcome({"accuracy": 1.0}, [Answer("a", "yes", "yes")], ("yes",), {}).write(
-            tmp_path / "file" / "validation.json"
+            tmp_path / "file" / "eval.json"
         )

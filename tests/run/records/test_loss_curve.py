@@ -64,7 +64,7 @@ def test_a_loss_that_falls_far_has_a_logarithmic_axis(monkeypatch, tmp_path):
         "matplotlib.axes.Axes.set_yscale", lambda self, name, **_: scales.append(name)
     )
     rows = [{"step": i, "loss": 34.0 / (i + 1), "learning_rate": 0.1} for i in range(30)]
-    rows[20]["validation_loss"] = 2.0
+    rows[20]["eval_loss"] = 2.0
     draw_loss_curve(rows, tmp_path / "curve.png", "a run")
     assert scales == ["log"]
     scales.clear()

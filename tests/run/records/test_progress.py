@@ -49,10 +49,10 @@ def test_a_terminal_gets_a_bar():
     assert " 2/4" in shown.split("\r")[1]  # a resumed run starts where it was
 
 
-def test_a_log_has_epoch_and_gradient_norm():
+def test_a_log_has_epoch_and_grad_norm():
     stream = io.StringIO()
     progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
-    row = {"step": 1, "loss": 1.5, "learning_rate": 1e-3, "gradient_norm": 0.25, "epoch": 1.375}
+    row = {"step": 1, "loss": 1.5, "learning_rate": 1e-3, "grad_norm": 0.25, "epoch": 1.375}
     progress.update(row)
     assert stream.getvalue() == (
         "step 1/1: loss 1.5000, gradient norm 0.2500, learning rate 1.00e-03, epoch 1.38\n"
@@ -64,7 +64,7 @@ def test_skipped_steps_are_shown_once_there_are_any():
     progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
     row = {"step": 1, "loss": 1.5, "learning_rate": 1e-3}
     progress.update(row | {"skipped_steps": 0, "loss": 3.41e-5})
-    progress.update(row | {"skipped_steps": 3, "validation_perplexity": 121478137.4})
+    progress.update(row | {"skipped_steps": 3, "eval_perplexity": 121478137.4})
     first, second = stream.getvalue().splitlines()
     assert first == "step 1/1: loss 3.4e-05, learning rate 1.00e-03"
     assert (

@@ -40,13 +40,18 @@ def test_the_values_of_the_last_step(tmp_path):
         records.step(1, loss=3.5, learning_rate=0.1, **{"rewards/chosen": 0.25})
         assert read(port)["popxl_rewards_chosen"] == 0.25
         records.step(1, loss=3.5, learning_rate=0.1)
-        records.step(2, loss=math.nan, learning_rate=0.2, saved_step=1, save_stall_seconds=0.25)
-        records.saved(2, {"saved_step": 2})
+        records.step(
+            2,
+            loss=math.nan,
+            learning_rate=0.2,
+            **{"checkpoint/step": 1, "checkpoint/blocked_seconds": 0.25},
+        )
+        records.saved(2, {"checkpoint/step": 2})
         found = read(port)
     assert math.isnan(found["popxl_loss"])
-    assert found["popxl_step"] == found["popxl_saved_step"] == 2
+    assert found["popxl_step"] == found["popxl_checkpoint_step"] == 2
     assert found["popxl_learning_rate"] == 0.2
-    assert found["popxl_save_stall_seconds"] == 0.25
+    assert found["popxl_checkpoint_blocked_seconds"] == 0.25
     assert found["popxl_seconds_per_step"] > 0
     with pytest.raises(urllib.error.URLError):  # the run is over
         read(port)

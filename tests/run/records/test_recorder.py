@@ -58,7 +58,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
     path = tmp_path / "deep" / "run"
     with Recorder(config, RunFolder(path), RunOptions("tiny")) as report:
         for step in range(3):
-            report.step(step + 1, loss=2.0 - step, learning_rate=1e-3, gradient_norm=0.5, tokens=9)
+            report.step(step + 1, loss=2.0 - step, learning_rate=1e-3, grad_norm=0.5, tokens=9)
     assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
     rows = read_metrics(path / "metrics.jsonl")
     assert [row["loss"] for row in rows] == [2.0, 1.0, 0.0]
@@ -68,7 +68,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
         "loss",
         "learning_rate",
         "perplexity",
-        "gradient_norm",
+        "grad_norm",
         "samples_per_second",
         "tokens_per_second",
         "seconds_per_step",
