@@ -22,7 +22,7 @@ def tally_of(
         batch: this process's samples.
     """
     once = sharding.drop_replicated({**batch, _SUMS: sharding.local_samples(sums)})
-    return objective.tally(once[_SUMS], once)
+    return objective.metric_sums(once[_SUMS], once)
 
 
 def expert_metrics(usage: np.ndarray) -> dict[str, float]:

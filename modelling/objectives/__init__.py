@@ -1,4 +1,4 @@
-"""The registry of objectives: one line each."""
+"""The registry of training objectives."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from modelling.objectives.cross_entropy import CrossEntropy as CrossEntropy
 from modelling.objectives.objective import LOSS_WEIGHT as LOSS_WEIGHT
 from modelling.objectives.objective import Objective as Objective
 from modelling.objectives.preference import PREFERENCE_LOSSES
-from modelling.objectives.preference import Preference as Preference
+from modelling.objectives.preference import PreferenceObjective as PreferenceObjective
 
 OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
     "cross_entropy": lambda config: CrossEntropy(),
-    **dict.fromkeys(PREFERENCE_LOSSES, Preference),
+    **dict.fromkeys(PREFERENCE_LOSSES, PreferenceObjective),
 }
 
 
 def make_objective(config: RunConfig) -> Objective:
-    """The objective of a configuration."""
+    """Returns the objective of a configuration."""
     return OBJECTIVES[config.training.objective](config)

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of the tokens that have a label, in nats."""
+"""Cross entropy: the mean negative log-likelihood of the labels, in nats."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 class CrossEntropy(Objective):
-    """The mean over the target tokens of a global batch.
+    """The mean negative log-likelihood over the labels of a global batch.
 
-    Inputs: `labels`, int32 (batch, length), in [0, vocabulary), or `IGNORE_INDEX` where there is no
-    target.
+    Inputs: `labels`, int32 (batch, length), in [0, vocab_size), or `IGNORE_INDEX` for tokens that
+        do
+    not count.
     """
 
-    token_inputs = {"labels": lambda tokens: tokens}  # noqa: RUF012
+    token_inputs = {"labels": lambda labels: labels}  # noqa: RUF012
     sequence_inputs = {}  # noqa: RUF012
     metrics = OBJECTIVES["cross_entropy"]
 
@@ -39,16 +40,16 @@ class CrossEntropy(Objective):
     ) -> Tensor:
         return token_losses(logits, inputs["labels"], layout, groups, "sum")
 
-    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
-        return sums
+    def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
+        return stats
 
     def normalizer(self, batch: Batch) -> int:
         return count_loss_tokens(batch)
 
-    def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
+    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
         labels = batch["labels"].copy()
-        rows = len(labels) // len(counted)  # targets of a sample
-        labels[~np.repeat(counted, rows)] = IGNORE_INDEX
+        targets_per_sample = len(labels) // len(is_real)
+        labels[~np.repeat(is_real, targets_per_sample)] = IGNORE_INDEX
         return {**batch, "labels": labels}
 
 
@@ -59,16 +60,19 @@ def token_losses(
     groups: ParallelGroups,
     reduction: Literal["sum", "none"],
 ) -> Tensor:
-    """Negative log-likelihoods of the labels, 0 where there is none: float32.
+    """Computes negative log-likelihoods of labels, 0 for `IGNORE_INDEX`: float32.
 
     Args:
-        reduction: the sum of all, or each, (batch * length,) in the order of activations.
+        logits: float32 (batch, length, local vocab size).
+        labels: int32 (batch, length).
+        layout: of the logits.
+        reduction: "sum": a scalar; "none": (batch * length,) in the order of the logits.
     """
-    classes, tokens, labels = logits.shape[-1], labels.nelms, layout.convert(labels)
-    logits, labels = logits.reshape((tokens, classes)), labels.reshape((tokens,))
+    local_vocab, tokens, labels = logits.shape[-1], labels.nelms, layout.convert(labels)
+    logits, labels = logits.reshape((tokens, local_vocab)), labels.reshape((tokens,))
     ignored: Tensor = popxl.constant(IGNORE_INDEX, popxl.int32, "ignored")
     if groups.tensor_parallel > 1:
-        offset = groups.tp_rank() * classes
+        offset = groups.tp_rank() * local_vocab
         labels, ignored = labels - offset, ignored - ops.reshape(offset, ())
     return cross_entropy_sharded_loss(
         logits, labels, ignored, replica_grouping=groups.tp, reduction=reduction

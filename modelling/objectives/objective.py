@@ -1,4 +1,4 @@
-"""What an objective is: what a model learns, as a record."""
+"""The interface of training objectives."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from modelling.layers.parallel import ParallelGroups
 
 LOSS_WEIGHT = "weight"
-"""The input that the loss of a micro-batch is multiplied with.
+"""The input that multiplies the loss of a micro-batch.
 
-The loss of a global batch is its sum divided by its normaliser. So that the mean of the weighted
-sums of all micro-batches (of all data-parallel replicas) is that loss, the weight is the number of
-micro-batches divided by the normaliser.
+The loss of a global batch is its sum divided by its normalizer. The weight is the number of
+micro-batches divided by the normalizer, so that the mean of the weighted losses of all
+micro-batches (of all data-parallel replicas) is that loss.
 """
 
 SpecOf = Callable[[TensorSpec], TensorSpec]
-"""The spec of a micro-batch on a replica, from that of the tokens whose following ones are
-predicted."""
+"""Returns the spec of an input of a micro-batch on a replica, from that of its labels."""
 
 
 class Objective(ABC):
-    """What a model learns.
+    """A training objective: a loss and its metrics.
 
-    It is in two steps, since the logits of all tokens may take more than a device has: sums over
-    tokens, for one slice of them after the other, and the loss as a function of the sums.
+    The loss is computed in two steps, since the logits of all tokens may take more memory than a
+    device has: statistics that are sums over tokens, for one chunk of tokens at a time; then the
+    loss as a function of the statistics.
 
     Attributes:
-        of_tokens: what the sums need besides logits, by the name of its stream: (batch, length).
-        of_texts: what the loss needs besides the sums.
-        metrics: what an evaluation tells, from a tally of it.
-        tells: whether the sums go to the host, for `tally`.
+        token_inputs: inputs of the statistics besides logits, by name: (batch, length).
+        sequence_inputs: inputs of the loss besides the statistics, by name.
+        metrics: of an evaluation, as functions of its metric sums.
+        returns_stats: True if the statistics go to the host, for `metric_sums`.
     """
 
     token_inputs: Mapping[str, SpecOf]
@@ -48,11 +48,15 @@ class Objective(ABC):
     metrics: Metrics
     returns_stats: ClassVar[bool] = False
 
-    def input_specs(self, tokens: TensorSpec) -> dict[str, TensorSpec]:
-        """Specs of all that is read besides logits and of `LOSS_WEIGHT`, as the head takes them."""
-        read = {**self.token_inputs, **self.sequence_inputs}
-        own = {name: spec(tokens) for name, spec in read.items()}
-        return own | {LOSS_WEIGHT: TensorSpec((), popxl.float32)}
+    def input_specs(self, labels: TensorSpec) -> dict[str, TensorSpec]:
+        """Returns the specs of all inputs besides logits, `LOSS_WEIGHT` included, by name.
+
+        Args:
+            labels: spec of the labels, (batch, length).
+        """
+        specs = {**self.token_inputs, **self.sequence_inputs}
+        inputs = {name: spec(labels) for name, spec in specs.items()}
+        return inputs | {LOSS_WEIGHT: TensorSpec((), popxl.float32)}
 
     @abstractmethod
     def loss_stats(
@@ -62,42 +66,43 @@ class Objective(ABC):
         layout: ActivationLayout,
         groups: ParallelGroups,
     ) -> Tensor:
-        """What is summed over tokens.
+        """Computes the statistics of some tokens, which are summed over all tokens.
 
         Args:
-            logits: this replica's part of them, in the order of activations, see `LMHead.build`.
+            logits: float32 (batch, length, local vocab size), see `LMHead.build`.
             inputs: `token_inputs` by name.
+            layout: of the logits.
 
         Returns:
-            float32, the same on the replicas of a tensor-parallel group; the shape may depend on
-            the number of texts, but not on their length.
+            float32, equal on the replicas of a tensor-parallel group; the shape may depend on the
+            number of sequences, but not on their length.
         """
 
     @abstractmethod
-    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
-        """The sum over a micro-batch: float32 scalar.
+    def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
+        """Computes the loss of a micro-batch, a sum over its samples: float32 scalar.
 
         Args:
-            sums: over all of its tokens.
+            stats: of all its tokens, see `loss_stats`.
             inputs: `sequence_inputs` by name.
         """
 
     @abstractmethod
     def normalizer(self, batch: Batch) -> int:
-        """What a batch adds to the number that the loss of a global batch is divided by."""
+        """Returns a batch's contribution to the divisor of the global batch's loss."""
 
     @abstractmethod
-    def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
-        """The batch with nothing to learn in samples that only fill it up.
+    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
+        """Returns the batch without labels in the samples that only fill it up.
 
         Args:
-            counted: bool, whether a sample does not.
+            is_real: bool (samples,), False for samples that fill up.
         """
 
-    def tally(self, sums: np.ndarray, batch: Batch) -> Tally:
-        """What there is to tell of a batch besides its loss.
+    def metric_sums(self, stats: np.ndarray, batch: Batch) -> Tally:
+        """Returns the sum and count of each metric besides the loss, over a batch.
 
         Args:
-            sums: of the texts of the batch, in their order.
+            stats: of the batch's sequences, in order.
         """
         return {}

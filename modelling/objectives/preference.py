@@ -1,14 +1,14 @@
-"""What is learned of two texts at a time: the one that people prefer, and the other.
+"""Preference objectives: DPO, IPO, hinge, SimPO, ORPO, CPO and KTO.
 
-Formulas by log-probabilities of whole answers: c of the chosen one and r of the rejected one, less
-those of a reference where there is one, or means of their tokens.
+Losses are functions of the log-probabilities of whole answers, minus those of the reference model
+or not, summed over the answer's tokens or averaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,113 +35,116 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairLogps:
-    """Two texts of each unit of a micro-batch; float32 (units, 1) all.
+    """Log-probabilities of the preference pairs of a micro-batch; all float32 (pairs, 1).
 
     Attributes:
-        chosen, rejected: log-probabilities, or means, less the reference's if there is one.
-        sign: of KTO: 1 where the text is desirable, -1 where not.
-        present: 1, or 0 where a sample has no more units.
+        chosen, rejected: log-probabilities of the answers, minus the reference model's if the
+            objective uses it; summed over tokens, or their mean.
+        kto_labels: of KTO: 1 for desirable answers, -1 for undesirable ones; else None.
+        is_present: 1, or 0 if a sample has fewer pairs.
     """
 
     chosen: Tensor
     rejected: Tensor
     kto_labels: Tensor | None
-    present: Tensor
+    is_present: Tensor
 
     @property
-    def difference(self) -> Tensor:
-        """What the chosen one has more."""
+    def margin(self) -> Tensor:
+        """chosen - rejected."""
         return self.chosen - self.rejected
 
 
-LossOf = Callable[[PairLogps, "Training", "ParallelGroups"], Tensor]
-"""The loss of each unit."""
+PairLossFn = Callable[[PairLogps, "Training", "ParallelGroups"], Tensor]
+"""Returns the loss of each pair, float32 (pairs, 1)."""
 
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """One of the objectives of preferences.
+    """The loss function of a preference objective.
 
     Attributes:
-        loss: see there.
-        referred: whether the log-probabilities of a reference are taken off.
-        means: whether those of a text are the mean of its tokens.
+        fn: see `PairLossFn`.
+        uses_ref_model: True if the reference model's log-probabilities are subtracted.
+        averages_tokens: True if an answer's log-probability is the mean over its tokens.
     """
 
-    loss: LossOf
-    uses_reference: bool = True
-    means: bool = False
+    fn: PairLossFn
+    uses_ref_model: bool = True
+    averages_tokens: bool = False
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
-    """log(sigmoid(x)) of (n, 1), by one formula for all x: the gradient at 0, where training
-    begins, is 1/2."""
+    """Computes log(sigmoid(x)): (n, 1) -> the same shape.
+
+    One formula for all x, so that the gradient at 0, where training starts, is 1/2.
+    """
     zero = popxl.constant(np.zeros(x.shape), x.dtype, "zero")
     return -ops.logsumexp(ops.concat([zero, -x], 1), 1, keepdims=True)
 
 
-def _log_odds(mean: Tensor) -> Tensor:
-    """log(p / (1 - p)) of log p < 0; 1 - p is exact where p is nearly 1."""
-    t = ops.tanh(mean * 0.5)
-    return mean - ops.log(t * -2.0 / (1.0 - t))
+def _log_odds(log_p: Tensor) -> Tensor:
+    """Computes log(p / (1 - p)) from log(p) < 0; 1 - p is exact for p near 1."""
+    t = ops.tanh(log_p * 0.5)
+    return log_p - ops.log(t * -2.0 / (1.0 - t))
 
 
 def _dpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    return _smoothed(pair.difference * t.beta, t.label_smoothing)
+    return _smoothed_sigmoid_loss(pair.margin * t.beta, t.label_smoothing)
 
 
-def _smoothed(logits: Tensor, smoothing: float) -> Tensor:
+def _smoothed_sigmoid_loss(logits: Tensor, smoothing: float) -> Tensor:
     loss = log_sigmoid(logits) * (smoothing - 1.0)
     return loss - log_sigmoid(-logits) * smoothing if smoothing else loss
 
 
 def _ipo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    off = pair.difference - 1.0 / (2.0 * t.beta)
-    return off * off
+    error = pair.margin - 1.0 / (2.0 * t.beta)
+    return error * error
 
 
 def _hinge(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    return ops.relu(1.0 - pair.difference * t.beta)
+    return ops.relu(1.0 - pair.margin * t.beta)
 
 
 def _simpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    return _smoothed(pair.difference * t.beta - t.gamma, t.label_smoothing)
+    return _smoothed_sigmoid_loss(pair.margin * t.beta - t.gamma, t.label_smoothing)
 
 
 def _orpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    odds = _log_odds(pair.chosen) - _log_odds(pair.rejected)
-    return -pair.chosen - log_sigmoid(odds) * t.beta
+    log_odds_ratio = _log_odds(pair.chosen) - _log_odds(pair.rejected)
+    return -pair.chosen - log_sigmoid(log_odds_ratio) * t.beta
 
 
 def _kto(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    """The second text is another's answer to the same prompt: it estimates the divergence of the
-    policy from the reference, over all samples that are computed at a time."""
+    """Here `rejected` is another example's answer to the same prompt: its mean over the samples of
+    all data-parallel replicas estimates the KL divergence of the policy from the reference."""
     assert pair.kto_labels is not None
-    sums = ops.concat([ops.sum(pair.rejected * pair.present, [0], True),
-                       ops.sum(pair.present, [0], True)], 1)  # fmt: skip
+    sums = ops.concat([ops.sum(pair.rejected * pair.is_present, [0], True),
+                       ops.sum(pair.is_present, [0], True)], 1)  # fmt: skip
     sums = ops.detach(sums)
     if groups.data_parallel > 1:
         sums = ops.collectives.replicated_all_reduce(sums, "add", groups.dp)
     total, count = ops.split(sums, 2, 1)
-    divergence = ops.relu(total / ops.maximum(count, popxl.constant(1.0, popxl.float32)))
-    return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - divergence) * t.beta))
+    kl = ops.relu(total / ops.maximum(count, popxl.constant(1.0, popxl.float32)))
+    return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - kl) * t.beta))
 
 
 PREFERENCE_LOSSES: Mapping[str, PreferenceLoss] = {
     "dpo": PreferenceLoss(_dpo),
-    "ipo": PreferenceLoss(_ipo, means=True),
+    "ipo": PreferenceLoss(_ipo, averages_tokens=True),
     "hinge": PreferenceLoss(_hinge),
-    "simpo": PreferenceLoss(_simpo, uses_reference=False, means=True),
-    "orpo": PreferenceLoss(_orpo, uses_reference=False, means=True),
-    "cpo": PreferenceLoss(_dpo, uses_reference=False),
+    "simpo": PreferenceLoss(_simpo, uses_ref_model=False, averages_tokens=True),
+    "orpo": PreferenceLoss(_orpo, uses_ref_model=False, averages_tokens=True),
+    "cpo": PreferenceLoss(_dpo, uses_ref_model=False),
     "kto": PreferenceLoss(_kto),
 }
 
 
-class Preference(Objective):
-    """What pairs of texts say, see `data.preference_samples`. The loss is the mean over pairs.
+class PreferenceObjective(Objective):
+    """The mean loss of preference pairs, see `data.preference_samples`.
 
-    CPO adds the mean negative log-likelihood of the chosen texts' tokens; ORPO's has it.
+    CPO adds the mean negative log-likelihood of the chosen answers' tokens; ORPO's loss has it.
     """
 
     returns_stats = True
@@ -149,21 +152,23 @@ class Preference(Objective):
     def __init__(self, config: RunConfig) -> None:
         self._training = config.training
         self.name = config.training.objective
-        self.kind = PREFERENCE_LOSSES[self.name]
+        self.preference_loss = PREFERENCE_LOSSES[self.name]
         self.metrics = OBJECTIVES[self.name]
-        self._texts = texts = sequences_per_sample(config)
+        self._sequences_per_sample = sequences_per_sample(config)
 
-        def of_units(width: int) -> Callable[[TensorSpec], TensorSpec]:
-            return lambda tokens: TensorSpec((tokens.shape[0] * texts // 2, width), popxl.float32)
+        def per_pair(width: int) -> Callable[[TensorSpec], TensorSpec]:
+            """Returns the spec function of an input (pairs, width)."""
+            n = self._sequences_per_sample
+            return lambda labels: TensorSpec((labels.shape[0] * n // 2, width), popxl.float32)
 
-        self.token_inputs = {"labels": lambda tokens: tokens}
-        if texts > 1:
-            self.token_inputs[SEGMENT_IDS] = lambda tokens: tokens
-        self.sequence_inputs = {NUM_LOSS_TOKENS: of_units(2)}
-        if self.kind.uses_reference:
-            self.sequence_inputs[REF_LOGPS] = of_units(2)
+        self.token_inputs = {"labels": lambda labels: labels}
+        if self._sequences_per_sample > 1:
+            self.token_inputs[SEGMENT_IDS] = lambda labels: labels
+        self.sequence_inputs = {NUM_LOSS_TOKENS: per_pair(2)}
+        if self.preference_loss.uses_ref_model:
+            self.sequence_inputs[REF_LOGPS] = per_pair(2)
         if self.name == "kto":
-            self.sequence_inputs[KTO_LABELS] = of_units(1)
+            self.sequence_inputs[KTO_LABELS] = per_pair(1)
 
     def loss_stats(
         self,
@@ -172,77 +177,81 @@ class Preference(Objective):
         layout: ActivationLayout,
         groups: ParallelGroups,
     ) -> Tensor:
-        """The log-probability of each text's tokens that have a label: (units, 2)."""
+        """Computes the summed log-probability of each sequence's labels: (pairs, 2)."""
         labels = inputs["labels"]
         batch, length = labels.shape
         losses = token_losses(logits, labels, layout, groups, "none")
         shape = (length, batch) if layout.transposed else (batch, length)
         logps = -layout.convert(losses.reshape(shape))
-        if self._texts == 1:
+        n = self._sequences_per_sample
+        if n == 1:
             return ops.sum(logps, 1).reshape((batch // 2, 2))
-        numbers = np.arange(1, self._texts + 1, dtype=np.int32).reshape(1, 1, -1)
-        own = ops.equal(inputs[SEGMENT_IDS].reshape((batch, length, 1)),
-                        popxl.constant(numbers, popxl.int32, "texts"))  # fmt: skip
-        each = logps.reshape((batch, length, 1)) * ops.cast(own, popxl.float32)
-        return ops.sum(each, 1).reshape((batch * self._texts // 2, 2))
+        segment_ids = popxl.constant(
+            np.arange(1, n + 1, dtype=np.int32).reshape(1, 1, -1), popxl.int32, "texts"
+        )
+        belongs = ops.equal(inputs[SEGMENT_IDS].reshape((batch, length, 1)), segment_ids)
+        logps_of_sequence = logps.reshape((batch, length, 1)) * ops.cast(belongs, popxl.float32)
+        return ops.sum(logps_of_sequence, 1).reshape((batch * n // 2, 2))
 
-    def loss(self, sums: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
-        num_loss_tokens, one = inputs[NUM_LOSS_TOKENS], popxl.constant(1.0, popxl.float32)
-        there = ops.greater(num_loss_tokens, popxl.constant(0.0, popxl.float32))
-        # In place of a text that is not there, a probability that is neither 0 nor 1.
-        unsure = popxl.constant(np.full(num_loss_tokens.shape, -1.0), popxl.float32, "unsure")
-        known = ops.where(there, sums, unsure)
-        means = known / ops.maximum(num_loss_tokens, one)
-        scores = means if self.kind.means else known
-        if self.kind.uses_reference:
-            reference = inputs[REF_LOGPS]
-            scores -= (
-                reference / ops.maximum(num_loss_tokens, one) if self.kind.means else reference
-            )
+    def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
+        num_tokens, one = inputs[NUM_LOSS_TOKENS], popxl.constant(1.0, popxl.float32)
+        is_present = ops.greater(num_tokens, popxl.constant(0.0, popxl.float32))
+        # Sequences that are not there get a probability other than 0 and 1: finite log-odds.
+        placeholder = popxl.constant(np.full(num_tokens.shape, -1.0), popxl.float32, "unsure")
+        logps = ops.where(is_present, stats, placeholder)
+        mean_logps = logps / ops.maximum(num_tokens, one)
+        averages_tokens = self.preference_loss.averages_tokens
+        scores = mean_logps if averages_tokens else logps
+        if self.preference_loss.uses_ref_model:
+            ref_logps = inputs[REF_LOGPS]
+            scores -= ref_logps / ops.maximum(num_tokens, one) if averages_tokens else ref_logps
         chosen, rejected = ops.split(scores, 2, 1)
-        present = ops.cast(ops.split(there, 2, 1)[0], popxl.float32)
-        pair = PairLogps(chosen, rejected, inputs.get(KTO_LABELS), present)
-        losses = self.kind.loss(pair, self._training, groups)
+        pair_is_present = ops.cast(ops.split(is_present, 2, 1)[0], popxl.float32)
+        pair = PairLogps(chosen, rejected, inputs.get(KTO_LABELS), pair_is_present)
+        losses = self.preference_loss.fn(pair, self._training, groups)
         if self.name == "cpo":
-            losses -= ops.split(means, 2, 1)[0]
-        return ops.sum(losses * present)
+            losses -= ops.split(mean_logps, 2, 1)[0]
+        return ops.sum(losses * pair_is_present)
 
     # ---- on the host ------------------------------------------------------------------------
     def normalizer(self, batch: Batch) -> int:
         return int(np.count_nonzero(batch[NUM_LOSS_TOKENS][:, 0]))
 
-    def keep_real_samples(self, batch: Batch, counted: np.ndarray) -> Batch:
-        changed = dict(batch)
-        for name, nothing in (("labels", IGNORE_INDEX), (NUM_LOSS_TOKENS, 0)):
+    def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
+        masked = dict(batch)
+        for name, fill_value in (("labels", IGNORE_INDEX), (NUM_LOSS_TOKENS, 0)):
             array = batch[name].copy()
-            array[~np.repeat(counted, len(array) // len(counted))] = nothing
-            changed[name] = array
-        return changed
+            array[~np.repeat(is_real, len(array) // len(is_real))] = fill_value
+            masked[name] = array
+        return masked
 
-    def tally(self, sums: np.ndarray, batch: Batch) -> Tally:
-        """Rewards are beta times the scores, which the loss compares."""
-        num_loss_tokens = batch[NUM_LOSS_TOKENS].astype(np.float64)
-        there = num_loss_tokens[:, 0] > 0
-        num_loss_tokens, scores = (
-            num_loss_tokens[there],
-            sums.reshape(-1, 2).astype(np.float64)[there],
-        )
-        scores = scores / num_loss_tokens if self.kind.means else scores
+    def metric_sums(self, stats: np.ndarray, batch: Batch) -> Tally:
+        """Returns the sums and counts of rewards and log-probabilities, as TRL names them.
+
+        Rewards are beta times the scores that the loss compares.
+
+        Args:
+            stats: float32, (pairs, 2) in any shape.
+        """
+        averages_tokens = self.preference_loss.averages_tokens
+        is_present = batch[NUM_LOSS_TOKENS][:, 0] > 0
+        num_tokens = batch[NUM_LOSS_TOKENS].astype(np.float64)[is_present]
+        scores = stats.reshape(-1, 2).astype(np.float64)[is_present]
+        scores = scores / num_tokens if averages_tokens else scores
         rewards = scores
-        if self.kind.uses_reference:
-            reference = batch[REF_LOGPS].astype(np.float64)[there]
-            rewards = scores - (reference / num_loss_tokens if self.kind.means else reference)
+        if self.preference_loss.uses_ref_model:
+            ref_logps = batch[REF_LOGPS].astype(np.float64)[is_present]
+            rewards = scores - (ref_logps / num_tokens if averages_tokens else ref_logps)
         kl, rewards = rewards[:, 1], rewards * self._training.beta
         if self.name == "kto":
-            desirable = batch[KTO_LABELS][there, 0] > 0
-            of_kind = {"chosen": desirable, "rejected": ~desirable}
-            scored = {name: (rewards[own, 0], scores[own, 0]) for name, own in of_kind.items()}
-            more = {"kl": kl}
+            desirable = batch[KTO_LABELS][is_present, 0] > 0
+            index: dict[str, Any] = {"chosen": (desirable, 0), "rejected": (~desirable, 0)}
+            other_values = {"kl": kl}
         else:
-            names = ("chosen", "rejected")
-            scored = {n: (rewards[:, i], scores[:, i]) for i, n in enumerate(names)}
-            better = rewards[:, 0] > rewards[:, 1]
-            more = {"rewards/accuracies": better.astype(np.float64)}
-        found = {f"rewards/{name}": reward for name, (reward, _) in scored.items()}
-        found |= {f"logps/{name}": logps for name, (_, logps) in scored.items()}
-        return {n: (float(np.sum(v)), float(len(v))) for n, v in (found | more).items()}
+            index = {"chosen": np.s_[:, 0], "rejected": np.s_[:, 1]}
+            is_accurate = rewards[:, 0] > rewards[:, 1]
+            other_values = {"rewards/accuracies": is_accurate.astype(np.float64)}
+        values = {f"rewards/{name}": rewards[i] for name, i in index.items()}
+        values |= {f"logps/{name}": scores[i] for name, i in index.items()}
+        values |= other_values
+        return {name: (float(np.sum(v)), float(len(v))) for name, v in values.items()}

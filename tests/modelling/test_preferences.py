@@ -129,14 +129,17 @@ def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> Non
         "labels": np.zeros((4, 1)),
     }
     parts = [{n: x[rows] for n, x in batch.items()} for rows in (slice(1), slice(1, 4))]
-    tallies = [objective.tally(LOGPS[:1], parts[0]), objective.tally(LOGPS[1:], parts[1])]
+    tallies = [
+        objective.metric_sums(LOGPS[:1], parts[0]),
+        objective.metric_sums(LOGPS[1:], parts[1]),
+    ]
     whole = added(*tallies)
     for metric, value in told.items():
         assert objective.metrics[metric](whole) == pytest.approx(value, abs=1e-6), metric
     assert objective.normalizer(batch) == 3
     only = objective.keep_real_samples(batch, np.asarray([True, True, False, False]))
     assert objective.normalizer(only) == 2
-    nothing = objective.tally(LOGPS[2:3], {n: x[2:3] for n, x in batch.items()})
+    nothing = objective.metric_sums(LOGPS[2:3], {n: x[2:3] for n, x in batch.items()})
     assert np.isnan(objective.metrics["rewards/chosen"](nothing))
 
 
