@@ -46,7 +46,7 @@ def in_fours(head: LMHeadLoss, x: Tensor) -> int:
 @pytest.mark.slow  # by default texts of a sample are trained so
 @pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 1)])
 def test_so_with_the_loss_in_slices_of_the_tokens(dp: int, tp: int, monkeypatch) -> None:
-    monkeypatch.setattr(LMHeadLoss, "_slices", in_fours)
+    monkeypatch.setattr(LMHeadLoss, "_num_chunks", in_fours)
     model = fine_tuning(transposed(small_config(dp, tp), dp == 2), gradients=True)
     model.write(logical(hf_model(small_config())))
     check_training(model, batches(STEPS), reference(), RATE)
@@ -61,7 +61,7 @@ def test_the_program_is_verified() -> None:
 @pytest.mark.parametrize("slices", [in_fours, slow(lambda self, x: 1)])
 def test_texts_of_a_sample_do_not_see_one_another(slices, monkeypatch) -> None:
     """With the loss in slices of the tokens, and at once."""
-    monkeypatch.setattr(LMHeadLoss, "_slices", slices)
+    monkeypatch.setattr(LMHeadLoss, "_num_chunks", slices)
     config = small_config(1, 2, attention={"heads": 4, "rotary_dim": 4})
     data = replace(config.data, packing=False, examples_per_sample=3)
     training = replace(config.training, global_batch_size=8)

@@ -1,7 +1,7 @@
-"""Routing of tokens to their top-k experts.
+"""Routing of tokens to experts: sorting by expert, router weights and usage.
 
-A *row* is a token at one of its experts. Rows are sorted by expert, and `ops.grouped_matmul` takes
-them from tokens and adds them up again.
+A *row* is a token at one of its experts. Rows are sorted by expert; `ops.grouped_matmul` gathers them
+from tokens and sums them up again.
 """
 
 from __future__ import annotations
@@ -15,159 +15,172 @@ from popxl.custom import jax_op
 
 @jax_op(name="sort_by_expert", no_grad="a choice has no gradient")
 def sort_by_expert(topk_experts: Any, *, experts: int) -> tuple[Any, Any, Any]:
-    """Sort rows by expert, those of one in the order of the tokens.
+    """Sorts rows by expert; the rows of one expert stay in the order of the tokens.
 
     Args:
-        chosen: int32 (tokens, k), each token's experts. Numbers that are no expert's, as those of
-            padding, are in no group: their rows come last.
+        topk_experts: int32 (tokens, k), the experts of each token. Other numbers, such as those of
+            padding, belong to no expert: their rows come last.
+        experts: number of experts.
 
     Returns:
-        int32 (rows,): the number of the choice, of tokens × k, at each place of the sorted rows;
-        int32 (tokens, k): the place of each choice; int32 (experts,): each one's number of rows.
+        int32 (rows,): the sorted rows, each as token * k + choice; int32 (tokens, k): the inverse
+        order, the sorted position of each choice; int32 (experts,): the group sizes, the number of
+        rows of each expert.
     """
-    return _by_expert(topk_experts, experts)
+    return _sort_by_expert(topk_experts, experts)
 
 
-def _is_here(topk_experts: Any, experts: int) -> Any:
+def _is_expert(topk_experts: Any, experts: int) -> Any:
     return (topk_experts >= 0) & (topk_experts < experts)
 
 
-def _by_expert(topk_experts: Any, experts: int) -> tuple[Any, Any, Any]:
+def _sort_by_expert(topk_experts: Any, experts: int) -> tuple[Any, Any, Any]:
     if topk_experts.ndim != 2 or topk_experts.dtype != np.int32:
         raise TypeError(
             f"the experts of tokens are int32 (tokens, k), but are {topk_experts.dtype} of shape "
             f"{topk_experts.shape}"
         )
-    here = _is_here(topk_experts, experts)
-    flat = (here * topk_experts + ~here * experts).reshape(-1)
-    order = flat.argsort(stable=True).astype(np.int32)
-    places = order.at[order].set(np.arange(order.size, dtype=np.int32)).reshape(topk_experts.shape)
-    begins = flat[order].searchsorted(np.arange(experts + 1, dtype=np.int32))
-    return order, places, (begins[1:] - begins[:-1]).astype(np.int32)
+    is_expert = _is_expert(topk_experts, experts)
+    expert_of_row = (is_expert * topk_experts + ~is_expert * experts).reshape(-1)
+    order = expert_of_row.argsort(stable=True).astype(np.int32)
+    sorted_positions = np.arange(order.size, dtype=np.int32)
+    inverse_order = order.at[order].set(sorted_positions).reshape(topk_experts.shape)
+    starts = expert_of_row[order].searchsorted(np.arange(experts + 1, dtype=np.int32))
+    return order, inverse_order, (starts[1:] - starts[:-1]).astype(np.int32)
 
 
 @jax_op(name="sort_local_experts", no_grad="a choice has no gradient")
 def sort_local_experts(topk_experts: Any, *, experts: int) -> tuple[Any, Any, Any]:
-    """Like `sort_by_expert`, where tokens may have chosen others besides: their rows come last.
+    """Sorts rows by expert as `sort_by_expert` does, and drops those of other experts.
 
-    There is room for as many rows as may be of these experts: tokens × min(k, experts). Choices of
-    others, whose numbers are negative or too large, have the place after the last.
+    Args:
+        topk_experts: int32 (tokens, k), the experts of each token, numbered from the first local
+            one: those of others are negative or too large.
+        experts: number of local experts.
+
+    Returns:
+        As `sort_by_expert`, of tokens * min(k, experts) rows, the most that local experts can have.
+        The inverse order of other experts' choices is this number, one past the last row.
     """
-    here = _is_here(topk_experts, experts)
-    order, places, sizes = _by_expert(topk_experts, experts)
+    is_local = _is_expert(topk_experts, experts)
+    order, inverse_order, group_sizes = _sort_by_expert(topk_experts, experts)
     rows = topk_experts.shape[0] * min(topk_experts.shape[1], experts)
-    return order[:rows], (here * places + ~here * rows).astype(np.int32), sizes
+    inverse_order = (is_local * inverse_order + ~is_local * rows).astype(np.int32)
+    return order[:rows], inverse_order, group_sizes
 
 
-def _at(y: Any, places: Any) -> Any:
-    """What is there; zeros at the place after the last."""
-    return y.at[places].get(mode="fill", fill_value=0)
+def _gather_or_zero(y: Any, indices: Any) -> Any:
+    """Gathers y[indices]; zeros for the index one past the last row."""
+    return y.at[indices].get(mode="fill", fill_value=0)
 
 
-def _weights_back(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:
-    y, weights, order, places = xs
-    wide = dys[0].astype(np.float32)
-    d_rows = wide * _in_order(weights, order)
-    d_weights = _at((wide * y.astype(np.float32)).sum(-1), places)
-    return d_rows.astype(y.dtype), d_weights.astype(weights.dtype), None, None
+def _scale_rows_grad(xs: Any, ys: Any, dys: Any) -> tuple[Any, Any, None, None]:
+    y, topk_weights, order, inverse_order = xs
+    dy = dys[0].astype(np.float32)
+    d_rows = dy * _weights_of_rows(topk_weights, order)
+    d_weights = _gather_or_zero((dy * y.astype(np.float32)).sum(-1), inverse_order)
+    return d_rows.astype(y.dtype), d_weights.astype(topk_weights.dtype), None, None
 
 
-def _in_order(weights: Any, order: Any) -> Any:
-    return weights.reshape(-1)[order][:, None].astype(np.float32)
+def _weights_of_rows(topk_weights: Any, order: Any) -> Any:
+    return topk_weights.reshape(-1)[order][:, None].astype(np.float32)
 
 
-@jax_op(name="scale_rows", grad=_weights_back)
-def scale_rows(y: Any, weights: Any, order: Any, places: Any) -> Any:
-    """Multiply each row by the weight of its choice, in float32.
+@jax_op(name="scale_rows", grad=_scale_rows_grad)
+def scale_rows(y: Any, topk_weights: Any, order: Any, inverse_order: Any) -> Any:
+    """Multiplies each row by its router weight, in float32.
 
     Args:
         y: (rows, features).
-        weights: (tokens, k).
-        order, places: see `sort_by_expert`.
+        topk_weights: (tokens, k).
+        order, inverse_order: see `sort_by_expert`.
 
     Returns:
-        (rows, features).
+        (rows, features), of the dtype of `y`.
     """
-    return (y.astype(np.float32) * _in_order(weights, order)).astype(y.dtype)
+    return (y.astype(np.float32) * _weights_of_rows(topk_weights, order)).astype(y.dtype)
 
 
-def _group_of_rows(sizes: Any, rows: int) -> Any:
-    """int32 (rows,), of rows that are sorted by group; those of none have the number after all."""
-    return sizes.clip(0).cumsum().searchsorted(np.arange(rows, dtype=np.int32), side="right")
+def _group_of_rows(group_sizes: Any, rows: int) -> Any:
+    """Returns the group of each sorted row, int32 (rows,); the number of groups for rows of none."""
+    ends = group_sizes.clip(0).cumsum()
+    return ends.searchsorted(np.arange(rows, dtype=np.int32), side="right")
 
 
-def _vectors_back(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
-    """A product: adding up row by row would be in no fixed order on GPUs."""
-    vectors, sizes = xs
-    groups, places = (np.arange(n, dtype=np.int32) for n in (len(vectors), rows))
-    group = _group_of_rows(sizes, rows)
-    is_some = group < len(vectors)
-    # Rows of no group count as zeros: they may be infinite, and 0 * inf is no number.
-    dy = _at(dys[0], is_some * places + ~is_some * rows)
-    made = (group == groups[:, None]).astype(np.float32) @ dy.astype(np.float32)
-    return made.astype(vectors.dtype), None
+def _repeat_by_group_grad(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
+    """Sums by a product with a one-hot matrix: a scatter-add has no fixed order on GPUs."""
+    vectors, group_sizes = xs
+    group_ids, row_ids = (np.arange(n, dtype=np.int32) for n in (len(vectors), rows))
+    group = _group_of_rows(group_sizes, rows)
+    has_group = group < len(vectors)
+    # Rows of no group count as zeros: they may be infinite, and 0 * inf is NaN.
+    dy = _gather_or_zero(dys[0], has_group * row_ids + ~has_group * rows)
+    one_hot = (group == group_ids[:, None]).astype(np.float32)
+    return (one_hot @ dy.astype(np.float32)).astype(vectors.dtype), None
 
 
-@jax_op(name="repeat_by_group", grad=_vectors_back)
-def repeat_by_group(vectors: Any, sizes: Any, *, rows: int) -> Any:
-    """For rows that are sorted by group, the vector of each one's group.
+@jax_op(name="repeat_by_group", grad=_repeat_by_group_grad)
+def repeat_by_group(vectors: Any, group_sizes: Any, *, rows: int) -> Any:
+    """Repeats each group's vector for its rows, which are sorted by group.
 
     Args:
         vectors: (groups, features).
-        sizes: int32 (groups,), how many rows each group has, at most `rows` all together.
+        group_sizes: int32 (groups,), the number of rows of each group; their sum is at most `rows`.
 
     Returns:
         (rows, features), zeros for rows that belong to no group.
     """
-    return _at(vectors, _group_of_rows(sizes, rows))
+    return _gather_or_zero(vectors, _group_of_rows(group_sizes, rows))
 
 
-def _spread_back(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:
-    weights, topk_experts = xs
-    return (dys[0][:, None] * _is_chosen(topk_experts, experts)).sum(-1).astype(weights.dtype), None
+def _scatter_router_weights_grad(xs: Any, ys: Any, dys: Any, *, experts: int) -> tuple[Any, None]:
+    topk_weights, topk_experts = xs
+    grad = (dys[0][:, None] * _one_hot(topk_experts, experts)).sum(-1)
+    return grad.astype(topk_weights.dtype), None
 
 
-def _is_chosen(topk_experts: Any, experts: int) -> Any:
-    """bool (tokens, k, experts)."""
+def _one_hot(topk_experts: Any, experts: int) -> Any:
+    """Returns bool (tokens, k, experts)."""
     return topk_experts[..., None] == np.arange(experts, dtype=np.int32)
 
 
-@jax_op(name="scatter_router_weights", grad=_spread_back)
-def scatter_router_weights(weights: Any, topk_experts: Any, *, experts: int) -> Any:
-    """The weights of all experts, 0 of those that a token did not choose.
+@jax_op(name="scatter_router_weights", grad=_scatter_router_weights_grad)
+def scatter_router_weights(topk_weights: Any, topk_experts: Any, *, experts: int) -> Any:
+    """Scatters the router weights of tokens to a dense matrix, 0 for experts that are not chosen.
 
     Args:
-        weights, chosen: (tokens, k).
+        topk_weights, topk_experts: (tokens, k).
+        experts: number of experts.
 
     Returns:
-        (tokens, experts), of the dtype of `weights`.
+        (tokens, experts), of the dtype of `topk_weights`.
     """
-    return (weights[..., None] * _is_chosen(topk_experts, experts)).sum(1)
+    return (topk_weights[..., None] * _one_hot(topk_experts, experts)).sum(1)
 
 
-def _counted_back(xs: Any, ys: Any, dys: Any) -> tuple[None, Any, None]:
-    _, probabilities, seen = xs
-    return None, (dys[0][1] * _seen(seen)).astype(probabilities.dtype), None
+def _count_expert_usage_grad(xs: Any, ys: Any, dys: Any) -> tuple[None, Any, None]:
+    _, probabilities, token_mask = xs
+    grad = dys[0][1] * _mask_column(token_mask)
+    return None, grad.astype(probabilities.dtype), None
 
 
-def _seen(seen: Any) -> Any:
-    """float32 (tokens, 1)."""
-    return (seen.reshape(-1, 1) != 0).astype(np.float32)
+def _mask_column(token_mask: Any) -> Any:
+    """Returns float32 (tokens, 1): 0 for padding, else 1."""
+    return (token_mask.reshape(-1, 1) != 0).astype(np.float32)
 
 
-@jax_op(name="count_expert_usage", grad=_counted_back)
-def count_expert_usage(topk_experts: Any, probabilities: Any, seen: Any) -> Any:
-    """How tokens use experts.
+@jax_op(name="count_expert_usage", grad=_count_expert_usage_grad)
+def count_expert_usage(topk_experts: Any, probabilities: Any, token_mask: Any) -> Any:
+    """Counts the tokens of each expert and sums its router probabilities, without padding.
 
     Args:
-        chosen: int32 (tokens, k), each token's experts.
-        probabilities: (tokens, experts), those of all.
-        seen: int32 (tokens,) or of any other shape: 0 where a token is padding.
+        topk_experts: int32 (tokens, k), the experts of each token.
+        probabilities: (tokens, experts), of all experts.
+        token_mask: int32 (tokens,) or of any other shape: 0 for padding.
 
     Returns:
-        float32 (2, experts): how many of the others chose each expert, and the sum of each one's
-        probabilities; the former have no gradient.
+        float32 (2, experts): counts of tokens, which have no gradient, and sums of probabilities.
     """
-    seen, experts = _seen(seen), probabilities.shape[1]
-    counts = (_is_chosen(topk_experts, experts) * seen[..., None]).sum((0, 1))
-    return counts[None].repeat(2, 0).at[1].set((probabilities * seen).sum(0))
+    mask, experts = _mask_column(token_mask), probabilities.shape[1]
+    counts = (_one_hot(topk_experts, experts) * mask[..., None]).sum((0, 1))
+    return counts[None].repeat(2, 0).at[1].set((probabilities * mask).sum(0))
