@@ -1,7 +1,7 @@
 """Routing of tokens to experts: sorting by expert, router weights and usage.
 
-A *row* is a token at one of its experts. Rows are sorted by expert; `ops.grouped_matmul` gathers them
-from tokens and sums them up again.
+A *row* is a token at one of its experts. Rows are sorted by expert; `ops.grouped_matmul` gathers
+them from tokens and sums them up again.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def scale_rows(y: Any, topk_weights: Any, order: Any, inverse_order: Any) -> Any
 
 
 def _group_of_rows(group_sizes: Any, rows: int) -> Any:
-    """Returns the group of each sorted row, int32 (rows,); the number of groups for rows of none."""
+    """Returns the group of each sorted row, int32 (rows,); the number of groups for rows of
+    none."""
     ends = group_sizes.clip(0).cumsum()
     return ends.searchsorted(np.arange(rows, dtype=np.int32), side="right")
 
