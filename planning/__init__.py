@@ -1,5 +1,5 @@
-"""What a configuration needs and how long it takes, before anything is loaded or compiled.
+"""Plans: what a configuration needs and how long it takes, before anything is loaded or compiled.
 
-The runtime says what its program does (`popxl.plan`); here that becomes memory per device and per
-host, and a time on a machine of the hardware table.
+`popxl.plan` reads the work, traffic and memory of a program; this package turns them into memory of
+devices and hosts, and into times on a machine of the hardware table.
 """

@@ -1,4 +1,4 @@
-"""Advice of a plan beyond the question: settings that pay."""
+"""Advice in a plan: settings with which training would be clearly faster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from planning.report import Report
 
 
 def with_advice(made: Report, programs: VariantCache, is_told: bool = False) -> Report:
-    """A plan that names settings with which training is clearly faster; arguments as for
+    """Add advice on batch size and optimizer state to a plan; arguments as for
     `with_batch_advice`."""
     return with_state_advice(with_batch_advice(made, programs, is_told), programs)

@@ -1,4 +1,4 @@
-"""Whether a batch is too small to keep several devices busy."""
+"""Advice on the batch size: a larger batch if the plan's does not keep several devices busy."""
 
 from __future__ import annotations
 
@@ -11,47 +11,45 @@ from planning.program_variants import VariantCache
 from planning.report import LargerBatch, Report
 from planning.requirements import tokens_per_sample
 
-TIMES = 4, 16
-"""Batches to try, in those of the plan."""
+FACTORS = 4, 16
+"""Factors of the plan's batch size to try."""
 
 MIN_GAIN = 1.25
-"""Times the samples a second for which a larger batch is named."""
+"""Smallest speedup for which a larger batch is advised."""
 
-ENOUGH = 0.8
-"""Of the samples a second of the fastest batch, by first simulated steps: the smallest batch that
-reaches them is named."""
+MIN_FRACTION = 0.8
+"""Fraction of the fastest batch's samples per second that the advised batch achieves."""
 
 TOKENS_AT_ONCE = 2**14
-"""Of a micro-batch, for each tensor-parallel device: larger ones are no faster."""
+"""Tokens of a micro-batch per tensor-parallel device: larger ones are no faster."""
 
 
 def with_batch_advice(made: Report, programs: VariantCache, is_told: bool = False) -> Report:
-    """A plan that names a batch which feeds its devices, if its own is too small.
+    """Add the smallest batch that keeps the devices busy to a plan, if its own is too small.
 
     Args:
-        is_told: the layout is not the plan's choice, and stays for larger batches.
+        is_told: the user set the layout, so larger batches keep it.
     """
     config, on = made.requirements.config, made.machine
     if made.requirements.chosen is None or config.replicas == 1 or not made.fits:
         return made
     first = run_trial(programs.variants(config, on.target), config, on)
-    found = [ParallelLayout(config, first.seconds, first.fits)]
-    for times in TIMES:
-        larger = config.changed({BATCH: times * config.training.global_batch_size})
+    layouts = [ParallelLayout(config, first.seconds, first.fits)]
+    for factor in FACTORS:
+        larger = config.changed({BATCH: factor * config.training.global_batch_size})
         micro = None if is_told else max(TOKENS_AT_ONCE // tokens_per_sample(config), 1)
-        ways = list_layouts(larger, config.replicas, micro)
-        ways = [way for way in ways if not is_told or way.execution == config.execution]
-        fastest = promising_layouts(ways, on, programs)[0]
+        configs = list_layouts(larger, config.replicas, micro)
+        configs = [c for c in configs if not is_told or c.execution == config.execution]
+        fastest = promising_layouts(configs, on, programs)[0]
         if not fastest.fits:
             break
-        found.append(fastest)
-    rates = [layout.config.training.global_batch_size / layout.seconds for layout in found]
-    enough = next(n for n, rate in enumerate(rates) if rate >= ENOUGH * max(rates))
-    if not enough:
+        layouts.append(fastest)
+    rates = [layout.config.training.global_batch_size / layout.seconds for layout in layouts]
+    index = next(n for n, rate in enumerate(rates) if rate >= MIN_FRACTION * max(rates))
+    if not index:
         return made
-    best = search_placement(
-        programs.variants(found[enough].config, on.target), found[enough].config, on
-    ).best
-    gain = TIMES[enough - 1] * made.expected_seconds / best.seconds
-    batch = found[enough].config.training.global_batch_size
+    advised = layouts[index].config
+    best = search_placement(programs.variants(advised, on.target), advised, on).best
+    gain = FACTORS[index - 1] * made.expected_seconds / best.seconds
+    batch = advised.training.global_batch_size
     return made if gain < MIN_GAIN else replace(made, larger_batch=LargerBatch(batch, gain))

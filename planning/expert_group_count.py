@@ -1,38 +1,38 @@
-"""Into how many groups a layer's experts are cut, so that a device holds what one of them takes."""
+"""The number of groups in which a layer's experts are streamed, so that a group fits a device."""
 
 from __future__ import annotations
 
 from config.sections import RunConfig
 
-BYTES = 16
-"""That a weight of the group at work takes at most: it, its gradient and two moments in float32, or
-in 16 bits besides those of the group that is loaded next."""
+BYTES_PER_WEIGHT = 16
+"""Device bytes per weight of the active group at most: weight, gradient and two moments in float32,
+or in 16 bits together with those of the group that is loaded next."""
 
-SHARE = 1 / 4
-"""Of a device's memory that a group may take, as what a micro-batch takes."""
+MEMORY_SHARE = 1 / 4
+"""Fraction of a device's memory that a group may take."""
 
 
 def active_bytes(config: RunConfig) -> float:
-    """About what a group of a layer's experts takes of a device's memory in training."""
+    """Estimate the device bytes of a group of a layer's experts in training."""
     e = config.execution
-    return BYTES * config.expert_weights() / e.tensor_parallel / e.expert_groups
+    return BYTES_PER_WEIGHT * config.expert_weights() / e.tensor_parallel / e.expert_groups
 
 
 def min_groups(config: RunConfig, memory: float) -> int:
-    """The fewest groups of which one takes its share of `memory`; those of one expert if none does.
+    """Return the smallest number of groups that fit their share of `memory`, or the largest number.
 
-    Where nothing of the experts can be cut, they are one.
+    It is 1 for models whose experts cannot be streamed.
     """
     if not config.cuts_experts:
         return 1
-    whole = active_bytes(config) * config.execution.expert_groups
-    least = whole / (SHARE * memory)
+    total = active_bytes(config) * config.execution.expert_groups
+    required = total / (MEMORY_SHARE * memory)
     return next(n for n in range(1, config.experts + 1)
-                if config.experts % n == 0 and n >= min(least, config.experts))  # fmt: skip
+                if config.experts % n == 0 and n >= min(required, config.experts))  # fmt: skip
 
 
 def next_groups(config: RunConfig) -> int | None:
-    """At least twice as many groups; None: they cannot be cut further."""
+    """Return the next number of groups, at least twice as many; None: there is none."""
     groups = config.execution.expert_groups
     if not config.cuts_experts:
         return None

@@ -1,4 +1,4 @@
-"""How a model is best trained on a machine: on its devices and disk, as simulated runs say."""
+"""Search of the configuration with which a model trains fastest on a machine, by simulated runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from config.layers import largest_divisor
 from config.sections import RunConfig
-from planning.expert_group_count import SHARE, active_bytes, next_groups
+from planning.expert_group_count import MEMORY_SHARE, active_bytes, next_groups
 from planning.hardware.machines import Machine
 from planning.parallel_layouts import promising_layouts
 from planning.program_variants import VariantCache
@@ -15,7 +15,7 @@ from planning.report import Report, make_report
 from planning.requirements import finetuning_requirements, generation_requirements, weight_bytes
 
 DISK = "DIR"
-"""Stands for a folder of the machine's disk."""
+"""Placeholder for a folder of the machine's disk."""
 
 
 def plan_best_training(
@@ -24,12 +24,12 @@ def plan_best_training(
     """Return the plan of the fastest layout that fits (`planning.parallel_layouts`), or of the
     first one if none does.
 
-    If the device's memory is too small for a micro-batch, it is halved; what host memory cannot
-    hold goes to disk.
+    Micro-batches that do not fit the device are halved, and state that exceeds host memory is
+    offloaded to disk.
 
     Args:
-        name: of the configuration, for people.
-        programs: those that there are already.
+        name: name of the configuration in the report.
+        programs: cache of traced programs.
     """
     programs, best = programs or VariantCache(), None
     for layout in promising_layouts(configs, machine, programs):
@@ -47,8 +47,8 @@ def _order(made: Report) -> tuple[bool, float]:
 
 
 def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
-    """The plan of generation on one device, with the prompts of a batch of training, and with the
-    disk if host memory is too small."""
+    """Return the plan of generation on one device, with as many prompts as a training batch has
+    samples, and with offload to disk if host memory is too small."""
     one = config.changed({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
     if one.generation.weights == "auto" and weight_bytes(one) > machine.usable_bytes:
         one = one.changed({"generation.weights": "streamed"})
@@ -63,27 +63,30 @@ def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
 def search_fitting_config(
     name: str, config: RunConfig, machine: Machine, programs: VariantCache
 ) -> Report:
-    """The first plan that fits, with more groups of experts, where one takes much, or smaller
-    micro-batches, as long as device memory is too small, and with the disk if host memory is."""
+    """Return the first plan that fits.
+
+    While device memory is too small, it takes more expert groups if a group is large, else smaller
+    micro-batches; if host memory is too small, it offloads to disk.
+    """
     target = machine.target
     requirements = finetuning_requirements(config, target, programs)
     made = make_report(name, requirements, machine)
     while not made.fits:
         config = made.requirements.config
-        execution, is_same = config.execution, False
-        needed, there = made.memory_use.get("device memory", (0, 0))
-        groups = next_groups(config) if active_bytes(config) > SHARE * needed else None
-        if needed > there and groups is not None:
+        execution, is_same_program = config.execution, False
+        needed, available = made.memory_use.get("device memory", (0, 0))
+        groups = next_groups(config) if active_bytes(config) > MEMORY_SHARE * needed else None
+        if needed > available and groups is not None:
             config = config.changed({"execution.expert_groups": groups})
-        elif needed > there and execution.micro_batch_size > 1:
+        elif needed > available and execution.micro_batch_size > 1:
             half = largest_divisor(execution.micro_batch_size, execution.micro_batch_size // 2)
             config = config.changed({"execution.micro_batch_size": half})
-        elif needed <= there and execution.disk is None:
+        elif needed <= available and execution.disk is None:
             config = config.changed({"execution.disk": DISK})
-            is_same = machine.platform != "cpu"  # the program, with a disk
+            is_same_program = machine.platform != "cpu"
         else:
             break
-        if is_same:
+        if is_same_program:
             requirements = replace(requirements, config=config)
         else:
             requirements = finetuning_requirements(config, target, programs)

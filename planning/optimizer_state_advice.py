@@ -13,10 +13,10 @@ from planning.report import FasterState, Report
 STATE = "8bit_residual8"
 
 MIN_GAIN = 0.05
-"""The fraction of a step's time for which the state is named."""
+"""Smallest fraction of a step's time for whose gain the state is advised."""
 
 MIN_SHARE = 0.1
-"""Of the model's state: fewer bytes of moments leave no room to gain."""
+"""Smallest fraction of the model's state that moments take for the advice to pay."""
 
 
 def with_state_advice(made: Report, programs: VariantCache) -> Report:
@@ -29,31 +29,31 @@ def with_state_advice(made: Report, programs: VariantCache) -> Report:
         return made
     if chosen.best.is_bound_by_compute or requirements.moments < MIN_SHARE * requirements.state:
         return made
-    try:  # stochastic rounding gives way to it on the command line, too
+    try:  # the state replaces stochastic rounding, as on the command line
         other = config.changed(
             {"training.optimizer.state": STATE, "training.stochastic_rounding": None}
         )
     except ConfigError:
         return made
     variants = programs.variants(other, on.target)
-    tried = (
+    trials = (
         run_trial(variants, other, on, variant) for variant in set(_variants(chosen.best, made))
     )
-    best = min(tried, key=lambda one: (not one.fits, one.seconds))
+    best = min(trials, key=lambda trial: (not trial.fits, trial.seconds))
     if not best.fits or (made.fits and not best.is_faster_than(chosen.best, MIN_GAIN)):
         return made
     return replace(made, faster_state=FasterState(STATE, best.seconds))
 
 
 def _variants(best: Trial, made: Report) -> Iterator[Variant]:
-    """The plan's own, and what room on the device is good for: all activations saved, by few
-    micro-batches at a time."""
+    """Iterate over the plan's variant, and those that use free device memory: all activations saved
+    for few micro-batches at a time."""
     yield best.variant
     config = made.requirements.config
     if config.execution.activations != "auto":
         return
-    kept = frozenset((kind, 1.0) for kind in layer_types_worth_saving(best.program, best.traced))
-    yield replace(best.variant, kept=kept)
+    saved = frozenset((kind, 1.0) for kind in layer_types_worth_saving(best.program, best.traced))
+    yield replace(best.variant, saved_layers=saved)
     for n in (1, 2) if config.execution.micro_batches_per_pass == "auto" else ():
         if config.gradient_accumulation % n == 0:
-            yield replace(best.variant, per_pass=n, kept=kept)
+            yield replace(best.variant, per_pass=n, saved_layers=saved)

@@ -1,5 +1,4 @@
-"""How devices share training: data-parallel copies of the model, and tensor-parallel devices in
-each."""
+"""Parallel layouts: data-parallel copies of the model × tensor-parallel devices of each."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ from planning.placement_search import plans_placement, run_trial
 from planning.program_variants import VariantCache
 from planning.roofline import resource_times
 
-MOST_SAVED = 0.3
-"""Of the first simulated step's time: more than is saved by not recomputing, by other passes and
-by other activations between layers together."""
+MAX_SPEEDUP = 0.3
+"""Upper bound on the fraction of the first simulated step that saved activations, other passes and
+other activations between layers can save."""
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """A configuration for some devices.
+    """A configuration with its number of data- and tensor-parallel devices, and its first step.
 
     Attributes:
-        seconds: of a step in which all micro-batches pass a layer before the next one, and
-            activations are recomputed; on a CPU, of its bound.
-        fits: whether that step does.
+        seconds: simulated time of a step in one pass that recomputes activations; on a CPU, its
+            lower bound.
+        fits: true if that step fits.
     """
 
     config: RunConfig
@@ -34,51 +33,53 @@ class ParallelLayout:
     fits: bool
 
     def may_be_below(self, seconds: float) -> bool:
-        """Whether its fastest program could be faster than that."""
-        return (1 - MOST_SAVED) * self.seconds < seconds
+        """Return True if its fastest program may take less than `seconds`."""
+        return (1 - MAX_SPEEDUP) * self.seconds < seconds
 
 
 def list_layouts(config: RunConfig, devices: int, micro: int | None = None) -> Sequence[RunConfig]:
-    """All ways in which the batch and the model's sizes allow to use some devices; of fewer devices
-    where there is none.
+    """Return all layouts of `devices` that the batch and the model's sizes allow.
+
+    If there is none, the layouts are those of the next smaller number of devices.
 
     Args:
-        micro: samples of a micro-batch without tensor parallelism, at most; each device of a group
-            adds as many, so that its share of the work is the same. None: always those of `config`.
+        micro: largest micro-batch per tensor-parallel device; None: the micro-batch of `config`.
     """
     counts = range(devices, 0, -1)
-    return next(found for n in counts if (found := list(_list_for_devices(config, n, micro))))
+    return next(configs for n in counts if (configs := list(_list_for_devices(config, n, micro))))
 
 
 def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Iterator[RunConfig]:
-    """In order of tensor-parallel devices."""
+    """Iterate over the layouts of exactly `devices`, by increasing tensor parallelism."""
     batch, size = config.training.global_batch_size, config.execution.micro_batch_size
-    for parts in range(1, devices + 1):
-        copies = devices // parts
-        if devices % parts or batch % copies:
+    for tp in range(1, devices + 1):
+        dp = devices // tp
+        if devices % tp or batch % dp:
             continue
         if micro is not None:
-            size = largest_divisor(batch // copies, micro * parts)
+            size = largest_divisor(batch // dp, micro * tp)
         try:
-            yield config.changed(dict(zip((*LAYOUT, MICRO), (copies, parts, size), strict=True)))
-        except ConfigError:  # samples, heads or features that so many devices cannot share
+            yield config.changed(dict(zip((*LAYOUT, MICRO), (dp, tp, size), strict=True)))
+        except ConfigError:  # samples, heads or features do not divide
             continue
 
 
 def promising_layouts(
     configs: Sequence[RunConfig], on: Machine, programs: VariantCache
 ) -> list[ParallelLayout]:
-    """The layouts that could be the fastest, in the order of their first simulated steps. Those
-    whose bound is too long already are not simulated."""
-    found = list[ParallelLayout]()
+    """Return the layouts that may be the fastest, by the time of their first simulated steps.
+
+    Layouts whose lower bound is too long are not simulated.
+    """
+    simulated = list[ParallelLayout]()
     for bound in sorted((_bound(each, on, programs) for each in configs), key=lambda b: b.seconds):
-        if all(bound.may_be_below(other.seconds) for other in found):
-            found.append(_simulated(bound, on, programs))
-    return sorted(found, key=lambda layout: (not layout.fits, layout.seconds))
+        if all(bound.may_be_below(other.seconds) for other in simulated):
+            simulated.append(_simulate(bound, on, programs))
+    return sorted(simulated, key=lambda layout: (not layout.fits, layout.seconds))
 
 
 def _bound(config: RunConfig, on: Machine, programs: VariantCache) -> ParallelLayout:
-    """A layout at the rates that programs reach, with everything hidden behind the slowest."""
+    """Compute the lower bound of a layout's step at achieved rates: its slowest resource."""
     _, traced = programs.variants(config, on.target).get()
     rates = on.achieved_rates(config.model.precision, config.replicas)
     return ParallelLayout(
@@ -86,7 +87,7 @@ def _bound(config: RunConfig, on: Machine, programs: VariantCache) -> ParallelLa
     )
 
 
-def _simulated(layout: ParallelLayout, on: Machine, programs: VariantCache) -> ParallelLayout:
+def _simulate(layout: ParallelLayout, on: Machine, programs: VariantCache) -> ParallelLayout:
     if on.platform == "cpu" or not plans_placement(layout.config):
         return layout
     first = run_trial(programs.variants(layout.config, on.target), layout.config, on)

@@ -1,4 +1,4 @@
-"""Variants of a training program, which give the same results, and trials of them on a machine."""
+"""Variants of a training program with equal results, and their simulated trials on a machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training
 from modelling.spec import get_family
 
-_MIN_SHARE = 0.02  # of the operations: kinds of layers that are worth a simulation
-MIN_GAIN = 0.01  # of the time: what is no faster does not take more memory
-HIDDEN = 0.01  # of the time: where less is spent on waits, larger passes are not tried
+_MIN_SHARE = 0.02  # smallest fraction of the FLOPs of layer types that are worth a simulation
+MIN_GAIN = 0.01  # smallest fraction of the time that is worth more memory
+HIDDEN = 0.01  # fraction of the time: transfers with shorter waits count as hidden
 
 RematPolicy = frozenset[tuple[str, float]]
-"""Phases or kinds of layers, and which fraction of their layers, the last ones, keep their
-activations."""
+"""Pairs of a phase or layer type and the fraction of its layers, the last ones, that save their
+activations; all others recompute them."""
 
 RECOMPUTE_ALL: RematPolicy = frozenset()
-"""All layers compute their activations again."""
+"""All layers recompute their activations."""
 
 SAVE_ALL: RematPolicy = frozenset({(ALL, 1.0)})
 """All layers save their activations."""
@@ -32,112 +32,109 @@ SAVE_ALL: RematPolicy = frozenset({(ALL, 1.0)})
 
 @dataclass(frozen=True)
 class Variant:
-    """A program of a configuration; all variants give the same results.
+    """Options of a training program that change its time and memory, and not its results.
 
     Attributes:
         per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
-        kept: the phases or kinds of layers that save activations.
-        changes: fields of `execution`, and values to take in place of the configuration's.
+        saved_layers: the phases or layer types that save activations.
+        changes: fields of `execution` and their values, which replace the configuration's.
     """
 
     per_pass: int
-    kept: RematPolicy = RECOMPUTE_ALL
+    saved_layers: RematPolicy = RECOMPUTE_ALL
     changes: tuple[tuple[str, Any], ...] = ()
 
     def apply_to(self, config: RunConfig) -> RunConfig:
-        """The configuration with its changes."""
+        """Return the configuration with the changes."""
         return replace(config, execution=replace(config.execution, **dict(self.changes)))
 
 
 Build = Callable[[Variant], TrainingProgram]
-"""Builds the program of a variant, whose `kept` names phases."""
+"""Builds the program of a variant whose `saved_layers` names phases."""
 
 
 class ProgramVariants:
-    """Training programs of a configuration; each variant is built once.
+    """The programs of a configuration's variants, each built and traced once.
 
     Args:
-        first: the variant that runs where nothing is planned.
-        target: that they are traced for.
+        first: the variant without a plan.
+        target: target for which they are traced.
     """
 
     def __init__(self, build: Build, first: Variant, target: str) -> None:
         self._build, self._first, self._target = build, first, target
-        self._found: dict[Variant, tuple[TrainingProgram, popxl.plan.TracedProgram]] = {}
-        self._on: Any = None
+        self._built: dict[Variant, tuple[TrainingProgram, popxl.plan.TracedProgram]] = {}
+        self._machine: Any = None
         self._trials: dict[Variant, Trial] = {}
 
     def get(
         self, variant: Variant | None = None
     ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
-        """The program of a variant; default: of the first one."""
+        """Return the program of a variant, and its trace; default: the first variant."""
         variant = variant or self._first
-        if variant not in self._found:
+        if variant not in self._built:
             program = self._build(variant)
-            self._found[variant] = program, popxl.plan.trace(program.ir, self._target)
-        return self._found[variant]
+            self._built[variant] = program, popxl.plan.trace(program.ir, self._target)
+        return self._built[variant]
 
-    def trials(self, on: Any) -> dict[Variant, Trial]:
-        """What was tried on such a machine, by variant, whose `kept` names kinds of layers, to add
-        to; on another machine it begins anew."""
-        if self._on != on:
-            self._on, self._trials = on, {}
+    def trials(self, machine: Any) -> dict[Variant, Trial]:
+        """Return the mutable trials on a machine, by variant; `saved_layers` names layer types.
+
+        For another machine they are empty again.
+        """
+        if self._machine != machine:
+            self._machine, self._trials = machine, {}
         return self._trials
 
 
 class VariantCache:
-    """The candidates for configurations: those of one that is chosen are there for its plan."""
+    """Cache of the variants of several configurations."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[RunConfig, str, ProgramVariants]] = []
+        self._entries: list[tuple[RunConfig, str, ProgramVariants]] = []
 
     def variants(self, config: RunConfig, target: str) -> ProgramVariants:
-        """The candidates for a configuration, traced for a machine (`Machine.target`)."""
-        for known, traced_platform, variants in self._made:
-            if (known, traced_platform) == (config, target):
+        """Return the variants of a configuration, traced for `target` (`Machine.target`)."""
+        for cached, cached_target, variants in self._entries:
+            if (cached, cached_target) == (config, target):
                 return variants
-        self._made.append((config, target, _build_variants(config, target)))
-        return self._made[-1][2]
+        self._entries.append((config, target, _build_variants(config, target)))
+        return self._entries[-1][2]
 
 
 def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
-    family, there = get_family(config), with_target_device(config, target)
+    family, on_target = get_family(config), with_target_device(config, target)
     weight_map = family.weight_map(config)
 
     def build(variant: Variant) -> TrainingProgram:
-        saved_fractions, per_pass, own = (
-            dict(variant.kept),
-            variant.per_pass,
-            variant.apply_to(there),
-        )
         return build_training(
-            own,
+            variant.apply_to(on_target),
             family.build_phases,
             weight_map=weight_map,
-            saved_fractions=saved_fractions,
-            per_pass=per_pass,
+            saved_fractions=dict(variant.saved_layers),
+            per_pass=variant.per_pass,
         )
 
-    return ProgramVariants(build, default_variant(there), target)
+    return ProgramVariants(build, default_variant(on_target), target)
 
 
 def default_variant(config: RunConfig) -> Variant:
-    """The variant that runs where no plan chooses.
+    """Return the variant without a plan.
 
-    On one CPU device, which shares the host's memory, weights are where the layers need them: each
-    micro-batch passes alone, and saves its activations. Not so where weights come from a disk or
-    are dequantized for each pass.
+    A single CPU device shares the host's memory, so passes do not load weights: a pass takes one
+    micro-batch and saves its activations. Weights on disk and quantized ones are loaded for each
+    pass, so there a pass takes all micro-batches.
     """
-    one = platform(config) == "cpu" and config.replicas == 1
-    loads = config.execution.disk is not None or config.model.quant is not None
+    is_single_cpu = platform(config) == "cpu" and config.replicas == 1
+    loads_weights = config.execution.disk is not None or config.model.quant is not None
     per_pass = config.execution.micro_batches_per_pass
     if per_pass == "auto":
-        per_pass = 1 if one and not loads else config.gradient_accumulation
-    return Variant(per_pass, SAVE_ALL if one and per_pass == 1 else RECOMPUTE_ALL)
+        per_pass = 1 if is_single_cpu and not loads_weights else config.gradient_accumulation
+    return Variant(per_pass, SAVE_ALL if is_single_cpu and per_pass == 1 else RECOMPUTE_ALL)
 
 
 def with_target_device(config: RunConfig, target: str) -> RunConfig:
-    """The configuration as it runs on a machine that need not be here."""
+    """Replace the device "auto" by that of a target, which need not be the local machine."""
     execution = config.execution
     if execution.device != "auto":
         return config
@@ -147,12 +144,12 @@ def with_target_device(config: RunConfig, target: str) -> RunConfig:
 
 @dataclass(frozen=True)
 class Trial:
-    """A program on a machine, its entries placed.
+    """A simulated run of a variant on a machine, with its placement.
 
     Attributes:
-        variant: its `kept` names kinds of layers.
-        fits: whether there is room in the memories of device and host.
-        is_filled: whether placing its entries again gains nothing.
+        variant: its `saved_layers` names layer types.
+        fits: true if it fits the memory of device and host.
+        is_filled: true if placing its entries again gains nothing.
     """
 
     variant: Variant
@@ -164,40 +161,44 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """How long a simulated run takes."""
+        """Seconds of the simulated run."""
         return self.placement.timeline.seconds
 
     @property
     def is_bound_by_compute(self) -> bool:
-        """Whether all layers save activations, and the device waits for next to nothing."""
+        """True if all layers save activations and transfers are hidden."""
         saved = {(kind, 1.0) for kind in layer_types_worth_saving(self.program, self.traced)}
-        return self.fits and saved <= self.variant.kept and self.waits <= HIDDEN * self.seconds
+        return (
+            self.fits and saved <= self.variant.saved_layers and self.waits <= HIDDEN * self.seconds
+        )
 
     @property
     def waits(self) -> float:
-        """Seconds in which the device waits for entries."""
-        return sum(waits.transfers for waits in self.placement.timeline.exposed.values())
+        """Seconds in which the device waits for transfers."""
+        return sum(exposed.transfers for exposed in self.placement.timeline.exposed.values())
 
     def is_faster_than(self, other: Trial, gain: float = MIN_GAIN) -> bool:
-        """Whether it alone fits, or takes less time by more than a fraction."""
+        """Return True if only this trial fits, or if it is faster by more than `gain`."""
         if self.fits != other.fits:
             return self.fits
         return self.seconds < (1 - gain) * other.seconds
 
     @property
     def title(self) -> str:
-        """Micro-batches per pass, and which layers save their activations."""
-        of = self.variant.kept
-        kinds = [kind if share == 1 else f"{share:.0%} of {kind}" for kind, share in of]
-        saved = f"activations saved by {' and '.join(sorted(kinds))}" if kinds else "recomputed"
-        changed = (f"{name} {str(value).lower()}" for name, value in self.variant.changes)
-        return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changed])
+        """Text with the micro-batches per pass and the layers that save activations."""
+        types = [
+            name if share == 1 else f"{share:.0%} of {name}"
+            for name, share in self.variant.saved_layers
+        ]
+        saved = f"activations saved by {' and '.join(sorted(types))}" if types else "recomputed"
+        changes = (f"{name} {str(value).lower()}" for name, value in self.variant.changes)
+        return ", ".join([f"{self.variant.per_pass} micro-batches per pass", saved, *changes])
 
 
 def layer_types_worth_saving(
     program: TrainingProgram, traced: popxl.plan.TracedProgram
 ) -> list[str]:
-    """Kinds of layers whose forward pass is a share of the work that counts."""
+    """Return the layer types whose forward pass has a significant share of the FLOPs."""
     flops: Counter[str] = Counter()
     kinds: Mapping[str, str] = {
         n: kind for kind, names in program.phases_by_type.items() for n in names

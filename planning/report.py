@@ -259,7 +259,7 @@ def _activations(chosen: PlacementResult) -> list[dict[str, Any]]:
     return [
         {
             "micro_batches_per_pass": trial.variant.per_pass,
-            "kept_by": dict(sorted(trial.variant.kept)),
+            "saved_layers": dict(sorted(trial.variant.saved_layers)),
             "seconds": trial.seconds,
             "fits": trial.fits,
         }

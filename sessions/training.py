@@ -68,7 +68,7 @@ class TrainingSession(ModelSession):
         weight_map = family.weight_map(config)
 
         def build(variant: Variant) -> TrainingProgram:
-            changed, saved = variant.apply_to(config), dict(variant.kept)
+            changed, saved = variant.apply_to(config), dict(variant.saved_layers)
             return build_training(
                 changed, family.build_phases, gradients, weight_map, saved, variant.per_pass
             )

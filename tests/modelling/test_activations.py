@@ -113,7 +113,7 @@ def _two_memories(
         if kinds:
             names = list(program.phases_by_type.values())[-kinds:]
             kept = frozenset((name, share) for each in names for name in each)
-            program = build(replace(variant, kept=kept))
+            program = build(replace(variant, saved_layers=kept))
             if share < 1:
                 assert any(
                     phase.endswith("_saved")

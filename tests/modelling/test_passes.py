@@ -225,8 +225,8 @@ def test_one_cpu_device_takes_one_micro_batch_at_a_time(
 ) -> None:
     config = small_config().changed({"execution.device": "cpu", **fields})
     variant = default_variant(config)
-    assert variant == Variant(per_pass, variant.kept)
-    assert bool(variant.kept) == (per_pass == 1), "else memory would grow"
+    assert variant == Variant(per_pass, variant.saved_layers)
+    assert bool(variant.saved_layers) == (per_pass == 1), "else memory would grow"
 
 
 def test_frozen_layers_have_a_seed_for_each_micro_batch() -> None:

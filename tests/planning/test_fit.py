@@ -247,7 +247,9 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     variants = VariantCache().variants(config, "gpu")
     buffers = variants.get()[1].ir.remote_buffers
     memory = 0.8 * variants.get()[1].storage().remote
-    search = placement_search.PlacementSearch.on(replace(gpu, memory=memory), variants, config)
+    search = placement_search.PlacementSearch.on_machine(
+        replace(gpu, memory=memory), variants, config
+    )
     first = search.trial(Variant(8))
     count = len(placed)
     best = search.filled(first)

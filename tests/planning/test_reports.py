@@ -127,11 +127,13 @@ def test_simulated_runs_take_what_programs_reach() -> None:
     assert achieved.bandwidth == pytest.approx(0.88 * 3.35e12)
     assert h100.rates("bfloat16", 1).flops == 989e12
     forward, backward = Kernel(0, 10**12, attention=64), Kernel(0, 10**12, False, 80, True)
-    assert h200.kernels({forward: 1}) == pytest.approx(1 / 195 + 2e-6)
-    assert h200.kernels({backward: 2}) == pytest.approx(2 * (1 / 188 + 2e-6)), "as of 128 features"
+    assert h200.kernel_seconds({forward: 1}) == pytest.approx(1 / 195 + 2e-6)
+    assert h200.kernel_seconds({backward: 2}) == pytest.approx(2 * (1 / 188 + 2e-6)), (
+        "as of 128 features"
+    )
     usual = machine("t4").achieved_rates("float16", 1)
     assert usual.flops == 0.75 * 65e12
-    assert usual.kernels({forward: 1}) == pytest.approx(1 / 32.5 + 2e-6)
+    assert usual.kernel_seconds({forward: 1}) == pytest.approx(1 / 32.5 + 2e-6)
 
 
 def test_the_hardware_table_is_complete() -> None:

@@ -50,6 +50,12 @@ def traced(name: str, update: str = "end") -> popxl.plan.TracedProgram:
     )
 
 
+_LATENCIES = (
+    *("copy_latency_s", "dispatch_s", "kernel_launch_s"),
+    *("transfer_dispatch_s", "per_array_s"),
+)
+
+
 def rates(program: popxl.plan.TracedProgram) -> popxl.plan.Rates:
     """Of a machine on which the loads of a step take nearly as long as its compute."""
     plan = program.plan()
@@ -61,7 +67,7 @@ def rates(program: popxl.plan.TracedProgram) -> popxl.plan.Rates:
         host_link=sum(part.host_to_device for part in plan.parts) / (0.8 * COMPUTING),
         link=1e30,
         network=1e30,
-        **dict.fromkeys(("copy", "run", "launch", "put", "put_array"), 0.0),
+        **dict.fromkeys(_LATENCIES, 0.0),
     )
 
 
