@@ -23,7 +23,7 @@ from data.loader import Loader
 from modelling.spec import get_family
 from planning.hardware.disk_offload import process_bytes
 from planning.requirements import finetuning_requirements
-from run.records.pace import peak_host_bytes
+from run.records.throughput import peak_host_bytes
 from run.throughput import MachineUse, report_throughput
 from sessions.training import StepResult
 from sessions.training import TrainingSession as TrainingSession

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     # These take seconds: mistakes in the command line are said before.
     from planning.hardware.resource_errors import explain_resource_errors
-    from run.export import export_checkpoint
+    from run.hf_export import export_checkpoint
 
     with explain_resource_errors(line.preset, line.config):
         precision = line.config.model.precision if line.settings.by_flag(PRECISION) else None

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.hardware.resource_errors import explain_resource_errors
     from planning.program_variants import VariantCache
     from planning.requirements import finetuning_requirements
-    from run.loop import finetune
+    from run.training_loop import finetune
 
     given, data_cache, programs = line.options, DataCache(), VariantCache()
     line = resolve_auto_fields(

@@ -9,8 +9,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from config.agreement import agree_on_run
 from config.errors import ConfigError
+from config.process_checks import check_same_run_on_all_processes
 from files.atomic_writing import check_can_write_file
 from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
@@ -69,41 +69,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.auto_config import resolve_auto_fields, with_generation_lengths
     from planning.hardware.resource_errors import explain_resource_errors
     from run.answers.generate import (
-        answer,
-        asked_rows,
-        asked_texts,
-        is_raw,
-        json_lines,
-        lines_of_standard_input,
+        answers_to_jsonl,
+        generate_answers,
+        prompts_from_file,
+        prompts_from_texts,
+        read_stdin_lines,
+        uses_no_template,
         with_format,
-        write_rows,
+        write_answers,
     )
 
     config = with_generation_lengths(resolve_auto_fields(line)).config
     # Before any process reads what others read elsewhere.
     asks = {"a file of prompts": given.file is not None, "--no_template": given.no_template,
             "--chat": given.chat}  # fmt: skip
-    agree_on_run(config, **asks)
+    check_same_run_on_all_processes(config, **asks)
     config = with_format(config, given.file, given.chat, given.no_template)
     if given.chat:
-        from run.answers.converse import converse
+        from run.answers.chat_session import run_chat
 
         with explain_resource_errors(line.preset, config):
-            converse(config)
+            run_chat(config)
         return
-    raw, data_cache = given.no_template or is_raw(config), DataCache()
+    raw, data_cache = given.no_template or uses_no_template(config), DataCache()
     if given.file is not None:
-        asked = asked_rows(config, given.file, raw, data_cache)
+        asked = prompts_from_file(config, given.file, raw, data_cache)
     else:
-        asked = asked_texts(config, given.prompts or lines_of_standard_input(), raw, data_cache)
+        asked = prompts_from_texts(config, given.prompts or read_stdin_lines(), raw, data_cache)
     with explain_resource_errors(line.preset, config):
-        answers = list(answer(config, asked, data_cache))
+        answers = list(generate_answers(config, asked, data_cache))
     if not is_first_process():
         return
     if given.out is not None:
-        write_rows(given.out, asked, answers)
+        write_answers(given.out, asked, answers)
     elif given.file is not None:
-        print(json_lines(asked, answers), end="")
+        print(answers_to_jsonl(asked, answers), end="")
     else:
         print("\n".join(answers))
 

@@ -26,12 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from data.data_cache import DataCache
     from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
-    from run.evaluation.side_by_side import side_by_side
+    from run.evaluation.compare_with_hf import compare_with_hf
 
     data_cache = DataCache()
     line = resolve_auto_fields(line, ("validation",), data_cache=data_cache)
     with explain_resource_errors(line.preset, line.config):
-        text = side_by_side(line.config, data_cache).text()
+        text = compare_with_hf(line.config, data_cache).text()
     if is_first_process():
         print(text)
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from planning.auto_config import resolve_auto_fields
     from planning.hardware.resource_errors import explain_resource_errors
     from planning.requirements import generation_requirements
-    from run.evaluation.validate import validate
+    from run.evaluation.evaluate_checkpoint import evaluate_checkpoint
 
     given, data_cache = line.options, DataCache()
     line = resolve_auto_fields(
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if not show_plan(line, generation_requirements):
         with explain_resource_errors(line.preset, line.config):
-            summary = validate(line.config, line.preset, given.out, data_cache).summary()
+            summary = evaluate_checkpoint(line.config, line.preset, given.out, data_cache).summary()
         if is_first_process():
             print(summary)
 

@@ -27,7 +27,7 @@ from finetuning import UNUSED
 from modelling.phases.training import build_training
 from modelling.spec import get_family
 from planning.hardware.resource_errors import explain_resource_errors
-from run.records.pace import peak_host_bytes
+from run.records.throughput import peak_host_bytes
 from run.throughput import read_throughput_line
 from terminal.entry_point import entry_point
 from terminal.parser import count_option

@@ -26,7 +26,7 @@ import yaml
 
 import popxl
 from benchmarks.device_trace import streams
-from checkpoints.arrays import LazyArrays
+from checkpoints.lazy_arrays import LazyArrays
 from config.base import nested
 from config.errors import UserError
 from config.families import config_class_of

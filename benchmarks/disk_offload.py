@@ -35,7 +35,7 @@ from planning.hardware.machines import machine
 from planning.hardware.resource_errors import explain_resource_errors
 from planning.requirements import finetuning_requirements, plan_on
 from popxl._storage.scratch_files import ScratchFile
-from run.records.pace import peak_host_bytes
+from run.records.throughput import peak_host_bytes
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession

@@ -40,9 +40,9 @@ from config.sections import RunConfig
 from data.loader import Loader
 from data.samples import Batch
 from modelling.spec import get_family
-from run.records.pace import peak_host_bytes
-from run.saving import SHARD_OF_DISK
-from run.start import starting_point
+from run.checkpoint_manager import DISK_SHARD_BYTES
+from run.initial_state import resolve_initial_state
+from run.records.throughput import peak_host_bytes
 from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages
@@ -130,7 +130,7 @@ def train(config: RunConfig, folders: Folders) -> None:
     """Train two steps, save both."""
     family = get_family(config)
     model, batches = TrainingSession(config), _batches(config)
-    store = CheckpointStore(folders.run, shard_bytes=SHARD_OF_DISK)
+    store = CheckpointStore(folders.run, shard_bytes=DISK_SHARD_BYTES)
     model.write(family.weight_map(config).init_weights(config.model.seed))
     with model:
         for step in (1, 2):
@@ -144,7 +144,7 @@ def resume(config: RunConfig, folders: Folders) -> None:
     """Train the second step from the first one's checkpoint."""
     family, batches = get_family(config), _batches(config)
     model = TrainingSession(config)
-    start = starting_point(config, family.weight_map(config))
+    start = resolve_initial_state(config, family.weight_map(config))
     _say(loaded=start.step)
     model.write(start.tensors)
     with model:
@@ -160,7 +160,7 @@ def export(config: RunConfig, folders: Folders) -> None:
     family = get_family(config)
     weights = without_optimizer_state(load_checkpoint(folders.run).tensors)
     files = family.weight_map(config).to_hf(weights)
-    write_hf_directory(folders.export, files, family.to_config_json(config), SHARD_OF_DISK)
+    write_hf_directory(folders.export, files, family.to_config_json(config), DISK_SHARD_BYTES)
     _say(peak=peak_host_bytes())
 
 

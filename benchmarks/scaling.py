@@ -35,7 +35,7 @@ from terminal.entry_point import entry_point
 from terminal.parser import Parser, count_option
 
 if TYPE_CHECKING:
-    from checkpoints.tensor_shards import CutTensor
+    from checkpoints.tensor_shards import ShardedTensor
 
 TENSORS, ROW = 300, 64  # of the state that is saved; elements of a row
 ROUNDS, WATCHED = 20, 5.0  # exchanges that are timed; seconds of watching
@@ -147,11 +147,11 @@ def _saving(folder: str) -> dict[str, float]:
 def _loaded(folder: str) -> Any:
     """A step, of which this process has read its row of each tensor."""
     from checkpoints import load_checkpoint
-    from checkpoints.tensor_shards import Part
+    from checkpoints.tensor_shards import TensorShard
 
     checkpoint = load_checkpoint(folder, verify=False)
     count, index = popdist.getNumInstances(), popdist.getInstanceIndex()
-    row = Part((count, ROW), (0, 1), (index, 0), (1, ROW), 0, ROW)
+    row = TensorShard((count, ROW), (0, 1), (index, 0), (1, ROW), 0, ROW)
     for number, name in enumerate(checkpoint.tensors):
         assert (checkpoint.tensors.some(name, [row])[index] == number).all()
     return checkpoint
@@ -160,16 +160,18 @@ def _loaded(folder: str) -> Any:
 class _RowShards(Mapping[str, np.ndarray]):
     """Tensors of which each process holds a row."""
 
-    def parts(self) -> Iterator[CutTensor]:
-        from checkpoints.tensor_shards import CutTensor, Part
+    def shards(self) -> Iterator[ShardedTensor]:
+        from checkpoints.tensor_shards import ShardedTensor, TensorShard
 
         count = popdist.getNumInstances()
         shape, axes = (count, ROW), (0, 1)
-        layout = tuple(Part(shape, axes, (i, 0), (1, ROW), 0, ROW) for i in range(count))
+        layout = tuple(TensorShard(shape, axes, (i, 0), (1, ROW), 0, ROW) for i in range(count))
         holders = tuple((i,) for i in range(count))
         for number in range(TENSORS):
             value = np.full(ROW, number, np.float32)
-            yield CutTensor(f"tensor.{number}", value.dtype, layout, holders, lambda _, v=value: v)
+            yield ShardedTensor(
+                f"tensor.{number}", value.dtype, layout, holders, lambda _, v=value: v
+            )
 
     def __getitem__(self, name: str) -> np.ndarray:
         return np.full((1, ROW), int(name.partition(".")[2]), np.float32)
@@ -213,23 +215,23 @@ def _service_seconds() -> float:
 def _listed(hosts: int) -> dict[str, float]:
     """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
     from checkpoints.manifest import FILE_NAME, Manifest
-    from checkpoints.sharded_files import ShardAssigner
+    from checkpoints.shard_assignment import ShardAssigner
     from checkpoints.tensor_files import read_records, write_records
 
     tensors = _tensors_on(hosts)
     begin = time.process_time()
-    parts = sum(len(one.layout) for one in tensors.parts())
+    parts = sum(len(one.layout) for one in tensors.shards())
     listing = time.process_time() - begin
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
     begin = time.process_time()
-    shares = (divided := ShardAssigner()).of(tensors)
+    shares = (divided := ShardAssigner()).assign(tensors)
     sharing = time.process_time() - begin
     begin = time.process_time()
-    divided.of(tensors)
+    divided.assign(tensors)
     again = time.process_time() - begin
     popdist.getNumInstances = count
-    records = _records(tensors, shares.held)
+    records = _records(tensors, shares.local_shards)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.json"
         begin = time.process_time()
@@ -239,14 +241,14 @@ def _listed(hosts: int) -> dict[str, float]:
         read_records(path, sha256)
         reading = time.process_time() - begin
         table = path.stat().st_size
-        Manifest(1, {}, tables={f"{i}": sha256 for i in range(hosts)}, cut=shares.cut).write(
-            Path(folder)
-        )
+        Manifest(
+            1, {}, record_files={f"{i}": sha256 for i in range(hosts)}, sharded=shares.sharded
+        ).write(Path(folder))
         manifest = (Path(folder) / FILE_NAME).stat().st_size
         begin = time.process_time()
         Manifest.read(Path(folder))
         reading_manifest = time.process_time() - begin
-    needed = len(_owners(tensors, shares.cut, hosts // 2))
+    needed = len(_owners(tensors, shares.sharded, hosts // 2))
     return {
         "hosts": hosts, "parts": parts, "listing_s": round(listing, 3),
         "sharing_s": round(sharing, 3), "again_s": round(again, 3),
@@ -261,11 +263,11 @@ def _owners(tensors: Any, cut: Mapping[str, Any], host: int) -> set[int]:
     """The processes that have stored something that a host needs to continue on as many hosts."""
     processes: set[int] = set()
     seen = set()
-    for one in tensors.parts():
+    for one in tensors.shards():
         owners = cut[one.name].owners
-        if (id(owners), id(one.holders)) not in seen:
-            seen.add((id(owners), id(one.holders)))
-            pairs = zip(owners, one.holders, strict=True)
+        if (id(owners), id(one.processes)) not in seen:
+            seen.add((id(owners), id(one.processes)))
+            pairs = zip(owners, one.processes, strict=True)
             processes |= {owner for owner, holders in pairs if host in holders}
     return processes
 
@@ -302,9 +304,9 @@ def _records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     from checkpoints.tensor_files import TensorRecord
 
     records = {}
-    for one in tensors.parts():
+    for one in tensors.shards():
         if one.name in held:
-            size = sum(one.layout[i].size for i in held[one.name])
+            size = sum(one.layout[i].length for i in held[one.name])
             nbytes = size * one.dtype.itemsize
             digests = ["0" * 64] * chunk_count(nbytes)
             record = TensorRecord(

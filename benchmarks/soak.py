@@ -39,10 +39,10 @@ from typing import Any
 from benchmarks import ROOT
 from benchmarks.disk_offload import record
 from checkpoints import load_checkpoint
-from checkpoints.remote import RemoteRun
+from checkpoints.object_store import RemoteRun
 from checkpoints.step_folders import step_folders
 from config.errors import UserError
-from run.records.metrics import Row, read_metrics
+from run.records.metrics_jsonl import Row, read_metrics
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
@@ -184,7 +184,7 @@ class Soak:
                 if row["step"] <= self.newest and row[name] != rows[row["step"]][name]:
                     raise Difference(f"{name} of step {row['step']} differs")
         brought = self.folder / "brought"
-        RemoteRun(f"file://{self.mirror}").fetch(brought)
+        RemoteRun(f"file://{self.mirror}").download_newest(brought)
         wanted = digest_of(whole)
         for one in (self.run, brought):
             if digest_of(one) != wanted:

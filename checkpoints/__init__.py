@@ -4,27 +4,26 @@
         store.save(step, {"encoder.block.0....q.weight": array, ...}, {"seed": 42, ...})
     checkpoint = CheckpointStore("runs/mine").load()
 
-Tensors are logical, that is whole: nothing in a checkpoint tells how the run that wrote it was
-split over devices. Weights have their Hugging Face names; the optimizer's state is stored with them
-as `optimizer/first_order/<name>` and the like. On disk a step is a folder of safetensors files and
-a manifest with a SHA-256 digest of every tensor.
+Tensors are logical, that is unsharded: a checkpoint does not depend on the number of devices of the
+run that wrote it. Weights have their Hugging Face names, optimizer state has names such as
+`optimizer/first_order/<name>`. On disk a step is a folder of safetensors files and a manifest with
+SHA-256 digests of every tensor.
 
-Why not Orbax. It was measured first (0.12.8, 20 arrays of 50 MB of float32, two cores) and fell
-short in what matters most here:
-- A flipped bit inside an array came back as a wrong number without an error, so that the digests
-  would have been needed all the same.
-- It takes the whole tree at once and peaked at 1.9 times its size on top of it; this takes one
-  copy to save in the background, and none to save at once. Arrays can then be made, written and
-  dropped one by one, which is the only way to save a state that fills the host's memory.
-- It compresses what hardly compresses, and a save took two to four times as long.
+Orbax was measured first (0.12.8, 20 arrays of 50 MB of float32, two cores) and not used because:
+- A flipped bit inside an array was loaded as a wrong number without an error, so digests would have
+  been needed anyway.
+- It takes the full tree at once and peaked at 1.9 times its size on top. Saving here needs one copy
+  in the background, and none when the caller waits: arrays are computed, written and freed one by
+  one, which is the only way to save a state that fills the host's memory.
+- It compresses data that hardly compresses; a save took two to four times as long.
 """
 
 from checkpoints.errors import CheckpointError as CheckpointError
 from checkpoints.errors import CheckpointWarning as CheckpointWarning
 from checkpoints.errors import DamagedError as DamagedError
-from checkpoints.loading import Checkpoint as Checkpoint
-from checkpoints.loading import has_checkpoint as has_checkpoint
-from checkpoints.loading import load_checkpoint as load_checkpoint
-from checkpoints.safetensors_files import TensorSpec as TensorSpec
+from checkpoints.safetensors_files import ArraySpec as ArraySpec
 from checkpoints.store import CheckpointStore as CheckpointStore
 from checkpoints.tensor_files import TensorFiles as TensorFiles
+from checkpoints.verified_loading import SavedCheckpoint as SavedCheckpoint
+from checkpoints.verified_loading import has_checkpoint as has_checkpoint
+from checkpoints.verified_loading import load_checkpoint as load_checkpoint

@@ -1,4 +1,4 @@
-"""Files that several processes write and read together: all of them succeed, or none."""
+"""File operations of several processes that succeed on all of them or raise on all."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from files.atomic_writing import write_errors, write_synced
 from files.errors import FileError
 from files.formatting import format_path
 
-PAUSES = (1.0, 4.0, 10.0)
-"""Seconds before each new trial of a save. What a network file system says once, such as ESTALE or
-EIO, is over after a moment."""
-_SEEN = 10.0  # seconds in which a network file system shows what another host wrote
+RETRY_SECONDS = (1.0, 4.0, 10.0)
+"""Seconds before each retry of a save. Errors of a network file system such as ESTALE and EIO are
+often transient."""
+_VISIBILITY_TIMEOUT = 10.0  # seconds until a network file system shows files of another host
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
-_LASTING = {
+_PERMANENT_ERRNOS = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG),
 }
 
 
 class ProcessError(Exception):
-    """One of several processes could not do its share; the text names it.
+    """Failure of one of several processes, raised on all; the message names the process.
 
     Attributes:
-        is_final: asking again cannot help.
+        is_final: True if a retry cannot help.
     """
 
     def __init__(self, text: str, is_final: bool) -> None:
@@ -43,115 +43,113 @@ class ProcessError(Exception):
         self.is_final = is_final
 
 
-def on_all_processes(work: Callable[[], Any], channel: str) -> list[Any]:
-    """Results of each process's work, in the order of the processes, which all call this.
+def run_on_all_processes(function: Callable[[], Any], channel: str) -> list[Any]:
+    """Call a function on every process and return all results, by process index; collective.
 
     Args:
-        work: returns something small that JSON can hold.
-        channel: of `popdist.all_gather_object`.
+        function: returns a small JSON value.
+        channel: channel of `popdist.all_gather_object`.
 
     Raises:
-        ProcessError: one has failed; all learn of it, with one text, and none waits for it.
+        ProcessError: on all processes, with the same message, if one process failed.
     """
     if popdist.getNumInstances() == 1:
-        return [work()]
-    value, problem, failure = None, None, None
+        return [function()]
+    value, reason, failure = None, None, None
     try:
-        value = work()
-    except Exception as error:  # the others must not wait for this process
-        problem, failure = reason_of(error), error
-    lasts = failure is not None and not is_transient(failure)
-    everyones = popdist.all_gather_object([value, problem, socket.gethostname(), lasts], channel)
+        value = function()
+    except Exception as error:  # peers must not wait for this process
+        reason, failure = error_reason(error), error
+    is_final = failure is not None and not is_transient(failure)
+    outcomes = popdist.all_gather_object([value, reason, socket.gethostname(), is_final], channel)
     if failure is not None and not isinstance(failure, (OSError, FileError)):
         raise failure
-    final = any(one for *_, one in everyones)
-    for process, (_, reason, host, _) in enumerate(everyones):
+    any_final = any(final for *_, final in outcomes)
+    for process, (_, reason, host, _) in enumerate(outcomes):
         if reason is not None:
-            raise ProcessError(f"process {process} on {host[:30]}: {reason}", final) from failure
-    return [one for one, *_ in everyones]
+            message = f"process {process} on {host[:30]}: {reason}"
+            raise ProcessError(message, any_final) from failure
+    return [value for value, *_ in outcomes]
 
 
-def on_first_process(work: Callable[[], Made]) -> Made | None:
-    """Result of process 0's work, on process 0; None on the others. All call this.
+def run_on_first_process(function: Callable[[], Result]) -> Result | None:
+    """Call a function on process 0 and return its result there, None elsewhere; collective.
 
     Raises:
-        CheckpointError: on all processes, if a file or the disk fails there.
+        CheckpointError: on all processes, if a file operation failed on process 0.
     """
-    value, problem = None, None
+    value, message = None, None
     if popdist.getInstanceIndex() == 0:
         try:
-            value = work()
+            value = function()
         except (FileError, OSError) as error:
-            problem = str(error)
-    if (problem := popdist.all_gather_object(problem)[0]) is not None:
-        raise CheckpointError(problem)
+            message = str(error)
+    if (message := popdist.all_gather_object(message)[0]) is not None:
+        raise CheckpointError(message)
     return value
 
 
 def is_transient(error: Exception) -> bool:
-    """True if a disk may refuse a second time what it did at first."""
+    """True if a retry of the failed file operation can succeed."""
     if isinstance(error, ProcessError):
         return not error.is_final
     if isinstance(error, OSError):
-        return error.errno not in _LASTING
+        return error.errno not in _PERMANENT_ERRNOS
     return False
 
 
 @contextmanager
 def raise_on_all() -> Iterator[None]:
-    """A context in which each process reads values of its own, which all enter and leave.
+    """Context manager that raises DamagedError on all processes if one process raises it inside.
 
-    Raises:
-        DamagedError: on all processes, if one has found damage.
+    Collective: all processes enter and leave it.
     """
     damage = None
     try:
         yield
     except DamagedError as error:
         damage = error
-    everyones = popdist.all_gather_object(None if damage is None else str(damage))
-    first = next((text for text in everyones if text is not None), None)
-    if first is not None:
-        raise DamagedError(first) from damage
+    messages = popdist.all_gather_object(None if damage is None else str(damage))
+    message = next((text for text in messages if text is not None), None)
+    if message is not None:
+        raise DamagedError(message) from damage
 
 
-def reason_of(error: Exception) -> str:
-    """The reason of an error, without the file."""
+def error_reason(error: Exception) -> str:
+    """Return the reason of an error without the file name."""
     return str(getattr(error, "strerror", None) or error)
 
 
-def save_with_retries(save: Callable[[], None], what: str) -> None:
-    """Save, and again with a warning after each of `PAUSES`. All processes succeed, or none.
+def save_with_retries(save: Callable[[], None], failure: str) -> None:
+    """Save; retry after each of `RETRY_SECONDS` with a warning. Collective.
 
     Args:
-        save: raises the same on all processes.
-        what: cannot be done then, for messages.
+        save: raises the same error on all processes.
+        failure: first part of the message, such as "cannot save step 4 in DIR".
 
     Raises:
-        CheckpointError: the last trial failed, or no other can help.
+        CheckpointError: the last retry failed, or the error is permanent.
     """
-    for pause in (*PAUSES, None):
+    for pause in (*RETRY_SECONDS, None):
         try:
             save()
             break
         except (OSError, ProcessError) as error:
-            reason = f"{what}: {reason_of(error)}"
+            message = f"{failure}: {error_reason(error)}"
             if pause is None or not is_transient(error):
-                raise CheckpointError(reason) from error
+                raise CheckpointError(message) from error
             if popdist.getInstanceIndex() == 0:
-                again = f"{reason}; trying again in {pause:g} s"
-                warnings.warn(again, CheckpointWarning, stacklevel=2)
+                retry = f"{message}; trying again in {pause:g} s"
+                warnings.warn(retry, CheckpointWarning, stacklevel=2)
         time.sleep(pause)
 
 
-def check_shared(directory: Path) -> None:
-    """Check that all processes reach the same directory: what process 0 writes, all must read.
-
-    It is made if it is not there.
+def check_shared_folder(directory: Path) -> None:
+    """Create a directory and check that all processes can read what process 0 writes there.
 
     Raises:
-        CheckpointError: a process does not see it.
-        WriteError: process 0 cannot write.
+        CheckpointError: a process does not see the directory of process 0.
+        WriteError: process 0 cannot write there.
     """
     if popdist.getNumInstances() == 1:
         return
@@ -162,24 +160,26 @@ def check_shared(directory: Path) -> None:
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
     name, nonce, shown = popdist.all_gather_object([name, nonce, format_path(directory)])[0]
-    views = popdist.all_gather_object([socket.gethostname(), appears(directory / name, nonce)])
+    results = popdist.all_gather_object(
+        [socket.gethostname(), wait_until_visible(directory / name, nonce)]
+    )
     if popdist.getInstanceIndex() == 0:
         (directory / name).unlink(missing_ok=True)
-    blind = next((i for i, (_, sees) in enumerate(views) if not sees), None)
+    blind = next((i for i, (_, is_visible) in enumerate(results) if not is_visible), None)
     if blind is not None:
         raise CheckpointError(
-            f"process {blind} on {views[blind][0][:30]} does not see what process 0 writes into "
+            f"process {blind} on {results[blind][0][:30]} does not see what process 0 writes into "
             f"{shown}: give --save a folder that all hosts share"
         )
 
 
-def appears(path: Path, content: str | None = None) -> bool:
-    """True if a path exists; network file systems show it after a while.
+def wait_until_visible(path: Path, content: str | None = None) -> bool:
+    """Wait until a path exists, as network file systems show new files late; False on timeout.
 
     Args:
-        content: of the file that should be there.
+        content: text that the file must have; None: any.
     """
-    end = time.monotonic() + _SEEN
+    end = time.monotonic() + _VISIBILITY_TIMEOUT
     while True:
         with suppress(OSError):
             if path.exists() and (content is None or path.read_text(encoding="utf-8") == content):

@@ -1,8 +1,8 @@
-"""What goes wrong with files that hold tensors."""
+"""Errors and warnings about checkpoints and other files that hold tensors."""
 
 from __future__ import annotations
 
-from config.errors import Notice
+from config.errors import UserNotice
 from files.errors import FileError
 
 
@@ -11,16 +11,16 @@ class CheckpointError(FileError):
 
 
 class OtherFormatError(CheckpointError):
-    """A checkpoint that another version of this program wrote. It is not damaged."""
+    """A checkpoint of another format version; it is not damaged."""
 
 
 class DamagedError(CheckpointError):
-    """Values in a file that are not what was saved, or cannot be read, found as they are read."""
+    """Values that cannot be read, or whose digest is not the saved one."""
 
 
 class DifferentCopiesError(CheckpointError):
-    """Processes that read different checkpoints under one name. Neither is damaged."""
+    """Processes that see different checkpoints under one path; none is damaged."""
 
 
-class CheckpointWarning(Notice):
-    """A checkpoint is damaged, and an older one is used; or one cannot be deleted."""
+class CheckpointWarning(UserNotice):
+    """Warning: a damaged checkpoint is skipped, or one cannot be deleted."""

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what must be in its files. A step is complete only with it."""
+"""Manifest of a step: names and digests of its files. A step without one is incomplete."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from checkpoints.errors import CheckpointError, OtherFormatError
-from checkpoints.safetensors_files import digest_of_bytes
-from checkpoints.sharded_files import ShardedTensor, ShardedTensorFiles
+from checkpoints.safetensors_files import sha256_of_bytes
+from checkpoints.sharded_files import ShardedTensorFiles, ShardedTensorSpec
 from checkpoints.tensor_files import (
     MAX_RECORDS,
     NAMED_DTYPES,
-    Records,
     TensorFiles,
+    TensorRecords,
     is_file_name,
-    open_records,
+    open_recorded_tensors,
     read_records,
-    records_data,
-    records_in,
-    write_checked,
+    records_from_json,
+    records_to_json,
+    write_size_checked,
 )
-from checkpoints.tensor_shards import Layout, Part, check_whole, with_starts
+from checkpoints.tensor_shards import ShardLayout, TensorShard, check_complete, with_offsets
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
 from files.json_files import JsonObject, read_object
@@ -33,186 +33,185 @@ from files.text_files import MEBIBYTE, read_bytes
 FILE_NAME = "manifest.json"
 MAX_TEXT = MEBIBYTE
 FORMAT = 7
-"""Only this one is read: no release wrote another."""
+"""Version of the manifest; no other is read."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a step but the tensors' values."""
+    """Content of a step except the tensors' values."""
 
     step: int
     metadata: dict[str, Any]
-    tensors: Records = field(default_factory=dict)
-    """Of the tensors, if one process has stored all."""
+    tensors: TensorRecords = field(default_factory=dict)
+    """Tensor records, if a single process stored all tensors."""
 
     texts: dict[str, str] = field(default_factory=dict)
-    """Text files next to the tensors, such as config.yml: name to SHA-256 of the content."""
+    """Text files next to the tensors, such as config.yml: name to SHA-256."""
 
-    tables: dict[str, str] = field(default_factory=dict)
-    """Files of the records of several processes, in their order: name to SHA-256."""
+    record_files: dict[str, str] = field(default_factory=dict)
+    """Files of tensor records, one for each process, in their order: name to SHA-256."""
 
-    cut: dict[str, ShardedTensor] = field(default_factory=dict)
-    """Tensors that several processes have stored in parts."""
+    sharded: dict[str, ShardedTensorSpec] = field(default_factory=dict)
+    """Tensors whose shards several processes stored, by name."""
 
     sha256: str = ""
-    """The digest of a manifest that was read."""
+    """Digest of the manifest, if it was read from a file."""
 
     def write(self, folder: Path) -> None:
-        """Write the manifest, with a digest of itself, into the step's folder.
+        """Write the manifest and its own digest into the step's folder.
 
         Raises:
-            CheckpointError: it is larger than what may be read.
+            CheckpointError: the manifest is larger than `MAX_RECORDS`.
         """
-        # Tensors that are cut alike share a layout: a manifest grows with the tensors, and not with
-        # the tensors times the replicas.
-        layouts = {id(one.layout): one.layout for one in self.cut.values()}
-        owners = {id(one.owners): one.owners for one in self.cut.values()}
-        numbers = {key: n for each in (layouts, owners) for n, key in enumerate(each)}
+        # Tensors with the same sharding share a layout, so that the size of a manifest does not
+        # grow with tensors times replicas.
+        layouts = {id(one.layout): one.layout for one in self.sharded.values()}
+        owners = {id(one.owners): one.owners for one in self.sharded.values()}
+        indices = {key: n for each in (layouts, owners) for n, key in enumerate(each)}
         content = {
             "format": FORMAT,
             "step": self.step,
             "metadata": self.metadata,
-            "tensors": records_data(self.tensors),
+            "tensors": records_to_json(self.tensors),
             "texts": self.texts,
-            "tables": self.tables,
-            "layouts": [_layout_data(layout) for layout in layouts.values()],
+            "tables": self.record_files,
+            "layouts": [_layout_to_json(layout) for layout in layouts.values()],
             "owners": list(owners.values()),
             "cut": {
                 name: {
                     "dtype": one.dtype.name,
-                    "layout": numbers[id(one.layout)],
-                    "owners": numbers[id(one.owners)],
+                    "layout": indices[id(one.layout)],
+                    "owners": indices[id(one.owners)],
                 }
-                for name, one in self.cut.items()
+                for name, one in self.sharded.items()
             },
         }
-        whole = {"sha256": _digest(content), "content": content}
-        write_checked(folder / FILE_NAME, json.dumps(whole, indent=2) + "\n")
+        manifest = {"sha256": _digest(content), "content": content}
+        write_size_checked(folder / FILE_NAME, json.dumps(manifest, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the manifest in a step's folder.
 
         Raises:
-            OtherFormatError: another version of this wrote it.
+            OtherFormatError: another format version wrote it.
             CheckpointError: it is missing or damaged.
         """
         path = folder / FILE_NAME
         if not path.exists():
             raise CheckpointError(f"{format_path(path)} is missing")
         try:
-            whole = read_object(path, MAX_RECORDS)
-            sha256 = whole.text("sha256")
-            if sha256 != _digest(whole.mapping("content")):
+            manifest = read_object(path, MAX_RECORDS)
+            sha256 = manifest.text("sha256")
+            if sha256 != _digest(manifest.mapping("content")):
                 raise CheckpointError(f"{format_path(path)} is not what was saved")
-            return cls._of(whole.object("content"), path, sha256)
+            return cls._from_json(manifest.object("content"), path, sha256)
         except CheckpointError:
             raise
         except FileError as error:
             raise CheckpointError(f"{FILE_NAME} is damaged: {error}") from error
 
     @classmethod
-    def _of(cls, content: JsonObject, path: Path, sha256: str) -> Self:
-        written = content.count("format")
-        if written != FORMAT:
-            age = "newer" if written > FORMAT else "older"
+    def _from_json(cls, content: JsonObject, path: Path, sha256: str) -> Self:
+        saved_format = content.count("format")
+        if saved_format != FORMAT:
+            age = "newer" if saved_format > FORMAT else "older"
             raise OtherFormatError(
-                f"{format_path(path)} has format {written}, {age} than the {FORMAT} that this "
+                f"{format_path(path)} has format {saved_format}, {age} than the {FORMAT} that this "
                 "version reads: use the version that wrote it"
             )
-        texts, tables = content.text_mapping("texts"), content.text_mapping("tables")
-        if not all(map(is_file_name, (*texts, *tables))):
+        texts, record_files = content.text_mapping("texts"), content.text_mapping("tables")
+        if not all(map(is_file_name, (*texts, *record_files))):
             raise FileError(f"{format_path(path)} names files that are not of the checkpoint")
         return cls(
-            content.count("step"), content.mapping("metadata"), records_in(content), texts, tables,
-            _read_sharded(content, len(tables)), sha256,
+            content.count("step"), content.mapping("metadata"), records_from_json(content), texts,
+            record_files, _read_sharded(content, len(record_files)), sha256,
         )  # fmt: skip
 
     def check_texts(self, folder: Path) -> None:
-        """Raise CheckpointError unless every text file is as it was saved."""
-        for name, saved in self.texts.items():
+        """Raise CheckpointError if a text file is not the saved one."""
+        for name, saved_digest in self.texts.items():
             try:
-                digest = digest_of_bytes(read_bytes(folder / name, MAX_TEXT))
+                digest = sha256_of_bytes(read_bytes(folder / name, MAX_TEXT))
             except FileError as error:
                 raise CheckpointError(str(error)) from error
-            if digest != saved:
+            if digest != saved_digest:
                 raise CheckpointError(f"{format_path(folder / name)} is not what was saved")
 
-    def open(self, folder: Path, at_once: bool = True) -> TensorFiles:
-        """The tensors in a step's folder, after a check of everything but their values.
+    def open(self, folder: Path, eager: bool = True) -> TensorFiles:
+        """Open the tensors of a step, after checking all but their values.
 
         Args:
-            at_once: False leaves what several processes have stored to who asks for it, and with
-                it the check.
+            eager: False opens and checks the files of sharded tensors on first access.
 
         Raises:
-            CheckpointError: if a file or tensor is missing, too many, or of another kind.
+            CheckpointError: a file or tensor is missing, unexpected, or has another dtype or shape.
         """
-        if self.cut:
-            files = ShardedTensorFiles(folder, list(self.tables.items()), self.cut)
-            if at_once:
+        if self.sharded:
+            files = ShardedTensorFiles(folder, list(self.record_files.items()), self.sharded)
+            if eager:
                 files.open_all()
             return files
         records = dict(self.tensors)
-        for name, sha256 in self.tables.items():
-            own = read_records(folder / name, sha256)
-            if twice := records.keys() & own.keys():
-                raise CheckpointError(f"tensor {min(twice)} was stored by two processes")
-            records |= own
-        return open_records(folder, records)
+        for name, sha256 in self.record_files.items():
+            process_records = read_records(folder / name, sha256)
+            if duplicates := records.keys() & process_records.keys():
+                raise CheckpointError(f"tensor {min(duplicates)} was stored by two processes")
+            records |= process_records
+        return open_recorded_tensors(folder, records)
 
 
-def _read_sharded(content: JsonObject, processes: int) -> dict[str, ShardedTensor]:
-    """The tensors in parts. Raises FileError if they are none."""
-    layouts = [_read_layout(row) for row in content.object_list("layouts")]
-    owners, parsed = content.int_lists("owners"), {}
-    for name, row in content.objects("cut").items():
-        layout, owner, dtype = row.count("layout"), row.count("owners"), row.text("dtype")
+def _read_sharded(content: JsonObject, num_processes: int) -> dict[str, ShardedTensorSpec]:
+    """Parse the sharded tensors. Raises FileError if they are invalid."""
+    layouts = [_read_layout(layout) for layout in content.object_list("layouts")]
+    owners, sharded = content.int_lists("owners"), {}
+    for name, fields in content.objects("cut").items():
+        layout, owner, dtype = fields.count("layout"), fields.count("owners"), fields.text("dtype")
         if layout >= len(layouts) or owner >= len(owners) or dtype not in NAMED_DTYPES:
-            raise FileError(f"tensor {format_name(name)} has no layout, no owners or no type")
-        one = ShardedTensor(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
-        if len(one.owners) != len(one.layout) or max(one.owners) >= processes:
-            raise FileError("not all parts of a tensor are there, each once")
-        parsed[name] = one
-    return parsed
+            raise FileError(f"tensor {format_name(name)} has no layout, owners or dtype")
+        spec = ShardedTensorSpec(NAMED_DTYPES[dtype], layouts[layout], owners[owner])
+        if len(spec.owners) != len(spec.layout) or max(spec.owners) >= num_processes:
+            raise FileError(f"tensor {format_name(name)} lacks the owner of a shard")
+        sharded[name] = spec
+    return sharded
 
 
-def _layout_data(layout: Layout) -> dict[str, Any]:
-    """A layout as data for JSON."""
+def _layout_to_json(layout: ShardLayout) -> dict[str, Any]:
     boxes = []
-    for (axes, corner, box), inside in groupby(layout, lambda part: part.place):
-        parts = list(inside)
-        assert all(part.start == start for start, part in with_starts(parts))
-        boxes.append({"axes": axes, "corner": corner, "box": box, "sizes": [p.size for p in parts]})
+    for (axes, offsets, sizes), in_box in groupby(layout, lambda shard: shard.box):
+        shards = list(in_box)
+        assert all(shard.start == start for start, shard in with_offsets(shards))
+        lengths = [shard.length for shard in shards]
+        boxes.append({"axes": axes, "corner": offsets, "box": sizes, "sizes": lengths})
     return {"shape": list(layout[0].shape), "boxes": boxes}
 
 
-def _read_layout(fields: JsonObject) -> Layout:
-    """The layout in a manifest.
+def _read_layout(fields: JsonObject) -> ShardLayout:
+    """Parse the layout of a tensor.
 
     Raises:
-        FileError: it is none, or not of whole tensors.
+        FileError: it is invalid, or does not cover the full tensor.
     """
     shape = tuple(fields.counts("shape"))
-    layout = tuple(part for box in fields.object_list("boxes") for part in _read_box(box, shape))
+    layout = tuple(shard for box in fields.object_list("boxes") for shard in _read_box(box, shape))
     if not layout:
-        raise FileError("a tensor has no parts")
+        raise FileError("a tensor has no shards")
     try:
-        check_whole(layout)
+        check_complete(layout)
     except ValueError as error:
-        raise FileError(f"a tensor of shape {shape} cannot be put together: {error}") from error
+        raise FileError(f"a tensor of shape {shape} cannot be assembled: {error}") from error
     return layout
 
 
-def _read_box(fields: JsonObject, shape: tuple[int, ...]) -> list[Part]:
-    axes, corner, box = (tuple(fields.counts(what)) for what in ("axes", "corner", "box"))
-    if sorted(axes) != list(range(len(shape))) or not len(corner) == len(box) == len(shape):
-        raise FileError(f"{format_value(box)} is no box of a tensor of shape {shape}")
-    sizes = fields.counts("sizes")
-    starts = accumulate(sizes, initial=0)
+def _read_box(fields: JsonObject, shape: tuple[int, ...]) -> list[TensorShard]:
+    axes, offsets, sizes = (tuple(fields.counts(name)) for name in ("axes", "corner", "box"))
+    if sorted(axes) != list(range(len(shape))) or not len(offsets) == len(sizes) == len(shape):
+        raise FileError(f"{format_value(sizes)} is not a box of a tensor of shape {shape}")
+    lengths = fields.counts("sizes")
+    starts = accumulate(lengths, initial=0)
     return [
-        Part(shape, axes, corner, box, start, size)
-        for start, size in zip(starts, sizes, strict=False)
+        TensorShard(shape, axes, offsets, sizes, start, length)
+        for start, length in zip(starts, lengths, strict=False)
     ]
 
 

@@ -1,5 +1,7 @@
-"""Safetensors files: read in ranges of bytes, written in little more memory than one file, and
-SHA-256 digests of what they hold, chunk by chunk, so that a range can be checked on its own."""
+"""Safetensors files: read byte ranges, write file by file, and SHA-256 digests of chunks.
+
+Each chunk has a digest of its own, so that a range can be verified without reading all.
+"""
 
 from __future__ import annotations
 
@@ -40,76 +42,74 @@ DTYPES = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-"""Those that both safetensors and NumPy (with ml_dtypes) can hold, by safetensors' names."""
+"""Dtypes that both safetensors and NumPy (with ml_dtypes) have, by safetensors' names."""
 RESERVED_NAME = "__metadata__"  # of the format
 MAX_HEADER = 16 * MEBIBYTE
-"""Bytes of a safetensors file's header: of some 200,000 tensors, which a second reads."""
+"""Maximum bytes of a safetensors header: about 200,000 tensors, parsed within a second."""
 _MIN_CHUNK = MEBIBYTE  # bytes of a chunk
-_MAX_CHUNKS = 32  # chunks of a tensor: its record grows with tensors, and not with their bytes
+_MAX_CHUNKS = 32  # per tensor, so that records do not grow with the tensors' bytes
 
 
-class TensorSpec(NamedTuple):
-    """What a tensor is, without its values."""
+class ArraySpec(NamedTuple):
+    """Dtype and shape of an array."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class OpenFile:
-    """A file that is open to be read for as long as anybody has this."""
+    """File descriptor for reading, closed when the object is no longer referenced."""
 
     def __init__(self, path: Path) -> None:
-        """Open it. Raises OSError."""
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.number)
+        """Open the file. Raises OSError."""
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
 
 
-class Stored(NamedTuple):
-    """A tensor in a file that stays open, so that deleting the file does not disturb.
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file, which stays open so that it can be deleted meanwhile.
 
     Attributes:
-        name: of the tensor.
-        start: where its elements begin in the file, bytes.
-        kind: safetensors' name of its dtype.
+        start: byte offset of its elements in the file.
+        dtype_name: safetensors' name of its dtype.
     """
 
     name: str
     path: Path
     file: OpenFile
     start: int
-    kind: str
+    dtype_name: str
     shape: tuple[int, ...]
 
     @property
-    def spec(self) -> TensorSpec:
-        """Dtype and shape. Raises CheckpointError for a dtype that NumPy lacks."""
-        if self.kind not in DTYPES:
+    def spec(self) -> ArraySpec:
+        """Dtype and shape; raises CheckpointError for a dtype that NumPy lacks."""
+        if self.dtype_name not in DTYPES:
             raise CheckpointError(
-                f"tensor {self.name} of {self.path} is {self.kind}, which is not supported; "
+                f"tensor {self.name} of {self.path} is {self.dtype_name}, which is not supported; "
                 f"there are: {', '.join(DTYPES)}"
             )
-        return TensorSpec(DTYPES[self.kind], self.shape)
+        return ArraySpec(DTYPES[self.dtype_name], self.shape)
 
     def read_into(self, memory: memoryview, offset: int) -> None:
-        """Fill `memory` with the bytes of the tensor from `offset` on; several threads may.
+        """Fill `memory` with bytes of the tensor, beginning at byte `offset`; thread-safe.
 
         Raises:
-            DamagedError: the file cannot be read, or has become shorter.
+            DamagedError: the file cannot be read, or was truncated.
         """
         done = 0
         try:
-            # Not mapped: what was read does not stay in the process's memory, and a file that is
-            # cut short gives an error and not a bus error.
+            # Not memory-mapped: mapped pages would count as memory of the process, and reading a
+            # truncated file would be a bus error.
             while done < len(memory):
-                place = self.start + offset + done
-                count = os.preadv(self.file.number, [memory[done:]], place)
+                position = self.start + offset + done
+                count = os.preadv(self.file.descriptor, [memory[done:]], position)
                 if not count:
-                    raise OSError("the file is cut short")
+                    raise OSError("the file is truncated")
                 done += count
         except OSError as error:
             reason = error.strerror or error
@@ -118,40 +118,40 @@ class Stored(NamedTuple):
             ) from error
 
 
-def tensors_in(path: Path) -> list[Stored]:
-    """The tensors of a safetensors file.
+def read_header(path: Path) -> list[StoredTensor]:
+    """Read the header of a safetensors file; returns its tensors.
 
     Raises:
-        CheckpointError: it is missing, or damaged.
+        CheckpointError: the file is missing or damaged.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} is missing")
     check_no_pointer(path)
     try:
         file = OpenFile(path)
-        length = int.from_bytes(os.pread(file.number, 8, 0), "little")
+        length = int.from_bytes(os.pread(file.descriptor, 8, 0), "little")
         if length > MAX_HEADER:
             raise ValueError(f"its header has {length:,} bytes, more than {MAX_HEADER:,}")
         with safe_open(path, framework="np", backend="pread") as checked:
             names = list(checked.keys())
-        header = json.loads(os.pread(file.number, length, 8))
-        rows = {name: header[name] for name in names}
+        header = json.loads(os.pread(file.descriptor, length, 8))
+        entries = {name: header[name] for name in names}
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     return [
-        Stored(name, path, file, 8 + length + row["data_offsets"][0], row["dtype"],
-               tuple(row["shape"]))
-        for name, row in rows.items()
+        StoredTensor(name, path, file, 8 + length + entry["data_offsets"][0], entry["dtype"],
+                     tuple(entry["shape"]))
+        for name, entry in entries.items()
     ]  # fmt: skip
 
 
 # ---- writing ------------------------------------------------------------------------------------
-def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
-    """The tensor as an array in C order, without a copy if it is one.
+def to_storable(name: str, tensor: np.ndarray) -> np.ndarray:
+    """Return the tensor as an array in C order, without a copy if it already is one.
 
     Raises:
-        TypeError: for a dtype that cannot be stored.
-        ValueError: for a name that cannot be.
+        TypeError: unsupported dtype.
+        ValueError: unsupported name.
     """
     array = np.asarray(tensor, order="C")
     if array.dtype not in DTYPES.values():
@@ -162,14 +162,13 @@ def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
     return array
 
 
-def shards_of(
+def split_by_bytes(
     tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Split named tensors, in their order, into dictionaries of at most `shard_bytes` bytes.
+    """Yield consecutive tensors as dictionaries of at most `shard_bytes` bytes.
 
-    A larger tensor has one for itself. Tensors are taken when their turn comes, and a dictionary is
-    emptied when the next one is asked for: if arrays are made when they are taken, only one shard
-    of them exists at a time.
+    A larger tensor has a dictionary of its own. A dictionary is cleared before the next one is
+    filled, so that only one of them is in memory if `tensors` computes arrays lazily.
     """
     shard: dict[str, np.ndarray] = {}
     size = 0
@@ -184,48 +183,48 @@ def shards_of(
         yield shard
 
 
-def write_shard(
+def write_safetensors(
     path: Path, shard: dict[str, np.ndarray], metadata: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Write a safetensors file that survives a loss of power, for all who read its folder.
+    """Write and fsync a safetensors file with the read and write permissions of its folder.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with unwrap_os_errors():
-        # Readers in transformers ask for the framework; "pt" is the only one they all know.
+        # transformers requires a framework in the metadata; all of its loaders accept "pt".
         save_file(shard, path, metadata={"format": "pt", **metadata})
-    # The library leaves it to its owner alone. A folder that was made here follows the umask,
-    # which cannot be read without changing it for all threads.
+    # safetensors creates files that only the owner can read. The folder has the permissions of the
+    # umask, which itself cannot be read without changing it for all threads.
     path.chmod(path.parent.stat().st_mode & 0o666)
     fsync(path)
 
 
 # ---- digests ------------------------------------------------------------------------------------
-def digest(array: np.ndarray) -> str:
-    """SHA-256 of all elements in C order, as hexadecimal digits."""
-    return digest_of_bytes(_content(array))
+def sha256_of_array(array: np.ndarray) -> str:
+    """Return the SHA-256 of all elements in C order, in hexadecimal."""
+    return sha256_of_bytes(_content(array))
 
 
-def digest_of_bytes(content: bytes | memoryview) -> str:
-    """SHA-256 of a file's content, or a part of it, as hexadecimal digits."""
+def sha256_of_bytes(content: bytes | memoryview) -> str:
+    """Return the SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
-def chunk_digests(array: np.ndarray) -> list[str]:
-    """Digests of an array's elements in C order, one for each chunk."""
+def sha256_of_chunks(array: np.ndarray) -> list[str]:
+    """Return the SHA-256 of each chunk of an array's elements in C order."""
     content = _content(array)
-    each = chunk_bytes(len(content))
-    return [digest_of_bytes(content[i : i + each]) for i in range(0, len(content), each)]
+    size = chunk_bytes(len(content))
+    return [sha256_of_bytes(content[i : i + size]) for i in range(0, len(content), size)]
 
 
 def chunk_bytes(nbytes: int) -> int:
-    """Bytes of a chunk of a tensor of `nbytes`, a power of two; the last chunk has the rest."""
+    """Return the bytes of a chunk of a tensor of `nbytes`, a power of two; the last is smaller."""
     return max(_MIN_CHUNK, 1 << (max(nbytes - 1, 0) // _MAX_CHUNKS).bit_length())
 
 
 def chunk_count(nbytes: int) -> int:
-    """Number of chunks of a tensor of `nbytes`."""
+    """Return the number of chunks of a tensor of `nbytes`."""
     return -(-nbytes // chunk_bytes(nbytes))
 
 

@@ -1,12 +1,10 @@
-"""The folders of a directory of checkpoints: each complete from the moment it has its name.
+"""Step folders of a checkpoint directory: created and deleted atomically, by renaming.
 
-A step is written in a hidden folder and then renamed; one to be deleted is first renamed to a
-hidden name. A process that is killed leaves at most hidden folders, which the next one to save
-removes.
+A step is written to a hidden folder and then renamed; a step is renamed to a hidden folder before
+it is deleted. A killed process leaves only hidden folders, which the next save removes.
 
-Folders are numbered in the order of saving, because that is what decides which is the newest: a
-run that was resumed from step 100 and saves step 110 has gone on from there, even if step 200 of
-an earlier attempt is in the same directory.
+Folders are numbered in the order of saving, which decides the newest: a run resumed from step 100
+that saves step 110 continues from there, even if an earlier attempt left step 200.
 """
 
 from __future__ import annotations
@@ -27,21 +25,21 @@ from files.temp_folders import fsync
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _DELETED = re.compile(r"\.deleted-" + _NAME.pattern)
-_LEFT = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.shared-[0-9a-f]{8}")
+_LEFTOVER = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.shared-[0-9a-f]{8}")
 
 
 class StepFolder(NamedTuple):
-    """One saved step."""
+    """Folder of a saved step; a later save compares greater."""
 
     number: int
-    """How many saves of this directory came before it."""
+    """Number of saves to this directory before this one."""
 
     step: int
     path: Path
 
 
 def step_folders(directory: Path) -> list[StepFolder]:
-    """The steps in a directory, the last one saved first; none if there is no directory."""
+    """Return the step folders of a directory, newest first; none if the directory is missing."""
     try:
         if not directory.is_dir():
             return []
@@ -53,44 +51,46 @@ def step_folders(directory: Path) -> list[StepFolder]:
 
 
 def step_folder(path: Path) -> StepFolder | None:
-    """The step whose folder has this name; None: it is the name of none."""
+    """Parse the name of a step folder; None if the name is of something else."""
     match = _NAME.fullmatch(path.name)
     return match and StepFolder(int(match[1]), int(match[2]), path)
 
 
-def next_name(directory: Path, step: int) -> str:
-    """The name of the folder of a step that is saved now."""
+def next_folder_name(directory: Path, step: int) -> str:
+    """Return the folder name for a step that is saved next."""
     saved = step_folders(directory)
     return f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
 
 
 @contextmanager
-def step_draft(directory: Path, name: str) -> Iterator[Path]:
-    """An empty folder to fill, which becomes a step of `directory` at the end of the context.
+def tmp_step_folder(directory: Path, name: str) -> Iterator[Path]:
+    """Yield an empty temporary folder that becomes step `name` when the context ends.
 
-    If the context fails, the folder is removed.
+    The folder is removed if the context raises.
     """
-    draft = directory / f".draft-{name}"
-    draft.mkdir()
+    tmp_folder = directory / f".draft-{name}"
+    tmp_folder.mkdir()
     try:
-        yield draft
-        fsync(draft)
-        os.rename(draft, directory / name)
+        yield tmp_folder
+        fsync(tmp_folder)
+        os.rename(tmp_folder, directory / name)
         fsync(directory)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(tmp_folder, ignore_errors=True)
 
 
 def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> None:
-    """Delete all but the last saves of the newest `to_keep` steps, and what is half deleted.
+    """Delete all but the newest `to_keep` steps, and steps whose deletion was interrupted.
 
-    Steps known to be damaged, by their absolute paths, do not push out the good ones. What cannot
-    be deleted is told in a `CheckpointWarning`, and tried again the next time.
+    A folder that cannot be deleted is a `CheckpointWarning`; the next call tries again.
+
+    Args:
+        damaged: absolute paths of damaged steps, which do not count as kept.
     """
     kept: set[int] = set()
     for _, step, path in step_folders(directory):
         if step in kept or len(kept) == to_keep:
-            with _told(path):
+            with _warn_on_failure(path):
                 os.rename(path, path.with_name(f".deleted-{path.name}"))
         elif path.absolute() not in damaged:
             kept.add(step)
@@ -98,33 +98,33 @@ def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> No
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what a killed process left half written or half deleted; as `remove_older`."""
-    _remove(directory, _LEFT)
+    """Delete partly written or deleted steps of a killed process; warns as `remove_older`."""
+    _remove(directory, _LEFTOVER)
 
 
 def _remove(directory: Path, names: re.Pattern[str]) -> None:
     for path in directory.iterdir():
         if names.fullmatch(path.name):
-            with _told(path):
+            with _warn_on_failure(path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turn a deletion that fails into a warning: nothing of the run depends on it."""
+def _warn_on_failure(path: Path) -> Iterator[None]:
+    """Turn a failed deletion into a warning; the run does not depend on it."""
     try:
         yield
     except OSError as error:
         warnings.warn(
-            f"cannot delete {format_path(path)} ({error.strerror or error}): it is tried again at "
-            "the next save",
+            f"cannot delete {format_path(path)} ({error.strerror or error}): the next save tries "
+            "again",
             CheckpointWarning,
             stacklevel=2,
         )
 
 
 def remove_run(run: RunFolder) -> None:
-    """Delete a run: its steps, its best weights, its tokenizer and its metrics; nothing else."""
+    """Delete a run's steps, best weights, tokenizer and metrics; other files stay."""
     for directory in (run.path, run.best):
         for _, _, path in step_folders(directory):
             hidden = path.with_name(f".deleted-{path.name}")

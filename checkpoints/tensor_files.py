@@ -1,8 +1,7 @@
-"""Tensors in safetensors files by name, checked against the records of a checkpoint where there are
-any.
+"""Tensors in safetensors files by name, verified against digests if a checkpoint recorded them.
 
-A process alone has its records in the manifest. Of several, each writes a file of records, and the
-manifest has the files' digests: no file grows with the number of processes times the tensors.
+The manifest has the tensor records of a single process. Each of several processes writes a record
+file, and the manifest has these files' digests, so that no file grows with processes times tensors.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from checkpoints.arrays import LazyArrays
 from checkpoints.errors import CheckpointError, DamagedError
+from checkpoints.lazy_arrays import LazyArrays
 from checkpoints.safetensors_files import (
     DTYPES,
-    Stored,
-    TensorSpec,
+    ArraySpec,
+    StoredTensor,
     chunk_bytes,
     chunk_count,
-    chunk_digests,
-    digest_of_bytes,
-    tensors_in,
+    read_header,
+    sha256_of_bytes,
+    sha256_of_chunks,
 )
-from checkpoints.tensor_shards import Part, StoredParts, chunks_needed
+from checkpoints.tensor_shards import StoredShards, TensorShard, find_needed_chunks
 from files.atomic_writing import write_synced
 from files.errors import FileError
 from files.formatting import format_name, format_path, format_value
@@ -40,15 +39,15 @@ from files.text_files import MEBIBYTE, decode_text, read_bytes
 
 NAMED_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 MAX_RECORDS = 64 * MEBIBYTE
-"""Bytes of a file of records, and of a manifest."""
+"""Maximum bytes of a record file or manifest."""
 
 # SHA-256 does about 1.2 GB/s on one core; more threads than this wait for the disk.
 MAX_READERS = 4
 
 
 @contextmanager
-def readers() -> Iterator[ThreadPoolExecutor]:
-    """Threads to read and digest with; what they have not begun when the context ends is left."""
+def reader_pool() -> Iterator[ThreadPoolExecutor]:
+    """Yield a thread pool for reading and digesting; pending work is canceled at the end."""
     pool = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1))
     try:
         yield pool
@@ -56,8 +55,8 @@ def readers() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def fingerprint_of(files: Iterable[Path]) -> str:
-    """A digest of files' names, sizes and first megabytes."""
+def fingerprint_files(files: Iterable[Path]) -> str:
+    """Return a digest of the files' names, sizes and first megabytes."""
     sha256 = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:
@@ -67,35 +66,35 @@ def fingerprint_of(files: Iterable[Path]) -> str:
 
 
 class TensorFiles(LazyArrays):
-    """The tensors of some safetensors files by name; each access reads one from disk.
+    """Tensors of safetensors files by name; each access reads one from disk as a new array.
 
-    The files are opened at once and stay open, so that deleting them (as a running training does
-    with old checkpoints) does not disturb. An array that was read belongs to the caller.
+    The files stay open, so that they can be deleted meanwhile, as a running training does with old
+    checkpoints.
 
     Attributes:
-        absent: the file of each tensor that an index names and no file has.
+        missing: file name by tensor name, of tensors in the index that no file has.
     """
 
     def __init__(
         self,
         files: Iterable[Path],
         digests: Mapping[str, Sequence[str]] | None = None,
-        skipped: Callable[[str], bool] = lambda name: False,
+        skip: Callable[[str], bool] = lambda name: False,
     ) -> None:
         """Open `files`.
 
         Args:
-            files: safetensors files without a tensor's name in common.
-            digests: of the chunks of every tensor in them; reading another value is then an error.
-            skipped: whether the tensor of a name is passed over, whatever its type and shape.
+            files: safetensors files with distinct tensor names.
+            digests: digest of each chunk by tensor name, to verify values; None: do not verify.
+            skip: returns True for the names of tensors to ignore.
 
         Raises:
-            CheckpointError: if a file is missing or damaged, or names do not fit.
+            CheckpointError: a file is missing or damaged, or two files have the same tensor.
         """
-        stored: dict[str, Stored] = {}
+        stored: dict[str, StoredTensor] = {}
         for path in files:
-            for one in tensors_in(path):
-                if skipped(one.name):
+            for one in read_header(path):
+                if skip(one.name):
                     continue
                 if one.name in stored:
                     raise CheckpointError(
@@ -104,97 +103,98 @@ class TensorFiles(LazyArrays):
                 stored[one.name] = one
         self._names = self._files = stored
         self._digests = digests
-        self.absent: Mapping[str, str] = {}
+        self.missing: Mapping[str, str] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor.
 
         Raises:
-            KeyError: if there is none of that name.
-            DamagedError: if it cannot be read, or is not what its digest says.
+            KeyError: unknown name.
+            DamagedError: the tensor cannot be read, or does not match its digest.
         """
         return self._read(name)
 
-    def some(self, name: str, wanted: Sequence[Part]) -> np.ndarray:
-        """Read of one tensor the chunks that have the elements of the parts `wanted`.
+    def read_shards(self, name: str, shards: Sequence[TensorShard]) -> np.ndarray:
+        """Read only those chunks of a tensor that have elements of `shards`.
 
         Returns:
-            The tensor; elements outside of these chunks are 0.
+            The tensor in its full shape; elements outside of these chunks are 0.
 
         Raises:
-            KeyError, DamagedError: as when all of it is read.
+            KeyError, DamagedError: as for a full read.
         """
-        span = StoredParts(self._chunk_elements(name), ((0, Part.full(self.spec(name).shape)),))
-        (chunks,) = chunks_needed(tuple(wanted), (span,))
+        full = TensorShard.full(self.spec(name).shape)
+        stored = StoredShards(self._chunk_elements(name), ((0, full),))
+        (chunks,) = find_needed_chunks(tuple(shards), (stored,))
         return self._read(name, chunks)
 
-    def spec(self, name: str) -> TensorSpec:
-        """Dtype and shape of a tensor, without reading it.
+    def spec(self, name: str) -> ArraySpec:
+        """Return dtype and shape of a tensor without reading it.
 
         Raises:
-            KeyError: if there is none of that name.
-            CheckpointError: for a dtype that NumPy lacks.
+            KeyError: unknown name.
+            CheckpointError: a dtype that NumPy lacks.
         """
         return self._stored_spec(name)
 
-    def opened(self, name: str) -> tuple[Stored, Sequence[str] | None]:
-        """What is stored under a name in the files, and its digests if there are any."""
+    def stored(self, name: str) -> tuple[StoredTensor, Sequence[str] | None]:
+        """Return the tensor of a name in the files, and the digests of its chunks if known."""
         return self._files[name], self._digests[name] if self._digests is not None else None
 
-    def _stored_spec(self, name: str) -> TensorSpec:
-        """Dtype and shape of what is stored under a name in the files."""
+    def _stored_spec(self, name: str) -> ArraySpec:
+        """Return dtype and shape of the tensor of a name in the files."""
         return self._files[name].spec
 
     def _stored_names(self) -> Collection[str]:
-        """The names in the files."""
+        """Return the tensor names in the files."""
         return self._files
 
     def fingerprint(self) -> str:
-        """A digest of the files' sizes and first megabytes, which tells most models apart."""
-        return fingerprint_of({one.path for one in self._files.values()})
+        """Return a digest of the files' sizes and first megabytes; it differs for most models."""
+        return fingerprint_files({one.path for one in self._files.values()})
 
-    def verify(self, part: int = 0, parts: int = 1) -> None:
-        """Read every tensor once, in order to compare it with its digests.
+    def verify(self, process: int = 0, num_processes: int = 1) -> None:
+        """Read every tensor once and compare it with its digests.
 
-        No more chunks than `MAX_READERS` are in memory at a time.
+        At most `MAX_READERS` chunks are in memory at a time.
 
         Args:
-            part, parts: read only the chunks of one of so many parts.
+            process, num_processes: verify only this process's part of the chunks.
 
         Raises:
-            DamagedError: about the first that is not what was saved.
+            DamagedError: names the first tensor that is not the saved one.
         """
 
         def read(chunk: tuple[str, int]) -> None:
             name, number = chunk
             nbytes = self._stored_spec(name).nbytes
-            each = chunk_bytes(nbytes)
-            self._read_chunk(name, number, memoryview(bytearray(min(each, nbytes - number * each))))
+            size = chunk_bytes(nbytes)
+            self._read_chunk(name, number, memoryview(bytearray(min(size, nbytes - number * size))))
 
         counts = {n: chunk_count(self._stored_spec(n).nbytes) for n in self._stored_names()}
         chunks = [(name, number) for name, count in counts.items() for number in range(count)]
-        with readers() as pool:
-            for _ in pool.map(read, chunks[part::parts]):
+        with reader_pool() as pool:
+            for _ in pool.map(read, chunks[process::num_processes]):
                 pass
 
     def _read(self, name: str, chunks: Iterable[int] | None = None) -> np.ndarray:
-        """A tensor in the files; elements outside of the chunks, if these are given, are 0."""
+        """Read a tensor of the files; with `chunks`, the elements outside of them are 0."""
         dtype, shape = spec = self._stored_spec(name)
-        content, each = np.zeros(spec.nbytes, np.uint8), chunk_bytes(spec.nbytes)
+        content, size = np.zeros(spec.nbytes, np.uint8), chunk_bytes(spec.nbytes)
         for number in range(chunk_count(spec.nbytes)) if chunks is None else chunks:
-            self._read_chunk(name, number, content.data[number * each : (number + 1) * each])
+            self._read_chunk(name, number, content.data[number * size : (number + 1) * size])
         return content.view(dtype).reshape(shape)
 
     def _read_chunk(self, name: str, number: int, memory: memoryview) -> None:
-        """Read a chunk, and compare it with its digest."""
-        stored, digests = self.opened(name)
+        """Read a chunk into `memory` and verify its digest."""
+        stored, digests = self.stored(name)
         stored.read_into(memory, number * chunk_bytes(self._stored_spec(name).nbytes))
-        if digests is not None and digest_of_bytes(memory) != digests[number]:
+        if digests is not None and sha256_of_bytes(memory) != digests[number]:
             file = f"{stored.path.parent.name}/{stored.path.name}"
             raise DamagedError(f"tensor {name} in {file} is not what was saved")
 
     def _chunk_elements(self, name: str) -> int:
-        """Elements of a chunk of what is stored under a name."""
+        """Return the number of elements of a chunk of a tensor in the files."""
         spec = self._stored_spec(name)
         return max(chunk_bytes(spec.nbytes) // spec.dtype.itemsize, 1)
 
@@ -202,12 +202,12 @@ class TensorFiles(LazyArrays):
 # ---- records ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TensorRecord:
-    """One tensor of a safetensors file.
+    """Record of a tensor in a safetensors file.
 
     Attributes:
-        file: name of the file.
-        dtype: NumPy's name of it.
-        sha256: digests of the elements in C order, one for each chunk.
+        file: file name.
+        dtype: NumPy's name of the dtype.
+        sha256: digest of each chunk of the elements in C order.
     """
 
     file: str
@@ -216,38 +216,36 @@ class TensorRecord:
     sha256: list[str]
 
     @classmethod
-    def of(cls, array: np.ndarray, file: str) -> Self:
-        """The record of an array that is in `file`."""
-        return cls(file, array.dtype.name, list(array.shape), chunk_digests(array))
+    def from_array(cls, array: np.ndarray, file: str) -> Self:
+        """Create the record of an array in `file`; computes the digests."""
+        return cls(file, array.dtype.name, list(array.shape), sha256_of_chunks(array))
 
     def check(self, name: str) -> None:
-        """Raise CheckpointError unless there is a digest for each chunk of the tensor `name`."""
+        """Raise CheckpointError unless the record of tensor `name` has a digest of each chunk."""
         if self.dtype not in NAMED_DTYPES:
-            raise CheckpointError(f"tensor {format_name(name)} is of no type that can be stored")
-        nbytes = TensorSpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
+            raise CheckpointError(f"tensor {format_name(name)} has an unsupported dtype")
+        nbytes = ArraySpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
         if len(self.sha256) != chunk_count(nbytes):
-            raise CheckpointError(
-                f"tensor {format_name(name)} has not as many digests as it has chunks"
-            )
+            raise CheckpointError(f"tensor {format_name(name)} lacks the digest of a chunk")
 
     @classmethod
-    def read(cls, fields: JsonObject) -> Self:
-        """The record in a file. Raises FileError if it is none."""
+    def from_json(cls, fields: JsonObject) -> Self:
+        """Parse a record. Raises FileError if it is invalid."""
         file = fields.text("file")
         if not is_file_name(file):
-            raise FileError(f"{format_value(file)} is no name of a file in a checkpoint")
+            raise FileError(f"{format_value(file)} is not a file name of a checkpoint")
         digests = fields.text_list("sha256")
         return cls(file, fields.text("dtype"), fields.counts("shape"), digests)
 
 
-Records = dict[str, TensorRecord]
+TensorRecords = dict[str, TensorRecord]
 
 
-def open_records(folder: Path, records: Records) -> TensorFiles:
-    """The tensors of records, in files that have them and no other.
+def open_recorded_tensors(folder: Path, records: TensorRecords) -> TensorFiles:
+    """Open the tensors of records; their files must have exactly these tensors.
 
     Raises:
-        CheckpointError: if a file or tensor is missing, too many, or of another kind.
+        CheckpointError: a file or tensor is missing, unexpected, or has another dtype or shape.
     """
     for name, record in records.items():
         record.check(name)
@@ -266,32 +264,34 @@ def open_records(folder: Path, records: Records) -> TensorFiles:
     return tensors
 
 
-def records_data(records: Records) -> dict[str, Any]:
-    """Records as data for JSON."""
+def records_to_json(records: TensorRecords) -> dict[str, Any]:
+    """Convert records to JSON data."""
     return {name: asdict(record) for name, record in records.items()}
 
 
-def write_records(path: Path, records: Records) -> str:
-    """Write a file of records, and return its digest."""
-    return write_checked(path, json.dumps({"tensors": records_data(records)}))
+def write_records(path: Path, records: TensorRecords) -> str:
+    """Write a record file and return its digest."""
+    return write_size_checked(path, json.dumps({"tensors": records_to_json(records)}))
 
 
-def records_in(fields: JsonObject) -> Records:
-    """The records in a manifest or a file of records. Raises FileError if they are none."""
-    return {name: TensorRecord.read(row) for name, row in fields.objects("tensors").items()}
+def records_from_json(fields: JsonObject) -> TensorRecords:
+    """Parse the records of a manifest or record file. Raises FileError if they are invalid."""
+    return {
+        name: TensorRecord.from_json(record) for name, record in fields.objects("tensors").items()
+    }
 
 
-def read_records(path: Path, sha256: str) -> Records:
-    """The records in a file.
+def read_records(path: Path, sha256: str) -> TensorRecords:
+    """Read a record file.
 
     Raises:
-        CheckpointError: it is missing, damaged, or another than that of the digest.
+        CheckpointError: the file is missing or damaged, or does not match the digest.
     """
     try:
         content = read_bytes(path, MAX_RECORDS)
-        if digest_of_bytes(content) != sha256:
+        if sha256_of_bytes(content) != sha256:
             raise CheckpointError(f"{format_path(path)} is not what was saved")
-        return records_in(
+        return records_from_json(
             JsonObject(parse_json(decode_text(content, path), path), format_path(path))
         )
     except CheckpointError:
@@ -300,11 +300,11 @@ def read_records(path: Path, sha256: str) -> Records:
         raise CheckpointError(f"{format_path(path)} is damaged: {error}") from error
 
 
-def write_checked(path: Path, text: str) -> str:
-    """Write a text that will be read through `MAX_RECORDS`, and return its digest.
+def write_size_checked(path: Path, text: str) -> str:
+    """Write a text of at most `MAX_RECORDS` bytes and return its digest.
 
     Raises:
-        CheckpointError: it is larger than what may be read.
+        CheckpointError: the text is larger.
     """
     content = text.encode()
     if len(content) > MAX_RECORDS:
@@ -313,9 +313,9 @@ def write_checked(path: Path, text: str) -> str:
             "that can be read: save with more processes"
         )
     write_synced(path, text)
-    return digest_of_bytes(content)
+    return sha256_of_bytes(content)
 
 
 def is_file_name(name: str) -> bool:
-    """True if a name is that of a file in its folder, and of nothing outside."""
+    """True if the name is a plain file name, without a path."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name

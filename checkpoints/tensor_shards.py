@@ -1,4 +1,4 @@
-"""Shards of logical tensors, as replicas hold them: a process saves and reads its own alone."""
+"""Shards of logical tensors: each process saves and reads only its own."""
 
 from __future__ import annotations
 
@@ -12,193 +12,189 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Axes, corner and shape, as in `Part`."""
+"""Axes, offsets and sizes of a box, as in `TensorShard`."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Consecutive elements of a box that is cut out of a tensor.
+class TensorShard:
+    """Consecutive elements of a box of a tensor.
 
     Attributes:
-        shape: of the tensor.
-        axes: the order in which the box has the tensor's axes.
-        corner, box: where the box begins, and its shape, with its axes in that order.
-        start, size: which elements of the box, in C order.
+        shape: shape of the full tensor.
+        axes: order of the tensor's axes in the box.
+        offsets, sizes: start and size of the box along each of `axes`.
+        start, length: range of elements within the box, in C order.
     """
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
-    corner: tuple[int, ...]
-    box: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
     start: int
-    size: int
+    length: int
 
     @property
-    def place(self) -> Box:
-        """The box."""
-        return self.axes, self.corner, self.box
+    def box(self) -> Box:
+        return self.axes, self.offsets, self.sizes
 
     @classmethod
-    def full(cls, shape: tuple[int, ...]) -> Part:
-        """All of a tensor."""
+    def full(cls, shape: tuple[int, ...]) -> TensorShard:
+        """Return the shard that is the full tensor."""
         axes = tuple(range(len(shape)))
         return cls(shape, axes, (0,) * len(shape), shape, 0, math.prod(shape))
 
 
-Layout = tuple[Part, ...]
-"""All parts of a tensor, those of a box one after the other. Tensors that are cut alike have the
-same object."""
+ShardLayout = tuple[TensorShard, ...]
+"""All shards of a tensor, ordered by box. Tensors with the same sharding share one object."""
 
 
 @dataclass(frozen=True)
-class CutTensor:
-    """A named tensor, cut into parts that are on several processes.
+class ShardedTensor:
+    """A tensor whose shards are held by several processes.
 
     Attributes:
-        name: of the tensor.
-        dtype: its.
-        layout: its parts.
-        holders: for each part the processes that hold it; the same object for tensors cut alike.
-        read: gives the elements of one of the parts, [size], on a process that holds it.
+        processes: the processes that hold each shard; tensors with the same sharding share one
+            object.
+        read: returns the elements of a shard by its index, (length,), on a process that holds it.
     """
 
     name: str
     dtype: np.dtype
-    layout: Layout
-    holders: tuple[tuple[int, ...], ...]
+    layout: ShardLayout
+    processes: tuple[tuple[int, ...], ...]
     read: Callable[[int], np.ndarray]
 
 
 @runtime_checkable
 class ShardSource(Protocol):
-    """Tensors that can be had in parts."""
+    """Tensors that can be read shard by shard."""
 
-    def parts(self) -> Iterable[CutTensor]:
-        """All tensors, in the same order on all processes."""
+    def shards(self) -> Iterable[ShardedTensor]:
+        """Return all tensors, in the same order on all processes."""
 
 
-def assembled(
-    shape: tuple[int, ...], dtype: np.dtype, parts: Mapping[Part, Callable[[], np.ndarray]]
+def assemble(
+    shape: tuple[int, ...], dtype: np.dtype, shards: Mapping[TensorShard, Callable[[], np.ndarray]]
 ) -> np.ndarray:
-    """The tensor that parts make up; where none is, it is 0.
+    """Assemble a tensor from shards; elements outside of them are 0.
 
     Args:
-        parts: what gives the elements of each.
+        shards: function that returns the elements of each shard, (length,).
     """
-    whole = np.zeros(shape, dtype)
-    for place, inside in _by_box(parts).items():
-        view = _in_box(whole, place)
-        if inside[0].size == view.size:
-            values = parts[inside[0]]()
+    full = np.zeros(shape, dtype)
+    for box, in_box in _group_by_box(shards).items():
+        view = _box_view(full, box)
+        if in_box[0].length == view.size:
+            values = shards[in_box[0]]()
         else:
             values = np.zeros(view.size, dtype)
-            for part in inside:
-                values[part.start : part.start + part.size] = parts[part]()
+            for shard in in_box:
+                values[shard.start : shard.start + shard.length] = shards[shard]()
         view[...] = values.reshape(view.shape)
-    return whole
+    return full
 
 
-def with_starts(parts: Iterable[Part]) -> Iterator[tuple[int, Part]]:
-    """Parts that lie one after the other, each with the number of elements before it."""
-    start = 0
-    for part in parts:
-        yield start, part
-        start += part.size
+def with_offsets(shards: Iterable[TensorShard]) -> Iterator[tuple[int, TensorShard]]:
+    """Yield shards that are stored one after the other, each with its offset in elements."""
+    offset = 0
+    for shard in shards:
+        yield offset, shard
+        offset += shard.length
 
 
-def check_whole(parts: Collection[Part]) -> None:
-    """Check that parts are one whole tensor, each element once.
+def check_complete(shards: Collection[TensorShard]) -> None:
+    """Check that shards cover each element of one tensor exactly once.
 
     Raises:
-        ValueError: they are not.
+        ValueError: they do not.
     """
-    shape = next(iter(parts)).shape
-    boxes = _by_box(parts)
-    for (axes, corner, box), inside in boxes.items():
-        if any(part.start != start for start, part in with_starts(inside)):
-            raise ValueError("its parts do not follow each other")
-        if sum(part.size for part in inside) != math.prod(box):
-            raise ValueError("not all of its parts are there")
-        ends = (c + n for _, c, n in sorted(zip(axes, corner, box, strict=True)))
-        if any(end > most for end, most in zip(ends, shape, strict=True)):
-            raise ValueError("a part is outside of it")
-    if any(part.shape != shape for part in parts):
-        raise ValueError("its parts are of several tensors")
-    if sum(math.prod(box) for _, _, box in boxes) != math.prod(shape):
-        raise ValueError("not all of its parts are there")
+    shape = next(iter(shards)).shape
+    boxes = _group_by_box(shards)
+    for (axes, offsets, sizes), in_box in boxes.items():
+        if any(shard.start != start for start, shard in with_offsets(in_box)):
+            raise ValueError("its shards do not follow each other")
+        if sum(shard.length for shard in in_box) != math.prod(sizes):
+            raise ValueError("shards are missing")
+        ends = (o + n for _, o, n in sorted(zip(axes, offsets, sizes, strict=True)))
+        if any(end > limit for end, limit in zip(ends, shape, strict=True)):
+            raise ValueError("a shard is outside of it")
+    if any(shard.shape != shape for shard in shards):
+        raise ValueError("its shards are of several tensors")
+    if sum(math.prod(sizes) for _, _, sizes in boxes) != math.prod(shape):
+        raise ValueError("shards are missing")
     if any(_overlap(one, other) for one, other in combinations(boxes, 2)):
-        raise ValueError("its parts overlap")
+        raise ValueError("its shards overlap")
 
 
-class StoredParts(NamedTuple):
-    """Which elements of a tensor one stored array holds.
+class StoredShards(NamedTuple):
+    """Shards of a tensor in one stored array.
 
     Attributes:
-        each: elements of a chunk of the array.
-        parts: of the tensor, and where each begins in the array.
+        chunk_elements: number of elements of a digest chunk of the array.
+        shards: pairs of offset in the array and shard.
     """
 
-    each: int
-    parts: tuple[tuple[int, Part], ...]
+    chunk_elements: int
+    shards: tuple[tuple[int, TensorShard], ...]
 
 
-@lru_cache(maxsize=1024)  # layers that are alike ask alike
-def chunks_needed(
-    wanted: tuple[Part, ...], stored: tuple[StoredParts, ...]
+@lru_cache(maxsize=1024)  # identical layers need the same chunks
+def find_needed_chunks(
+    required: tuple[TensorShard, ...], stored: tuple[StoredShards, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """The chunks of each stored array that hold an element of the wanted parts, in order."""
-    (shape,) = {part.shape for one in stored for _, part in one.parts}
-    is_wanted = marked(shape, wanted)
-    boxes: dict[Box, np.ndarray] = {}
+    """Return, for each stored array, the sorted chunks that have an element of `required`."""
+    (shape,) = {shard.shape for one in stored for _, shard in one.shards}
+    is_required = shard_mask(shape, required)
+    box_masks: dict[Box, np.ndarray] = {}
     needed = []
-    for each, parts in stored:
+    for chunk_elements, shards in stored:
         chunks: set[int] = set()
-        for start, part in parts:
-            if part.place not in boxes:
-                boxes[part.place] = _in_box(is_wanted, part.place).reshape(-1)
-            inside = boxes[part.place][part.start : part.start + part.size]
-            chunks.update(_chunks_with_any(inside, start, each))
+        for offset, shard in shards:
+            if shard.box not in box_masks:
+                box_masks[shard.box] = _box_view(is_required, shard.box).reshape(-1)
+            mask = box_masks[shard.box][shard.start : shard.start + shard.length]
+            chunks.update(_chunks_with_any(mask, offset, chunk_elements))
         needed.append(tuple(sorted(chunks)))
     return tuple(needed)
 
 
-def marked(shape: tuple[int, ...], parts: Iterable[Part]) -> np.ndarray:
-    """Bool array of a tensor's shape, true for the elements of the parts."""
+def shard_mask(shape: tuple[int, ...], shards: Iterable[TensorShard]) -> np.ndarray:
+    """Return a bool array of `shape` that is True for the elements of the shards."""
     mask = np.zeros(shape, np.bool_)
-    for place, in_one in _by_box(parts).items():
-        view = _in_box(mask, place)
-        inside = np.zeros(view.size, np.bool_)
-        for part in in_one:
-            inside[part.start : part.start + part.size] = True
-        view |= inside.reshape(view.shape)
+    for box, in_box in _group_by_box(shards).items():
+        view = _box_view(mask, box)
+        box_mask = np.zeros(view.size, np.bool_)
+        for shard in in_box:
+            box_mask[shard.start : shard.start + shard.length] = True
+        view |= box_mask.reshape(view.shape)
     return mask
 
 
-def _chunks_with_any(inside: np.ndarray, start: int, each: int) -> Iterable[int]:
-    """The chunks in which any of the consecutive elements from `start` on is marked."""
-    if not inside.any():
+def _chunks_with_any(mask: np.ndarray, offset: int, chunk_elements: int) -> Iterable[int]:
+    """Return the chunks of an array in which `mask`, at `offset` of the array, has a True."""
+    if not mask.any():
         return ()
-    first, last = start // each, (start + inside.size - 1) // each
-    borders = [max(chunk * each - start, 0) for chunk in range(first, last + 1)]
-    return (first + np.flatnonzero(np.logical_or.reduceat(inside, borders))).tolist()
+    first, last = offset // chunk_elements, (offset + mask.size - 1) // chunk_elements
+    borders = [max(chunk * chunk_elements - offset, 0) for chunk in range(first, last + 1)]
+    return (first + np.flatnonzero(np.logical_or.reduceat(mask, borders))).tolist()
 
 
-def _in_box(tensor: np.ndarray, place: Box) -> np.ndarray:
-    """A box of a tensor, as a view with the axes in the box's order."""
-    axes, corner, box = place
-    where: tuple[Any, ...] = (*(slice(c, c + n) for c, n in zip(corner, box, strict=True)), ...)
-    return tensor.transpose(axes)[where]
+def _box_view(tensor: np.ndarray, box: Box) -> np.ndarray:
+    """Return a view of a box of a tensor, with axes in the box's order."""
+    axes, offsets, sizes = box
+    slices: tuple[Any, ...] = (*(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True)), ...)
+    return tensor.transpose(axes)[slices]
 
 
-def _by_box(parts: Iterable[Part]) -> dict[Box, list[Part]]:
-    """The parts of each box, in order."""
-    ordered = sorted(parts, key=lambda part: (part.place, part.start))
-    return {place: list(inside) for place, inside in groupby(ordered, key=lambda p: p.place)}
+def _group_by_box(shards: Iterable[TensorShard]) -> dict[Box, list[TensorShard]]:
+    """Group shards by box, each group ordered by start."""
+    ordered = sorted(shards, key=lambda shard: (shard.box, shard.start))
+    return {box: list(in_box) for box, in_box in groupby(ordered, key=lambda shard: shard.box)}
 
 
 def _overlap(one: Box, other: Box) -> bool:
-    mine, theirs = (sorted(zip(*box, strict=True)) for box in (one, other))
+    ranges, other_ranges = (sorted(zip(*box, strict=True)) for box in (one, other))
     return all(
         a < b + length_b and b < a + length_a
-        for (_, a, length_a), (_, b, length_b) in zip(mine, theirs, strict=True)
+        for (_, a, length_a), (_, b, length_b) in zip(ranges, other_ranges, strict=True)
     )

@@ -32,7 +32,7 @@ class ContradictionError(ConfigError):
         self.fields = (*remedies, *others)
 
 
-class Notice(UserWarning):
+class UserNotice(UserWarning):
     """Something a person should know, although the program continues. The message is one
     sentence."""
 

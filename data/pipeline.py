@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import popdist
-from config.agreement import agree, digest_of
 from config.errors import ConfigError
+from config.process_checks import check_same_on_all_processes, digest_of
 from config.sections import RunConfig
 from config.values import listed
 from data.chat_template import ChatTemplate, load_chat_template
@@ -339,7 +339,7 @@ class Pipeline:
             ConfigError: they have not.
         """
         if popdist.getNumInstances() > 1:
-            agree(
+            check_same_on_all_processes(
                 {
                     "number of examples": len(corpus.examples),
                     "digest of the examples": corpus.digest

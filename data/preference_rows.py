@@ -33,7 +33,7 @@ _LABELS = {"true": True, "1": True, "false": False, "0": False}
 class PreferenceAnswer(NamedTuple):
     """An answer of a row: a text, or a conversation of which it is learned."""
 
-    make_message: Example | Conversation
+    said: Example | Conversation
     desirable: bool | None
 
 

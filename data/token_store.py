@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from checkpoints.safetensors_files import write_shard
+from checkpoints.safetensors_files import write_safetensors
 from data.examples import Corpus, Example, TokenizedText
 from files.atomic_writing import write_file
 from files.errors import FileError
@@ -88,7 +88,7 @@ class TokenStore:
         }
         told = json.dumps({**facts, "files": list(self.files)})
         metadata = {"facts": told, "sha256": _digest(arrays, told)}
-        write_file("prepared data", path, lambda draft: write_shard(draft, arrays, metadata))
+        write_file("prepared data", path, lambda draft: write_safetensors(draft, arrays, metadata))
 
 
 def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:

@@ -33,9 +33,9 @@ def convert(folder: Path, new: Path) -> None:
     """
     check_can_create(new)
     tensors = BinTensors(folder)
-    if tensors.absent:
-        say(f"left out, as no file has what the index names: {format_names(tensors.absent)}")
-    description = read_object(folder / "config.json").data
+    if tensors.missing:
+        say(f"left out, as no file has what the index names: {format_names(tensors.missing)}")
+    hf_config = read_object(folder / "config.json").data
 
     def copy_others(draft: Path) -> None:
         for pattern in COPIED_FILES:
@@ -45,7 +45,7 @@ def convert(folder: Path, new: Path) -> None:
                     shutil.copy(path, draft)
 
     settings = read_generation_config(folder)
-    write_hf_directory(new, tensors, description, complete=copy_others, generation=settings)
+    write_hf_directory(new, tensors, hf_config, complete=copy_others, generation=settings)
     say(f"wrote {len(tensors)} tensors to {new}")
 
 

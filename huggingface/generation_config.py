@@ -23,16 +23,14 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def make_generation_config(
-    base: Mapping[str, Any], description: Mapping[str, Any]
-) -> dict[str, Any]:
+def make_generation_config(base: Mapping[str, Any], hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Those of an export: the base's, with the tokens of the model that was trained.
 
     Args:
         base: settings of the model that training began with.
-        description: the config.json of the export.
+        hf_config: the config.json of the export.
     """
-    own = {name: description[name] for name in TOKEN_FIELDS if name in description}
+    own = {name: hf_config[name] for name in TOKEN_FIELDS if name in hf_config}
     ends = list(dict.fromkeys([*read_eos_token_ids(own), *read_eos_token_ids(base)]))
     if ends:
         own["eos_token_id"] = ends if len(ends) > 1 else ends[0]

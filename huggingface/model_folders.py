@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_files import as_stored, shards_of, write_shard
+from checkpoints.safetensors_files import split_by_bytes, to_storable, write_safetensors
 from checkpoints.tensor_files import TensorFiles, is_file_name
 from files.atomic_writing import check_can_write_folder, write_errors, write_json
 from files.errors import FileError, UserError, WriteError
@@ -94,8 +94,8 @@ def read_hf_directory(path: str | Path) -> ModelFiles:
         except UserError as error:
             raise CheckpointError(str(error)) from error
     files, index = _find_safetensors(path)
-    tensors = TensorFiles(files, skipped=is_ignored)
-    tensors.absent = {name: file for name, file in index.items() if name not in tensors}
+    tensors = TensorFiles(files, skip=is_ignored)
+    tensors.missing = {name: file for name, file in index.items() if name not in tensors}
     return tensors
 
 
@@ -239,9 +239,9 @@ def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes:
     """Write the files of the weights; returns the type of most of them."""
     shards: list[list[str]] = []
     sizes, total = Counter[str](), 0
-    stored = ((name, as_stored(name, tensors[name])) for name in tensors)
-    for shard in shards_of(stored, shard_bytes):
-        write_shard(folder / str(len(shards)), shard)
+    stored = ((name, to_storable(name, tensors[name])) for name in tensors)
+    for shard in split_by_bytes(stored, shard_bytes):
+        write_safetensors(folder / str(len(shards)), shard)
         shards.append(list(shard))
         for array in shard.values():
             sizes[array.dtype.name] += array.size

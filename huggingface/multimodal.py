@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from checkpoints.arrays import Arrays, LazyArrays, View
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
 from files.json_files import JsonObject
 from huggingface.model_folders import ModelFiles
 
@@ -25,35 +25,35 @@ _TEXT = re.compile(
 """Weights of the text part, by their names before transformers 5 and since."""
 
 
-def multimodal_type(description: Mapping[str, Any]) -> str | None:
+def multimodal_type(hf_config: Mapping[str, Any]) -> str | None:
     """The kind of the model that a config.json describes, if it is such a model."""
-    kind = description.get("model_type")
+    kind = hf_config.get("model_type")
     return kind if isinstance(kind, str) and kind in TEXT_MODEL_TYPES else None
 
 
-def headless_prefix(description: Mapping[str, Any], names: Collection[str]) -> str:
+def headless_prefix(hf_config: Mapping[str, Any], names: Collection[str]) -> str:
     """Prefix that names of weights lack where the files are of a model without its head, as in
     transformers' `base_model_prefix`; "" where they lack nothing."""
-    kind = description.get("model_type")
+    kind = hf_config.get("model_type")
     prefix = HEADLESS_PREFIXES.get(kind, "") if isinstance(kind, str) else ""
     return "" if any(name.startswith(prefix) for name in names) else prefix
 
 
-def text_model_config(description: JsonObject, names: Collection[str] | None) -> JsonObject:
+def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> JsonObject:
     """The config.json of the language model in one, if it is such a model; else itself.
 
     Args:
         names: of the weights, which say whether the head is the embedding; None: they are not here.
     """
-    data, kind = description.data, multimodal_type(description.data)
+    data, kind = hf_config.data, multimodal_type(hf_config.data)
     if kind is None:
-        return description
-    text = {"model_type": TEXT_MODEL_TYPES[kind]} | description.mapping("text_config")
+        return hf_config
+    text = {"model_type": TEXT_MODEL_TYPES[kind]} | hf_config.mapping("text_config")
     of_the_text = (*_SHARED_FIELDS, "quantization_config")
     text |= {name: data[name] for name in of_the_text if data.get(name) is not None}
     tied = data.get("tie_word_embeddings", True)
     text["tie_word_embeddings"] = tied if names is None else HEAD_WEIGHTS.isdisjoint(names)
-    return description.with_data(text)
+    return hf_config.with_data(text)
 
 
 def text_tensor_name(name: str) -> str | None:
@@ -62,9 +62,9 @@ def text_tensor_name(name: str) -> str | None:
     return match and (match[1] or f"model{match[2]}")
 
 
-def text_tensors(files: ModelFiles) -> View:
+def text_tensors(files: ModelFiles) -> ArraysView:
     """The weights of the text part."""
-    return View(
+    return ArraysView(
         files,
         renamed={text: name for name in files if (text := text_tensor_name(name)) is not None},
     )

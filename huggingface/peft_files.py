@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from checkpoints.arrays import View
 from checkpoints.errors import CheckpointError
-from checkpoints.safetensors_files import as_stored, write_shard
+from checkpoints.lazy_arrays import ArraysView
+from checkpoints.safetensors_files import to_storable, write_safetensors
 from checkpoints.tensor_files import TensorFiles
 from config.adapter import (
     ALL_LINEAR,
@@ -245,7 +245,7 @@ def _format_pattern(found: JsonObject, name: str, modules: Collection[str] | Non
     )
 
 
-def adapter_tensors(folder: str | Path) -> View:
+def adapter_tensors(folder: str | Path) -> ArraysView:
     """The tensors of an adapter by the names of the base model's modules, read when asked for.
 
     Raises:
@@ -256,7 +256,7 @@ def adapter_tensors(folder: str | Path) -> View:
         raise CheckpointError(f"no {WEIGHTS} in {format_path(folder)}")
     files = TensorFiles([path])
     names = [n for n in files if _BASE_LAYER not in n or _LOW_RANK.search(n)]
-    return View(files, renamed={name.removeprefix(_PREFIX): name for name in names})
+    return ArraysView(files, renamed={name.removeprefix(_PREFIX): name for name in names})
 
 
 def make_adapter_config(
@@ -337,4 +337,4 @@ def write_adapter(
         tensors: by the names of the base model's modules.
     """
     write_json(folder / SETTINGS, settings)
-    write_shard(folder / WEIGHTS, {_PREFIX + n: as_stored(n, tensors[n]) for n in tensors})
+    write_safetensors(folder / WEIGHTS, {_PREFIX + n: to_storable(n, tensors[n]) for n in tensors})

@@ -42,7 +42,7 @@ class PretrainedInfo:
     """What the files of a model say.
 
     Attributes:
-        description: its config.json, or that of its text part; of the tokens that end a text, all
+        hf_config: its config.json, or that of its text part; of the tokens that end a text, all
             that generation_config.json names, and of a decoder's what it says.
         has_head: whether the head has a weight of its own; None: the weights are not here.
         wrapper: the kind of the model that it is the text part of, if it is one.
@@ -89,16 +89,16 @@ def read_pretrained(name: str) -> PretrainedInfo:
         names = None if not is_complete(folder) else set(read_hf_directory(folder))
     except UserError:  # of damaged ones, which reading them will tell
         names = None
-    description = text_model_config(whole, names)
+    hf_config = text_model_config(whole, names)
     settings = read_generation_config(folder)
     ends = read_eos_token_ids(settings)
     tokens: dict[str, Any] = {n: settings[n] for n in DECODER_TOKENS if n in settings}
     if ends:
         tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     if tokens:
-        description = description.with_data({**description.data, **tokens})
+        hf_config = hf_config.with_data({**hf_config.data, **tokens})
     has_head = None if names is None else not HEAD_WEIGHTS.isdisjoint(names)
-    return PretrainedInfo(description, has_head, multimodal_type(whole.data))
+    return PretrainedInfo(hf_config, has_head, multimodal_type(whole.data))
 
 
 def _download_model(name: str, files: Sequence[str] | None) -> Path:

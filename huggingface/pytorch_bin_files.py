@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints.arrays import LazyArrays
-from checkpoints.safetensors_files import TensorSpec, as_stored
-from checkpoints.tensor_files import fingerprint_of, is_file_name
+from checkpoints.lazy_arrays import LazyArrays
+from checkpoints.safetensors_files import ArraySpec, to_storable
+from checkpoints.tensor_files import fingerprint_files, is_file_name
 from config.errors import UserError
 from files.errors import FileError
 from files.formatting import format_name, format_path
@@ -63,22 +63,22 @@ class BinTensors(LazyArrays):
                 _check_tensor(value, name, path)
                 self._tensors[name] = value, path
         self._names = self._tensors
-        self.absent = {name: file for name, file in index.items() if name not in self._tensors}
+        self.missing = {name: file for name, file in index.items() if name not in self._tensors}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read one tensor. Raises UserError if its name or type cannot be stored."""
         value, path = self._tensors[name]
         return _to_numpy(value, name, path)
 
-    def spec(self, name: str) -> TensorSpec:
+    def spec(self, name: str) -> ArraySpec:
         """Dtype and shape of a tensor. Raises as reading it does."""
         value, path = self._tensors[name]
         dtype = _to_numpy(value.new_empty(0), name, path).dtype
-        return TensorSpec(dtype, tuple(value.shape))
+        return ArraySpec(dtype, tuple(value.shape))
 
     def fingerprint(self) -> str:
         """See `TensorFiles`."""
-        return fingerprint_of(self._paths)
+        return fingerprint_files(self._paths)
 
 
 def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
@@ -139,7 +139,7 @@ def _to_numpy(value: Any, name: str, path: Path) -> np.ndarray:
     is_bfloat16 = tensor.dtype == torch.bfloat16
     try:
         array: np.ndarray = (tensor.view(torch.int16) if is_bfloat16 else tensor).numpy()
-        return as_stored(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
+        return to_storable(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
     except TypeError as error:  # such as float8 or complex numbers
         where = f"{format_name(name)} of {format_path(path)}"
         raise UserError(f"{where} is {tensor.dtype}, which cannot be converted") from error

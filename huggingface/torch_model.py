@@ -23,14 +23,14 @@ def require_torch() -> None:
 
 
 def build_torch_model(
-    description: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]
+    hf_config: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]
 ) -> Any:
     """A model of transformers, in evaluation mode.
 
     It is made as `from_pretrained` makes it from the files of --save-hf, without the files.
 
     Args:
-        description: content of its config.json.
+        hf_config: content of its config.json.
         dtype: name of the type it computes in.
         weights: whole weights by Hugging Face name, any floating-point type; each is read once and
             copied.
@@ -40,7 +40,7 @@ def build_torch_model(
 
     transformers.utils.logging.set_verbosity_error()  # it warns of weights that are not tied
     transformers.utils.logging.disable_progress_bar()
-    architecture = getattr(transformers, description["architectures"][0])
+    architecture = getattr(transformers, hf_config["architectures"][0])
     precision = getattr(torch, dtype)
     # Through float32, which holds every value of the types that torch does not take from NumPy.
     state = {
@@ -48,7 +48,7 @@ def build_torch_model(
     }
     model, report = architecture.from_pretrained(
         None,
-        config=architecture.config_class.from_dict(dict(description)),
+        config=architecture.config_class.from_dict(dict(hf_config)),
         state_dict=state,
         dtype=precision,
         output_loading_info=True,

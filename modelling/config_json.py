@@ -144,21 +144,21 @@ def hf_config_class(kind: str) -> Any:
     return CONFIG_MAPPING[kind]
 
 
-def read_token_id(description: JsonObject, name: str, default: int) -> int:
+def read_token_id(hf_config: JsonObject, name: str, default: int) -> int:
     """The special token `name` (eos, pad) of a config.json, of several the first; the default where
     there is none, or none of the vocabulary: some files have -1.
 
     Raises:
         FileError: it is no token's number.
     """
-    field, given = f"{name}_token_id", description.data.get(f"{name}_token_id")
+    field, given = f"{name}_token_id", hf_config.data.get(f"{name}_token_id")
     if isinstance(given, list) and given:
-        given = description.counts(field)[0]
+        given = hf_config.counts(field)[0]
     if given is None:
         return default
     if type(given) is not int:
-        raise description.error(field, "an integer")
-    return given if is_token_id(given, description.count("vocab_size")) else default
+        raise hf_config.error(field, "an integer")
+    return given if is_token_id(given, hf_config.count("vocab_size")) else default
 
 
 def is_token_id(number: object, vocab_size: int) -> bool:

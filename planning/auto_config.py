@@ -10,7 +10,6 @@ from typing import Any
 
 import popdist
 import popxl
-from config.agreement import agree_on_run
 from config.base import flattened, nested
 from config.errors import ConfigError
 from config.layers import (
@@ -25,6 +24,7 @@ from config.layers import (
     Settings,
     largest_divisor,
 )
+from config.process_checks import check_same_run_on_all_processes
 from config.sections import RunConfig
 from data.data_cache import DataCache
 from data.length_stats import LengthStats, measure_lengths
@@ -191,7 +191,9 @@ def resolve_auto_fields(
     settings, shares = line.settings, trains and line.settings.shares_openly
     if not (settings.is_open or shares):
         return line
-    agree_on_run(line.config, **{"the settings that are given": sorted(settings.names)})
+    check_same_run_on_all_processes(
+        line.config, **{"the settings that are given": sorted(settings.names)}
+    )
     answers = not splits and not trains
     if settings.is_open and not _has_data(settings.names, splits):
         if not only_plans:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from checkpoints.loading import has_checkpoint
+from checkpoints.verified_loading import has_checkpoint
 from config.errors import ConfigError
 from config.layers import Settings
 from config.rows import rows_text

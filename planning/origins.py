@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.errors import CheckpointError, OtherFormatError
-from checkpoints.loading import has_checkpoint
 from checkpoints.manifest import FILE_NAME, Manifest
-from checkpoints.owner import restore_from_mirror
-from checkpoints.remote import fetched, local_save
+from checkpoints.object_store import download_if_remote, local_save_dir
+from checkpoints.object_store_lease import restore_from_mirror
 from checkpoints.step_folders import step_folders
+from checkpoints.verified_loading import has_checkpoint
 from config.base import flattened, nested
 from config.errors import ConfigError
 from config.families import kinds
@@ -55,7 +55,7 @@ class SavedOrModel:
             UserError: there is no Hugging Face model either. Raised here, so that errors of the
                 default preset do not hide it.
         """
-        load = fetched(load)
+        load = download_if_remote(load)
         if not has_checkpoint(load) and load != RANDOM:
             local_model(load, [MODEL_CONFIG])
         return self.run(load)
@@ -66,16 +66,16 @@ class SavedOrModel:
         load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
         places: dict[str, Any] = {}
         if load is not None and is_address(load):
-            places["checkpoint.load"] = fetched(load)
+            places["checkpoint.load"] = download_if_remote(load)
         if save is not None and is_address(save):
             if mirror not in (None, save):
                 raise ConfigError("--save is an address, to which --checkpoint.mirror adds another")
-            places |= {"checkpoint.save": local_save(save), "checkpoint.mirror": save}
+            places |= {"checkpoint.save": local_save_dir(save), "checkpoint.mirror": save}
         return places
 
     def begun(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
         """The configuration of the newest intact step."""
-        folder = local_save(save)
+        folder = local_save_dir(save)
         if not plans:
             restore_from_mirror(folder, save if is_address(save) else mirror)
         step, saved = self._newest(folder)
@@ -83,7 +83,7 @@ class SavedOrModel:
 
     def run(self, load: str) -> Mapping[str, Any] | None:
         """Like `saved`, for what need not be there."""
-        step, saved = self._newest(fetched(load))
+        step, saved = self._newest(download_if_remote(load))
         if step is None:
             return None
         inherited = {name: saved[name] for name in saved if name not in OF_ONE_RUN}
@@ -178,9 +178,9 @@ def _whole(name: str) -> str:
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
-def exported_task(description: JsonObject) -> dict[str, str]:
+def exported_task(hf_config: JsonObject) -> dict[str, str]:
     """The fields of the task that an exported model was trained for; empty for other models."""
-    here: Any = description.data
+    here: Any = hf_config.data
     for name in (TASK_PARAMS, TASK_NAME):
         here = here.get(name) if isinstance(here, dict) else None
     return {n: here[n] for n in TASK_FIELDS if n in here} if isinstance(here, dict) else {}

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import popdist
-from checkpoints import Checkpoint, has_checkpoint, load_checkpoint
+from checkpoints import SavedCheckpoint, has_checkpoint, load_checkpoint
 from checkpoints.manifest import Manifest
-from checkpoints.safetensors_files import digest_of_bytes
+from checkpoints.safetensors_files import sha256_of_bytes
 from checkpoints.store import SHARD_BYTES, write_tensors
 from files.atomic_writing import write_folder, write_synced
 from files.formatting import format_path
@@ -51,7 +51,7 @@ class BaseModelRef:
         return cls(str(Path(place).resolve()) if Path(place).exists() else str(place), step=step)
 
     @classmethod
-    def of_checkpoint(cls, checkpoint: Checkpoint) -> BaseModelRef | None:
+    def from_checkpoint(cls, checkpoint: SavedCheckpoint) -> BaseModelRef | None:
         """That of a checkpoint; None: it holds all weights."""
         metadata = metadata_of(checkpoint)
         if _BASE not in metadata:
@@ -60,7 +60,7 @@ class BaseModelRef:
         step = saved.text(_STEP) if _STEP in saved else None
         return cls(saved.text("name"), saved.text_mapping("sha256"), step)
 
-    def kept_in(self, folder: Path) -> Path:
+    def local_copy(self, folder: Path) -> Path:
         """The folder in a run's `base` in which a step is kept."""
         return folder / (self.step or "")[:16]
 
@@ -69,11 +69,11 @@ class BaseModelRef:
         to be, else at its name."""
         if near is not None and self.step is not None:
             for folder in (RunFolder.from_step_folder(near).base, near.parent):
-                if has_checkpoint(self.kept_in(folder)):
-                    return str(self.kept_in(folder))
+                if has_checkpoint(self.local_copy(folder)):
+                    return str(self.local_copy(folder))
         return said or self.name
 
-    def seen_from(self, folder: str | Path) -> str | None:
+    def name_relative_to(self, folder: str | Path) -> str | None:
         """The base's name in an adapter's folder: that of the hub, or a path from the folder, which
         says nothing of this machine; None: random weights, which no folder has."""
         if self.name == RANDOM:
@@ -92,8 +92,8 @@ class BaseModelRef:
         return {_BASE: {"name": self.name, "sha256": dict(sha256), **step}}
 
 
-def keep_steps(
-    run: RunFolder, bases: Iterable[BaseModelRef], start: Checkpoint | None
+def keep_base_steps(
+    run: RunFolder, bases: Iterable[BaseModelRef], start: SavedCheckpoint | None
 ) -> set[Path]:
     """Keep the steps that some models are, and those that they depend on in turn. All processes
     call it together.
@@ -116,22 +116,22 @@ def keep_steps(
             near = _found(one, near)
             if near is None:
                 break
-            folder = one.kept_in(run.base)
+            folder = one.local_copy(run.base)
             if is_first_process() and not has_checkpoint(folder):
                 _keep(near, folder)
             kept.add(folder)
-            one = BaseModelRef.of_checkpoint(near)
+            one = BaseModelRef.from_checkpoint(near)
     return kept
 
 
-def remove_other_steps(run: RunFolder, kept: Collection[Path]) -> None:
+def remove_unused_base_steps(run: RunFolder, kept: Collection[Path]) -> None:
     """Delete the kept steps that a run does not depend on."""
     for path in run.base.iterdir() if run.base.is_dir() else ():
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _found(base: BaseModelRef, near: Checkpoint | None) -> Checkpoint | None:
+def _found(base: BaseModelRef, near: SavedCheckpoint | None) -> SavedCheckpoint | None:
     """The step that a base is, which the step `near` names, or is."""
     if near is not None and near.sha256 == base.step:
         return near
@@ -141,7 +141,7 @@ def _found(base: BaseModelRef, near: Checkpoint | None) -> Checkpoint | None:
     return load_checkpoint(place, verify=False)
 
 
-def _keep(step: Checkpoint, folder: Path) -> None:
+def _keep(step: SavedCheckpoint, folder: Path) -> None:
     def fill(draft: Path) -> None:
         try:
             for file in step.path.iterdir():
@@ -154,21 +154,21 @@ def _keep(step: Checkpoint, folder: Path) -> None:
     write_folder("the model that the run begins with", folder, fill)
 
 
-def _copy(step: Checkpoint, to: Path) -> None:
+def _copy(step: SavedCheckpoint, to: Path) -> None:
     """Write the weights of a step, as a step."""
     tensors = ((name, step.tensors[name]) for name in weight_names(step))
     records = write_tensors(to, "tensors-", tensors, SHARD_BYTES)
     config = dump_yaml(metadata_of(step).mapping("config"))
     write_synced(to / CONFIG, config)
-    texts = {CONFIG: digest_of_bytes(config.encode())}
+    texts = {CONFIG: sha256_of_bytes(config.encode())}
     Manifest(step.step, step.metadata, records, texts).write(to)
 
 
-def weight_names(checkpoint: Checkpoint) -> list[str]:
+def weight_names(checkpoint: SavedCheckpoint) -> list[str]:
     """The tensors of a checkpoint that are weights."""
     return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
 
 
-def metadata_of(checkpoint: Checkpoint) -> JsonObject:
+def metadata_of(checkpoint: SavedCheckpoint) -> JsonObject:
     """The metadata of a checkpoint, to be read field by field."""
     return JsonObject(checkpoint.metadata, f"the manifest of {format_path(checkpoint.path)}")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from checkpoints.arrays import Arrays
 from checkpoints.errors import CheckpointError
+from checkpoints.lazy_arrays import Arrays
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_path
@@ -22,7 +22,7 @@ PROCESSORS = "*processor_config.json"
 """Files that say how images become inputs."""
 
 
-def base_settings(config: RunConfig) -> Mapping[str, Any]:
+def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
     """How the model was published to write: its generation_config.json, which lies with the
     weights that are loaded, or with the tokenizer, where a run keeps a copy."""
     for name in (config.checkpoint.load, config.data.tokenizer):
@@ -34,8 +34,8 @@ def base_settings(config: RunConfig) -> Mapping[str, Any]:
     return {}
 
 
-def with_other_parts(
-    config: RunConfig, files: Arrays, description: dict[str, Any]
+def merge_multimodal_parts(
+    config: RunConfig, files: Arrays, hf_config: dict[str, Any]
 ) -> tuple[Arrays, dict[str, Any], Path | None]:
     """The weights and config.json of an export: those of the model of which this is the text part,
     if it is one, and the folder of that.
@@ -46,12 +46,12 @@ def with_other_parts(
     name: str | None = getattr(config.model, "multimodal_parent", None)
     folder = None if name is None else _had(name)
     if name is None:
-        return files, description, None
+        return files, hf_config, None
     if folder is None:
         say(
             f"warning: {format_path(name)} is gone: the text part is written, as a model of its own"
         )
-        return files, description, None
+        return files, hf_config, None
     base = read_hf_directory(folder)
     if sum(text_tensor_name(name) in files for name in base) != len(files):
         raise CheckpointError(
@@ -60,14 +60,14 @@ def with_other_parts(
         )
     whole = with_text_tensors(base, files)
     say(f"the {len(whole) - len(files)} weights besides the text part are {format_path(name)}'s")
-    described = multimodal_config(read_hf_config(folder) or {}, description)
+    described = multimodal_config(read_hf_config(folder) or {}, hf_config)
     if config.model.new_rows is not None:
         rows = {"vocab_size": config.model.vocab_size}
         described["text_config"] = {**described.get("text_config", {}), **rows}
     return whole, described, folder
 
 
-def copy_processors(folder: Path, to: Path) -> None:
+def copy_processor_configs(folder: Path, to: Path) -> None:
     """Copy what says how a model's images become inputs."""
     for path in folder.glob(PROCESSORS):
         shutil.copy(path, to)

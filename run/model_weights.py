@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints import Checkpoint, CheckpointError, has_checkpoint, load_checkpoint
-from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
+from checkpoints import CheckpointError, SavedCheckpoint, has_checkpoint, load_checkpoint
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from config.base import flattened
 from config.errors import UserError
 from config.sections import RunConfig
@@ -29,7 +29,14 @@ from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
 from modelling.weights.mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
-from run.weight_checks import HEAD, Digested, check_fit, check_head, check_model, finite
+from run.weight_checks import (
+    HEAD,
+    DigestChecked,
+    check_config_match,
+    check_finite,
+    check_head_exists,
+    check_weights_match,
+)
 from terminal.screen import say
 
 MODEL = "model"
@@ -40,7 +47,7 @@ def read_weights(
     config: RunConfig,
     weight_map: WeightMap,
     place: str,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SavedCheckpoint | None = None,
     needs_base: bool = True,
 ) -> tuple[Arrays, str]:
     """All weights of a model, each read and checked when it is asked for, and a digest of what was
@@ -51,7 +58,7 @@ def read_weights(
             or they begin.
         place: "random", a checkpoint, or a Hugging Face model: its folder or name.
         checkpoint: that at the place, if it is known to be one.
-        needs_base: see `with_base`.
+        needs_base: see `load_base_below`.
 
     Raises:
         UserError: they are not there, or do not fit the configuration.
@@ -61,8 +68,8 @@ def read_weights(
     if checkpoint is not None:
         check_checkpoint(config, weight_map, checkpoint, place)
         has_own = has_adapters(weight_map, checkpoint)
-        own = finite(config, checkpoint.tensors, place, weight_names(checkpoint))
-        weights = with_base(config, own, checkpoint, weight_map, place, needs_base=needs_base)
+        own = check_finite(config, checkpoint.tensors, place, weight_names(checkpoint))
+        weights = load_base_below(config, own, checkpoint, weight_map, place, needs_base=needs_base)
         return weights if has_own else _with_adapters(
             config, weight_map, weights
         ), checkpoint.sha256
@@ -74,26 +81,26 @@ def read_weights(
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
-def has_adapters(weight_map: WeightMap, checkpoint: Checkpoint) -> bool:
+def has_adapters(weight_map: WeightMap, checkpoint: SavedCheckpoint) -> bool:
     """True if a checkpoint has some of the table's adapters; else it has their base."""
     return any(w.name in checkpoint.tensors for w in weight_map.filter(is_adapter).weights)
 
 
 def check_checkpoint(
-    config: RunConfig, weight_map: WeightMap, checkpoint: Checkpoint, load: str
+    config: RunConfig, weight_map: WeightMap, checkpoint: SavedCheckpoint, load: str
 ) -> None:
     """Raise CheckpointError unless a checkpoint and its base have the weights of the model."""
-    check_model(config, checkpoint.metadata.get(MODEL), load)
-    base = BaseModelRef.of_checkpoint(checkpoint)
+    check_config_match(config, checkpoint.metadata.get(MODEL), load)
+    base = BaseModelRef.from_checkpoint(checkpoint)
     own = weight_map if has_adapters(weight_map, checkpoint) else weight_map.base
     frozen = {} if base is None else base.sha256
-    check_fit(own, checkpoint.tensors, weight_names(checkpoint), load, frozen)
+    check_weights_match(own, checkpoint.tensors, weight_names(checkpoint), load, frozen)
 
 
-def with_base(
+def load_base_below(
     config: RunConfig,
     own: Arrays,
-    checkpoint: Checkpoint,
+    checkpoint: SavedCheckpoint,
     weight_map: WeightMap,
     load: str,
     model: str | None = None,
@@ -106,7 +113,7 @@ def with_base(
         needs_base: raise CheckpointError at once if the base cannot be read, and not only when one
             of its weights is asked for.
     """
-    base = BaseModelRef.of_checkpoint(checkpoint)
+    base = BaseModelRef.from_checkpoint(checkpoint)
     if base is None:
         return own
     place = config.checkpoint.base_model or base.place(checkpoint.path, model)
@@ -120,7 +127,9 @@ def with_base(
         )
         if needs_base:
             raise failure from error
-        return Overlay(own, LazyArrays({name: partial(_fail, failure) for name in base.sha256}))
+        return OverlayArrays(
+            own, LazyArrays({name: partial(_fail, failure) for name in base.sha256})
+        )
 
     def changed(name: str) -> CheckpointError:
         return CheckpointError(
@@ -128,7 +137,9 @@ def with_base(
             f"with: {name} is another; --checkpoint.base_model names the folder of that model"
         )
 
-    return Overlay(own, Digested(View(weights, base.sha256), base.sha256, changed, base.sha256))
+    return OverlayArrays(
+        own, DigestChecked(ArraysView(weights, base.sha256), base.sha256, changed, base.sha256)
+    )
 
 
 def _fail(error: CheckpointError) -> np.ndarray:
@@ -139,32 +150,34 @@ def _fail(error: CheckpointError) -> np.ndarray:
 def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
     """The weights of a Hugging Face model, with the configured vocabulary, and its fingerprint."""
     folder = local_model(name)
-    description, files = read_hf_config(folder), read_hf_directory(folder)
+    hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
-    if description is not None and (kind := multimodal_type(description)) is not None:
+    if hf_config is not None and (kind := multimodal_type(hf_config)) is not None:
         tensors = text_tensors(files)
-        description = text_model_config(JsonObject(description, name), tensors).data
+        hf_config = text_model_config(JsonObject(hf_config, name), tensors).data
         say(
             f"{format_path(name)} is a {kind}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
         )
-    elif prefix := headless_prefix(description or {}, files):
-        tensors = View(files, renamed={f"{prefix}{weight}": weight for weight in files})
-    loaded = _as_loaded(config, description, tensors, name)
+    elif prefix := headless_prefix(hf_config or {}, files):
+        tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
+    loaded = _as_loaded(config, hf_config, tensors, name)
     own = get_family(loaded).base_weight_map(loaded)
-    check_model(loaded, description, name)
-    check_head(loaded, own, tensors, name)
+    check_config_match(loaded, hf_config, name)
+    check_head_exists(loaded, own, tensors, name)
     try:
-        check_fit(own, tensors, tensors, name)
+        check_weights_match(own, tensors, tensors, name)
     except CheckpointError as error:
         raise _of_absent(files, name) or error from error
-    weights = _with_vocabulary(config, weight_map, own, finite(config, own.from_hf(tensors), name))
+    weights = _with_vocabulary(
+        config, weight_map, own, check_finite(config, own.from_hf(tensors), name)
+    )
     return weights, files.fingerprint()
 
 
 def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
     """The error for weights that the index of the files names and no file has, if there are any."""
-    for weight, file in files.absent.items():
+    for weight, file in files.missing.items():
         return CheckpointError(
             f"the index of {format_path(name)} names {format_name(weight)} in {format_name(file)}, "
             "which does not have it: download that file again"
@@ -179,22 +192,22 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
     if not own.weights:
         return weights
     if folder is None:
-        return Overlay(init_adapters(weight_map, weights, config.model.seed), weights)
+        return OverlayArrays(init_adapters(weight_map, weights, config.model.seed), weights)
     alone = config.changed({"training.trainable": None, "training.frozen": None})
     own, files = get_family(config).weight_map(alone).filter(is_trainable), adapter_tensors(folder)
-    check_fit(own, files, files, folder)
-    return Overlay(finite(config, own.from_hf(files), folder), weights)
+    check_weights_match(own, files, files, folder)
+    return OverlayArrays(check_finite(config, own.from_hf(files), folder), weights)
 
 
 # ---- vocabulary ---------------------------------------------------------------------------------
 def _as_loaded(
-    config: RunConfig, description: Mapping[str, Any] | None, tensors: LazyArrays, name: str
+    config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
     """The configuration of the model that is loaded, where the configured one has another
     vocabulary: fewer rows, or a head that is the embedding.
 
     Args:
-        description: the model's config.json.
+        hf_config: the model's config.json.
         tensors: its weights.
         name: of the model, for messages.
     """
@@ -207,9 +220,9 @@ def _as_loaded(
         values = {model.path("vocab_size"): rows, model.path("new_rows"): None}
         for token in ("eos_token_id", "pad_token_id"):
             values[f"model.{token}"] = min(getattr(model, token), rows - 1)
-    may_untie = not family.infers_tied_head and HEAD not in tensors and description is not None
+    may_untie = not family.infers_tied_head and HEAD not in tensors and hf_config is not None
     if may_untie and model.tie_word_embeddings is False:
-        of_model = family.from_config_json(JsonObject(dict(description or {}), name))
+        of_model = family.from_config_json(JsonObject(dict(hf_config or {}), name))
         tied = model.path("tie_word_embeddings")
         values[tied] = flattened({"model": of_model}).get(tied, False)
     return config.changed(values)
@@ -234,7 +247,7 @@ def _with_vocabulary(
             makers[name] = partial(_with_new_rows, weights, source, rows, new)
         elif source != name:
             makers[name] = partial(weights.__getitem__, source)
-    return Overlay(LazyArrays(makers), weights)
+    return OverlayArrays(LazyArrays(makers), weights)
 
 
 def _with_new_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:

@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints import CheckpointError, TensorFiles
-from checkpoints.arrays import Arrays, Overlay, View
-from checkpoints.safetensors_files import as_stored, digest, digest_of_bytes, write_shard
+from checkpoints.lazy_arrays import Arrays, ArraysView, OverlayArrays
+from checkpoints.safetensors_files import (
+    sha256_of_array,
+    sha256_of_bytes,
+    to_storable,
+    write_safetensors,
+)
 from config.sections import RunConfig
 from files.atomic_writing import write_file
 from files.errors import WriteError
@@ -36,7 +41,7 @@ def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str,
     return QuantizedCache(tensors, known, folder)
 
 
-class QuantizedCache(View):
+class QuantizedCache(ArraysView):
     """Tensors, and a folder with what became of some of them when they were packed.
 
     A file is named after a digest of the tensors that it was made of: those of another base are
@@ -54,14 +59,14 @@ class QuantizedCache(View):
     ) -> Sequence[np.ndarray]:
         """See `modelling.quantisation.CachesQuantized`."""
         read = {name: self[name] for name in names if name not in self._known}
-        digests = [self._known[name] if name in self._known else digest(read[name])
+        digests = [self._known[name] if name in self._known else sha256_of_array(read[name])
                    for name in names]  # fmt: skip
-        key = digest_of_bytes("\n".join((_FORMAT, form, *digests)).encode())
+        key = sha256_of_bytes("\n".join((_FORMAT, form, *digests)).encode())
         path = self._folder / f"{key[:32]}.safetensors"
         kept = _kept(path)
         if kept is not None:
             return kept
-        arrays = make(Overlay(read, self))
+        arrays = make(OverlayArrays(read, self))
         if not self._fails:
             self._keep(path, arrays)
         return arrays
@@ -69,20 +74,22 @@ class QuantizedCache(View):
     def _keep(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
         """Write a file. After a first failure, which is said, no other is tried."""
         try:
-            write_file("packed weights to", path, lambda draft: write_shard(draft, _file(arrays)))
+            write_file(
+                "packed weights to", path, lambda draft: write_safetensors(draft, _file(arrays))
+            )
         except WriteError as error:
             self._fails = True
             say(f"warning: {error}; the next start quantises again")
 
 
 def _file(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    stored = {str(n): as_stored(str(n), array) for n, array in enumerate(arrays)}
+    stored = {str(n): to_storable(str(n), array) for n, array in enumerate(arrays)}
     return {**stored, _DIGEST: _digest(arrays)}
 
 
 def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    text = " ".join(f"{a.dtype} {a.shape} {digest(a)}" for a in arrays)
-    return np.frombuffer(bytes.fromhex(digest_of_bytes(text.encode())), np.uint8)
+    text = " ".join(f"{a.dtype} {a.shape} {sha256_of_array(a)}" for a in arrays)
+    return np.frombuffer(bytes.fromhex(sha256_of_bytes(text.encode())), np.uint8)
 
 
 def _kept(path: Path) -> Sequence[np.ndarray] | None:

@@ -27,7 +27,7 @@ from planning.plan_options import (
     show_plan,
 )
 from planning.requirements import Requirements
-from run.records.pace import peak_host_bytes
+from run.records.throughput import peak_host_bytes
 from terminal.command_line import CommandLine, read_command_line
 from terminal.parser import count_option
 from terminal.screen import is_first_process

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from checkpoints import CheckpointError
-from checkpoints.arrays import Arrays, LazyArrays, View
-from checkpoints.safetensors_files import digest
-from checkpoints.tensor_files import readers
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
+from checkpoints.safetensors_files import sha256_of_array
+from checkpoints.tensor_files import reader_pool
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from modelling.spec import get_family
@@ -32,7 +32,7 @@ _IGNORED = {
 """Entries of a description that do not affect what the weights compute."""
 
 
-def check_head(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
+def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
     """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
     configuration: the config.json of a T5 does not say it."""
     if HEAD in tensors or all(weight.name != HEAD for weight in weight_map.weights):
@@ -45,7 +45,7 @@ def check_head(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: 
     )
 
 
-def check_model(config: RunConfig, theirs: Any, load: str) -> None:
+def check_config_match(config: RunConfig, theirs: Any, load: str) -> None:
     """Raise CheckpointError if weights were made for a model that computes something else.
 
     Args:
@@ -65,7 +65,7 @@ def check_model(config: RunConfig, theirs: Any, load: str) -> None:
             )
 
 
-def check_fit(
+def check_weights_match(
     weight_map: WeightMap,
     files: LazyArrays,
     names: Iterable[str],
@@ -91,7 +91,7 @@ def check_fit(
         raise CheckpointError(f"{load}: {error}") from error
 
 
-def finite(
+def check_finite(
     config: RunConfig, tensors: Arrays, load: str, names: Iterable[str] | None = None
 ) -> Arrays:
     """Some of the tensors in a place, which raise CheckpointError when one is read that has NaN or
@@ -118,10 +118,10 @@ def finite(
             )
         return array
 
-    return View(tensors, names, checked)
+    return ArraysView(tensors, names, checked)
 
 
-class Digested(View):
+class DigestChecked(ArraysView):
     """Tensors of which some must be what they were when they were first read, each in full, since
     files can be rewritten while they are used.
 
@@ -148,7 +148,7 @@ class Digested(View):
 
     def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
         if name in self._fixed:
-            sha256 = digest(array)
+            sha256 = sha256_of_array(array)
             if self.sha256.setdefault(name, sha256) != sha256:
                 raise self.changed(name)
         return array
@@ -157,18 +157,18 @@ class Digested(View):
         """The digests of tensors, which must stay from now on. Those without one are read."""
         wanted = list(names)
         self._fixed.update(wanted)
-        with readers() as pool:
+        with reader_pool() as pool:
             for _ in pool.map(self.__getitem__, [n for n in wanted if n not in self.sha256]):
                 pass
         return {name: self.sha256[name] for name in wanted}
 
 
-def digested(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> Digested:
+def check_digests(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> DigestChecked:
     """Tensors that must not change while a run starts.
 
     Args:
         source: of the tensors, for people.
-        fixed: see `Digested`.
+        fixed: see `DigestChecked`.
     """
 
     def changed(name: str) -> CheckpointError:
@@ -177,4 +177,4 @@ def digested(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> Diges
             "when nobody writes to these files, which must be the same on all hosts"
         )
 
-    return Digested(tensors, fixed, changed)
+    return DigestChecked(tensors, fixed, changed)

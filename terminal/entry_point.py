@@ -25,7 +25,7 @@ from signal import SIGINT
 from typing import Protocol, TextIO
 
 import popdist
-from config.errors import ConfigError, Notice, UserError
+from config.errors import ConfigError, UserError, UserNotice
 from files.formatting import format_path, format_sentence
 from terminal.environment import check_environment
 from terminal.executable_cache import use_default_cache
@@ -35,7 +35,7 @@ from terminal.interrupts import (
     Interrupted,
     end_within,
     exit_code,
-    interruptible,
+    handle_signals,
     sentence,
 )
 from terminal.parser import Parser, add_process_options
@@ -71,8 +71,8 @@ def entry_point(
 
     `UserError`, and what `user_errors` names, end with the message on stderr and code 2, and so do
     a file or disk that fails and memory that runs out. SIGINT ends with code 130, SIGTERM with
-    143. Every other exception is a defect of ours and keeps its traceback. A `Notice` is shown as
-    one line.
+    143. Every other exception is a defect of ours and keeps its traceback. A `UserNotice` is shown
+    as one line.
 
     Args:
         alone: the script is never one of several processes; it may start some itself.
@@ -90,7 +90,7 @@ def entry_point(
             hold_standard_streams()
             logging.getLogger("transformers").addFilter(without_advice)
             try:
-                with interruptible(), _plain_notices():
+                with handle_signals(), _plain_notices():
                     check_environment()
                     if caches:
                         use_default_cache()
@@ -182,7 +182,7 @@ def _plain_notices() -> Iterator[None]:
         lineno: int,
         line: str | None = None,
     ) -> str:
-        if issubclass(category, Notice):
+        if issubclass(category, UserNotice):
             return f"warning: {message}\n"
         return usual(message, category, filename, lineno, line)
 

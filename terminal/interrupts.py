@@ -28,11 +28,11 @@ SECONDS_TO_ANSWER = 1.5
 SECONDS_TO_END = 20.0
 """From a signal that Python has answered to the end. A thread that a file system holds holds up
 whoever waits for it, and Python's own end."""
-TWICE = 3.0
+DUPLICATE_WINDOW = 3.0
 """Seconds in which a signal that comes again is the same one: `scancel` signals the tasks itself,
 and `srun` hands on what it got."""
 SECONDS_TO_RETURN = 0.05  # from a destructor
-AGAIN = 128  # added to the number of a signal that is to be sent once more
+RETRY_OFFSET = 128  # added to the number of a signal that is to be sent once more
 
 
 class Interrupted(BaseException):
@@ -54,11 +54,11 @@ def exit_code(number: int) -> int:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """Within the context `SIGNALS` raise `Interrupted`, or end the process.
 
     They end the process where Python cannot raise in time. A handler set inside the context, such
-    as that of `run.signals.StopSignal`, takes precedence. Outside the main thread, and
+    as that of `run.stop_signal.StopSignal`, takes precedence. Outside the main thread, and
     for signals that are ignored, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -85,7 +85,7 @@ def interruptible() -> Iterator[None]:
             hook(dropped)
             return
         answered.clear()
-        os.write(writer, bytes([AGAIN + dropped.exc_value.number]))
+        os.write(writer, bytes([RETRY_OFFSET + dropped.exc_value.number]))
 
     watch = threading.Thread(
         target=_watch, args=(reader, handle, answered), name="signals", daemon=True
@@ -128,12 +128,12 @@ def _watch(reader: int, handle: object, answered: threading.Event) -> None:
     received, last, since = 0, 0, 0.0
     while byte := os.read(reader, 1):
         number = byte[0]
-        if number == last and time.monotonic() - since < TWICE:
+        if number == last and time.monotonic() - since < DUPLICATE_WINDOW:
             continue
         last, since = number, time.monotonic()
-        if number > AGAIN:
+        if number > RETRY_OFFSET:
             time.sleep(SECONDS_TO_RETURN)
-            os.kill(os.getpid(), number - AGAIN)
+            os.kill(os.getpid(), number - RETRY_OFFSET)
         if number not in SIGNALS:
             continue
         received += 1

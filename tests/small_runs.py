@@ -18,8 +18,8 @@ import run_finetuning
 from config.base import nested
 from config.sections import RunConfig
 from data.task import Task
-from run import card
-from run.records import recorder
+from run import model_card
+from run.records import metrics_logger
 from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def few_examples(executables: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
         patch.setattr(Task, "examples", lambda *given: islice(examples(*given), 40))
-        for drawing in (recorder, card):
+        for drawing in (metrics_logger, model_card):
             patch.setattr(drawing, "draw_loss_curve", lambda *_: None)
         yield
 

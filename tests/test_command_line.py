@@ -36,9 +36,9 @@ from checkpoints import CheckpointWarning, load_checkpoint
 from data.task import SAMPLE_FOLDER
 from planning.hardware.matrix_rate import matrix_rate
 from run import throughput
-from run.records import recorder
+from run.records import metrics_logger
 from run.records.loss_curve import draw_loss_curve
-from run.records.metrics import read_metrics
+from run.records.metrics_jsonl import read_metrics
 from tests.children import PYTHON_PATH
 from tests.data.corpora import few_rows, sample_examples, sample_tokenizer
 from tests.small_runs import BATCH, MODEL, TRAINING
@@ -56,14 +56,14 @@ def what_is_shared(executables, tmp_path_factory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
         few_rows(patch, tmp_path_factory.mktemp("sample"), **ROWS)
-        patch.setattr(recorder, "draw_loss_curve", lambda *_: None)
+        patch.setattr(metrics_logger, "draw_loss_curve", lambda *_: None)
         yield
 
 
 @pytest.fixture
 def curves(monkeypatch) -> None:
     """Draw the loss curves of runs."""
-    monkeypatch.setattr(recorder, "draw_loss_curve", draw_loss_curve)
+    monkeypatch.setattr(metrics_logger, "draw_loss_curve", draw_loss_curve)
 
 
 @pytest.fixture(scope="module")

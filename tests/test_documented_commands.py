@@ -20,10 +20,10 @@ import planning.auto_config
 import planning.plan_options
 import popdist
 import run.answers.generate
-import run.evaluation.side_by_side
-import run.evaluation.validate
-import run.export
-import run.loop
+import run.evaluation.compare_with_hf
+import run.evaluation.evaluate_checkpoint
+import run.hf_export
+import run.training_loop
 import run_export
 import run_finetuning
 import run_generation
@@ -41,11 +41,15 @@ COMMANDS = {
 }
 SCRIPTS = {
     # the script: the module of its main, and the module and function that would do the work
-    "run_finetuning.py": (run_finetuning, run.loop, "finetune"),
-    "run_validation.py": (run_validation, run.evaluation.validate, "validate"),
-    "run_inference.py": (run_inference, run.evaluation.side_by_side, "side_by_side"),
+    "run_finetuning.py": (run_finetuning, run.training_loop, "finetune"),
+    "run_validation.py": (
+        run_validation,
+        run.evaluation.evaluate_checkpoint,
+        "evaluate_checkpoint",
+    ),
+    "run_inference.py": (run_inference, run.evaluation.compare_with_hf, "compare_with_hf"),
     "run_generation.py": (run_generation, run.answers.generate, "with_format"),
-    "run_export.py": (run_export, run.export, "check_lower_bound"),
+    "run_export.py": (run_export, run.hf_export, "check_lower_bound"),
     "finetuning.py": (finetuning, finetuning, "measure"),
     "inference.py": (inference, inference, "measure"),
 }

@@ -45,13 +45,13 @@ def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
         names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
         told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
         brief = rng.random() < BRIEF_SHARE
-        messages = [make_message("system", BRIEF)] if brief else []
+        messages = [said("system", BRIEF)] if brief else []
         text = write_premise(rng, Premise(scene, told)) + " "
         for question in rng.sample(list(QUESTIONS), rng.randint(*NUM_QUESTIONS)):
             asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
             known = {"who": scene[0], "what": scene[1]} | told
-            messages.append(make_message("user", text + asked))
-            messages.append(make_message("assistant", answer(question, known, brief)))
+            messages.append(said("user", text + asked))
+            messages.append(said("assistant", answer(question, known, brief)))
             text = ""
         yield {"messages": messages}
 
@@ -78,7 +78,7 @@ def answer(question: str, known: dict[str, str], brief: bool) -> str:
             return f"{value.capitalize()}."
 
 
-def make_message(role: str, content: str) -> dict[str, str]:
+def said(role: str, content: str) -> dict[str, str]:
     """A message."""
     return {"role": role, "content": content}
 

@@ -17,7 +17,7 @@ from data.sample.generate_conversations import (
     NUM_TOLD_ATTRIBUTES,
     QUESTIONS,
     answer,
-    make_message,
+    said,
     write,
 )
 from data.sample.vocabulary import ATTRIBUTES
@@ -38,9 +38,9 @@ def preferences(split: str) -> Iterator[dict[str, Any]]:
         known = {"who": scene[0], "what": scene[1]} | told
         brief, sentence = (answer(question, known, brief) for brief in (True, False))
         yield {
-            "prompt": [make_message("user", f"{write_premise(rng, Premise(scene, told))} {asked}")],
-            "chosen": [make_message("assistant", brief)],
-            "rejected": [make_message("assistant", sentence)],
+            "prompt": [said("user", f"{write_premise(rng, Premise(scene, told))} {asked}")],
+            "chosen": [said("assistant", brief)],
+            "rejected": [said("assistant", sentence)],
         }
 
 

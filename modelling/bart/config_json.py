@@ -41,9 +41,9 @@ def to_config_json(config: BartConfig) -> dict[str, Any]:
     }
 
 
-def from_config_json(description: JsonObject) -> dict[str, Any]:
+def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json of BART. Raises as `check_hf_settings`."""
-    data, (usual, _) = description.data, hf_defaults("bart")
+    data, (usual, _) = hf_config.data, hf_defaults("bart")
     needed = {
         "is_encoder_decoder": (True, True),
         "is_decoder": (False, False),
@@ -62,10 +62,10 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
     ends = ("layers", "heads", "dim", "model", "size")
     counts = [name for name in (*SAME, *OURS) if name.endswith(ends)]
     values = {name: data.get(name, usual.get(name)) for name in (*SAME, *OURS)}
-    values |= {name: description.count(name) for name in counts if data.get(name) is not None}
+    values |= {name: hf_config.count(name) for name in counts if data.get(name) is not None}
     for name in ("pad", "eos"):
-        values[f"{name}_token_id"] = read_token_id(description, name, usual[f"{name}_token_id"])
-    values |= {name: _forced(description, name) for name in FORCED}
+        values[f"{name}_token_id"] = read_token_id(hf_config, name, usual[f"{name}_token_id"])
+    values |= {name: _forced(hf_config, name) for name in FORCED}
     act = values["activation_function"] = _activation(values["activation_function"])
     if act not in ACTIVATIONS:
         raise ConfigError(
@@ -75,21 +75,21 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
     return {OURS.get(name, name): value for name, value in values.items()}
 
 
-def normalize_config_json(config: BartConfig, description: dict[str, Any]) -> dict[str, Any]:
+def normalize_config_json(config: BartConfig, hf_config: dict[str, Any]) -> dict[str, Any]:
     """A description with our name of the activation."""
     name = "activation_function"
-    return description | ({name: _activation(description[name])} if name in description else {})
+    return hf_config | ({name: _activation(hf_config[name])} if name in hf_config else {})
 
 
 def _activation(name: Any) -> Any:
     return ALIKE.get(name, name) if isinstance(name, str) else name
 
 
-def _forced(description: JsonObject, name: str) -> int | None:
+def _forced(hf_config: JsonObject, name: str) -> int | None:
     """A token that answers begin or end with; of several the first."""
-    given: Any = description.data.get(name, 2 if name == "forced_eos_token_id" else None)
+    given: Any = hf_config.data.get(name, 2 if name == "forced_eos_token_id" else None)
     if isinstance(given, list) and given:
         given = given[0]
-    if given is not None and not is_token_id(given, description.count("vocab_size")):
-        raise description.error(name, "a token's number or null")
+    if given is not None and not is_token_id(given, hf_config.count("vocab_size")):
+        raise hf_config.error(name, "a token's number or null")
     return given

@@ -39,10 +39,10 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
     }
 
 
-def from_config_json(description: JsonObject) -> dict[str, Any]:
+def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json of GPT-J. Raises as `check_hf_settings`."""
-    data = description.data
-    hidden = description.count("n_embd")
+    data = hf_config.data
+    hidden = hf_config.count("n_embd")
     dropout = data.get("resid_pdrop") or 0.0
     needed = {
         "activation_function": ("gelu_new", "gelu_new"),
@@ -56,20 +56,20 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
     check_hf_settings(data, "gptj", READ, needed)
     fields = {
         "dropout_prob": dropout,
-        "layers": description.count("n_layer"),
+        "layers": hf_config.count("n_layer"),
         "hidden_size": hidden,
-        "max_position_embeddings": description.count("n_positions")
-        if "n_positions" in description
+        "max_position_embeddings": hf_config.count("n_positions")
+        if "n_positions" in hf_config
         else 2048,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-5),
         "initializer_range": data.get("initializer_range", 0.02),
-        "embedding": {"vocab_size": description.count("vocab_size")},
+        "embedding": {"vocab_size": hf_config.count("vocab_size")},
         "attention": {
-            "heads": description.count("n_head"),
-            "rotary_dim": description.count("rotary_dim"),
+            "heads": hf_config.count("n_head"),
+            "rotary_dim": hf_config.count("rotary_dim"),
         },
     }
     last = fields["embedding"]["vocab_size"] - 1
-    fields["eos_token_id"] = read_token_id(description, "eos", min(50256, last))
-    fields["pad_token_id"] = read_token_id(description, "pad", min(50257, last))
+    fields["eos_token_id"] = read_token_id(hf_config, "eos", min(50256, last))
+    fields["pad_token_id"] = read_token_id(hf_config, "pad", min(50257, last))
     return fields

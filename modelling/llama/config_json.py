@@ -91,14 +91,14 @@ LISTS = ("short_factor", "long_factor")
 
 
 # ---- from config.json ---------------------------------------------------------------------------
-def from_config_json(description: JsonObject) -> dict[str, Any]:
+def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json.
 
     Raises:
         ConfigError: it has a setting that is not known, or a value that is not computed with.
     """
-    kind = description.text("model_type")
-    theirs, names = _as_transformers(kind, description.data), ARCHITECTURES[kind].names
+    kind = hf_config.text("model_type")
+    theirs, names = _as_transformers(kind, hf_config.data), ARCHITECTURES[kind].names
     found: dict[str, Any] = {"model_type": kind}
     for name in SETTINGS:
         value = getattr(theirs, names.get(name, name), None)
@@ -242,7 +242,7 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
     }
     if not model.router_aux_loss_coef:
         del values["router_aux_loss_coef"]
-    description = {
+    hf_config = {
         "model_type": model.model_type,
         "architectures": [architecture.cls],
         **{name: value for name, value in values.items() if name in known},
@@ -253,9 +253,9 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
         **_positions(model, known),
     }
     if "head_dim" in known or model.head_dim * model.num_attention_heads != model.hidden_size:
-        description["head_dim"] = model.head_dim
-    _check_same(model, description)
-    return description
+        hf_config["head_dim"] = model.head_dim
+    _check_same(model, hf_config)
+    return hf_config
 
 
 def _positions(model: LlamaModel, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,9 +289,9 @@ def _parameters(rope: LlamaRope) -> dict[str, Any]:
     return {name: values[name] for name in names if values[name] is not None}
 
 
-def _check_same(model: LlamaModel, description: Mapping[str, Any]) -> None:
+def _check_same(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
     """Raise ConfigError unless a description says all of what the model does."""
-    said = _read_again(model, description)
+    said = _read_again(model, hf_config)
     ours, theirs = _comparable(model), _comparable(said)
     name = next((n for n in ours if ours[n] != theirs[n]), None)
     if name is not None:
@@ -302,10 +302,10 @@ def _check_same(model: LlamaModel, description: Mapping[str, Any]) -> None:
         )
 
 
-def _read_again(model: LlamaModel, description: Mapping[str, Any]) -> LlamaModel:
+def _read_again(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
     """The model with what a description says of it."""
     return LlamaModel.from_dict(
-        model.to_dict() | from_config_json(JsonObject(dict(description), "config.json"))
+        model.to_dict() | from_config_json(JsonObject(dict(hf_config), "config.json"))
     )
 
 
@@ -320,6 +320,6 @@ def _comparable(model: LlamaModel) -> dict[str, Any]:
     }
 
 
-def normalize_config_json(config: LlamaConfig, description: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_config_json(config: LlamaConfig, hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """A description of a model as `to_config_json` writes it, whichever dialect it is in."""
-    return to_config_json(replace(config, model=_read_again(config.model, description)))
+    return to_config_json(replace(config, model=_read_again(config.model, hf_config)))

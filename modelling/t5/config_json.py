@@ -71,7 +71,7 @@ def _feed_forward(model: T5Model) -> str:
 
 
 # ---- from config.json ---------------------------------------------------------------------------
-def from_config_json(description: JsonObject) -> dict[str, Any]:
+def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     """Fields of the model section for a config.json of T5, T5 v1.1, FLAN-T5 or mT5.
 
     transformers 5 writes `tie_word_embeddings` true for all that it saves, also where head and
@@ -79,11 +79,11 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
     is the embedding, scaled. Whether it is that of another model, its files say
     (`ModelFamily.infers_tied_head`).
     """
-    data, layers = description.data, description.count("num_layers")
+    data, layers = hf_config.data, hf_config.count("num_layers")
     there = data.get("num_decoder_layers") is not None
-    decoder = description.count("num_decoder_layers") if there else layers
-    kind = description.text("model_type") if "model_type" in description else "t5"
-    pad, end = (read_token_id(description, name, i) for i, name in enumerate(("pad", "eos")))
+    decoder = hf_config.count("num_decoder_layers") if there else layers
+    kind = hf_config.text("model_type") if "model_type" in hf_config else "t5"
+    pad, end = (read_token_id(hf_config, name, i) for i, name in enumerate(("pad", "eos")))
     gated, activation = _maps(kind, data)
     needed = {
         "decoder_start_token_id": (pad, pad),
@@ -97,8 +97,8 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
         "architecture": kind,
         "layers": layers,
         "decoder_layers": None if decoder == layers else decoder,
-        "hidden_size": description.count("d_model"),
-        "d_ff": description.count("d_ff"),
+        "hidden_size": hf_config.count("d_model"),
+        "d_ff": hf_config.count("d_ff"),
         "is_gated_act": gated,
         "activation": activation,
         "scale_decoder_outputs": scaled,
@@ -106,10 +106,10 @@ def from_config_json(description: JsonObject) -> dict[str, Any]:
         "dropout_prob": data.get("dropout_rate", 0.1),
         "eos_token_id": end,
         "pad_token_id": pad,
-        "embedding": {"vocab_size": description.count("vocab_size"), "tied": scaled},
+        "embedding": {"vocab_size": hf_config.count("vocab_size"), "tied": scaled},
         "attention": {
-            "heads": description.count("num_heads"),
-            "d_kv": description.count("d_kv"),
+            "heads": hf_config.count("num_heads"),
+            "d_kv": hf_config.count("d_kv"),
             "relative_attention_num_buckets": data.get("relative_attention_num_buckets", 32),
             "relative_attention_max_distance": data.get("relative_attention_max_distance", 128),
         },
@@ -142,15 +142,15 @@ def _scaled(data: Mapping[str, Any]) -> bool:
     return data.get("tie_word_embeddings") is not False if said is None else bool(said)
 
 
-def normalize_config_json(config: T5Config, description: dict[str, Any]) -> dict[str, Any]:
+def normalize_config_json(config: T5Config, hf_config: dict[str, Any]) -> dict[str, Any]:
     """A description with what its layers and head follow from, where it leaves that out.
 
     One that does not name its architecture says nothing of them.
     """
-    kind = description.get("model_type")
+    kind = hf_config.get("model_type")
     if kind not in CLASSES:
-        return description
-    gated, activation = _maps(kind, description)
+        return hf_config
+    gated, activation = _maps(kind, hf_config)
     feed_forward = next(name for name, maps in FEED_FORWARDS.items() if maps == (gated, activation))
-    scaled = {"scale_decoder_outputs": _scaled(description)} if kind == "t5" else {}
-    return description | {"feed_forward_proj": feed_forward} | scaled
+    scaled = {"scale_decoder_outputs": _scaled(hf_config)} if kind == "t5" else {}
+    return hf_config | {"feed_forward_proj": feed_forward} | scaled

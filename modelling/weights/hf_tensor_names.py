@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from files.formatting import format_name
 from modelling.weights.mapping import WeightsError, check_shape
 from modelling.weights.mxfp4 import dequantize_tensors, dequantized_shapes
@@ -164,7 +164,7 @@ class HfTensorNames:
             if all(name in weights for name in x.weights)
         }
         others = [name for name in weights if name not in fused_weights]
-        return Overlay(LazyArrays(readers), View(weights, others))
+        return OverlayArrays(LazyArrays(readers), ArraysView(weights, others))
 
     def check_shapes(self, file_shapes: Shapes, shapes: Shapes) -> None:
         """Check names and shapes of a file's tensors.

@@ -10,7 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
-from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from config.adapter import (
     ALL_LINEAR,
     PATTERNS,
@@ -109,8 +109,8 @@ def add_tied_copies(weight_map: WeightMap, tensors: Arrays) -> Arrays:
     """Tensors of files, and those of tied modules: PEFT has a tensor for each module."""
     tied = {alias: name for alias, name in weight_map.hf_names.aliases.items() if name in tensors}
     turned = weight_map.hf_names.transposed
-    copies = View(tensors, renamed=tied, change=lambda a, t: t.T if a in turned else t)
-    return Overlay(copies, tensors)
+    copies = ArraysView(tensors, renamed=tied, transform=lambda a, t: t.T if a in turned else t)
+    return OverlayArrays(copies, tensors)
 
 
 def has_tied_head(weight_map: WeightMap, names: Collection[str]) -> bool:
@@ -512,8 +512,8 @@ def merge_adapters(
     names = dict.fromkeys(w.name for w in weight_map.base.weights)
     if quant is not None:
         quantized = [w.name for w in weight_map.filter(is_quantizable).weights]
-        left = View(weights, quantized, lambda name, weight: fake_quantize(weight, quant))
-        base = Overlay(left, weights)
+        left = ArraysView(weights, quantized, lambda name, weight: fake_quantize(weight, quant))
+        base = OverlayArrays(left, weights)
 
     def merge_weight(name: str, weight: np.ndarray) -> np.ndarray:
         if name in weight_map.trainable_tokens:
@@ -523,7 +523,7 @@ def merge_adapters(
             weight = _merge_adapter(weights, name, weight, adapters[name])
         return weight.astype(dtype, copy=False)
 
-    return View(base, names, merge_weight, in_full=names)
+    return ArraysView(base, names, merge_weight, in_full=names)
 
 
 def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
@@ -537,7 +537,7 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
         r.delta: partial(_initial_token_rows, base, name, r)
         for name, r in weight_map.trainable_tokens.items()
     }
-    return Overlay(LazyArrays(makers), weight_map.filter(is_adapter).init_weights(seed))
+    return OverlayArrays(LazyArrays(makers), weight_map.filter(is_adapter).init_weights(seed))
 
 
 def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LoraSpec]]:

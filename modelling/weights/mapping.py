@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from checkpoints.arrays import Arrays
+from checkpoints.lazy_arrays import Arrays
 from config.errors import UserError
 from popxl_addons.array_munging import pad_axis, shard
 from popxl_addons.optimizers.adafactor import MatrixLayout

@@ -14,7 +14,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from modelling.weights.mapping import WeightsError
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -51,7 +51,9 @@ def dequantize_tensors(tensors: Arrays) -> Arrays:
     if not fields:
         return tensors
     readers = {name: partial(_read, tensors, name) for name in _quantized_names(tensors)}
-    return Overlay(LazyArrays(readers), View(tensors, [n for n in tensors if n not in fields]))
+    return OverlayArrays(
+        LazyArrays(readers), ArraysView(tensors, [n for n in tensors if n not in fields])
+    )
 
 
 def dequantized_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from checkpoints.arrays import Arrays, LazyArrays, Overlay, View
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, RESIDUAL_SLOTS, STATE_SLOTS, StateSlot
 from config.sections import RunConfig
 from modelling.weights.variables import OPTIMIZER
@@ -109,7 +109,7 @@ def convert_optimizer_state(
     if config.model.precision == "float32":
         weights = [n for n in unchanged if any(_name(slot, n) in specs for slot in _MASTER_SLOTS)]
         converters |= {n: partial(float32_weight, tensors, n) for n in weights}
-    return Overlay(LazyArrays(converters), View(tensors, unchanged))
+    return OverlayArrays(LazyArrays(converters), ArraysView(tensors, unchanged))
 
 
 def float32_weight(tensors: Arrays, name: str) -> np.ndarray:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from checkpoints.arrays import Arrays, LazyArrays, View
-from checkpoints.tensor_shards import CutTensor, Layout, Part
+from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
+from checkpoints.tensor_shards import ShardedTensor, ShardLayout, TensorShard
 from modelling.weights.mapping import WeightMapping
 from popxl import Variable
 from popxl.session import VariableShard
@@ -81,7 +81,7 @@ class VariableLayout:
             size: number of elements.
         """
         if not self.variable:
-            scalar = Part((), (), (), (), 0, 1)
+            scalar = TensorShard((), (), (), (), 0, 1)
             yield from (WeightSlice(i, scalar, 0, (0, 1, 1, 1)) for i in range(len(self.shapes)))
             return
         axis, count, first_weight = self.axis or 0, len(self.shapes), 0
@@ -93,9 +93,9 @@ class VariableLayout:
         for number in range(first_weight, first_weight + count):
             shape = self.shapes[number]
             box = list(reversed(shape) if self.transpose else shape)
-            corner = [0] * len(box)
-            corner[axis] = group * (length // count)
-            box[axis] = max(min(length // count, box[axis] - corner[axis]), 0)  # without padding
+            offsets = [0] * len(box)
+            offsets[axis] = group * (length // count)
+            box[axis] = max(min(length // count, box[axis] - offsets[axis]), 0)  # without padding
             low = (number - first_weight) * (length // count)
             high = low + box[axis]
 
@@ -110,7 +110,7 @@ class VariableLayout:
             if end > first:
                 axes = range(len(box))
                 order = tuple(reversed(axes) if self.transpose else axes)
-                part = Part(shape, order, tuple(corner), tuple(box), first, end - first)
+                part = TensorShard(shape, order, tuple(offsets), tuple(box), first, end - first)
                 yield WeightSlice(number, part, start, (low, high, length, inner))
 
 
@@ -124,7 +124,7 @@ class WeightSlice:
     """
 
     weight: int
-    part: Part
+    part: TensorShard
     _start: int
     _middle: tuple[int, int, int, int]
     """Range on the axis along which weights are concatenated, its length, and inner elements."""
@@ -140,13 +140,13 @@ class WeightSlice:
         padded[offset : offset + values.size] = values
         elements = padded.reshape(rows, length, inner)[:, low:high].reshape(-1)
         start = self.part.start - first * (high - low) * inner
-        return elements[start : start + self.part.size]
+        return elements[start : start + self.part.length]
 
 
 class WeightSharding(NamedTuple):
     """Sharding of one weight, where its variable is held in shards."""
 
-    layout: Layout
+    layout: ShardLayout
     processes: tuple[tuple[int, ...], ...]
     sources: tuple[tuple[VariableShard, WeightSlice], ...]
 
@@ -187,7 +187,7 @@ class HfNamedTensors(LazyArrays):
     Tensors of one variable are consecutive; each is cached until it has been read once.
     """
 
-    concurrent = False
+    is_thread_safe = False
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class HfNamedTensors(LazyArrays):
         self._read, self._tensor_parallel = read, tensor_parallel
         self._cached: dict[str, np.ndarray] = {}
 
-    def parts(self) -> Iterator[CutTensor]:
+    def shards(self) -> Iterator[ShardedTensor]:
         """Shards of each tensor, for `checkpoints` (`ShardSource`)."""
         assert self._shard_reader is not None
         for source in self._all:
@@ -210,7 +210,7 @@ class HfNamedTensors(LazyArrays):
             shardings = source.shardings(self._shard_reader.shards_of(variable))
             for name, sharding in zip(source.tensor_names, shardings, strict=True):
                 read = partial(sharding.read, variable, self._shard_reader.read)
-                yield CutTensor(name, dtype, sharding.layout, sharding.processes, read)
+                yield ShardedTensor(name, dtype, sharding.layout, sharding.processes, read)
 
     @property
     def nbytes(self) -> int:
@@ -243,7 +243,7 @@ def without_optimizer_state(tensors: Arrays) -> Arrays:
     if isinstance(tensors, HfNamedTensors):
         return tensors.without(f"{OPTIMIZER}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
-    return View(tensors, names)
+    return ArraysView(tensors, names)
 
 
 def total_nbytes(tensors: Arrays) -> int:

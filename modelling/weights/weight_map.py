@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from checkpoints.arrays import Arrays, LazyArrays
+from checkpoints.lazy_arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
 from modelling.quantisation import QUANT_FIELDS, CachesQuantized, QuantizedWeight, quantize
 from modelling.weights.hf_tensor_names import HfTensorNames
@@ -220,7 +220,9 @@ class WeightMap:
 
         def read_shards(shards: tuple[VariableShard, ...]) -> np.ndarray:
             shardings = zip(source.tensor_names, source.shardings(shards), strict=True)
-            readers = {name: partial(tensors.some, name, one.layout) for name, one in shardings}
+            readers = {
+                name: partial(tensors.read_shards, name, one.layout) for name, one in shardings
+            }
             return self._typed_data(source, LazyArrays(readers))
 
         return LazyValue(full, read_shards)

@@ -13,7 +13,7 @@ import numpy as np
 
 import popdist
 from checkpoints import has_checkpoint
-from config.agreement import agree, digest_of
+from config.process_checks import check_same_on_all_processes, digest_of
 from config.sections import RunConfig
 from data.assistant_spans import ConversationError
 from data.conversations import Conversation, has_conversation, is_message, make_message
@@ -30,8 +30,8 @@ from huggingface.pretrained import read_pretrained
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.spec import get_family
 from planning.origins import exported_task
-from run.notes import length_note
-from run.start import Start, load_ready
+from run.initial_state import InitialState, load_inference_weights
+from run.startup_warnings import length_warnings
 from sessions.generation import GenerationSession
 from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say
@@ -41,7 +41,7 @@ GENERATED = "generated"
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptRow:
     """A prompt as it was given.
 
     Attributes:
@@ -53,7 +53,9 @@ class Asked:
     text: str
 
 
-def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -> Iterator[str]:
+def generate_answers(
+    config: RunConfig, prompts: Sequence[PromptRow], data_cache: DataCache
+) -> Iterator[str]:
     """What the configured model writes for each prompt.
 
     Raises:
@@ -62,7 +64,9 @@ def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
     prompted = digest_of(asked.text for asked in prompts)
-    agree({"number of prompts": len(prompts), "digest of the prompts": prompted})
+    check_same_on_all_processes(
+        {"number of prompts": len(prompts), "digest of the prompts": prompted}
+    )
     family = get_family(config)
     data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, data_cache)
     fitted, encoded = data.make_prompts([asked.text for asked in prompts])
@@ -71,16 +75,16 @@ def answer(config: RunConfig, prompts: Sequence[Asked], data_cache: DataCache) -
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
             f"{config.model.sequence_length} tokens"
         )
-    for note in length_note(fitted, family.sample_format.output_length(fitted)):
+    for note in length_warnings(fitted, family.sample_format.output_length(fitted)):
         say(note)
-    start = load_ready(fitted)
+    start = load_inference_weights(fitted)
     strategy = strategy_from_config(fitted, data.tokenizer)
     model = compile_session(
         lambda: GenerationSession(fitted, strategy), "the program that generates"
     )
     bar = progress_bar("", len(prompts), "prompt")
 
-    def generated(start: Start) -> np.ndarray:
+    def generated(start: InitialState) -> np.ndarray:
         model.write(start.tensors)
         with model, bar:
             return model.generate(encoded.input_ids, encoded.mask, bar.update)
@@ -109,9 +113,9 @@ def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> R
     )
 
 
-def asked_texts(
+def prompts_from_texts(
     config: RunConfig, texts: Sequence[str], raw: bool, data_cache: DataCache
-) -> list[Asked]:
+) -> list[PromptRow]:
     """Prompts given as texts: where the task's template has one column, its content. In a chat,
     what the user says first.
 
@@ -126,10 +130,14 @@ def asked_texts(
         talks = (Conversation([make_message("user", text)]) for text in read)
         placed = [(f"prompt {i}", talk) for i, talk in enumerate(talks, 1)]
         return _asked_talks(config, placed, rows, data_cache)
-    return [Asked(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)]
+    return [
+        PromptRow(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)
+    ]
 
 
-def asked_rows(config: RunConfig, file: str, raw: bool, data_cache: DataCache) -> list[Asked]:
+def prompts_from_file(
+    config: RunConfig, file: str, raw: bool, data_cache: DataCache
+) -> list[PromptRow]:
     """Prompts of a file: rows with the columns of the task's template, with `prompt`, or with
     conversations. A file may be one conversation, too: an array of messages.
 
@@ -144,11 +152,11 @@ def asked_rows(config: RunConfig, file: str, raw: bool, data_cache: DataCache) -
             text = row["prompt"] if raw and "prompt" in row else task.render_prompt(row)
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
-        asked.append(Asked(row, _read(config, f"{text}", raw)))
+        asked.append(PromptRow(row, _read(config, f"{text}", raw)))
     return asked
 
 
-def _asked_file(config: RunConfig, file: str, data_cache: DataCache) -> list[Asked]:
+def _asked_file(config: RunConfig, file: str, data_cache: DataCache) -> list[PromptRow]:
     task = task_from_config(config.data)
     placed: list[tuple[FileLocation | str, Row]] = list(FileSource(file).rows())
     if placed and all(is_message(row) for _, row in placed):
@@ -167,13 +175,13 @@ def _asked_talks(
     talks: Sequence[tuple[FileLocation | str, Conversation]],
     rows: Sequence[Mapping[str, Any]],
     data_cache: DataCache,
-) -> list[Asked]:
+) -> list[PromptRow]:
     """Conversations, each after its place for messages, as the chat template writes them."""
     chat = Pipeline(config, get_family(config).sample_format, data_cache).chat_template
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
         try:
-            asked.append(Asked(row, chat.prompt(talk.with_system(config.data.system), place)))
+            asked.append(PromptRow(row, chat.prompt(talk.with_system(config.data.system), place)))
         except ConversationError as error:
             raise DataError(f"{place}: {error}") from None
     for note in chat.notes():
@@ -181,17 +189,17 @@ def _asked_talks(
     return asked
 
 
-def lines_of_standard_input() -> list[str]:
+def read_stdin_lines() -> list[str]:
     """A prompt on each line. Of several processes, the first one reads them.
 
     Raises:
         DataError: it is not UTF-8.
     """
-    lines = list(iter(next_line, None)) if is_first_process() else []
+    lines = list(iter(read_line, None)) if is_first_process() else []
     return list(popdist.all_gather_object(lines)[0])
 
 
-def next_line(prompt: str = "") -> str | None:
+def read_line(prompt: str = "") -> str | None:
     """A line of standard input; None at its end.
 
     Raises:
@@ -207,7 +215,7 @@ def next_line(prompt: str = "") -> str | None:
     return line
 
 
-def json_lines(prompts: Sequence[Asked], answers: Sequence[str]) -> str:
+def answers_to_jsonl(prompts: Sequence[PromptRow], answers: Sequence[str]) -> str:
     """JSON Lines: each row as it was given, and the answer as `generated`.
 
     What JSON has no form for, such as the dates of Parquet, becomes text.
@@ -216,16 +224,16 @@ def json_lines(prompts: Sequence[Asked], answers: Sequence[str]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
-def write_rows(path: str, prompts: Sequence[Asked], answers: Sequence[str]) -> None:
+def write_answers(path: str, prompts: Sequence[PromptRow], answers: Sequence[str]) -> None:
     """Write them to a file.
 
     Raises:
         WriteError: it cannot be written.
     """
-    write_text("the answers", Path(path), json_lines(prompts, answers))
+    write_text("the answers", Path(path), answers_to_jsonl(prompts, answers))
 
 
-def is_raw(config: RunConfig) -> bool:
+def uses_no_template(config: RunConfig) -> bool:
     """Whether the weights are those of a published model, which was trained on other templates."""
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):

@@ -17,9 +17,9 @@ from data.samples import Samples
 from data.task import Task, task_from_config
 from modelling.objectives import make_objective
 from modelling.spec import get_family
-from run.evaluation.answers import Choosing, Writing
-from run.evaluation.metrics import NO_LABEL, TEXT_METRICS
-from run.evaluation.outcome import Answer, Outcome
+from run.evaluation.eval_result import EvalResult, Prediction
+from run.evaluation.predictors import GenerativePredictor, LabelPredictor
+from run.evaluation.text_metrics import NO_LABEL, TEXT_METRICS
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession, compile_session
 from terminal.screen import progress_bar, say
@@ -49,7 +49,7 @@ class Evaluator:
                 little memory.
         """
         task = task_from_config(config.data, config.training.preference_type)
-        self.metrics = wanted_metrics(config, task)
+        self.metrics = resolve_metrics(config, task)
         data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
         corpus = data.corpus("validation")  # first: its advice helps offline
         config = data.config
@@ -68,7 +68,7 @@ class Evaluator:
             self._losses = compile_session(
                 lambda: LossSession(config, weight_source), "the program of the loss"
             )
-        self._answering: Writing | Choosing | None = None
+        self._answering: GenerativePredictor | LabelPredictor | None = None
         answers = any(name in TEXT_METRICS for name in self.metrics)
         if config.eval.constrained and not answers:
             say("eval.constrained is not used: eval.metrics has none of answers")
@@ -83,7 +83,7 @@ class Evaluator:
             say(f"warning: {prompts} of {total} prompts of the validation split are cut")
         self.facts["prompts_cut"] = prompts
 
-    def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> Outcome:
+    def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> EvalResult:
         """The metrics of a model with these weights, whole tensors by logical name.
 
         Args:
@@ -97,7 +97,7 @@ class Evaluator:
                 loss = self._losses.compute(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.tally) for name, metric in metrics_of}
-        answers: list[Answer] = []
+        answers: list[Prediction] = []
         if self._answering is not None:
             with progress_bar("answers", len(self._answering), "sample", quiet=quiet) as bar:
                 texts = self._answering.answers(weights, bar.update)
@@ -105,16 +105,16 @@ class Evaluator:
             values |= self._judged(answers)
         metrics = {name: values[name] for name in self.metrics}
         names = None if self._labels is None else self._labels.names
-        return Outcome(metrics, answers, names, self.facts)
+        return EvalResult(metrics, answers, names, self.facts)
 
-    def _answer(self, prompt: str, text: str, target: str) -> Answer:
+    def _answer(self, prompt: str, text: str, target: str) -> Prediction:
         """A generated text and its target; of a classification, their labels."""
         if self._labels is None:
-            return Answer(prompt, text, target)
+            return Prediction(prompt, text, target)
         found = self._labels.found_in(text, target)
-        return Answer(prompt, text if found is None else found, self._labels.split(target)[1])
+        return Prediction(prompt, text if found is None else found, self._labels.split(target)[1])
 
-    def _judged(self, answers: Sequence[Answer]) -> dict[str, float]:
+    def _judged(self, answers: Sequence[Prediction]) -> dict[str, float]:
         """The metrics of answers."""
         texts = [answer.generated for answer in answers]
         if self._labels is not None:
@@ -126,16 +126,16 @@ class Evaluator:
 
 def _answering(
     config: RunConfig, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None
-) -> Writing | Choosing:
+) -> GenerativePredictor | LabelPredictor:
     """The program that answers the prompts of a corpus."""
     if config.eval.constrained:
-        return Choosing(
+        return LabelPredictor(
             LabelCandidates.from_examples(data, corpus, data.task.labels or ()), weight_source
         )
-    return Writing(data, corpus, weight_source)
+    return GenerativePredictor(data, corpus, weight_source)
 
 
-def wanted_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
+def resolve_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
     """The metrics of a run: those that `eval.metrics` names, else what suits the task.
 
     Raises:

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from files.atomic_writing import write_file
-from run.records.metrics import Row, column
+from run.records.metrics_jsonl import Row, column
 
 LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
 VALIDATION_LOSS = "eval_loss"
@@ -59,7 +59,7 @@ def _draw_rewards(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> No
     axes.legend(frameon=False)
 
 
-def smooth(values: Sequence[float], span: float) -> np.ndarray:
+def centered_mean(values: Sequence[float], span: float) -> np.ndarray:
     """Mean over a window of about `span` values around each: float64 of the same length.
 
     The window is centred, so that the curve does not lag, and narrows towards both ends. A value
@@ -80,7 +80,7 @@ def smooth(values: Sequence[float], span: float) -> np.ndarray:
 def _draw_loss(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
     losses = column(rows, "loss")
     axes.plot(steps, losses, color=LOSS_COLOUR, alpha=0.3, linewidth=1, label="loss of a step")
-    smoothed = smooth(losses, len(losses) / 25)
+    smoothed = centered_mean(losses, len(losses) / 25)
     axes.plot(steps, smoothed, color=LOSS_COLOUR, linewidth=2, label="smoothed")
     evaluated = [row for row in rows if VALIDATION_LOSS in row]
     if evaluated:

@@ -11,7 +11,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from files.formatting import format_number
-from run.records.pace import Throughput
+from run.records.throughput import Throughput
 
 VALIDATION = "eval_"
 """What the names of an evaluation's metrics begin with."""
@@ -19,7 +19,7 @@ WANTED = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "no
 """Facts by priority: a narrow bar shows the first ones."""
 
 
-class Progress:
+class TrainingProgress:
     """Shows the steps done, loss, learning rate, samples per second and the time left."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Progress:
         elif self._bar is not None and self._evaluated:
             facts["validation"] = self._evaluated
         rate = self._throughput.samples_per_second
-        left = self._throughput.seconds_for(steps_left)
+        left = self._throughput.eta_seconds(steps_left)
         if rate is not None and left is not None:
             facts["speed"] = f"{rate:.1f} samples/s"
             facts["left"] = f"{tqdm.format_interval(left)} left"

@@ -16,7 +16,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from config.errors import UserError
-from run.records.metrics import Sample
+from run.records.metrics_jsonl import Sample
 
 MAX_CONNECTIONS = 8
 """Open at the same time. One more takes the place of the oldest."""
@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 8
 _PAUSE = 1.0  # seconds after a connection that could not be accepted
 
 
-class Handler(WSGIRequestHandler):
+class QuietRequestHandler(WSGIRequestHandler):
     """Answers one request, and logs nothing."""
 
     timeout = 5.0  # seconds without a byte, in either direction
@@ -37,7 +37,7 @@ class Handler(WSGIRequestHandler):
         return io.StringIO()
 
 
-class PageServer(ThreadingMixIn, WSGIServer):
+class BoundedServer(ThreadingMixIn, WSGIServer):
     """A thread for each connection, of which few are open."""
 
     daemon_threads = True
@@ -56,7 +56,7 @@ class PageServer(ThreadingMixIn, WSGIServer):
         self._changed = threading.Condition()
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, address = found[0]
-        super().__init__((str(address[0]), port), Handler)
+        super().__init__((str(address[0]), port), QuietRequestHandler)
         self.set_app(application)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -119,7 +119,7 @@ class PrometheusPage:
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server = PageServer(host, port, make_wsgi_app(registry))
+            self._server = BoundedServer(host, port, make_wsgi_app(registry))
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(

@@ -18,7 +18,7 @@ from files.run_folder import RunFolder
 VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 
-def versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Versions of what computes; popxl has that of the package that it comes with."""
     installed = {name: _installed(name) for name in VERSIONED}
     of_popxl = {"popxl": installed["popxl-xla"], "popxl_addons": popxl_addons.__version__}
@@ -33,23 +33,23 @@ def _installed(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Session:
+class RunSession:
     """One time that a run was started or continued.
 
     Attributes:
         first_step: steps that were done before.
         command: as it was typed; "": it was none.
         hardware: the devices.
-        versions: see `versions`.
+        versions: see `installed_versions`.
     """
 
     first_step: int
     command: str
     hardware: str
-    versions: Mapping[str, str] = field(default_factory=versions)
+    versions: Mapping[str, str] = field(default_factory=installed_versions)
 
 
-def add_session(folder: RunFolder, session: Session) -> None:
+def append_session(folder: RunFolder, session: RunSession) -> None:
     """Note a session in a run's folder; those of steps that it does again are dropped.
 
     Raises:
@@ -60,7 +60,7 @@ def add_session(folder: RunFolder, session: Session) -> None:
     write_text("the record of the run", folder.sessions, json.dumps(data, indent=2) + "\n")
 
 
-def read_sessions(folder: RunFolder) -> list[Session]:
+def read_sessions(folder: RunFolder) -> list[RunSession]:
     """The sessions of a run; none where the file is missing or damaged, as no run needs it."""
     try:
         listed = read_object(folder.sessions).data.get("sessions")
@@ -70,9 +70,9 @@ def read_sessions(folder: RunFolder) -> list[Session]:
     return [session for entry in entries if (session := _session(entry)) is not None]
 
 
-def _session(entry: Any) -> Session | None:
+def _session(entry: Any) -> RunSession | None:
     try:
-        session = Session(**entry)
+        session = RunSession(**entry)
     except TypeError:
         return None
     texts = (session.command, session.hardware)

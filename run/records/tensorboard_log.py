@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from config.errors import UserError
-from run.records.metrics import SAMPLES, Sample
+from run.records.metrics_jsonl import SAMPLES, Sample
 
 
 class TensorBoardLog:

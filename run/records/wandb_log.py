@@ -12,8 +12,8 @@ from typing import Any
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name
-from run.records.metrics import SAMPLES, Sample
-from run.records.run_json import versions
+from run.records.metrics_jsonl import SAMPLES, Sample
+from run.records.run_json import installed_versions
 from terminal.wandb_environment import check_wandb
 
 
@@ -46,7 +46,7 @@ class WandbLog:
                 project=project or os.environ.get("WANDB_PROJECT") or f"popxl-{config.family}",
                 name=name,
                 dir=directory,
-                config=config.to_dict() | {"versions": versions()},
+                config=config.to_dict() | {"versions": installed_versions()},
             )
         except Exception as error:  # bad environment settings raise others than wandb's own
             reason = format_name(" ".join(str(error).split()).rstrip("."), 120)

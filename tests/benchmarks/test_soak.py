@@ -17,7 +17,7 @@ import pytest
 from benchmarks import soak
 from benchmarks.soak import Difference, Soak
 from checkpoints import CheckpointStore
-from checkpoints.remote import RemoteRun
+from checkpoints.object_store import RemoteRun
 
 ROWS = [
     {"step": step, "loss": 1.0 / step, "grad_norm": 2.0, "learning_rate": 1e-3}
@@ -39,7 +39,7 @@ def disturbed(tmp_path: Path) -> Soak:
     found = Soak(tmp_path, random.Random(0))
     make_run(found.run, 3, 6)
     for path in sorted(found.run.glob("0*")):
-        RemoteRun(f"file://{found.mirror}").put(path, 4)
+        RemoteRun(f"file://{found.mirror}").upload(path, 4)
     found._check("starting from random weights")
     return found
 
@@ -76,7 +76,7 @@ def test_other_bits_in_the_mirror(tmp_path, monkeypatch):
     found = disturbed(tmp_path)
     shutil.rmtree(found.mirror)
     make_run(tmp_path / "other", 6, value=2.0)
-    RemoteRun(f"file://{found.mirror}").put(next((tmp_path / "other").glob("0*")), 4)
+    RemoteRun(f"file://{found.mirror}").upload(next((tmp_path / "other").glob("0*")), 4)
     with pytest.raises(Difference, match=r"the last step in .*/brought differs"):
         compared(found, monkeypatch)
 

@@ -225,7 +225,7 @@ def save_in_parts(folder, change=lambda content: None, tables=lambda tables: Non
     path = folder_of(store, 2)
     content = json.loads((path / MANIFEST).read_text())["content"]
     found = [
-        {name: TensorRecord.of(array, content["tensors"][name]["file"])}
+        {name: TensorRecord.from_array(array, content["tensors"][name]["file"])}
         for name, array in stored.items()
     ]
     tables(found)
@@ -263,20 +263,20 @@ def change_box(**fields):
 @pytest.mark.parametrize(
     ("boxes", "change", "said"),
     [
-        (HALVES, change_box(sizes=[5]), "not all of its parts"),
-        (HALVES, change_box(sizes=[5, 6]), "not all of its parts"),
-        (HALVES, change_box(sizes=[5, 2**62]), "not all of its parts"),
-        (HALVES, change_layout(boxes=[]), "no parts"),
-        (HALVES, change_layout(shape=[12]), "no box of a tensor"),
-        (HALVES, change_layout(shape=[4, 3, 1]), "no box of a tensor"),
-        (HALVES, change_layout(shape=[2**40, 2**40]), "not all of its parts"),
-        (HALVES, change_layout(shape=[3, 4]), "a part is outside"),
-        (HALVES, change_layout(boxes=HALVES * 2), "do not follow each other|not all of its parts"),
+        (HALVES, change_box(sizes=[5]), "shards are missing"),
+        (HALVES, change_box(sizes=[5, 6]), "shards are missing"),
+        (HALVES, change_box(sizes=[5, 2**62]), "shards are missing"),
+        (HALVES, change_layout(boxes=[]), "no shards"),
+        (HALVES, change_layout(shape=[12]), "not a box of a tensor"),
+        (HALVES, change_layout(shape=[4, 3, 1]), "not a box of a tensor"),
+        (HALVES, change_layout(shape=[2**40, 2**40]), "shards are missing"),
+        (HALVES, change_layout(shape=[3, 4]), "a shard is outside"),
+        (HALVES, change_layout(boxes=HALVES * 2), "do not follow each other|shards are missing"),
         (BOXES, change_box(corner=[0, 0]), "overlap"),
-        (BOXES, change_box(corner=[0, 2]), "a part is outside"),
-        (BOXES, change_box(axes=[0, 1]), "a part is outside"),
-        (BOXES, change_box(box=[2**40, 3]), "not all of its parts"),
-        (BOXES, lambda c: c["layouts"][0]["boxes"].pop(), "not all of its parts"),
+        (BOXES, change_box(corner=[0, 2]), "a shard is outside"),
+        (BOXES, change_box(axes=[0, 1]), "a shard is outside"),
+        (BOXES, change_box(box=[2**40, 3]), "shards are missing"),
+        (BOXES, lambda c: c["layouts"][0]["boxes"].pop(), "shards are missing"),
     ],
 )  # fmt: skip
 def test_parts_that_are_no_whole_tensor(boxes, change, said, tmp_path):
@@ -293,20 +293,20 @@ def change_cut(**fields):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (change_cut(layout=1), "no layout, no owners or no type"),
-        (change_cut(owners=1), "no layout, no owners or no type"),
-        (change_cut(dtype="complex64"), "no layout, no owners or no type"),
-        (change_cut(dtype="int32"), "of another type, or not of their sizes"),
-        ({"change": lambda c: c.update(owners=[[0]])}, "not all parts of a tensor are there"),
-        ({"change": lambda c: c.update(owners=[[0, 2]])}, "not all parts of a tensor are there"),
-        ({"change": lambda c: c.update(owners=[[1, 0]])}, "not of their sizes"),
-        ({"change": lambda c: c.update(owners=[[0, 0]])}, "not of their sizes"),
+        (change_cut(layout=1), "no layout, owners or dtype"),
+        (change_cut(owners=1), "no layout, owners or dtype"),
+        (change_cut(dtype="complex64"), "no layout, owners or dtype"),
+        (change_cut(dtype="int32"), "another dtype or other sizes"),
+        ({"change": lambda c: c.update(owners=[[0]])}, "lacks the owner of a shard"),
+        ({"change": lambda c: c.update(owners=[[0, 2]])}, "lacks the owner of a shard"),
+        ({"change": lambda c: c.update(owners=[[1, 0]])}, "other sizes"),
+        ({"change": lambda c: c.update(owners=[[0, 0]])}, "other sizes"),
         ({"change": lambda c: c["cut"].update(b=c["cut"]["a"])}, "should lack, tensor b@"),
         ({"change": lambda c: c["tables"].update({"0.json": "0"})}, "0.json is not what was saved"),
         ({"change": lambda c: c["tables"].update({"../0": "0"})}, "not of the checkpoint"),
         ({"tables": lambda t: t[1].update(t[0])}, "lacks, or should lack, tensor"),
         ({"tables": lambda t: t[1].clear()}, "lacks, or should lack"),
-        ({"tables": lambda t: vars(t[1]["a@1"]).update(file="../x")}, "no name of a file"),
+        ({"tables": lambda t: vars(t[1]["a@1"]).update(file="../x")}, "not a file name"),
     ],
 )  # fmt: skip
 def test_manifests_that_make_up_no_whole_tensor(how, said, tmp_path):
@@ -320,16 +320,16 @@ def test_tables_are_read_when_their_parts_are_asked_for(tmp_path, monkeypatch):
     """Of several processes; what is wrong with one is found by who needs it."""
     import popdist
     from checkpoints import DamagedError
-    from checkpoints.tensor_shards import Part
+    from checkpoints.tensor_shards import TensorShard
 
     path = folder_of(save_in_parts(tmp_path), 2)
     (path / "1.json").write_text("{}")
     monkeypatch.setattr(popdist, "getNumInstances", lambda: 2)
     tensors = load_checkpoint(path, verify=False).tensors
-    assert tensors.tables_read == 0
+    assert tensors.num_record_files_read == 0
     assert tensors.spec("a") == (np.float32, (4, 3))
-    first = Part((4, 3), (0, 1), (0, 0), (4, 3), 0, 5)
-    assert tensors.some("a", [first]).reshape(-1)[:5].tolist() == [0, 1, 2, 3, 4]
-    assert tensors.tables_read == 1
+    first = TensorShard((4, 3), (0, 1), (0, 0), (4, 3), 0, 5)
+    assert tensors.read_shards("a", [first]).reshape(-1)[:5].tolist() == [0, 1, 2, 3, 4]
+    assert tensors.num_record_files_read == 1
     with pytest.raises(DamagedError, match=r"1\.json is not what was saved"):
         tensors["a"]

@@ -12,12 +12,13 @@ import pytest
 
 import popdist
 from checkpoints import CheckpointStore, load_checkpoint, safetensors_files
-from checkpoints.arrays import View
+from checkpoints.lazy_arrays import ArraysView
 from checkpoints.manifest import Manifest
-from checkpoints.safetensors_files import Stored, chunk_bytes
-from checkpoints.sharded_files import ShardAssigner, Shares, stored_name
+from checkpoints.safetensors_files import StoredTensor, chunk_bytes
+from checkpoints.shard_assignment import ShardAssigner, ShardAssignment
+from checkpoints.sharded_files import stored_name
 from checkpoints.tensor_files import MAX_RECORDS, TensorRecord, read_records, write_records
-from checkpoints.tensor_shards import marked
+from checkpoints.tensor_shards import shard_mask
 from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
 from config.sections import RunConfig
@@ -53,32 +54,32 @@ def listed(config: RunConfig, processes: int):
     program = build_training(config, family.build_phases, False, weight_map)
     mesh = mesh_of(config.replicas, processes)
     held = ShardReader(
-        lambda v: device_variables.shards_of(mesh, v),
+        lambda v: device_variables.split_by_bytes(mesh, v),
         lambda v, part: np.zeros(part.size, v.dtype.as_numpy()),
     )
     return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 
 
-def shares_by_process(tensors, processes: int, monkeypatch) -> list[Shares]:
+def shares_by_process(tensors, processes: int, monkeypatch) -> list[ShardAssignment]:
     monkeypatch.setattr(popdist, "getNumInstances", lambda: processes)
     found = []
     for process in range(processes):
         monkeypatch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
-        found.append(ShardAssigner().of(tensors))
+        found.append(ShardAssigner().assign(tensors))
     monkeypatch.undo()
     return found
 
 
-def written(folder: Path, tensors, shares: list[Shares], every: int = 1) -> Manifest:
+def written(folder: Path, tensors, shares: list[ShardAssignment], every: int = 1) -> Manifest:
     """The manifest and the tables of a step, with other digests; `every`: of how many processes
     one table is written."""
-    sizes = {one.name: (one.layout, one.dtype) for one in tensors.parts()}
-    tables = {}
+    sizes = {one.name: (one.layout, one.dtype) for one in tensors.shards()}
+    record_files = {}
     for process, share in enumerate(shares):
         records = {}
-        for name, parts in share.held.items():
+        for name, parts in share.local_shards.items():
             layout, dtype = sizes[name]
-            shape = [sum(layout[i].size for i in parts)]
+            shape = [sum(layout[i].length for i in parts)]
             file = f"tensors-{process:05d}-00001.safetensors"
             nbytes = shape[0] * dtype.itemsize
             each = [f"{hash((name, process, i)) % 2**256:064x}"
@@ -86,9 +87,9 @@ def written(folder: Path, tensors, shares: list[Shares], every: int = 1) -> Mani
             records[stored_name(name, process)] = TensorRecord(file, dtype.name, shape, each)
         file = f"tensors-{process:05d}.json"
         if process % every == 0:
-            tables[file] = write_records(folder / file, records)
-    tables |= {f"{i}": "" for i in range(len(tables), len(shares))}
-    manifest = Manifest(1, {}, tables=tables, cut=shares[0].cut)
+            record_files[file] = write_records(folder / file, records)
+    record_files |= {f"{i}": "" for i in range(len(record_files), len(shares))}
+    manifest = Manifest(1, {}, record_files=record_files, sharded=shares[0].sharded)
     manifest.write(folder)
     return manifest
 
@@ -100,18 +101,20 @@ def check_preset(name: str, folder: Path, monkeypatch) -> None:
     shares = shares_by_process(tensors, processes, monkeypatch)
     written(folder, tensors, shares)
     read = Manifest.read(folder)
-    tables = [read_records(folder / file, sha256) for file, sha256 in read.tables.items()]
-    assert read.cut.keys() == {one.name for one in tensors.parts()}
-    for process, (table, share) in enumerate(zip(tables, shares, strict=True)):
-        assert table.keys() == {stored_name(name, process) for name in share.held}
-        for name, parts in share.held.items():
-            cut = read.cut[name]
+    record_files = [
+        read_records(folder / file, sha256) for file, sha256 in read.record_files.items()
+    ]
+    assert read.sharded.keys() == {one.name for one in tensors.shards()}
+    for process, (table, share) in enumerate(zip(record_files, shares, strict=True)):
+        assert table.keys() == {stored_name(name, process) for name in share.local_shards}
+        for name, parts in share.local_shards.items():
+            cut = read.sharded[name]
             assert parts == [i for i, owner in enumerate(cut.owners) if owner == process]
             assert table[stored_name(name, process)].shape == [
-                sum(cut.layout[i].size for i in parts)
+                sum(cut.layout[i].length for i in parts)
             ]
     assert (folder / "manifest.json").stat().st_size < MAX_RECORDS / 16
-    for file in read.tables:
+    for file in read.record_files:
         assert (folder / file).stat().st_size < MAX_RECORDS / 16
 
 
@@ -127,7 +130,7 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
     config = preset("xxl_pod64", SMALL, SMALL_T5, {"model": {"layers": 12}}, sharded)
     tensors = listed(config, 8)
     start = time.process_time()
-    found = list(tensors.parts())
+    found = list(tensors.shards())
     seconds = time.process_time() - start
     parts = sum(len(one.layout) for one in found)
     assert parts > 50_000
@@ -138,7 +141,7 @@ def test_a_manifest_grows_with_tensors_and_not_with_replicas(tmp_path, monkeypat
     assert (tmp_path / "manifest.json").stat().st_size < 2**20
     assert (tmp_path / "tensors-00000.json").stat().st_size < 2**20
     stored = sum(math.prod(r.shape) for r in read_records(
-        tmp_path / "tensors-00000.json", Manifest.read(tmp_path).tables["tensors-00000.json"]
+        tmp_path / "tensors-00000.json", Manifest.read(tmp_path).record_files["tensors-00000.json"]
     ).values())  # fmt: skip
     whole = sum(math.prod(one.layout[0].shape) for one in found)
     assert stored == pytest.approx(whole / 8, rel=0.02)
@@ -151,8 +154,8 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
     tensors = listed(config, 8)
     save_as(8, tensors, tmp_path, monkeypatch)
-    read, read_into = [], Stored.read_into
-    monkeypatch.setattr(Stored, "read_into", lambda self, memory, offset: (
+    read, read_into = [], StoredTensor.read_into
+    monkeypatch.setattr(StoredTensor, "read_into", lambda self, memory, offset: (
         read.append((self.name, offset, len(memory))), read_into(self, memory, offset)
     ))  # fmt: skip
     found = load_checkpoint(tmp_path, verify=False).tensors
@@ -167,7 +170,9 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
         mesh, held = mesh_of(config.replicas, processes), 0
         read.clear()
         for variable, source in sources.items():
-            own = device_variables._own_parts(device_variables.shards_of(mesh, variable), process)
+            own = device_variables._own_parts(
+                device_variables.split_by_bytes(mesh, variable), process
+            )
             source.some(own)
             held += sum(part.size for part in own) * variable.dtype.itemsize
         assert len(set(read)) == len(read)
@@ -177,22 +182,22 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
 
 def save_as(processes: int, tensors, folder: Path, monkeypatch) -> None:
     """A step of so many processes."""
-    store, tables = CheckpointStore(folder), {}
+    store, record_files = CheckpointStore(folder), {}
     for process, shares in enumerate(shares_by_process(tensors, processes, monkeypatch)):
         with monkeypatch.context() as patch:
             patch.setattr(popdist, "getNumInstances", lambda: processes)
             patch.setattr(popdist, "getInstanceIndex", lambda p=process: p)
-            tables |= store._write_share(folder, shares.arrays())[1]
-    Manifest(1, {}, tables=tables, cut=shares.cut).write(folder)
+            record_files |= store._write_local_tensors(folder, shares.local_arrays())[1]
+    Manifest(1, {}, record_files=record_files, sharded=shares.sharded).write(folder)
 
 
-class Ranges(View):
+class Ranges(ArraysView):
     """Tensors of which only the wanted elements are there; the others are NaN."""
 
     taken = 0
 
-    def some(self, name, wanted):
-        there = marked(self[name].shape, wanted)
+    def read_shards(self, name, wanted):
+        there = shard_mask(self[name].shape, wanted)
         self.taken += int(there.sum())
         return np.where(there, self[name], np.nan)
 
@@ -206,14 +211,16 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     program = build_training(config, family.build_phases, False, weight_map)
     rng = np.random.default_rng(0)
     tensors = Ranges(
-        {one.name: rng.standard_normal(one.layout[0].shape) for one in listed(config, 8).parts()}
+        {one.name: rng.standard_normal(one.layout[0].shape) for one in listed(config, 8).shards()}
     )
     sources = weight_map.to_variables(tensors, program.variables)
     assert len(sources) > 100
     for process in (0, 5):
         tensors.taken = held = 0
         for variable, source in sources.items():
-            own = device_variables._own_parts(device_variables.shards_of(mesh, variable), process)
+            own = device_variables._own_parts(
+                device_variables.split_by_bytes(mesh, variable), process
+            )
             whole, some = source(), source.some(own)
             held += sum(part.size for part in own)
             for replica in range(8 * process, 8 * process + 8):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from checkpoints import CheckpointStore, load_checkpoint
-from checkpoints.safetensors_files import digest
+from checkpoints.safetensors_files import sha256_of_array
 from checkpoints.step_folders import step_folders
 from tests.children import PYTHON_PATH
 
@@ -29,14 +29,14 @@ import popdist
 import checkpoints.store as module
 from checkpoints import CheckpointError, CheckpointStore, DamagedError, load_checkpoint
 from checkpoints import collective_io
-from checkpoints.safetensors_files import digest
-from checkpoints.tensor_shards import Part
+from checkpoints.safetensors_files import sha256_of_array
+from checkpoints.tensor_shards import TensorShard
 from checkpoints.collective_io import raise_on_all
 
 popdist.init()
 index, count = popdist.getInstanceIndex(), popdist.getNumInstances()
-collective_io.PAUSES = (0.1, 0.1, 0.1)
-write = module.write_shard
+collective_io.RETRY_SECONDS = (0.1, 0.1, 0.1)
+write = module.write_safetensors
 
 def save(folder, death=False):
     rng = np.random.default_rng(0)
@@ -53,28 +53,28 @@ def full(folder, host):  # the disk of one host, at the second step
         if (store.steps(), index) == ([1], host):
             raise OSError(28, "No space left on device", str(path))
         write(path, shard)
-    module.write_shard = fails
+    module.write_safetensors = fails
     with CheckpointStore(folder) as store:
         for step in (1, 2, 3):
             try:
                 store.save(step, {f"t{i}": np.full(9, step) for i in range(9)}, {}, wait=step == 2)
                 store.wait()
                 if step == 2:
-                    module.write_shard = write
+                    module.write_safetensors = write
             except CheckpointError as error:
                 said.append(str(error))
-                module.write_shard = write
+                module.write_safetensors = write
     return popdist.all_gather_object(said)
 
 def copies(folder):  # each host has a copy
-    collective_io._SEEN = 0.5
+    collective_io._VISIBILITY_TIMEOUT = 0.5
     try:
         load_checkpoint(f"{folder}/{index}")
     except CheckpointError as error:
         return popdist.all_gather_object(str(error))
 
 def best(folder):  # with periodic saves, on a slow disk
-    module.write_shard = lambda *args: (time.sleep(0.05 + 0.1 * index), write(*args))
+    module.write_safetensors = lambda *args: (time.sleep(0.05 + 0.1 * index), write(*args))
     with CheckpointStore(folder, to_keep=1) as store, CheckpointStore(folder + "/best") as best:
         for step in range(1, 6):
             tensors = {f"t{i}": np.full(100, step) for i in range(4)}
@@ -82,7 +82,7 @@ def best(folder):  # with periodic saves, on a slow disk
             popdist.all_gather_object(step)
             best.save(step, tensors, {"best": step}, wait=True)
             popdist.all_gather_object(step)
-    module.write_shard = write
+    module.write_safetensors = write
 
 def flip(folder):  # a bit of the newest step
     if index == 0:
@@ -94,7 +94,7 @@ def flip(folder):  # a bit of the newest step
 
 def part(shape):
     first, end = (shape[0] * i // count for i in (index, index + 1))
-    return Part(shape, (0,), (0,), shape, first, end - first)
+    return TensorShard(shape, (0,), (0,), shape, first, end - first)
 
 def read(folder):  # each process a part of each tensor, which is verified as it is read
     with warnings.catch_warnings(record=True) as warned:
@@ -104,7 +104,7 @@ def read(folder):  # each process a part of each tensor, which is verified as it
             try:
                 with raise_on_all():
                     for name in found.tensors:
-                        found.tensors.some(name, [part(found.tensors.spec(name).shape)])
+                        found.tensors.read_shards(name, [part(found.tensors.spec(name).shape)])
                 break
             except DamagedError as error:
                 found.mark_damaged(str(error))
@@ -115,7 +115,7 @@ def load(folder):
         warnings.simplefilter("always")
         found = load_checkpoint(folder)
     said = [str(w.message) for w in warned]
-    digests = {name: digest(found.tensors[name]) for name in found.tensors}
+    digests = {name: sha256_of_array(found.tensors[name]) for name in found.tensors}
     seen = popdist.all_gather_object([found.step, digests, said])
     assert all(one[:2] == seen[0][:2] for one in seen)
     return seen[0]
@@ -167,8 +167,8 @@ def test_any_number_of_processes_reads_what_three_have_saved(three, tmp_path):
     assert {name.split("-")[1] for name in files} == {"00000", "00001", "00002"}
     rng = np.random.default_rng(0)
     values = [[rng.standard_normal(i * 1000).astype(np.float32) for i in range(9)] for _ in "123"]
-    expected = {f"t{i}": digest(array) for i, array in enumerate(values[2])}
-    assert {name: digest(alone.tensors[name]) for name in alone.tensors} == expected
+    expected = {f"t{i}": sha256_of_array(array) for i, array in enumerate(values[2])}
+    assert {name: sha256_of_array(alone.tensors[name]) for name in alone.tensors} == expected
 
     # A flipped bit, which one process of two sees, that which verifies it: both take the step
     # before. The same where each reads what it needs, once, and finds damage as it does so.

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from checkpoints import (
+    ArraySpec,
     CheckpointError,
     CheckpointStore,
     CheckpointWarning,
-    TensorSpec,
     has_checkpoint,
     load_checkpoint,
 )
@@ -59,7 +59,7 @@ def test_every_bit_comes_back(store, dtype, shape):
     store.save(3, {"x": array}, {})
     checkpoint = store.load()
     assert bits(checkpoint.tensors["x"]) == bits(array)
-    assert checkpoint.tensors.spec("x") == TensorSpec(array.dtype, shape)
+    assert checkpoint.tensors.spec("x") == ArraySpec(array.dtype, shape)
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ def test_a_failed_write_leaves_the_older_steps(tmp_path, monkeypatch):
         def full(*_args, **_kwargs):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("checkpoints.store.write_shard", full)
-        monkeypatch.setattr("checkpoints.collective_io.PAUSES", ())
+        monkeypatch.setattr("checkpoints.store.write_safetensors", full)
+        monkeypatch.setattr("checkpoints.collective_io.RETRY_SECONDS", ())
         with pytest.raises(CheckpointError, match="cannot save step 2 .*: No space left"):
             store.save(2, {"x": np.zeros(3)}, {}, wait=True)
         assert store.load().step == 1
@@ -319,15 +319,15 @@ def test_a_failed_write_leaves_the_older_steps(tmp_path, monkeypatch):
 def test_a_write_that_fails_once_is_done_again(tmp_path, monkeypatch):
     import checkpoints.store as stores
 
-    usual, failures = stores.write_shard, [errno.EIO, errno.ESTALE]
+    usual, failures = stores.write_safetensors, [errno.EIO, errno.ESTALE]
 
     def once(*args):
         if failures:
             raise OSError(failures[0], os.strerror(failures.pop(0)))
         usual(*args)
 
-    monkeypatch.setattr(stores, "write_shard", once)
-    monkeypatch.setattr("checkpoints.collective_io.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(stores, "write_safetensors", once)
+    monkeypatch.setattr("checkpoints.collective_io.RETRY_SECONDS", (0.0, 0.0))
     with CheckpointStore(tmp_path) as store, pytest.warns(CheckpointWarning) as said:
         store.save(1, {"x": np.ones(3)}, {}, wait=True)
     assert [str(w.message).split(": ")[1] for w in said] == [
@@ -403,7 +403,7 @@ def test_a_step_is_read_back_before_it_is_one(tmp_path, monkeypatch):
     """Whatever its reader refuses: here, what reached the disk is another file."""
     from checkpoints import store as module
 
-    write = module.write_shard
+    write = module.write_safetensors
 
     def cut_short(path, shard):
         write(path, shard)
@@ -411,7 +411,7 @@ def test_a_step_is_read_back_before_it_is_one(tmp_path, monkeypatch):
 
     with CheckpointStore(tmp_path) as store:
         store.save(1, {"x": np.zeros(3)}, {}, wait=True)
-        monkeypatch.setattr(module, "write_shard", cut_short)
+        monkeypatch.setattr(module, "write_safetensors", cut_short)
         with pytest.raises(CheckpointError, match="is damaged"):
             store.save(2, {"x": np.zeros(3)}, {}, wait=True)
         assert store.steps() == [1]
@@ -420,49 +420,55 @@ def test_a_step_is_read_back_before_it_is_one(tmp_path, monkeypatch):
 
 def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
     """It took seconds of every save on a thousand hosts."""
-    from checkpoints import sharded_files as shares
-    from checkpoints.tensor_shards import CutTensor, Part
+    from checkpoints import shard_assignment as shares
+    from checkpoints.tensor_shards import ShardedTensor, TensorShard
 
-    layout = tuple(Part((4, 3), (0, 1), (i, 0), (1, 3), 0, 3) for i in range(4))
+    layout = tuple(TensorShard((4, 3), (0, 1), (i, 0), (1, 3), 0, 3) for i in range(4))
     holders = tuple((i % 2,) for i in range(4))
 
     def tensors(*names, layout=layout):
         dtype = np.dtype(np.float32)
-        cut = [CutTensor(n, dtype, layout, holders, lambda i: np.full(3, i)) for n in names]
-        return type("Tensors", (), {"parts": lambda self: iter(cut)})()
+        cut = [ShardedTensor(n, dtype, layout, holders, lambda i: np.full(3, i)) for n in names]
+        return type("Tensors", (), {"shards": lambda self: iter(cut)})()
 
     taken = []
-    take = shares._Loads.take
+    take = shares._LoadBalancer.assign_shards
     monkeypatch.setattr(
-        shares._Loads, "take", lambda self, one: taken.append(one.name) or take(self, one)
+        shares._LoadBalancer,
+        "assign_shards",
+        lambda self, one: taken.append(one.name) or take(self, one),
     )
     monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 2)
     divided = shares.ShardAssigner()
-    first = divided.of(tensors("a", "b"))
-    again = divided.of(tensors("a", "b"))
+    first = divided.assign(tensors("a", "b"))
+    again = divided.assign(tensors("a", "b"))
     assert taken == ["a", "b"]
-    assert first.held == again.held == {"a": [0, 2], "b": [0, 2]}
-    assert divided.of(tensors("a", "c")).held == {"a": [0, 2], "c": [0, 2]}
-    divided.of(tensors("a", "c", layout=tuple(reversed(layout))))
+    assert first.local_shards == again.local_shards == {"a": [0, 2], "b": [0, 2]}
+    assert divided.assign(tensors("a", "c")).local_shards == {"a": [0, 2], "c": [0, 2]}
+    divided.assign(tensors("a", "c", layout=tuple(reversed(layout))))
     assert taken[4:] == ["a", "c"]
 
 
 def test_what_is_small_is_in_one_table(monkeypatch):
     """Else who continues would read the tables of all, for a norm here and a bias there."""
-    from checkpoints import sharded_files as shares
-    from checkpoints.tensor_shards import CutTensor, Part
+    from checkpoints import shard_assignment as shares
+    from checkpoints.tensor_shards import ShardedTensor, TensorShard
 
     def cut(name, size, *holders):
         count = len(holders)
-        parts = tuple(Part((count, size), (0, 1), (i, 0), (1, size), 0, size) for i in range(count))
-        return CutTensor(name, np.dtype(np.float32), parts, holders, lambda i: np.zeros(size))
+        parts = tuple(
+            TensorShard((count, size), (0, 1), (i, 0), (1, size), 0, size) for i in range(count)
+        )
+        return ShardedTensor(name, np.dtype(np.float32), parts, holders, lambda i: np.zeros(size))
 
     large = [cut(f"large.{i}", 10**6, (0,), (1,), (2,), (3,)) for i in range(2)]
     alike = [cut(f"alike.{i}", 10**6, (0, 1, 2, 3)) for i in range(4)]
     small = [cut(f"small.{i}", 100, (0, 1, 2, 3)) for i in range(30)]
     monkeypatch.setattr(shares.popdist, "getNumInstances", lambda: 4)
-    tensors = type("Tensors", (), {"parts": lambda self: iter([*large, *small, *alike])})()
-    owners = {name: one.owners for name, one in shares.ShardAssigner().of(tensors).cut.items()}
+    tensors = type("Tensors", (), {"shards": lambda self: iter([*large, *small, *alike])})()
+    owners = {
+        name: one.owners for name, one in shares.ShardAssigner().assign(tensors).sharded.items()
+    }
     assert all(owners[one.name] == (0, 1, 2, 3) for one in large)
     assert all(owners[one.name] == (0,) for one in small)
     assert sorted(owners[one.name] for one in alike) == [(0,), (1,), (2,), (3,)]

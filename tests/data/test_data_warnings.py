@@ -23,7 +23,7 @@ from data.seq2seq import SEQ2SEQ
 from data.sources import DataError
 from data.task import SAMPLE_FOLDER
 from data.tokenize_worker import tokenize_split
-from run.answers.generate import asked_rows
+from run.answers.generate import prompts_from_file
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 from tests.data.published_templates import (
     ANNA,
@@ -246,7 +246,7 @@ def test_a_rows_own_variables_are_its_templates(tmp_path, written):
             [ASKS], tokenize=False, add_generation_prompt=True, **own
         )
         assert example.prompt == expected
-    asked = asked_rows(data.config, str(tmp_path / "rows.jsonl"), False, DataCache())
+    asked = prompts_from_file(data.config, str(tmp_path / "rows.jsonl"), False, DataCache())
     assert [one.text for one in asked] == [e.prompt for e in data.corpus("train").examples]
 
 

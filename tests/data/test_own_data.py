@@ -185,7 +185,7 @@ GPTJ_JSON = {"n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 2, "vocab_siz
 
 
 @pytest.mark.parametrize(
-    ("sizes", "description", "more", "named"),
+    ("sizes", "hf_config", "more", "named"),
     [
         (t5_sizes, T5_JSON, {"is_encoder_decoder": False}, "is_encoder_decoder"),
         (t5_sizes, T5_JSON, {"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -194,10 +194,10 @@ GPTJ_JSON = {"n_embd": 8, "n_layer": 1, "n_head": 2, "rotary_dim": 2, "vocab_siz
         (gptj_sizes, GPTJ_JSON, {"resid_pdrop": 0.1}, "embd_pdrop"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(sizes, description, more, named):
-    sizes(JsonObject(description, "config.json"))
+def test_what_is_not_computed_is_refused_by_name(sizes, hf_config, more, named):
+    sizes(JsonObject(hf_config, "config.json"))
     with pytest.raises(ConfigError, match=f"config.json has {named} "):
-        sizes(JsonObject(description | more, "config.json"))
+        sizes(JsonObject(hf_config | more, "config.json"))
 
 
 def test_dropout_is_that_of_config_json():

@@ -24,7 +24,7 @@ from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from data.task import SAMPLE_FOLDER, task_from_config
 from data.tokenizer import Tokenizer
-from run.evaluation.evaluator import wanted_metrics
+from run.evaluation.evaluator import resolve_metrics
 from tests.data.corpora import run_tokenizer
 
 TOKENIZER = str(SAMPLE_FOLDER / "gptj_tokenizer")
@@ -211,7 +211,7 @@ def test_a_fraction_holds_out_parts(tmp_path):
     )
     samples = data.make_samples(data.corpus("validation"), for_eval=True)
     assert (samples.take([0])["labels"] >= 0).all()
-    assert wanted_metrics(data.config, data.task) == ("loss", "perplexity")
+    assert resolve_metrics(data.config, data.task) == ("loss", "perplexity")
 
 
 def test_samples_of_documents_are_as_long_as_usual(tmp_path):

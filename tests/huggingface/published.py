@@ -83,9 +83,9 @@ def make_folder(name: str, folder: Path, *, seed: int = 0) -> dict[str, torch.Te
     Returns:
         The tensors in the file, by their names there.
     """
-    description = small(facts()[name]["config"])
-    (folder / "config.json").write_text(json.dumps(description))
-    tensors = random_tensors(description, folder, seed) | extra_tensors(name, description)
+    hf_config = small(facts()[name]["config"])
+    (folder / "config.json").write_text(json.dumps(hf_config))
+    tensors = random_tensors(hf_config, folder, seed) | extra_tensors(name, hf_config)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return tensors
 
@@ -97,31 +97,31 @@ def class_of(folder: Path) -> Any:
 
 
 def random_tensors(
-    description: Mapping[str, Any], folder: Path, seed: int
+    hf_config: Mapping[str, Any], folder: Path, seed: int
 ) -> dict[str, torch.Tensor]:
     """Random weights by the names and in the shapes of transformers' class, as files have them."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = class_of(folder)(config)
     shapes = revert_weight_conversion(model, model.state_dict())
-    dtype = description.get("torch_dtype") or description.get("dtype") or "float32"
-    if description["model_type"] == "gpt_oss":
+    dtype = hf_config.get("torch_dtype") or hf_config.get("dtype") or "float32"
+    if hf_config["model_type"] == "gpt_oss":
         dtype = "bfloat16"
     generator = torch.Generator().manual_seed(seed)
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
     is_shared = any(n.endswith("shared.weight") for n in shapes)
     left_out = {n for n in shapes if "embed_tokens" in n} if is_shared else set()
-    if tied and description.get("tie_word_embeddings", True):
+    if tied and hf_config.get("tie_word_embeddings", True):
         left_out |= {n for n in shapes if n.endswith("lm_head.weight")}
     tensors = {}
     for name, like in shapes.items():
         if name not in left_out:
             values = torch.randn(like.shape, generator=generator) * 0.3
             tensors[name] = values.to(getattr(torch, dtype))
-    if description["architectures"] == ["BartModel"]:
+    if hf_config["architectures"] == ["BartModel"]:
         own = {n: x for n, x in tensors.items() if n.startswith("model.")}
         return {n.removeprefix("model."): x for n, x in own.items()}
-    return _packed(tensors, generator) if description["model_type"] == "gpt_oss" else tensors
+    return _packed(tensors, generator) if hf_config["model_type"] == "gpt_oss" else tensors
 
 
 def _packed(
@@ -137,10 +137,10 @@ def _packed(
     return found
 
 
-def extra_tensors(name: str, description: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def extra_tensors(name: str, hf_config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """What the published files hold besides weights, in the layers of a small model."""
     found = {}
-    sizes = {**description, "half of a head": HEAD // 2}
+    sizes = {**hf_config, "half of a head": HEAD // 2}
     for pattern, (kind, shape) in facts()[name].get("extra", {}).items():
         of = [sizes.get(size, size) for size in shape]
         for layer in range(LAYERS):

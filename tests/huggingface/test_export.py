@@ -23,8 +23,8 @@ from data.task import NLI_LABELS
 from data.tokenizer import Tokenizer as RunTokenizer
 from files.json_files import read_object
 from modelling.spec import get_family, load_family
-from run.evaluation.outcome import Outcome
-from run.evaluation.validate import validate
+from run.evaluation.eval_result import EvalResult
+from run.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from terminal.command_line import read_command_line
 from tests.slow import slow
 
@@ -52,11 +52,11 @@ def noisy(config: RunConfig) -> dict[str, np.ndarray]:
             for n, w in weights.items()}  # fmt: skip
 
 
-def validated(arguments: list[str], out: Path, count: int | None) -> Outcome:
+def validated(arguments: list[str], out: Path, count: int | None) -> EvalResult:
     """The report on the first `count` examples."""
     few = ["--eval.samples", str(count or "null"), "--eval.metrics", "accuracy"]
     line = read_command_line("", "inference", "tiny", [*arguments, *few])
-    return validate(line.config, line.preset, str(out))
+    return evaluate_checkpoint(line.config, line.preset, str(out))
 
 
 def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> list[str]:
@@ -81,7 +81,7 @@ def answered_by_transformers(folder: Path, preset: str, prompts: list[str]) -> l
     return answers
 
 
-def check(preset, run, flags, folder, layouts, count) -> Outcome:
+def check(preset, run, flags, folder, layouts, count) -> EvalResult:
     """Export `run`; compare transformers' answers and those of all `layouts` with the first's."""
     arguments = command(preset, run, *flags)
     assert run_export.main([*arguments, "--save-hf", str(folder / "hf")]) == 0

@@ -114,7 +114,7 @@ def test_an_index_may_name_copies_that_no_file_has(tmp_path: Path) -> None:
     copies = [f"{stack}.embed_tokens.weight" for stack in ("encoder", "decoder")]
     with_index(tmp_path, tensors, copies)
     assert ours(tmp_path).keys() == expected.keys()
-    assert set(read_hf_directory(tmp_path).absent) == set(copies)
+    assert set(read_hf_directory(tmp_path).missing) == set(copies)
 
 
 def test_what_an_index_names_and_its_file_lacks_is_said(tmp_path: Path) -> None:

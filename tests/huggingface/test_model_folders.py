@@ -18,7 +18,7 @@ from data.tokenizer import Tokenizer, save_tokenizer
 from files.run_folder import RunFolder
 from huggingface.model_folders import is_hf_directory, read_hf_directory
 from huggingface.model_folders import write_hf_directory as write
-from run.export_extras import base_settings
+from run.export_extras import base_generation_config
 from tests.data.corpora import sample_tokenizer
 
 DTYPES = {
@@ -131,7 +131,7 @@ def test_a_run_keeps_how_its_base_writes(tmp_path):
     save_tokenizer(tokenizer, RunFolder(tmp_path), settings)
     kept = {"data": {"tokenizer": str(tmp_path / "tokenizer")}}
     over = {"checkpoint": {"load": str(tmp_path)}} | kept
-    assert base_settings(load_config(OurT5Config, "inference", "tiny", over)) == settings
+    assert base_generation_config(load_config(OurT5Config, "inference", "tiny", over)) == settings
 
 
 def test_an_empty_folder_is_filled_and_another_is_left_alone(tmp_path):
@@ -169,7 +169,7 @@ def write_bin(path):
     (path / "pytorch_model.bin").touch()
 
 
-def write_shard(path):
+def write_safetensors(path):
     save_file({"a": np.zeros(1)}, path / "model-00001-of-00002.safetensors")
 
 
@@ -184,7 +184,7 @@ def write_index(path):
         (lambda path: path.rmdir(), "no model in .*: give a Hugging Face model folder"),
         (lambda path: None, "neither model.safetensors nor .*index.json found in"),
         (write_bin, "cannot read .*pytorch_model.bin: it is damaged"),
-        (write_shard, "neither model.safetensors nor .*index.json found in"),
+        (write_safetensors, "neither model.safetensors nor .*index.json found in"),
         (write_index, "model-00001-of-00002.safetensors is missing"),
         (lambda path: (path / "model.safetensors.index.json").write_text("{"), "is damaged"),
         (lambda path: (path / "model.safetensors.index.json").write_text("[]"), "is damaged"),

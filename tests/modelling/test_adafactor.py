@@ -14,7 +14,7 @@ from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
 from config.sections import Adafactor, RunConfig
 from modelling.spec import get_family
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.sessions import fine_tuning
@@ -84,7 +84,7 @@ def test_ten_steps_with_a_checkpoint_after_five(family, first, second, tmp_path)
 
     config = config_of(family, *second, load=str(tmp_path))
     weight_map = get_family(config).weight_map(config)
-    start = starting_point(config, weight_map)
+    start = resolve_initial_state(config, weight_map)
     model = model if first == second else fine_tuning(config)
     model.write(start.tensors)
     with model:
@@ -104,4 +104,4 @@ def test_ten_steps_with_a_checkpoint_after_five(family, first, second, tmp_path)
 
     other = replace(config.training, optimizer=replace(config.training.optimizer, name="adamw"))
     with pytest.raises(CheckpointError, match="no optimizer/second_order/.*load_optimizer false"):
-        starting_point(replace(config, training=other), weight_map)
+        resolve_initial_state(replace(config, training=other), weight_map)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from modelling.spec import ModelFamily
-from run.records.metrics import read_metrics
+from run.records.metrics_jsonl import read_metrics
 from tests.children import WITHOUT_TORCH
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ MODELS = {
 }
 
 
-def description(kind: str) -> dict[str, Any]:
+def hf_config(kind: str) -> dict[str, Any]:
     return small(facts()[MODELS[kind]]["config"])
 
 
@@ -50,7 +50,7 @@ NO_EFFECT: dict[str, Any] = {
 def test_what_cannot_change_what_is_computed_is_passed_over(kind: str) -> None:
     """All of them at once, and what is off, whatever it would be."""
     off = {"qk_layernorm": False, "alibi": None, "num_extra_heads": 0, "quantization_config": None}
-    assert read(description(kind) | NO_EFFECT | off) == read(description(kind))
+    assert read(hf_config(kind) | NO_EFFECT | off) == read(hf_config(kind))
 
 
 COPIES = {
@@ -65,7 +65,7 @@ COPIES = {
 
 @pytest.mark.parametrize("kind", COPIES)
 def test_a_copy_of_another_setting_is_passed_over_if_it_is_equal(kind: str) -> None:
-    data = description(kind)
+    data = hf_config(kind)
     copies = {name: data[original] for name, original in COPIES[kind].items()}
     assert read(data | copies) == read(data)
     changed = {n: f"no {x}" for n, x in copies.items() if n not in ("n_ctx", "num_local_experts")}
@@ -91,7 +91,7 @@ def test_a_published_model_of_whole_size_is_read_and_written(name: str) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_tokens_outside_of_the_vocabulary_are_none(kind: str, token: int) -> None:
     """LLaMA 1 has -1 for padding; a run takes the tokenizer's tokens."""
-    data = description(kind)
+    data = hf_config(kind)
     ids = {name: None for name in data if name.endswith(("eos_token_id", "pad_token_id"))}
     odd = dict.fromkeys(ids, token)
     if kind == "llama":
@@ -103,7 +103,7 @@ def test_tokens_outside_of_the_vocabulary_are_none(kind: str, token: int) -> Non
 def test_all_that_may_change_it_is_named_in_one_sentence(kind: str) -> None:
     odd = {"qk_layernorm": True, "alibi_slopes": [1.0], "logit_multiplier": 3.0}
     with pytest.raises(ConfigError) as caught:
-        read(description(kind) | odd)
+        read(hf_config(kind) | odd)
     said = str(caught.value)
     assert "has qk_layernorm True, alibi_slopes [1.0] and logit_multiplier 3.0, which are" in said
     assert f"not known of the kind {kind}: remove them only if the model does the same" in said
@@ -112,7 +112,7 @@ def test_all_that_may_change_it_is_named_in_one_sentence(kind: str) -> None:
 def test_many_are_counted() -> None:
     odd = {f"odd_{i}": i + 1 for i in range(9)}
     with pytest.raises(ConfigError, match="odd_0 1, .*, odd_5 6 and 3 more, which are not known"):
-        read(description("llama") | odd)
+        read(hf_config("llama") | odd)
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_many_are_counted() -> None:
 )
 def test_what_is_computed_otherwise_is_refused(kind: str, change: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read(description(kind) | change)
+        read(hf_config(kind) | change)

@@ -19,7 +19,7 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.spec import get_family
 from planning.requirements import finetuning_requirements
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 from sessions.training import TrainingSession
 from tests.modelling import half_training as mixed
 from tests.modelling.gptj.hf import small_config
@@ -113,16 +113,19 @@ def test_a_run_without_masters_is_continued_with_them(tmp_path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.save(3, weights | moments, {}, wait=True)
     loading = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
-    start = starting_point(loading, weight_map)
+    start = resolve_initial_state(loading, weight_map)
     assert "in another form" in start.source
     for name, weight in weights.items():
         np.testing.assert_array_equal(start.tensors[MASTER + name], weight)
-    assert "in another form" not in starting_point(with_masters(loading, False), weight_map).source
+    assert (
+        "in another form"
+        not in resolve_initial_state(with_masters(loading, False), weight_map).source
+    )
     training = replace(
         config.training, optimizer=replace(config.training.optimizer, name="adafactor")
     )
     with pytest.raises(UserError, match=r"has no optimizer/second_.* --checkpoint.load_optimizer"):
-        starting_point(replace(loading, training=training), weight_map)
+        resolve_initial_state(replace(loading, training=training), weight_map)
 
 
 def test_masters_are_planned() -> None:

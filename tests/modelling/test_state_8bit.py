@@ -22,7 +22,7 @@ from modelling.weights import without_optimizer_state
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.requirements import finetuning_requirements
 from popxl_addons.optimizers import state_8bit
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import hf_model, small_config
@@ -203,7 +203,7 @@ def started(folder, state: str, precision: str) -> tuple[str, Mapping[str, np.nd
     config = config_of(state, 1, 1, precision)
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(folder)))
     weight_map = get_family(config).weight_map(config)
-    start = starting_point(config, weight_map)
+    start = resolve_initial_state(config, weight_map)
     for name, tensor in optimizer_state_specs(config, weight_map).items():
         assert start.tensors[name].shape == tensor.shape, name
     return start.source, start.tensors

@@ -20,10 +20,10 @@ BILLIONS = {"qwen3_30B_A3B": (30.5, 3.4), "gpt_oss_20b": (20.9, 4.2)}
 @pytest.mark.parametrize("name", [slow("qwen3_30B_A3B"), "gpt_oss_20b"])
 def test_a_mixture_works_with_few_of_its_experts_and_keeps_them_all(name: str) -> None:
     config = preset(name, training={"global_batch_size": 2})
-    description = to_config_json(config)
+    hf_config = to_config_json(config)
     with torch.device("meta"):
-        kind = transformers.CONFIG_MAPPING[description.pop("model_type")]
-        theirs = transformers.AutoModelForCausalLM.from_config(kind(**description))
+        kind = transformers.CONFIG_MAPPING[hf_config.pop("model_type")]
+        theirs = transformers.AutoModelForCausalLM.from_config(kind(**hf_config))
     sizes = {n: p.numel() for n, p in theirs.named_parameters()}
     idle = 1 - config.model.num_experts_per_tok / config.model.num_experts
     of_experts = sum(n for name, n in sizes.items() if ".experts." in name)

@@ -29,8 +29,8 @@ from huggingface.multimodal import TEXT_MODEL_TYPES
 from modelling.spec import get_family
 from modelling.t5.config_json import from_config_json
 from planning.origins import ORIGINS
-from run.export import export
-from run.start import starting_point
+from run.hf_export import export_model
+from run.initial_state import resolve_initial_state
 from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import GPTJ, KINDS, T5, save, save_bin
@@ -79,7 +79,7 @@ def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
     assert found["model"]["embedding"]["tied"] is tied
     assert found["model"]["scale_decoder_outputs"] is (kind == "2019")
     config = read_command_line("", "finetuning", "tiny", ["--model", str(tmp_path)], None, ORIGINS)
-    start = starting_point(config.config, base_weight_map(config.config))
+    start = resolve_initial_state(config.config, base_weight_map(config.config))
     assert ("lm_head.weight" in start.tensors) is not tied
 
 
@@ -259,7 +259,9 @@ def test_a_bin_file_that_is_missing_is_named(tmp_path, capsys):
 
 def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("run.evaluation.validate.validate", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr(
+        "run.evaluation.evaluate_checkpoint.validate", lambda *_: pytest.fail("too late")
+    )
     assert run_validation.main(["--load", str(tmp_path)]) == 2
     said = f"there is neither a checkpoint nor a Hugging Face model in {tmp_path}"
     assert said in capsys.readouterr().err
@@ -302,6 +304,6 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     config = read_command_line("", "finetuning", preset, [*flags, "--layers", "1"]).config
     family = get_family(config)
     weights = dict(family.weight_map(config).init_weights(1))
-    export(config, weights, tmp_path / "out")
+    export_model(config, weights, tmp_path / "out")
     found = ORIGINS.described(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]

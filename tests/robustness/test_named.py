@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 import run_finetuning
 import run_validation
 from checkpoints import CheckpointError, CheckpointStore, collective_io
-from config.errors import ConfigError, Notice, UserError
+from config.errors import ConfigError, UserError, UserNotice
 from config.gptj import GPTJConfig
 from config.presets import load_config, preset_data
 from config.t5 import T5Config
@@ -47,12 +47,12 @@ from files.run_folder import RunFolder
 from huggingface.hub import DataUnavailable, load_tokenizer
 from huggingface.model_folders import write_hf_directory
 from modelling.spec import get_family
-from run.answers.generate import lines_of_standard_input
+from run.answers.generate import read_stdin_lines
+from run.initial_state import load_weights, resolve_initial_state
 from run.model_weights import MODEL
 from run.options import RunOptions
-from run.records.metrics import MetricsFile, read_metrics
-from run.records.recorder import Recorder
-from run.start import load_weights, starting_point
+from run.records.metrics_jsonl import MetricsFile, read_metrics
+from run.records.metrics_logger import MetricsLogger
 from tests.children import child
 from tests.data.corpora import sample_tokenizer
 from tests.full_disk import full_disk
@@ -92,7 +92,9 @@ def test_damaged_metrics_are_set_aside(tmp_path):
         b"\xe2\x80",
     ]
     path.write_bytes(b"\n".join([good[0], *bad, good[1], b'{"step": 2, "l']))
-    with pytest.warns(Notice, match="6 damaged lines of .* went to metrics.damaged.jsonl") as said:
+    with pytest.warns(
+        UserNotice, match="6 damaged lines of .* went to metrics.damaged.jsonl"
+    ) as said:
         MetricsFile(path, first_step=2)
     assert len(said) == 1
     assert [row["step"] for row in read_metrics(path)] == [0, 1]
@@ -111,7 +113,7 @@ def config() -> T5Config:
 
 def test_a_run_goes_on_without_records_that_cannot_be_written(tmp_path, config, capsys):
     """/dev/full gives what a full disk gives; the picture's place is taken by a folder."""
-    with Recorder(config, RunFolder(tmp_path), RunOptions("tiny")) as report:
+    with MetricsLogger(config, RunFolder(tmp_path), RunOptions("tiny")) as report:
         (tmp_path / "metrics.jsonl").unlink()
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         (tmp_path / "loss_curve.png").mkdir()
@@ -121,7 +123,7 @@ def test_a_run_goes_on_without_records_that_cannot_be_written(tmp_path, config, 
         (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0, "learning_rate": 0.1}\n')
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert len(said) == 2
-    assert "metrics.jsonl is not written, the run goes on: cannot write" in said[0]
+    assert "metrics.jsonl is not written, the run continues: cannot write" in said[0]
     assert "No space left" in said[0]
     assert "the loss curve is not written" in said[1]
 
@@ -136,7 +138,7 @@ from terminal.entry_point import entry_point
 
 @entry_point()
 def main(arguments=None):
-    collective_io.PAUSES = (0.1, 0.4, 1.0)
+    collective_io.RETRY_SECONDS = (0.1, 0.4, 1.0)
     with CheckpointStore({str(tmp_path)!r}) as store:
         store.save(1, {{"a": np.ones(100_000, np.float32)}}, {{}}, wait=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -148,7 +150,7 @@ sys.exit(main())
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-    assert collective_io.PAUSES == (1.0, 4.0, 10.0)
+    assert collective_io.RETRY_SECONDS == (1.0, 4.0, 10.0)
     *retries, error = done.stderr.splitlines()
     assert error.startswith(f"error: cannot save step 2 in {tmp_path}: ")
     assert [line.split("; ")[-1] for line in retries] == [
@@ -203,7 +205,7 @@ def test_a_configuration_beside_the_tensors_is_covered_by_the_digest(tmp_path):
             store.save(step, {"a": np.ones(3)}, {}, wait=True, texts={"config.yml": "a: 1\n"})
     (newest,) = tmp_path.glob("*-step-2")
     (newest / "config.yml").write_text("a: 2\n")
-    with pytest.warns(Notice, match=r"step 2 is damaged .*config.yml is not what was saved"):
+    with pytest.warns(UserNotice, match=r"step 2 is damaged .*config.yml is not what was saved"):
         assert CheckpointStore(tmp_path).load().step == 1
 
 
@@ -564,12 +566,12 @@ def initial(config: GPTJConfig) -> dict[str, np.ndarray]:
 def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path):
     """All shapes are equal, and every number that comes out would be wrong."""
     made = gptj(2, 4)
-    description = get_family(made).to_config_json(made)
+    hf_config = get_family(made).to_config_json(made)
     if kind == "checkpoint":
         with CheckpointStore(tmp_path) as store:
-            store.save(1, initial(made), {MODEL: description}, wait=True)
+            store.save(1, initial(made), {MODEL: hf_config}, wait=True)
     else:
-        write_hf_directory(tmp_path / "hf", initial(made), description)
+        write_hf_directory(tmp_path / "hf", initial(made), hf_config)
     load = str(tmp_path / "hf" if kind == "Hugging Face" else tmp_path)
     weight_map = get_family(made).weight_map(made)
     load_weights(gptj(2, 4, load=load), weight_map)
@@ -587,19 +589,19 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
 )
 def test_weights_that_are_not_finite(value, precision, said, tmp_path):
     config = gptj(2, 4, load=str(tmp_path / "hf")).changed({"model.precision": precision})
-    weight_map, description = (
+    weight_map, hf_config = (
         get_family(config).weight_map(config),
         get_family(config).to_config_json(config),
     )
-    write_hf_directory(tmp_path / "hf", initial(config), description)
+    write_hf_directory(tmp_path / "hf", initial(config), hf_config)
     file = tmp_path / "hf" / "model.safetensors"
     tensors = load_file(file)
     tensors["lm_head.bias"][3] = value
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=f"lm_head.bias in .* has {said}"):
-        dict(starting_point(config, weight_map).tensors)
+        dict(resolve_initial_state(config, weight_map).tensors)
     asked = gptj(2, 4, load=str(tmp_path / "hf"), allow_nonfinite=True)
-    assert len(dict(starting_point(asked, weight_map).tensors)) == len(tensors)
+    assert len(dict(resolve_initial_state(asked, weight_map).tensors)) == len(tensors)
 
 
 @pytest.mark.parametrize("odd", [np.zeros((3, 3), np.float32), np.zeros((32, 16), np.int32), None])
@@ -612,11 +614,11 @@ def test_state_of_another_optimizer(odd, tmp_path):
     name = "optimizer/first_order/transformer.wte.weight"
     with CheckpointStore(tmp_path) as store:
         store.save(1, weights | state, {}, wait=True)
-        assert starting_point(config, weight_map).step == 1
+        assert resolve_initial_state(config, weight_map).step == 1
         changed = {n: v for n, v in (state | {name: odd}).items() if v is not None}
         store.save(2, weights | changed, {}, wait=True)
     with pytest.raises(CheckpointError, match=rf"has no {name} of shape \(32, 16\), which adamw"):
-        starting_point(config, weight_map)
+        resolve_initial_state(config, weight_map)
 
 
 class Ten:
@@ -826,7 +828,10 @@ def test_help_that_cannot_be_written_is_said(name, monkeypatch, capsys):
 
 
 def test_validation_checks_its_place_first(refused, monkeypatch):
-    monkeypatch.setattr("run.evaluation.validate.load_ready", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr(
+        "run.evaluation.evaluate_checkpoint.load_inference_weights",
+        lambda *_: pytest.fail("too late"),
+    )
     assert "cannot write the report to" in refused(run_validation.main, "--out", "/proc/x")
 
 
@@ -881,4 +886,4 @@ def test_standard_input_that_is_no_text(errors, monkeypatch):
     given = io.TextIOWrapper(io.BytesIO(b"a\xff\n"), "utf-8", errors)
     monkeypatch.setattr(sys, "stdin", given)
     with pytest.raises(DataError, match="not UTF-8 text"):
-        lines_of_standard_input()
+        read_stdin_lines()

@@ -35,8 +35,8 @@ from data.sources import FileSource
 from data.task import SAMPLE_FOLDER, TASKS
 from files.folder_lock import lock_folder
 from modelling.spec import get_family
-from run.records.metrics import MetricsFile, read_metrics
-from run.start import Start, load_weights, starting_point
+from run.initial_state import InitialState, load_weights, resolve_initial_state
+from run.records.metrics_jsonl import MetricsFile, read_metrics
 from terminal.entry_point import entry_point
 from tests.small_runs import vocabulary
 
@@ -116,7 +116,7 @@ def _start(path: Path) -> None:
     """Start a run from `load`, with all its tensors, and its place in the data; say which."""
     config = _config(path)
     weight_map = get_family(config).weight_map(config)
-    start, digest = starting_point(config, weight_map).load_with_fallback(_digest)
+    start, digest = resolve_initial_state(config, weight_map).load_with_fallback(_digest)
     if start.data is not None:
         loader = Loader(_Samples(), 4, seed=1)
         loader.restore(start.data)
@@ -124,7 +124,7 @@ def _start(path: Path) -> None:
     print(digest)
 
 
-def _digest(start: Start) -> str:
+def _digest(start: InitialState) -> str:
     found = hashlib.sha256(repr((start.step, start.data)).encode())
     for name in start.tensors:
         found.update(name.encode() + start.tensors[name].tobytes())

@@ -17,7 +17,7 @@ import numpy as np
 
 import popdist
 from checkpoints import CheckpointStore, load_checkpoint
-from checkpoints.safetensors_files import digest
+from checkpoints.safetensors_files import sha256_of_array
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
@@ -70,7 +70,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {
         "losses": [r.loss for r in results],
         "norms": [r.grad_norm for r in results],
-        "digests": {name: digest(array) for name, array in weights.items()},
+        "digests": {name: sha256_of_array(array) for name, array in weights.items()},
     }
     if case.endswith("2-2"):
         losses = LossSession(config)

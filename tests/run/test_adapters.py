@@ -19,7 +19,7 @@ import run_generation
 import run_validation
 from checkpoints import load_checkpoint
 from modelling import quantization
-from run.records.metrics import read_metrics
+from run.records.metrics_jsonl import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
 from tests.modelling.rounding import is_quantised
@@ -147,8 +147,8 @@ def test_a_base_with_its_adapter_answers_as_the_run(
     run: Path, base: Path, exported: Path, capsys
 ) -> None:
     losses, answers = [], []
-    of_run = (*ADAPTER, "--load", str(run))
-    for names in (of_run, ("--load", str(base), "--adapter.load", str(exported))):
+    for_run = (*ADAPTER, "--load", str(run))
+    for names in (for_run, ("--load", str(base), "--adapter.load", str(exported))):
         few = ["--micro_batch_size", "8", "--eval.metrics", "loss"]
         few += ["--eval.samples", "8", "--out", str(exported.parent / "out")]
         assert run_validation.main([*MODEL, *names, *few]) == 0

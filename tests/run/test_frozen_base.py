@@ -14,7 +14,7 @@ import run_export
 import run_generation
 import run_validation
 from checkpoints import load_checkpoint
-from run.records.metrics import read_metrics
+from run.records.metrics_jsonl import read_metrics
 from tests import small_runs
 from tests.small_runs import BATCH, RATE, random_model
 

@@ -25,7 +25,7 @@ from tests.modelling.sessions import fine_tuning
 from modelling.spec import get_family
 from checkpoints import CheckpointStore
 from huggingface.model_folders import write_hf_directory
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
 config = read_command_line("", "finetuning", "tiny", flags).config
@@ -46,7 +46,7 @@ def peak_of(action):
 
 def start_from(load):
     checkpoint = replace(config.checkpoint, load=load and str(folder / load))
-    model.write(starting_point(replace(config, checkpoint=checkpoint), table).tensors)
+    model.write(resolve_initial_state(replace(config, checkpoint=checkpoint), table).tensors)
     model.__enter__()
 
 def save(name, wait):

@@ -20,7 +20,7 @@ import pytest
 
 import run_finetuning
 from checkpoints.step_folders import step_folders
-from run.records.metrics import Row, read_metrics
+from run.records.metrics_jsonl import Row, read_metrics
 from tests.run.saved import digests, flip_in
 from tests.small_runs import GPTJ, RATE, TRAINING, few_examples, finetuning
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from checkpoints import load_checkpoint
-from checkpoints.safetensors_files import digest
+from checkpoints.safetensors_files import sha256_of_array
 from checkpoints.step_folders import step_folders
 from tests.children import PYTHON_PATH
 from tests.run.processes import train
@@ -53,7 +53,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert len(sizes) == 2  # each wrote what it holds
     assert max(sizes) < 1.1 * min(sizes)
     for name, expected in one["digests"].items():
-        assert digest(tensors[name]) == expected, name
+        assert sha256_of_array(tensors[name]) == expected, name
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_what_is_frozen_comes_from_its_model(tmp_path):
             saving = ["--save", str(folder), "--steps", str(steps)]
             ended(finetuning(2, tmp_path / "executables", *flags, *saving))
         checkpoint = load_checkpoint(folder)
-        found[name] = {n: digest(array) for n, array in checkpoint.tensors.items()}
+        found[name] = {n: sha256_of_array(array) for n, array in checkpoint.tensors.items()}
         assert checkpoint.metadata["base"]["name"] == "random"
         weights = {n for n in found[name] if "/" not in n}
         assert weights.isdisjoint(checkpoint.metadata["base"]["sha256"])

@@ -16,7 +16,7 @@ from checkpoints import CheckpointStore
 from config.sections import RunConfig
 from data.samples import Batch
 from modelling.spec import get_family
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.sessions import fine_tuning
@@ -74,7 +74,9 @@ def test_another_layout_goes_on(family, dp, tp, folder):
     losses = saved_run(family, folder / family)
     config = config_of(family, dp, tp)
     load = replace(config.checkpoint, load=str(folder / family))
-    start = starting_point(replace(config, checkpoint=load), get_family(config).weight_map(config))
+    start = resolve_initial_state(
+        replace(config, checkpoint=load), get_family(config).weight_map(config)
+    )
     assert start.step == STEPS
     model = fine_tuning(config)
     model.write(start.tensors)

@@ -19,7 +19,7 @@ from config.sections import RunConfig
 from files.yaml_files import dump_yaml
 from planning.origins import ORIGINS
 from run.options import RunOptions
-from run.records.metrics import read_metrics
+from run.records.metrics_jsonl import read_metrics
 from terminal.command_line import read_command_line
 from tests.huggingface.hub_folders import save
 from tests.small_runs import few_examples

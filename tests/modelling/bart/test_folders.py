@@ -17,7 +17,7 @@ from config.errors import ConfigError
 from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.bart.config_json import from_config_json, to_config_json
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 from tests.modelling.bart.hf import (
     BOS,
     KINDS,
@@ -65,7 +65,7 @@ def test_a_folder_without_a_head_is_read_as_transformers_does(tmp_path: Path) ->
     save_file(tensors, tmp_path / FILE, {"format": "pt"})
     config = our_config()
     config = replace(config, checkpoint=replace(config.checkpoint, load=str(tmp_path)))
-    start = starting_point(config, base_weight_map(config)).tensors
+    start = resolve_initial_state(config, base_weight_map(config)).tensors
     expected = weights_of(hf_model()) | {"final_logits_bias": np.zeros((1, 96), np.float32)}
     assert start.keys() == expected.keys()
     assert all(np.array_equal(start[n], x) for n, x in expected.items())

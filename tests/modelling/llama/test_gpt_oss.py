@@ -23,7 +23,7 @@ from modelling.weights.mxfp4 import dequantize_mxfp4
 from popxl import constant, ops
 from popxl.transforms import autodiff
 from popxl_addons.ops.routing import repeat_by_group, scatter_router_weights
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 from tests.modelling.llama.hf import (
     as_parameters,
     hf_config,
@@ -150,7 +150,7 @@ def test_a_published_folder_is_where_a_run_starts(tmp_path: Path) -> None:
     }
     write_hf_directory(tmp_path / "hf", weights, to_config_json(config) | packed)
     checkpoint = replace(config.checkpoint, load=str(tmp_path / "hf"))
-    start = starting_point(replace(config, checkpoint=checkpoint), base_weight_map(config))
+    start = resolve_initial_state(replace(config, checkpoint=checkpoint), base_weight_map(config))
     found = base_weight_map(config).to_hf(start.tensors)
     for name, x in expanded_by_transformers(weights).items():
         np.testing.assert_array_equal(found[name].astype(np.float32), x)

@@ -14,7 +14,7 @@ from checkpoints.errors import CheckpointError
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.spec import get_family
-from run.start import load_weights, starting_point
+from run.initial_state import load_weights, resolve_initial_state
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
 from tests.modelling.gptj import training as gptj
@@ -162,7 +162,7 @@ def test_a_run_goes_on_bit_for_bit_and_in_another_layout(family, other, tmp_path
         run = trained(family, *layout)
         config = run.model.config
         load = replace(config.checkpoint, load=str(tmp_path))
-        start = starting_point(
+        start = resolve_initial_state(
             replace(config, checkpoint=load), get_family(config).weight_map(config)
         )
         run.model.write(start.tensors)

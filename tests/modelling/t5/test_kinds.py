@@ -22,7 +22,7 @@ from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.generation import Beam, DecodingStrategy, Greedy
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError
-from run.start import starting_point
+from run.initial_state import resolve_initial_state
 from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
@@ -223,8 +223,8 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path) -> None:
     their_model(kind).save_pretrained(tmp_path)
-    description = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
-    read = from_config_json(JsonObject(description, "config.json"))
+    hf_config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    read = from_config_json(JsonObject(hf_config, "config.json"))
     model = config_of(kind).to_dict()["model"]
     assert {n: model[n] for n in read if n not in ("embedding", "attention")} == {
         n: x for n, x in read.items() if n not in ("embedding", "attention")
@@ -296,13 +296,13 @@ def test_an_mt5_without_a_head_is_taken_for_a_tied_one_if_that_is_said(tmp_path:
     config = config_of("mt5, tied")
     checkpoint = replace(config.checkpoint, load=str(tmp_path))
     config = replace(config, checkpoint=checkpoint)
-    start = starting_point(config, base_weight_map(config))
+    start = resolve_initial_state(config, base_weight_map(config))
     expected = weights_of(their_model("mt5, tied"))
     assert start.tensors.keys() == expected.keys()
     assert all(np.array_equal(start.tensors[n], x) for n, x in expected.items())
     untied = replace(config, model=replace(config.model, embedding=TiedEmbedding(VOCABULARY)))
     with pytest.raises(CheckpointError, match=r"no lm_head.weight: .* --model.embedding.tied true"):
-        starting_point(untied, base_weight_map(untied))
+        resolve_initial_state(untied, base_weight_map(untied))
 
 
 def test_a_head_that_is_no_copy_of_the_embedding_is_refused() -> None:

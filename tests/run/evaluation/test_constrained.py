@@ -28,9 +28,9 @@ from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
 from modelling.spec import get_family
 from planning.origins import ORIGINS
-from run.evaluation.answers import Choosing
-from run.evaluation.metrics import NO_LABEL, macro_f1
-from run.start import load_weights
+from run.evaluation.predictors import LabelPredictor
+from run.evaluation.text_metrics import NO_LABEL, macro_f1
+from run.initial_state import load_weights
 from terminal.command_line import read_command_line
 from tests.data.chat_templates import TEMPLATES, chat_tokenizer, plain
 from tests.data.corpora import sample_tokenizer
@@ -109,7 +109,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     corpus = data.corpus("validation")
     candidates = LabelCandidates.from_examples(data, corpus, data.task.labels)
     weights = load_weights(config, family.weight_map(config)).tensors
-    found = Choosing(candidates).scores(weights)
+    found = LabelPredictor(candidates).scores(weights)
     assert found.shape == (11, len(names))
     kind = AutoModelForSeq2SeqLM if preset == "tiny" else AutoModelForCausalLM
     theirs, base = kind.from_pretrained(model).eval(), sample_tokenizer(PRESETS[preset])
@@ -186,7 +186,7 @@ def test_scores_on_four_devices(preset, tmp_path):
             data, data.corpus("validation"), data.task.labels
         )
         weights = load_weights(config, family.weight_map(config)).tensors
-        return Choosing(candidates).scores(weights)
+        return LabelPredictor(candidates).scores(weights)
 
     found = scores("--data_parallel", "2", "--tensor_parallel", "2", "--examples_per_sample", "3")
     np.testing.assert_allclose(found, scores(), atol=2e-4)

@@ -16,7 +16,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.task import NLI_LABELS
 from huggingface.model_folders import write_hf_directory
-from run.evaluation.outcome import MAX_EXAMPLES, NO_LABEL, Answer, Outcome
+from run.evaluation.eval_result import MAX_EXAMPLES, NO_LABEL, EvalResult, Prediction
 from tests.data.corpora import sample_examples, sample_tokenizer
 from tests.modelling.t5.hf import hf_model
 from tests.modelling.weight_maps import base_weight_map
@@ -32,7 +32,7 @@ SMALL_CONFIG = load_config(
 )
 
 
-def validate(capsys, *arguments: str) -> tuple[int, str, str]:
+def evaluate_checkpoint(capsys, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of the script."""
     code = run_validation.main(
         ["--config", "tiny", *SMALL, "--device", "cpu", *ACCURACY, *arguments]
@@ -70,7 +70,7 @@ def says_neutral() -> dict[str, np.ndarray]:
 def test_the_whole_set_is_counted(tmp_path, capsys, layout):
     with CheckpointStore(tmp_path / "run") as store:
         store.save(7, says_neutral(), {}, wait=True)
-    code, out, _ = validate(capsys, "--load", str(tmp_path / "run"), *layout)
+    code, out, _ = evaluate_checkpoint(capsys, "--load", str(tmp_path / "run"), *layout)
     examples = sample_examples("validation")
     neutral = sum(example.target == "neutral" for example in examples)
     assert code == 0
@@ -90,7 +90,7 @@ def test_answers_are_hugging_faces(tmp_path, capsys):
     hf = hf_model(SMALL_CONFIG)
     folder, out = tmp_path / "model", tmp_path / "out"
     write_hf_directory(folder, {n: p.detach().numpy() for n, p in hf.named_parameters()}, {})
-    code, _, _ = validate(capsys, "--load", str(folder), "--out", str(out))
+    code, _, _ = evaluate_checkpoint(capsys, "--load", str(folder), "--out", str(out))
     assert code == 0
     errors = json.loads((out / "eval.json").read_text(encoding="utf-8"))["errors"]
     assert len(errors) == MAX_EXAMPLES  # random weights answer nonsense
@@ -122,7 +122,7 @@ def test_prompts_that_are_cut_are_counted_where_only_the_loss_is_wanted(tmp_path
         store.save(7, dict(base_weight_map(SMALL_CONFIG).init_weights(0)), {}, wait=True)
     few = ["--eval.samples", "40", "--micro_batch_size", "40", "--sequence_length", "16"]
     loss = ["--eval.metrics", "loss"]
-    code, _, err = validate(capsys, "--load", str(tmp_path / "run"), *few, *loss)
+    code, _, err = evaluate_checkpoint(capsys, "--load", str(tmp_path / "run"), *few, *loss)
     assert code == 0
     prompts = [example.prompt for example in sample_examples("validation")[:40]]
     cut = sum(len(ids) > 16 for ids in sample_tokenizer()(prompts)["input_ids"])
@@ -134,14 +134,14 @@ def test_prompts_that_are_cut_are_counted_where_only_the_loss_is_wanted(tmp_path
 
 def test_report_counts_and_examples(tmp_path):
     answers = [
-        Answer("a", " yes", "yes"),
-        Answer("b", "no", "yes"),
-        Answer("c", "what", "no"),
-        *[Answer(str(i), "yes", "no") for i in range(MAX_EXAMPLES + 5)],
+        Prediction("a", " yes", "yes"),
+        Prediction("b", "no", "yes"),
+        Prediction("c", "what", "no"),
+        *[Prediction(str(i), "yes", "no") for i in range(MAX_EXAMPLES + 5)],
     ]
     total = len(answers)
     metrics = {"accuracy": 1 / total, "loss": 2.5e-5}
-    report = Outcome(metrics, answers, ("yes", "no"), {"step": 3})
+    report = EvalResult(metrics, answers, ("yes", "no"), {"step": 3})
     assert report.summary() == f"accuracy: {1 / total:.4f} (1/{total})\nloss: 2.5e-05"
     report.write(tmp_path / "new" / "eval.json")
     data = json.loads((tmp_path / "new" / "eval.json").read_text(encoding="utf-8"))
@@ -173,13 +173,13 @@ def assert_one_sentence(result: tuple[int, str, str], *words: str) -> None:
 
 
 def test_without_weights(capsys):
-    assert_one_sentence(validate(capsys), "--load")
+    assert_one_sentence(evaluate_checkpoint(capsys), "--load")
 
 
 def test_nothing_there(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "empty", tmp_path / "missing"):
-        assert_one_sentence(validate(capsys, "--load", str(folder)), str(folder))
+        assert_one_sentence(evaluate_checkpoint(capsys, "--load", str(folder)), str(folder))
 
 
 def test_damaged_checkpoint(tmp_path, capsys):
@@ -189,25 +189,26 @@ def test_damaged_checkpoint(tmp_path, capsys):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    assert_one_sentence(validate(capsys, "--load", str(tmp_path)), "damaged", "step 1")
+    assert_one_sentence(evaluate_checkpoint(capsys, "--load", str(tmp_path)), "damaged", "step 1")
 
 
 def test_weights_of_another_model(tmp_path, capsys):
     write_hf_directory(tmp_path, says_neutral(), {})
     assert_one_sentence(
-        validate(capsys, "--load", str(tmp_path), "--layers", "2"), "another kind or size"
+        evaluate_checkpoint(capsys, "--load", str(tmp_path), "--layers", "2"),
+        "another kind or size",
     )
 
 
 def test_no_room_for_the_answer(tmp_path, capsys):
     write_hf_directory(tmp_path, says_neutral(), {})
-    result = validate(capsys, "--load", str(tmp_path), "--decoder_sequence_length", "1")
+    result = evaluate_checkpoint(capsys, "--load", str(tmp_path), "--decoder_sequence_length", "1")
     assert_one_sentence(result, "decoder_sequence_length")
 
 
 def test_report_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot write .*eval.json"):
-        Outcome({"accuracy": 1.0}, [Answer("a", "yes", "yes")], ("yes",), {}).write(
+        EvalResult({"accuracy": 1.0}, [Prediction("a", "yes", "yes")], ("yes",), {}).write(
             tmp_path / "file" / "eval.json"
         )

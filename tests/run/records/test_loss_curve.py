@@ -10,8 +10,8 @@ from run.records.loss_curve import (
     LOSS_COLOUR,
     RATE_COLOUR,
     VALIDATION_COLOUR,
+    centered_mean,
     draw_loss_curve,
-    smooth,
 )
 
 
@@ -19,18 +19,18 @@ def test_smoothing_is_pandas_centred_mean():
     values = np.random.default_rng(0).normal(size=41)
     values[7] = np.nan
     expected = pd.Series(values).rolling(9, center=True, min_periods=1).mean()
-    np.testing.assert_allclose(smooth(values, 9)[4:-4], expected[4:-4], rtol=1e-12)
-    assert smooth(values, 9)[0] == values[0]
+    np.testing.assert_allclose(centered_mean(values, 9)[4:-4], expected[4:-4], rtol=1e-12)
+    assert centered_mean(values, 9)[0] == values[0]
 
 
 def test_smoothing_does_not_lag():
     straight = np.arange(50.0)
-    np.testing.assert_allclose(smooth(straight, 11), straight)
+    np.testing.assert_allclose(centered_mean(straight, 11), straight)
 
 
 def test_smoothing_of_nothing_and_of_nan():
-    assert smooth([], 5).shape == (0,)
-    assert np.isnan(smooth([np.nan], 5)).all()
+    assert centered_mean([], 5).shape == (0,)
+    assert np.isnan(centered_mean([np.nan], 5)).all()
 
 
 def test_picture_shows_both_curves(tmp_path):

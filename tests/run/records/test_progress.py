@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from run.records.pace import Throughput
-from run.records.progress import Progress
+from run.records.progress import TrainingProgress
+from run.records.throughput import Throughput
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 def run(stream, steps, seconds_per_step, first_step=0, columns=100):
     now = [0.0]
     throughput = Throughput(samples_per_step=16, clock=lambda: now[0])
-    progress = Progress(
+    progress = TrainingProgress(
         steps, throughput, first_step, stream, clock=lambda: now[0], columns=lambda: columns
     )
     for step in range(first_step, steps):
@@ -51,7 +51,7 @@ def test_a_terminal_gets_a_bar():
 
 def test_a_log_has_epoch_and_grad_norm():
     stream = io.StringIO()
-    progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
+    progress = TrainingProgress(1, Throughput(samples_per_step=16), stream=stream)
     row = {"step": 1, "loss": 1.5, "learning_rate": 1e-3, "grad_norm": 0.25, "epoch": 1.375}
     progress.update(row)
     assert stream.getvalue() == (
@@ -61,7 +61,7 @@ def test_a_log_has_epoch_and_grad_norm():
 
 def test_skipped_steps_are_shown_once_there_are_any():
     stream = io.StringIO()
-    progress = Progress(1, Throughput(samples_per_step=16), stream=stream)
+    progress = TrainingProgress(1, Throughput(samples_per_step=16), stream=stream)
     row = {"step": 1, "loss": 1.5, "learning_rate": 1e-3}
     progress.update(row | {"skipped_steps": 0, "loss": 3.41e-5})
     progress.update(row | {"skipped_steps": 3, "eval_perplexity": 121478137.4})

@@ -20,8 +20,8 @@ from config.families import config_class_of
 from config.presets import preset_data
 from files.run_folder import RunFolder
 from run.options import RunOptions
-from run.records.prometheus_page import MAX_CONNECTIONS, Handler, PrometheusPage
-from run.records.recorder import Recorder
+from run.records.metrics_logger import MetricsLogger
+from run.records.prometheus_page import MAX_CONNECTIONS, PrometheusPage, QuietRequestHandler
 from tests.children import free_port
 
 
@@ -35,7 +35,7 @@ def test_the_values_of_the_last_step(tmp_path):
     port, data = free_port(), preset_data("finetuning", "tiny")
     config = config_class_of(data, "tiny").from_dict(data)
     options = RunOptions("tiny", metrics_port=port)
-    with Recorder(config, RunFolder(tmp_path), options) as records:
+    with MetricsLogger(config, RunFolder(tmp_path), options) as records:
         assert read(port) == {}
         records.step(1, loss=3.5, learning_rate=0.1, **{"rewards/chosen": 0.25})
         assert read(port)["popxl_rewards_chosen"] == 0.25
@@ -105,7 +105,7 @@ def test_idle_connections_cost_few_files_and_threads(page, says):
 
 
 def test_a_connection_that_says_nothing_is_closed_after_a_while(page, monkeypatch, capsys):
-    monkeypatch.setattr(Handler, "timeout", 0.2)
+    monkeypatch.setattr(QuietRequestHandler, "timeout", 0.2)
     with ExitStack() as stack:
         (line,) = idle(page, 1, stack, b"GET /metrics")
         assert line.recv(1) == b""

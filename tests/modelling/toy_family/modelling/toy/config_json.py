@@ -12,5 +12,5 @@ def to_config_json(config: ToyConfig) -> dict[str, Any]:
     return {"model_type": "toy"}
 
 
-def from_config_json(description: JsonObject) -> dict[str, Any]:
+def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     return {}

@@ -1,0 +1,329 @@
+"""Upload and download a run's checkpoints to and from an object store, such as s3://bucket/run.
+
+The store has the same folders as the disk. A step's manifest is written last and deleted first, so
+that a step with a manifest is complete. Uses fsspec.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from checkpoints.collective_io import error_reason
+from checkpoints.errors import CheckpointError, CheckpointWarning
+from checkpoints.manifest import FILE_NAME, Manifest
+from checkpoints.step_folders import (
+    StepFolder,
+    remove_leftovers,
+    step_folder,
+    step_folders,
+    tmp_step_folder,
+)
+from checkpoints.tensor_files import is_file_name
+from config.values import is_address
+from files.folder_lock import lock_folder
+from files.formatting import format_name, format_path
+from files.run_folder import RunFolder
+from files.temp_folders import fsync
+
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+_COPY_BYTES = 2**24  # bytes per write
+
+
+class RemoteRun:
+    """A run in an object store.
+
+    Every method raises CheckpointError if the store cannot be reached or denies access.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Create the client of the address's protocol; reads nothing yet.
+
+        Raises:
+            CheckpointError: the protocol is unknown, or its package is not installed.
+        """
+        from fsspec.core import url_to_fs
+
+        self.address = address.rstrip("/")
+        protocol = address.split(":")[0]
+        options = {"auto_mkdir": True} if protocol == "file" else {}
+        try:
+            self._store, root = url_to_fs(self.address, use_listings_cache=False, **options)
+        except ImportError as error:
+            package = _PACKAGES.get(protocol)
+            advice = f"the package {package}: pip install {package}" if package else str(error)
+            raise CheckpointError(f"{format_path(address)} needs {advice}") from error
+        except Exception as error:
+            raise self._store_error(error) from error
+        self._root = Path(root)
+        self.last_progress = time.monotonic()
+        """Time of the last successful write, in seconds of the monotonic clock."""
+
+    def steps(self) -> list[StepFolder]:
+        """Return the complete steps, newest first."""
+        return [s for s in self._step_folders() if self._exists(s.path / FILE_NAME)]
+
+    def upload(self, step: Path, to_keep: int) -> None:
+        """Upload a step, its run's records, best weights and base models; keep `to_keep` steps."""
+        run = RunFolder(step.parent)
+        for file in run.records:
+            with self._store_errors():
+                self._store.put_file(str(file), str(self._root / file.relative_to(run.path)))
+        self._subfolder(run.base)._upload_bases(run.base)
+        best = self._subfolder(run.best)
+        for _, _, path in step_folders(run.best)[:1]:
+            if all(path.name != step.path.name for step in best.steps()):
+                best._upload_step(path, 1)
+        self._upload_step(step, to_keep)
+
+    def download_newest(self, directory: Path, newer_than: int = -1) -> Path | None:
+        """Download the newest undamaged step with the run's records, best weights and base models.
+
+        A damaged step is a warning.
+
+        Args:
+            newer_than: save number; this step and older ones are not downloaded.
+
+        Returns:
+            The step's folder; None if there is no such step.
+        """
+        if all(step.number <= newer_than for step in self.steps()):
+            return None
+        run = RunFolder(directory)
+        self._subfolder(run.best)._download_newest_step(run.best)
+        self._subfolder(run.base)._download_bases(run.base)
+        self._download_records(directory)
+        return self._download_newest_step(directory, newer_than)  # last: marks the rest complete
+
+    def download(self, directory: Path) -> Path | None:
+        """Download the step at this address, or the newest step of the run at this address."""
+        step = step_folder(self._root)
+        if step is None or not self._exists(self._root / FILE_NAME):
+            return self.download_newest(directory)
+        run = RemoteRun(self.address.rpartition("/")[0])
+        base = RunFolder(directory).base
+        run._subfolder(base)._download_bases(base)
+        run._download_records(directory)
+        return run._download_undamaged(step.path, directory)
+
+    def has_step(self, step: Path) -> bool:
+        """True if the store has a complete copy of a step folder on disk."""
+        return self.read_file(f"{step.name}/{FILE_NAME}") == (step / FILE_NAME).read_bytes()
+
+    def read_file(self, name: str) -> bytes | None:
+        """Read a small file of the run; None if it does not exist."""
+        with self._store_errors():
+            try:
+                return bytes(self._store.cat_file(str(self._root / name)))
+            except FileNotFoundError:
+                return None
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a small file of the run."""
+        with self._store_errors():
+            self._store.pipe_file(str(self._root / name), data)
+
+    def check_writable(self) -> None:
+        """Check that files can be written and deleted."""
+        name = f"probe-{uuid4().hex}"
+        self.write_file(name, b"")
+        with self._store_errors():
+            self._store.rm_file(str(self._root / name))
+
+    def delete(self) -> None:
+        """Delete the run's steps, best weights, base models and records."""
+        folder = RunFolder(self._root)
+        for run in (self, self._subfolder(folder.best)):
+            for step in run._step_folders():
+                run._delete_step(step.path)
+        bases = self._subfolder(folder.base)
+        for path in bases._base_paths():
+            bases._delete_step(path)
+        with self._store_errors():
+            for file in self._records():
+                self._store.rm_file(str(file))
+
+    # ---- base models: steps of other runs, in folders named by digest ----------------------------
+    def _subfolder(self, folder: Path) -> RemoteRun:
+        """Return the remote run in a subfolder of this one, such as `best`."""
+        return RemoteRun(f"{self.address}/{folder.name}")
+
+    def _base_paths(self) -> list[Path]:
+        with self._store_errors():
+            paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
+        return [path for path in map(Path, paths) if is_file_name(path.name)]
+
+    def _upload_bases(self, folder: Path) -> None:
+        """Upload missing base models, and delete those that are no longer in the folder."""
+        steps = list(folder.iterdir()) if folder.is_dir() else []
+        steps = [step for step in steps if (step / FILE_NAME).is_file()]
+        for step in steps:
+            if not self.has_step(step):
+                self._upload_step(step, 0)
+        names = {step.name for step in steps}
+        for path in self._base_paths():
+            if path.name not in names:
+                self._delete_step(path)
+
+    def _download_bases(self, folder: Path) -> None:
+        for path in self._base_paths():
+            if self._exists(path / FILE_NAME):
+                self._download_undamaged(path, folder)
+
+    def _download_undamaged(self, step: Path, directory: Path) -> Path:
+        try:
+            return self._download_step(step, directory)
+        except _DamageError as error:
+            place = format_path(f"{self.address}/{step.name}")
+            raise CheckpointError(f"{place} is damaged: {error}") from error
+
+    # ---- one step -------------------------------------------------------------------------------
+    def _upload_step(self, step: Path, to_keep: int) -> None:
+        target = self._root / step.name
+        with ExitStack() as stack:
+            # Open files stay readable when the run deletes the step meanwhile.
+            files = {path.name: stack.enter_context(path.open("rb")) for path in step.iterdir()}
+            self._delete_step(target)
+            with self._store_errors():
+                for name in sorted(files, key=FILE_NAME.__eq__):  # the manifest last
+                    with self._store.open(str(target / name), "wb") as copy:
+                        while block := files[name].read(_COPY_BYTES):
+                            copy.write(block)
+                            self.last_progress = time.monotonic()
+        kept = [target, *(folder.path for folder in self.steps()[:to_keep])]
+        for folder in self._step_folders():
+            if folder.path not in kept:
+                self._delete_step(folder.path)
+
+    def _download_newest_step(self, directory: Path, newer_than: int = -1) -> Path | None:
+        for step in self.steps():
+            if step.number <= newer_than:
+                break
+            try:
+                return self._download_step(step.path, directory)
+            except _DamageError as error:
+                damaged = f"step {step.step} in {format_path(self.address)} is damaged ({error})"
+                warnings.warn(f"{damaged}: using one before", CheckpointWarning, stacklevel=2)
+        return None
+
+    def _download_step(self, step: Path, directory: Path) -> Path:
+        """Download a step and verify all digests; returns its folder."""
+        with self._store_errors():
+            manifest = self._store.cat_file(str(step / FILE_NAME))
+            paths = [Path(path) for path in self._store.ls(str(step), detail=False)]
+        target = directory / step.name
+        if target.is_dir():
+            with suppress(OSError, _DamageError):
+                if (target / FILE_NAME).read_bytes() == manifest:
+                    _verify(target)
+                    return target
+            shutil.rmtree(target)  # damaged, or of an earlier run at this address
+        directory.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(directory)
+        with tmp_step_folder(directory, target.name) as tmp_folder:
+            names = [p.name for p in paths if is_file_name(p.name) and p.name != FILE_NAME]
+            with self._store_errors():
+                for name in names:
+                    self._store.get_file(str(step / name), str(tmp_folder / name))
+                    fsync(tmp_folder / name)
+            (tmp_folder / FILE_NAME).write_bytes(manifest)
+            fsync(tmp_folder / FILE_NAME)
+            _verify(tmp_folder)
+        return target
+
+    def _delete_step(self, step: Path) -> None:
+        with self._store_errors():
+            if self._exists(step / FILE_NAME):
+                self._store.rm_file(str(step / FILE_NAME))
+            if self._exists(step):
+                self._store.rm(str(step), recursive=True)
+
+    # ---- listing --------------------------------------------------------------------------------
+    def _step_folders(self) -> list[StepFolder]:
+        """Return all steps, also incomplete ones, newest first."""
+        with self._store_errors():
+            paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
+        return sorted(filter(None, (step_folder(Path(path)) for path in paths)), reverse=True)
+
+    def _download_records(self, directory: Path) -> None:
+        for file in self._records():
+            target = directory / file.relative_to(self._root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._store_errors():
+                self._store.get_file(str(file), str(target))
+
+    def _records(self) -> list[Path]:
+        folder = RunFolder(self._root)
+        with self._store_errors():
+            has_tokenizer = self._exists(folder.tokenizer)
+            found = self._store.find(str(folder.tokenizer)) if has_tokenizer else []
+        tokenizer = [path for path in map(Path, found) if path.parent == folder.tokenizer]
+        return [*(path for path in folder.single_records if self._exists(path)), *tokenizer]
+
+    def _exists(self, path: Path | None = None) -> bool:
+        with self._store_errors():
+            return bool(self._store.exists(str(path or self._root)))
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """Turn exceptions of the store into CheckpointError."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:  # fsspec implementations share no exception type
+            raise self._store_error(error) from error
+
+    def _store_error(self, error: Exception) -> CheckpointError:
+        reason = format_name(" ".join(error_reason(error).split()) or type(error).__name__, 120)
+        return CheckpointError(f"cannot copy to or from {format_path(self.address)}: {reason}")
+
+
+class _DamageError(Exception):
+    """A downloaded step does not match its digests."""
+
+
+def _verify(step: Path) -> None:
+    """Verify all files of a step folder. Raises _DamageError."""
+    try:
+        manifest = Manifest.read(step)
+        manifest.check_texts(step)
+        manifest.open(step).verify()
+    except CheckpointError as error:
+        raise _DamageError(str(error)) from error
+
+
+def download_if_remote(load: str) -> str:
+    """Download the checkpoint of an address into a cache folder for reading; returns the step.
+
+    A name that is not an address is returned unchanged.
+
+    Raises:
+        CheckpointError: there is no undamaged step.
+    """
+    if not is_address(load):
+        return load
+    run, name = RemoteRun(load), load.split("://")[1].strip("/").replace("/", "--")
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = Path(os.path.expanduser(caches)) / "popxl" / name
+    with lock_folder(cache, wait=True):
+        newest = run.download(cache)
+        for _, _, path in step_folders(cache):
+            if path != newest:
+                shutil.rmtree(path)  # readers have its files open
+    if newest is None:
+        raise CheckpointError(
+            f"no checkpoint in {format_path(load)}: give an address that a run was saved to"
+        )
+    return str(newest)
+
+
+def local_save_dir(save: str) -> str:
+    """Return the local folder of a run saved to an address; other names are returned unchanged."""
+    return str(Path("runs") / save.split("://")[1].strip("/")) if is_address(save) else save

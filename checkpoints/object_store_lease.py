@@ -1,0 +1,208 @@
+"""Lease on an object store address, so that only one run folder uploads to it.
+
+Object stores have no locks. The holder of the lease renews a heartbeat file there. Another run that
+finds one watches it for a while, and takes the address over only if the heartbeat stands still.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+from checkpoints.collective_io import run_on_first_process
+from checkpoints.errors import CheckpointError
+from checkpoints.object_store import RemoteRun
+from checkpoints.step_folders import step_folders
+from files.atomic_writing import write_text
+from files.errors import FileError
+from files.folder_lock import lock_folder
+from files.formatting import format_name, format_path
+from files.json_files import JsonObject, parse_json, read_object
+from files.run_folder import RunFolder
+from terminal.screen import say
+
+FILE_NAME = "owner.json"
+HEARTBEAT_SECONDS = 20.0  # between renewals
+TIMEOUT_SECONDS = 60.0  # without a renewal, after which a lease has expired
+_RETRY_SECONDS = (0.05, 0.2, 1.0)  # before an unreadable lease file is read again
+_POLL_SECONDS = 5.0  # between reads of another run's lease
+
+
+class LeaseLostError(CheckpointError):
+    """Another folder holds the lease now."""
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """Content of the lease file.
+
+    Attributes:
+        run: unique id of the run, which a folder that resumes the run inherits.
+        writer: unique id of the folder that holds the lease.
+        folder, host: location of that folder, for messages.
+        beat: number of renewals; 0: the lease was released.
+    """
+
+    run: str
+    writer: str
+    folder: str
+    host: str
+    beat: int = 1
+
+    @property
+    def location(self) -> str:
+        """Folder and host, for messages."""
+        return f"{format_path(self.folder)} on {format_name(self.host)}"
+
+
+class Lease:
+    """A held lease; see `acquire_lease`."""
+
+    def __init__(self, remote: RemoteRun, record: LeaseRecord) -> None:
+        self._remote, self._record = remote, record
+
+    def renew(self) -> None:
+        """Increment the heartbeat.
+
+        Raises:
+            LeaseLostError: another folder has taken the address over.
+            CheckpointError: the store cannot be reached.
+        """
+        self._check_held()
+        self._record = replace(self._record, beat=self._record.beat + 1)
+        _write(self._remote, self._record)
+
+    def release(self) -> None:
+        """Release the lease at the end of the run. Raises as `renew`."""
+        self._check_held()
+        _write(self._remote, replace(self._record, beat=0))
+
+    def _check_held(self) -> None:
+        current = _read(self._remote)
+        held = self._record.run, self._record.writer
+        if current is None or (current.run, current.writer) != held:
+            who = "somebody has" if current is None else f"the run in {current.location} has"
+            raise LeaseLostError(f"{who} taken {format_path(self._remote.address)} over")
+
+
+def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease:
+    """Acquire the lease on an address for a run folder, which the caller has locked.
+
+    A folder without steps takes over the run at the address once its lease has ended.
+
+    Args:
+        fresh: start a new run; the caller deletes the one at the address.
+
+    Raises:
+        CheckpointError: a live run holds the lease, the address has a run other than the folder's,
+            or the store denies reading, writing or deleting.
+    """
+    remote.check_writable()
+    local, current = _local_record(folder), _read(remote)
+    if current is not None and current.writer != local.writer:
+        if current.run != local.run and step_folders(folder):
+            raise CheckpointError(
+                f"{format_path(remote.address)} has another run, that of {current.location}: give "
+                "another --checkpoint.mirror"
+            )
+        _wait_until_expired(remote, current)
+    run = "" if fresh else local.run if current is None else current.run
+    record = replace(local, run=run or uuid4().hex)
+    ids = {"run": record.run, "writer": record.writer, "folder": record.folder}
+    write_text("the name of the run", RunFolder(folder).mirror, json.dumps(ids) + "\n")
+    _write(remote, record)
+    return Lease(remote, record)
+
+
+def _local_record(folder: Path) -> LeaseRecord:
+    """Return the record of a folder.
+
+    Its run is "" if the folder never had a mirror. A copied folder gets a new writer id.
+    """
+    path, location = RunFolder(folder).mirror, os.path.realpath(folder)
+    new = LeaseRecord("", uuid4().hex, location, socket.gethostname())
+    if not path.is_file():
+        return new
+    ids = read_object(path)
+    writer = ids.text("writer") if ids.text("folder") == location else new.writer
+    return replace(new, run=ids.text("run"), writer=writer)
+
+
+def _wait_until_expired(remote: RemoteRun, record: LeaseRecord) -> None:
+    """Wait until a lease is released or expired. Raises CheckpointError if it is renewed."""
+    address = format_path(remote.address)
+    if record.beat:
+        say(f"waiting {TIMEOUT_SECONDS:.0f} s for a sign of life of the run in {record.location}, "
+            f"whose mirror is {address}")  # fmt: skip
+    end, first = time.monotonic() + TIMEOUT_SECONDS, record
+    while record.beat and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        record = _read(remote) or replace(record, beat=0)
+        if record.beat and record != first:
+            raise CheckpointError(
+                f"{address} is in use: the run in {record.location} copies to it; end that one "
+                "first, or give another --checkpoint.mirror"
+            )
+
+
+def _read(remote: RemoteRun) -> LeaseRecord | None:
+    """Read the lease file; None without one.
+
+    A folder in place of a store can show a partly written file, so reading is retried.
+    """
+    for pause in (*_RETRY_SECONDS, None):
+        data = remote.read_file(FILE_NAME)
+        try:
+            return None if data is None else _parse(data, f"{remote.address}/{FILE_NAME}")
+        except FileError as error:
+            if pause is None:
+                raise CheckpointError(f"{error}: delete it if no run copies there") from error
+            time.sleep(pause)
+    raise AssertionError
+
+
+def _parse(data: bytes, path: str) -> LeaseRecord:
+    fields = JsonObject(parse_json(data.decode(errors="replace"), Path(path)), path)
+    run, writer, folder, host = map(fields.text, ("run", "writer", "folder", "host"))
+    return LeaseRecord(run, writer, folder, host, fields.count("beat"))
+
+
+def _write(remote: RemoteRun, record: LeaseRecord) -> None:
+    remote.write_file(FILE_NAME, json.dumps(asdict(record)).encode())
+
+
+def restore_newer_step(save: str, mirror: str) -> Path | None:
+    """Download the newest step of a mirror if the run folder has no step as new.
+
+    Returns:
+        The downloaded step's folder, or None.
+
+    Raises:
+        CheckpointError: the mirror cannot be reached, or has another run.
+        InUseError: another run writes to the folder.
+    """
+    folder, remote = Path(save), RemoteRun(mirror)
+    with lock_folder(folder):
+        if not remote.steps():
+            return None
+        acquire_lease(folder, remote)
+        local_steps = step_folders(folder)
+        return remote.download_newest(folder, local_steps[0].number if local_steps else -1)
+
+
+def restore_from_mirror(save: str, mirror: str | None) -> None:
+    """Download the newest step of a mirror on process 0, if there is a mirror; collective.
+
+    Raises:
+        CheckpointError: on all processes, if the download fails.
+    """
+    if mirror is None:
+        return
+    step = run_on_first_process(lambda: restore_newer_step(save, mirror))
+    if step is not None:
+        say(f"{step.name} came from {mirror}")

@@ -1,0 +1,124 @@
+"""Assignment of shards to the processes that store them: each shard to one, with balanced bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import popdist
+from checkpoints.safetensors_files import to_storable
+from checkpoints.sharded_files import ShardedTensorSpec, stored_name
+from checkpoints.tensor_shards import ShardedTensor, ShardSource
+
+SMALL_FRACTION = 4096
+"""A replicated shard is small below this fraction of the mean bytes of a process."""
+
+
+@dataclass(frozen=True)
+class ShardAssignment:
+    """The process that stores each shard, and the shards that this process stores.
+
+    Attributes:
+        sharded: the tensors by name, for the manifest.
+        local_shards: indices of the shards of this process by tensor name.
+    """
+
+    sharded: dict[str, ShardedTensorSpec]
+    local_shards: dict[str, list[int]]
+    _tensors: Mapping[str, ShardedTensor]
+
+    def local_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield stored name and newly allocated array of each tensor that this process stores."""
+        for name, shards in self.local_shards.items():
+            read = self._tensors[name].read
+            values = [read(shard) for shard in shards]
+            array = np.concatenate(values) if len(values) > 1 else values[0]
+            yield stored_name(name, popdist.getInstanceIndex()), to_storable(name, array)
+
+
+class ShardAssigner:
+    """Assigns each shard to the process with the fewest bytes so far among those that hold it.
+
+    With thousands of devices that takes seconds, so the assignment is reused while the tensors'
+    sharding stays the same.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: list[ShardedTensor] = []
+        self._assignment: ShardAssignment | None = None
+
+    def assign(self, source: ShardSource) -> ShardAssignment:
+        """Assign the shards of all tensors to processes."""
+        tensors = list(source.shards())
+        last = self._assignment
+        if last is not None and list(map(_key, tensors)) == list(map(_key, self._tensors)):
+            self._assignment = replace(last, _tensors={one.name: one for one in tensors})
+        else:
+            self._assignment = _assign(tensors)
+        self._tensors = tensors  # keeps the layouts alive, so that their ids are not reused
+        return self._assignment
+
+
+def _key(tensor: ShardedTensor) -> tuple[str, int, int, int]:
+    """Return all that the assignment of a tensor's shards depends on."""
+    return tensor.name, tensor.dtype.itemsize, id(tensor.layout), id(tensor.processes)
+
+
+def _assign(tensors: Sequence[ShardedTensor]) -> ShardAssignment:
+    nbytes = sum(math.prod(one.layout[0].shape) * one.dtype.itemsize for one in tensors)
+    balancer, process = _LoadBalancer(nbytes), popdist.getInstanceIndex()
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal owners become one object
+    sharded: dict[str, ShardedTensorSpec] = {}
+    local_shards: dict[str, list[int]] = {}
+    for one in tensors:
+        owners = balancer.assign_shards(one)
+        owners = shared.setdefault(owners, owners)
+        sharded[one.name] = ShardedTensorSpec(one.dtype, one.layout, owners)
+        local = [shard for shard, owner in enumerate(owners) if owner == process]
+        if local:
+            local_shards[one.name] = local
+    return ShardAssignment(sharded, local_shards, {one.name: one for one in tensors})
+
+
+def iter_local_tensors(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors that this process stores, of tensors that every process can read in full.
+
+    Collective: every process reads every tensor, in the same order, since reading one can gather it
+    from the devices of all processes.
+    """
+    balancer = _LoadBalancer()
+    for name in tensors:
+        array = to_storable(name, tensors[name])
+        owner = balancer.assign(array.nbytes, range(popdist.getNumInstances()))
+        if owner == popdist.getInstanceIndex():
+            yield name, array
+
+
+class _LoadBalancer:
+    """Bytes that each process stores so far."""
+
+    def __init__(self, nbytes: int = 0) -> None:
+        """Args: `nbytes`: bytes of all tensors."""
+        self._bytes = [0] * popdist.getNumInstances()
+        self._small_bytes = nbytes // popdist.getNumInstances() // SMALL_FRACTION
+
+    def assign(self, nbytes: int, processes: Sequence[int]) -> int:
+        """Assign `nbytes` to the process with the fewest bytes, and return that process."""
+        owner = min(processes, key=self._bytes.__getitem__)
+        self._bytes[owner] += nbytes
+        return owner
+
+    def assign_shards(self, tensor: ShardedTensor) -> tuple[int, ...]:
+        """Assign each shard of a tensor; returns the process of each."""
+        # A loading process reads one record file for each process that stored a shard it needs.
+        # Small shards all go to the first holder: that hardly changes the balance, and saves files.
+        owners = []
+        for shard, processes in zip(tensor.layout, tensor.processes, strict=True):
+            nbytes = shard.length * tensor.dtype.itemsize
+            owners.append(
+                self.assign(nbytes, processes[:1] if nbytes < self._small_bytes else processes)
+            )
+        return tuple(owners)

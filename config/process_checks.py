@@ -1,0 +1,98 @@
+"""All processes of a run are given the same input, or the run ends before its first step.
+
+Processes that train on different things would go on silently, or wait for each other for days.
+Their inputs are compared by digest; only what differs is sent in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import popdist
+from config.base import flattened
+from config.errors import ConfigError
+from config.sections import RunConfig
+from files.formatting import format_value
+
+_ROOT = Path(__file__).parents[1]
+_PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "safetensors", "tokenizers", "transformers")
+_PLACES = {
+    "checkpoint.load", "checkpoint.save", "data.train", "data.validation", "data.tokenizer",
+}  # fmt: skip
+"""Names of files and folders, which may differ between hosts; their contents are compared."""
+
+
+def check_same_on_all_processes(facts: Mapping[str, Any]) -> None:
+    """Check that all processes have the same facts; all call it at the same time.
+
+    Args:
+        facts: what JSON can hold, by what people call it.
+
+    Raises:
+        ConfigError: they have not; it names the first fact that differs, and a process.
+    """
+    if popdist.getNumInstances() == 1:
+        return
+    own = {name: json.dumps(value, sort_keys=True) for name, value in facts.items()}
+    if len(set(popdist.all_gather_object(digest_of(sorted(own.items()))))) == 1:
+        return
+    # Most facts are alike. Those that differ can be long, such as a template.
+    first = popdist.all_gather_object({name: digest_of([text]) for name, text in own.items()})
+    names = dict.fromkeys(name for one in first for name in one)
+    name = next(n for n in names if len({one.get(n) for one in first}) > 1)
+    everyones = popdist.all_gather_object([socket.gethostname(), format_value(facts.get(name))])
+    process = next(i for i, one in enumerate(first) if one.get(name) != first[0].get(name))
+    (_, expected), (host, theirs) = everyones[0], everyones[process]
+    raise ConfigError(
+        f"process {process} on {host[:30]} has {name} {theirs}, but process 0 has {expected}: "
+        "start all processes with the same program, settings and data"
+    )
+
+
+def check_same_run_on_all_processes(config: RunConfig, **more: Any) -> None:
+    """Check that all processes run the same sources, versions and configuration.
+
+    Args:
+        more: what else was asked for, by name.
+
+    Raises:
+        ConfigError: as `check_same_on_all_processes`.
+    """
+    if popdist.getNumInstances() > 1:
+        versions = {f"version of {name}": metadata.version(name) for name in _PACKAGES}
+        versions["version of Python"] = platform.python_version()
+        versions["program"] = Path(sys.argv[0]).name
+        settings = flattened(config.to_dict())
+        facts = {name: value for name, value in settings.items() if name not in _PLACES}
+        check_same_on_all_processes(
+            facts | versions | more | {"digest of the program's sources": _sources()}
+        )
+
+
+def digest_of(texts: Iterable[Any]) -> str:
+    """A digest of data as JSON has them, as hexadecimal digits."""
+    sha256 = hashlib.sha256()
+    for text in texts:
+        sha256.update(json.dumps(text).encode())
+    return sha256.hexdigest()[:16]
+
+
+@cache
+def _sources() -> str:
+    """A digest of the application's and the runtime's files, by their names within."""
+    sha256 = hashlib.sha256()
+    for root in (_ROOT, Path(popdist.__file__).parents[1]):
+        folders = [p for p in root.iterdir() if p.is_dir() and (p / "__init__.py").exists()]
+        for path in sorted(p for folder in folders for p in folder.rglob("*.py")):
+            sha256.update(f"{path.relative_to(root)}\n".encode())
+            sha256.update(path.read_bytes())
+    return sha256.hexdigest()[:16]

@@ -1,0 +1,239 @@
+"""A conversation with a model, at the terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+
+import popdist
+from config.base import flattened
+from config.errors import ConfigError
+from config.flags import field_overrides, with_search
+from config.sections import RunConfig
+from data.assistant_spans import ConversationError
+from data.conversations import Conversation, Message, make_message
+from data.pipeline import Pipeline
+from data.sources import DataError
+from data.tokenizer import warn_truncated
+from files.formatting import format_value
+from modelling.generation.decoding_strategy import strategy_from_config
+from modelling.spec import get_family
+from run.answers.generate import read_line
+from run.initial_state import InitialState, load_inference_weights
+from sessions.generation import GenerationSession
+from sessions.session import compile_session
+from terminal.screen import is_first_process, say
+
+SHORTEST = 64
+"""Tokens of the shortest conversations that a program is compiled for; the next one has twice as
+many."""
+
+ANEW, HELP = "/new", "/help"
+"""What begins a new conversation, and lists the commands."""
+
+SETTINGS = (
+    "temperature", "top_k", "top_p", "seed", "num_beams", "max_tokens", "repetition_penalty",
+    "no_repeat_ngram_size", "stop_strings", "search",
+)  # fmt: skip
+"""Fields of `generation` that a conversation may change."""
+
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""The character that the bytes of half a character are decoded to."""
+
+_WITHOUT_SPACES = 0x2E80
+"""The first character of scripts, such as Chinese, that put no spaces between words."""
+
+COMMAND = re.compile(r"/([a-z_]+)(?: +(\S.*))?")
+
+
+def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) -> None:
+    """Answer each line until there is none.
+
+    Args:
+        read: gives the next line; None: from standard input.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    read = read or (lambda: read_line("> " if sys.stdin.isatty() else ""))
+    with ChatSession(config) as partner:
+        if sys.stdin.isatty():
+            say(f"{ANEW} begins a new conversation, {HELP} lists commands, Ctrl-D ends it")
+        while (
+            line := popdist.all_gather_object(read() if is_first_process() else None)[0]
+        ) is not None:
+            if command := COMMAND.fullmatch(line.strip()):
+                say(_obeyed(partner, line.strip(), command[1], command[2]))
+            elif line.strip():
+                partner.answer(line, _print)
+                _print("\n")
+
+
+def _print(text: str) -> None:
+    """Print a part of an answer; of several processes, the first one does."""
+    if is_first_process():
+        print(text, end="", flush=True)
+
+
+def _obeyed(partner: ChatSession, line: str, name: str, value: str | None) -> str:
+    """Do what a command says; returns what is to be said of it."""
+    if line == ANEW:
+        partner.forget()
+        return "a new conversation begins"
+    if line == HELP:
+        return f"{ANEW} begins anew, Ctrl-D ends; /NAME VALUE sets one of {', '.join(SETTINGS)}"
+    if name not in SETTINGS or value is None:
+        return f"there is no command {format_value(line)}: {HELP} lists them"
+    try:
+        partner.set(name, value)
+    except ConfigError as error:
+        return f"error: {error}"
+    return f"{name} is {value} from now on"
+
+
+class ChatSession:
+    """A model that remembers what was said. A context: the model stays on the devices within it.
+
+    Programs are compiled for conversations of so many tokens, and for twice as many once that is
+    too few. What is longer than the model reads loses its oldest messages.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        execution = replace(config.execution, micro_batch_size=1, device_iterations=1)
+        self._config = replace(config, execution=execution)
+        self._family, self._start = get_family(self._config), load_inference_weights(self._config)
+        self._data = Pipeline(self._config, self._family.sample_format)
+        self._model: GenerationSession | None = None
+        self._entered = ExitStack()
+        self._room = 0
+        self._said: list[Message] = []
+        self._chat = self._data.chat_template  # without a template, it is said at once
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take the model from the devices."""
+        self._model = None
+        self._entered.close()
+
+    def forget(self) -> None:
+        """Begin a new conversation."""
+        self._said = []
+
+    def set(self, name: str, value: str) -> None:
+        """Change how tokens are chosen: a field of `generation`, with the search it belongs to.
+
+        Raises:
+            ConfigError: it cannot have the value.
+        """
+        given = field_overrides({f"generation.{name}": value}, type(self._config))
+        self._config = self._config.changed(flattened(with_search(given, {})))
+        self._data = replace(self._data, user_config=self._config)
+        self._leave()
+
+    def answer(self, text: str, show: Callable[[str], object] = len) -> str:
+        """What the model answers to what the user says next.
+
+        Args:
+            show: is given the answer piece by piece, as it is written.
+
+        Raises:
+            DataError: the chat template refuses it.
+        """
+        self._said.append(make_message("user", text))
+        fitted, input_ids, length = self._fitting()
+        model = self._ready(fitted, input_ids.shape[1])
+        mask = (np.arange(self._room) < length).astype(np.int32)[None]
+        written: list[np.ndarray] = []
+
+        def growing() -> Iterator[str]:
+            for tokens in model.stream(input_ids, mask):
+                written[:] = [tokens]
+                yield self._data.tokenizer.texts(tokens)[0]
+
+        answer = ""
+        for piece in stream_words(growing()):
+            show(piece)
+            answer += piece
+        warn_truncated(written[0], self._data.tokenizer, fitted.generation.stops())
+        self._said.append(make_message("assistant", answer))
+        return answer
+
+    def _ready(self, fitted: RunConfig, room: int) -> GenerationSession:
+        """The model on the devices, with a program for so many tokens."""
+        if self._model is None or room != self._room:
+            self._leave()
+            self._room = room
+            strategy = strategy_from_config(fitted, self._data.tokenizer)
+            token_by_token = strategy.sequences == 1  # beams change their mind
+            model = compile_session(
+                lambda: GenerationSession(fitted, strategy, token_by_token=token_by_token),
+                "the program that generates",
+            )
+
+            def enter(start: InitialState) -> None:
+                model.write(start.tensors)
+                self._entered.enter_context(model)
+
+            self._start, _ = self._start.load_with_fallback(enter)
+            self._model = model
+        return self._model
+
+    def _fitting(self) -> tuple[RunConfig, np.ndarray, int]:
+        """A configuration for the prompt, its tokens, [1, room], and how many they are."""
+        most = self._config.model.sequence_length
+        fitted, prompts = self._data.make_prompts([self._prompt()])
+        if prompts.truncated and len(self._said) > 1:
+            say(f"the conversation has more than {most} tokens: the oldest messages are left out")
+        while prompts.truncated and len(self._said) > 1:
+            del self._said[:2]
+            fitted, prompts = self._data.make_prompts([self._prompt()])
+        length = int(prompts.mask.sum())
+        room = SHORTEST
+        while room < length:
+            room *= 2
+        room = min(max(room, self._room), most)
+        input_ids = np.full((1, room), self._data.tokenizer.pad, np.int32)
+        input_ids[0, :length] = prompts.input_ids[0, :length]
+        return replace(fitted, model=replace(fitted.model, sequence_length=room)), input_ids, length
+
+    def _prompt(self) -> str:
+        try:
+            return self._chat.prompt(Conversation(self._said).with_system(self._config.data.system))
+        except ConversationError as error:
+            raise DataError(str(error)) from None
+
+
+def stream_words(texts: Iterable[str]) -> Iterator[str]:
+    """Text that can be printed each time it has grown: whole words and characters, no space
+    around it as a whole.
+
+    Args:
+        texts: what there is of it, each time more.
+    """
+    printed = text = ""
+    for grown in texts:
+        text = grown.lstrip()
+        whole = text[: _end(text)]
+        if len(whole) > len(printed) and whole.startswith(printed):
+            yield whole[len(printed) :]
+            printed = whole
+    yield text.rstrip()[len(printed) :]
+
+
+def _end(text: str) -> int:
+    """Where the last word ends that nothing can be added to."""
+    whole = text.rstrip(HALF)
+    if whole and whole == text and ord(whole[-1]) >= _WITHOUT_SPACES:
+        return len(whole)
+    return len(whole[: max(0, *(whole.rfind(space) for space in " \n\t"))].rstrip())

@@ -1,0 +1,128 @@
+"""One micro-batch of the validation set: our answers next to those of Hugging Face's model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from config.sections import RunConfig
+from data.data_cache import DataCache
+from data.pipeline import Pipeline
+from data.samples import Prompts
+from data.tokenizer import Tokenizer
+from huggingface.torch_model import NEEDS_TORCH, build_torch_model, generate, has_torch
+from modelling.generation import Greedy
+from modelling.spec import get_family
+from modelling.weights.lora import merge_adapters
+from planning.hardware.memory_check import check_lower_bound
+from run.initial_state import InitialState, load_weights
+from sessions.generation import GenerationSession
+from sessions.session import compile_session
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """What one side generated: the tokens without padding, and their text."""
+
+    tokens: list[int]
+    text: str
+
+
+@dataclass(frozen=True)
+class AnswerComparison:
+    """Both answers to one prompt, and the right one. `theirs` is None without PyTorch."""
+
+    prompt: str
+    expected: str
+    ours: GeneratedText
+    theirs: GeneratedText | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both sides generated the same tokens."""
+        return self.theirs is not None and self.ours.tokens == self.theirs.tokens
+
+    def text(self) -> str:
+        """A few lines for people."""
+        lines = [f"prompt:       {self.prompt}", f"expected:     {self.expected}"]
+        for name, answer in (("ours:", self.ours), ("Hugging Face:", self.theirs)):
+            if answer is not None:
+                lines.append(f"{name:13} {answer.text.strip()}  {answer.tokens}")
+        differ = self.theirs is not None and not self.agrees
+        return "\n".join([*lines, "they differ"] if differ else lines)
+
+
+@dataclass(frozen=True)
+class HfComparison:
+    """The answers to a micro-batch."""
+
+    pairs: list[AnswerComparison]
+
+    def text(self) -> str:
+        """Text for people: each prompt with both answers, and how many agree."""
+        agreeing = sum(pair.agrees for pair in self.pairs)
+        summary = f"the tokens agree for {agreeing} of {len(self.pairs)} prompts"
+        if any(pair.theirs is None for pair in self.pairs):
+            summary = f"not compared: {NEEDS_TORCH}"
+        return "\n\n".join([*(pair.text() for pair in self.pairs), summary])
+
+
+def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> HfComparison:
+    """Generate for one micro-batch of a configuration, on one copy of the model; with PyTorch, by
+    Hugging Face's model too.
+
+    Args:
+        data_cache: what was loaded to choose the configuration.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    e = replace(config.execution, data_parallel=1, device_iterations=1)
+    config = replace(config, execution=e)
+    check_lower_bound(config)
+    family = get_family(config)
+    weight_map = family.weight_map(config)
+    start = load_weights(config, weight_map)
+    data = Pipeline(config, family.sample_format, data_cache or DataCache())
+    corpus = data.corpus("validation").first(e.micro_batch_size)
+    fitted, prompts = data.make_eval_prompts(corpus)
+    model = compile_session(
+        lambda: GenerationSession(fitted, Greedy()), "the program that generates"
+    )
+
+    def generated(start: InitialState) -> np.ndarray:
+        model.write(start.tensors)
+        with model:
+            return model.generate(prompts.input_ids, prompts.mask)
+
+    start, ours = start.load_with_fallback(generated)
+    own = _answers(ours, data.tokenizer)
+    others: Sequence[GeneratedText | None] = [None] * len(own)
+    if has_torch():
+        hf_config = family.to_config_json(fitted)
+        whole = weight_map.base.to_hf(
+            merge_adapters(weight_map, start.tensors, np.dtype(np.float32))
+        )
+        theirs = build_torch_model(hf_config, fitted.model.precision, whole)
+        tokens = _hugging_face(theirs, prompts, ours.shape[1], data.tokenizer.pad)
+        others = _answers(tokens, data.tokenizer)
+    targets = [example.target for example in corpus.examples]
+    pairs = zip(prompts.texts, targets, own, others, strict=True)
+    return HfComparison([AnswerComparison(*pair) for pair in pairs])
+
+
+def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedText]:
+    kept = [row[row != tokenizer.pad].tolist() for row in tokens]
+    return [GeneratedText(*answer) for answer in zip(kept, tokenizer.texts(kept), strict=True)]
+
+
+def _hugging_face(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
+    """What Hugging Face's model generates greedily, prompt by prompt: int32 [n, length]."""
+    out = np.full((len(prompts), length), pad, np.int32)
+    for row, input_ids, mask in zip(out, prompts.input_ids, prompts.mask, strict=True):
+        new = generate(model, input_ids[mask == 1][None], length)[0]  # alone, it needs no padding
+        row[: len(new)] = new
+    return out

@@ -1,0 +1,63 @@
+"""The validation run: evaluate what `checkpoint.load` names, and write eval.json."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import popdist
+from checkpoints import CheckpointStore, has_checkpoint
+from config.process_checks import check_same_run_on_all_processes
+from config.sections import RunConfig
+from data.data_cache import DataCache
+from files.atomic_writing import check_can_write_folder
+from files.run_folder import RunFolder
+from run.evaluation.eval_result import EvalResult
+from run.evaluation.evaluator import Evaluator
+from run.initial_state import load_inference_weights
+from run.reference_logps import ReferenceLogps
+from run.startup_warnings import length_warnings
+from terminal.screen import is_first_process, say
+
+
+def evaluate_checkpoint(
+    config: RunConfig, name: str, out: str | None = None, data_cache: DataCache | None = None
+) -> EvalResult:
+    """Evaluate a configuration, and write eval.json.
+
+    Args:
+        name: of the configuration, for a new directory.
+        out: where eval.json goes; by default next to the checkpoint, else a new directory.
+        data_cache: what was loaded to choose the configuration.
+
+    Raises:
+        UserError: for anything a person can mend.
+    """
+    check_same_run_on_all_processes(config)
+    folder = RunFolder(Path(popdist.all_gather_object(str(_folder(config, name, out).path))[0]))
+    check_can_write_folder("the report to", folder.path)
+    for note in length_warnings(config):
+        say(note)
+    start = load_inference_weights(config)
+    reference = ReferenceLogps.from_checkpoint(config, start)
+    refer = None if reference is None else reference.of
+    evaluator = Evaluator(config, None, data_cache, refer)
+    begin = time.perf_counter()
+    start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
+    seconds = time.perf_counter() - begin
+    facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
+    outcome = replace(outcome, facts=facts | dict(outcome.facts))
+    if is_first_process():
+        outcome.write(folder.validation)
+    say(f"evaluated in {seconds:.1f} s; details are in {folder.validation}")
+    return outcome
+
+
+def _folder(config: RunConfig, name: str, out: str | None) -> RunFolder:
+    """Where the report goes: what --out names, else next to the checkpoints, else a new one."""
+    load = config.checkpoint.load
+    if out or load is None or not has_checkpoint(load):
+        return RunFolder.from_options(out, None, f"validation-{Path(name).stem}")
+    is_one_step = not CheckpointStore(load).steps()
+    return RunFolder(Path(load).parent if is_one_step else Path(load))

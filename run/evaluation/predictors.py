@@ -1,0 +1,92 @@
+"""Answers to prompts: those that the model writes, or the likeliest of some labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from config.sections import RunConfig
+from data.examples import Corpus
+from data.label_candidates import LabelCandidates
+from data.pipeline import Pipeline
+from data.tokenizer import warn_truncated
+from modelling.generation.decoding_strategy import strategy_from_config
+from sessions.generation import GenerationSession
+from sessions.loss_evaluation import LossSession
+from sessions.session import ModelSession, compile_session
+
+OnProgress = Callable[[int], object] | None
+"""Called with the number of samples that are done."""
+
+
+class GenerativePredictor:
+    """Answers that the model writes.
+
+    Attributes:
+        cut: prompts that lost a part.
+    """
+
+    def __init__(self, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None) -> None:
+        """Raises as `Pipeline.make_eval_prompts`; `weight_source`: see `ModelSession`."""
+        fitted, self._prompts = data.make_eval_prompts(corpus)
+        self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
+        self._stops = data.config.generation.stops()
+        self._inference = compile_session(
+            lambda: GenerationSession(
+                fitted, strategy_from_config(fitted, data.tokenizer), weight_source
+            ),
+            "the program that generates",
+        )
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def answers(
+        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
+    ) -> list[str]:
+        """The answer to each prompt; `weights`: whole tensors by logical name."""
+        self._inference.write(weights)
+        with self._inference:
+            tokens = self._inference.generate(
+                self._prompts.input_ids, self._prompts.mask, on_progress
+            )
+        warn_truncated(tokens, self._tokenizer, self._stops)
+        return self._tokenizer.texts(tokens)
+
+
+class LabelPredictor:
+    """Answers among labels, by `scores`; otherwise like `GenerativePredictor`."""
+
+    def __init__(
+        self, candidates: LabelCandidates, weight_source: ModelSession | None = None
+    ) -> None:
+        """`weight_source`: see `ModelSession`."""
+        self._candidates, self.cut = candidates, candidates.cut
+        config: RunConfig = candidates.config
+        self._losses = compile_session(
+            lambda: LossSession(config, weight_source), "the program that compares labels"
+        )
+
+    def __len__(self) -> int:
+        return len(self._candidates.samples)
+
+    def answers(
+        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
+    ) -> list[str]:
+        best = self.scores(weights, on_progress).argmax(axis=1)
+        return [self._candidates.labels.names[i] for i in best]
+
+    def scores(
+        self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
+    ) -> np.ndarray:
+        """Log-probability of each label after each prompt, float32 [prompts, labels]."""
+        samples = self._candidates.samples
+        logps = np.empty((*samples.pair_indices.shape, 2), np.float32)
+        self._losses.write(weights)
+        with self._losses:
+            for part, found in self._losses.loss_stats(samples):
+                logps[part] = found
+                if on_progress is not None:
+                    on_progress(part.stop - part.start)
+        return self._candidates.scores(logps)

@@ -1,0 +1,262 @@
+"""Models for Hugging Face: from a run that ends, or from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import popxl
+from checkpoints.collective_io import raise_on_all
+from checkpoints.lazy_arrays import Arrays, ArraysView
+from config.adapter import Adapter, is_within
+from config.errors import ConfigError
+from config.sections import RunConfig
+from config.values import listed
+from data.data_cache import DataCache
+from data.pipeline import Pipeline
+from files.formatting import format_name, format_path
+from huggingface.hub import DataUnavailable
+from huggingface.model_card import AdapterInfo
+from huggingface.model_folders import (
+    TASK_FIELDS,
+    TASK_NAME,
+    TASK_PARAMS,
+    check_can_create,
+    new_model_folder,
+    write_hf_directory,
+)
+from huggingface.peft_files import make_adapter_config, write_adapter
+from huggingface.pretrained import RANDOM
+from modelling.spec import get_family
+from modelling.weights import WeightMap
+from modelling.weights.lora import (
+    adapted_modules,
+    adapted_parameters,
+    add_tied_copies,
+    has_tied_head,
+    has_trainable_tokens,
+    merge_adapters,
+    module_name,
+    saved_modules,
+    tied_modules,
+)
+from planning.hardware.memory_check import check_lower_bound
+from run.base_model_ref import BaseModelRef
+from run.export_extras import base_generation_config, copy_processor_configs, merge_multimodal_parts
+from run.initial_state import InitialState, load_weights
+from run.model_card import RunInfo, write_model_card
+from terminal.screen import is_first_process, say
+
+
+def export_model(
+    config: RunConfig,
+    weights: Arrays,
+    folder: str | Path,
+    run: RunInfo | None = None,
+    data_cache: DataCache | None = None,
+    base: BaseModelRef | None = None,
+    precision: str | None = None,
+) -> None:
+    """Write weights, configuration, tokenizer and model card to a folder that transformers loads;
+    of a model with adapters, these alone, as PEFT loads them.
+
+    Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
+    several processes, the first one writes.
+
+    Args:
+        weights: whole weights by logical name; each is read once.
+        run: the run that they are from; None: they are from what `checkpoint.load` names.
+        data_cache: what the run shares; None: it has loaded nothing yet.
+        base: what adapters are for.
+        precision: the type of the weights that are written; None: the one that they have.
+
+    Raises:
+        ConfigError: a weight does not fit that type.
+        CheckpointError: the folder is there and not empty, or cannot be written.
+    """
+    family, adapts = get_family(config), config.adapter.rank > 0
+    exported = _exported(config, family.weight_map(config))
+    if adapts:
+        names = [weight.name for weight in exported.weights]
+        weights = ArraysView(weights, names)
+    if not is_first_process():  # but for its part in reading what is spread over all of them
+        for name in weights:
+            weights[name]
+        return
+    data = Pipeline(config, family.sample_format, data_cache or DataCache())
+    tokenizer, load = None, config.checkpoint.load
+    try:
+        tokenizer, config = data.tokenizer, data.config
+    except DataUnavailable as error:
+        say(f"warning: no tokenizer is written: {error}")
+
+    def complete(draft: Path) -> None:
+        if tokenizer is not None:
+            tokenizer.base.save_pretrained(draft)
+        name, shape = Path(folder).resolve().name, family.sample_format
+        write_model_card(draft, name, shape, load, run, adapter_of if adapts else None)
+
+    named = None if base is None else base.name_relative_to(folder)
+    grows = config.model.new_rows is not None
+    adapter_of = AdapterInfo(named, config.model.vocab_size if grows else None)
+    if adapts:
+        own = {name: weights[name] for name in weights}
+        settings = _adapter_settings(config, named)
+        with new_model_folder(folder) as draft:
+            write_adapter(draft, add_tied_copies(exported, exported.to_hf(own)), settings)
+            complete(draft)
+    else:
+        _write_model(config, weights, folder, complete, precision)
+    of = "" if run is None else f" of step {run.step}"
+    say(f"wrote {'an adapter' if adapts else 'a model'}{of} for Hugging Face to {folder}")
+
+
+def _exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
+    """What an adapter's file has: all that is trained, and weights with new rows, which its base
+    has not, unless these are trained."""
+    new = config.model.rows_to_begin()
+    lacking = {
+        n
+        for n in weight_map.vocabulary_names
+        if new and not has_trainable_tokens(weight_map, n, new)
+    }
+    return weight_map.filter(
+        lambda row: row.trainable or any(w.name in lacking for w in row.weights)
+    )
+
+
+def _write_model(
+    config: RunConfig,
+    weights: Arrays,
+    folder: str | Path,
+    complete: Callable[[Path], None],
+    precision: str | None,
+) -> None:
+    if config.some_frozen:  # the base's may be of another type than those that it trains
+        weights = ArraysView(weights, transform=partial(_in_type, config.model.precision))
+    family = get_family(config)
+    files = family.weight_map(config).to_hf(weights)
+    hf_config = family.to_config_json(config) | {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
+    files, hf_config, whole = merge_multimodal_parts(config, files, hf_config)
+    if precision is not None:
+        files = ArraysView(files, transform=partial(_in_type, precision))
+
+    def completed(draft: Path) -> None:
+        complete(draft)
+        if whole is not None:
+            copy_processor_configs(whole, draft)
+
+    settings = base_generation_config(config)
+    write_hf_directory(folder, files, hf_config, complete=completed, generation=settings)
+
+
+def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
+    """The content of an adapter_config.json.
+
+    Args:
+        named: the base's name.
+    """
+    family, adapter = get_family(config), config.adapter
+    weight_map = family.weight_map(config)
+    task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
+    saved = list(listed(adapter.modules_to_save)) if config.training.trainable is None else []
+    more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
+    modules, tokens = adapted_modules(weight_map), _trained_tokens(config, weight_map)
+    whole, tied = [*saved, *more], tied_modules(weight_map)
+    experts = adapted_parameters(weight_map)
+    settings = make_adapter_config(adapter, modules, whole, tokens, named, task, tied, experts)
+    return settings | {
+        "ensure_weight_tying": has_tied_head(
+            weight_map, _exported(config, weight_map).hf_names.aliases.values()
+        )
+    }
+
+
+def _trained_tokens(config: RunConfig, weight_map: WeightMap) -> Any:
+    """PEFT's `trainable_token_indices`: a list is of the embedding and what is tied to it."""
+    tokens = {
+        module_name(name): list(tokens.rows) for name, tokens in weight_map.trainable_tokens.items()
+    }
+    return tokens if len(tokens) > 1 else next(iter(tokens.values()), None)
+
+
+def _dtype(config: RunConfig) -> np.dtype:
+    return np.dtype(popxl.dtype.from_name(config.model.precision).as_numpy())
+
+
+def _in_type(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
+    """A weight in another type; whole numbers stay."""
+    if np.issubdtype(weight.dtype, np.integer):
+        return weight
+    with np.errstate(over="ignore"):
+        new: np.ndarray = weight.astype(popxl.dtype.from_name(precision).as_numpy(), copy=False)
+    if not np.isfinite(new).all():
+        raise ConfigError(
+            f"{format_name(name)} has values beyond the range of {precision}: give --precision "
+            "bfloat16 or float32"
+        )
+    return new
+
+
+def task_fields(config: RunConfig) -> dict[str, str]:
+    """What the model was trained to read and write: fields of the task's section."""
+    values = {name: getattr(config.data, name, None) for name in TASK_FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def export_checkpoint(
+    config: RunConfig, folder: str, precision: str | None = None, merge: str | None = None
+) -> None:
+    """Write what `checkpoint.load` names to a folder, random weights too; see `export_model`.
+
+    Args:
+        merge: "original" or "dequantized": merge adapters into these weights of the model, and
+            write that.
+    """
+    check_can_create(folder)
+    check_lower_bound(config)
+    weight_map = get_family(config).weight_map(config)
+    if config.checkpoint.load == RANDOM:
+        export_model(
+            config, weight_map.init_weights(config.model.seed), folder, precision=precision
+        )
+        return
+
+    def written(start: InitialState) -> None:
+        weights, of = start.tensors, config
+        if merge:
+            quant = config.model.quant if merge == "expanded" else None
+            weights = merge_adapters(weight_map, weights, _dtype(config), quant)
+            of = _whole_model(config)
+            if start.base is not None:
+                left = "" if quant is None else f"what is left in {quant.bits} bits of "
+                say(f"the adapters are merged into {left}the weights of "
+                    f"{format_path(start.base.name)}")  # fmt: skip
+        with raise_on_all():
+            if is_first_process():
+                record, base = _record(config, start), start.base
+                export_model(of, weights, folder, record, base=base, precision=precision)
+
+    adapts = config.adapter.rank > 0 and not merge
+    load_weights(config, weight_map, needs_base=not adapts).load_with_fallback(written)
+
+
+def _whole_model(config: RunConfig) -> RunConfig:
+    """The configuration of a model without adapters, all of which is written."""
+    training = replace(config.training, trainable=None, frozen=None)
+    return replace(config, adapter=Adapter(), training=training)
+
+
+def _record(config: RunConfig, start: InitialState) -> RunInfo | None:
+    """What is known of the run in `checkpoint.load`; None: it is no run."""
+    load = config.checkpoint.load
+    if load is None or start.checkpoint is None:
+        return None
+    saved = start.checkpoint.metadata.get("config")
+    known = saved if isinstance(saved, dict) else config.to_dict()
+    return RunInfo.from_checkpoint(load, start.step, known)

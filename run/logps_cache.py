@@ -1,0 +1,235 @@
+"""Files of log-probabilities: complete ones, and drafts that grow batch by batch.
+
+A draft is a sequence of records, each of some samples: their number, a digest, their values. The
+digest covers the record and the digest before it, so a changed, missing or foreign record ends the
+part that is used, and so does one that was cut short: SIGKILL loses one batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, Self
+
+import numpy as np
+
+from checkpoints import TensorFiles
+from checkpoints.safetensors_files import sha256_of_array, write_safetensors
+from files.atomic_writing import write_errors, write_file
+from files.errors import FileError, WriteError
+from files.file_lock import open_lock, try_lock
+from files.formatting import format_path
+from files.text_files import check_regular
+from terminal.screen import say
+
+DRAFT = ".draft"
+"""Suffix of a draft."""
+
+Shape = tuple[int, int, int]
+"""Samples, pairs of texts in each, 2."""
+
+_LOGPS, _SHA256 = "logps", "sha256"
+_COUNT = struct.Struct("<Q")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def write_logps(path: Path, logps: np.ndarray) -> None:
+    """Write a complete file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    arrays = {
+        _LOGPS: logps,
+        _SHA256: np.frombuffer(bytes.fromhex(sha256_of_array(logps)), np.uint8),
+    }
+    write_file("the reference", path, lambda to: write_safetensors(to, arrays))
+
+
+def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
+    """Values of a complete file; None: there is none, or it is damaged, which is said."""
+    try:
+        if not path.exists():
+            return None
+        files = TensorFiles([path])
+        logps, sha256 = files[_LOGPS], files[_SHA256]
+        if sha256.tobytes().hex() != sha256_of_array(logps) or not np.isfinite(logps).all():
+            raise FileError("it is damaged")
+        if logps.shape != shape or logps.dtype != np.float32:
+            raise FileError("it is of other samples")
+    except (OSError, KeyError, FileError) as error:
+        say(f"warning: {format_path(path)} cannot be used: {error}")
+        return None
+    return logps
+
+
+class _End(NamedTuple):
+    """Where a valid record ends: samples and bytes up to there, and the record's digest."""
+
+    samples: int
+    byte: int
+    sha256: bytes
+
+
+class LogpsDraftFile:
+    """The values that are known of a file that is not complete. Use it as a context.
+
+    It is a cache: values that cannot be read are computed again, and a failure to write is a
+    warning.
+    """
+
+    def __init__(self, path: Path, shape: Shape, writes: bool) -> None:
+        """Read the draft, if there is one.
+
+        Args:
+            writes: this process adds to it; one at a time can, others do without.
+        """
+        self._path, self._file = path, None
+        self._logps = np.empty(shape, np.float32)
+        # A draft that has another name is of other values.
+        self._ends = [_End(0, 0, hashlib.sha256(path.name.encode()).digest())]
+        try:
+            self._file = _opened(path) if writes else None
+            self._read()
+        except FileError as error:
+            self._give_up(error)
+
+    @property
+    def known(self) -> int:
+        """Number of samples, from the first one, whose values it has."""
+        return self._ends[-1].samples
+
+    def begin(self, samples: int) -> np.ndarray:
+        """Drop all but the values of the first `samples`, at the end of a record.
+
+        Returns:
+            The array of all values, of which only these are set.
+        """
+        while self.known > samples:
+            self._ends.pop()
+        self._write(lambda file: os.ftruncate(file, self._ends[-1].byte))
+        return self._logps
+
+    def add(self, logps: np.ndarray) -> None:
+        """Add the values of the next samples."""
+        content = np.asarray(logps, "<f4", order="C").tobytes()
+        head, last = _COUNT.pack(len(logps)), self._ends[-1]
+        sha256 = _chained(last.sha256, head, content)
+        self._write(lambda file: _write_at(file, last.byte, head + sha256 + content))
+        self._know(logps, sha256)
+
+    def remove(self) -> None:
+        """Delete the file, if this process adds to it."""
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+    def _know(self, logps: np.ndarray, sha256: bytes) -> None:
+        samples, byte, _ = self._ends[-1]
+        end = samples + len(logps)
+        self._logps[samples:end] = logps
+        record = _COUNT.size + _DIGEST_BYTES + 4 * logps.size
+        self._ends.append(_End(end, byte + record, sha256))
+
+    def _read(self) -> None:
+        """Read the valid records, one after the other."""
+        if not self._path.exists():
+            return
+        check_regular(self._path)
+        try:
+            with self._path.open("rb") as file:
+                while self._read_record(file):
+                    pass
+        except OSError as error:
+            reason = error.strerror or error
+            raise FileError(f"cannot read {format_path(self._path)}: {reason}") from error
+
+    def _read_record(self, file: BinaryIO) -> bool:
+        """Read the next record; returns false if there is none that can be used."""
+        head, sha256 = file.read(_COUNT.size), file.read(_DIGEST_BYTES)
+        if len(sha256) < _DIGEST_BYTES:
+            return False
+        (count,), values = _COUNT.unpack(head), self._logps[self.known :]
+        if 0 < count <= len(values):
+            content = file.read(values[:count].nbytes)
+            if len(content) < values[:count].nbytes:
+                return False
+            if sha256 == _chained(self._ends[-1].sha256, head, content):
+                self._know(np.frombuffer(content, "<f4").reshape(values[:count].shape), sha256)
+                return True
+        say(
+            f"warning: {format_path(self._path)} is damaged: the samples after the first "
+            f"{self.known} are computed again"
+        )
+        return False
+
+    def _write(self, action: Callable[[int], object]) -> None:
+        """Change the file, if this process adds to it and nothing has failed."""
+        if self._file is None:
+            return
+        try:
+            with write_errors("the reference", self._path):
+                action(self._file)
+        except WriteError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: FileError) -> None:
+        say(f"warning: {error}: a run that is broken off computes the reference again")
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def remove_stale_drafts(folder: Path) -> None:
+    """Delete the drafts in a folder that no process adds to."""
+    with suppress(OSError):
+        for path in folder.glob(f"*{DRAFT}"):
+            with suppress(FileError, OSError):
+                file = _opened(path)
+                if file is not None:
+                    os.close(file)
+                    path.unlink()
+
+
+def _opened(path: Path) -> int | None:
+    """The locked descriptor of a draft, which is made if need be; None: another process adds to it.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    if path.exists():
+        check_regular(path)  # a pipe would be waited for
+    with write_errors("the reference", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open_lock(path)
+        try:
+            is_free = try_lock(file) is not False
+        except OSError:
+            os.close(file)
+            raise
+    if is_free:
+        return file
+    os.close(file)
+    return None
+
+
+def _write_at(file: int, start: int, content: bytes) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(file, content[done:], start + done)
+
+
+def _chained(before: bytes, head: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(before + head + content).digest()

@@ -1,0 +1,86 @@
+"""How many steps there are, and the learning rate of each: as transformers'
+`get_*_schedule_with_warmup` gives it, or as its `Adafactor` computes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+from config.errors import ConfigError
+from config.schedules import COURSES, Place
+from config.sections import LearningRate, RunConfig, Training
+
+
+@dataclass(frozen=True)
+class LRSchedule:
+    """Call it with a step, counted from 0, to get that step's learning rate.
+
+    The rate grows linearly from 0 to its maximum over the warm-up; a first step at rate 0 changes
+    no weight, but fills the optimizer's means, and runs stay comparable with Hugging Face's. After
+    the last step the rate stays at its end value.
+    """
+
+    rate: LearningRate
+    warmup_steps: int
+    steps: int
+
+    @classmethod
+    def of(cls, training: Training) -> Self:
+        """The schedule of a configuration, over the steps from its first one on."""
+        rate = training.optimizer.learning_rate
+        steps, warmup = max(training.steps - rate.start_step, 0), rate.warmup_steps
+        if warmup is None:
+            warmup = math.ceil((rate.warmup_proportion or 0.0) * steps)
+        return cls(rate, warmup, steps)
+
+    def __call__(self, step: int) -> float:
+        step = max(step - self.rate.start_step, 0)
+        if step < self.warmup_steps:
+            return self.rate.maximum * step / self.warmup_steps
+        return COURSES[self.rate.function](self.rate, Place(step, self.warmup_steps, self.steps))
+
+
+def lr_change_message(before: Training, now: Training, step: int) -> str | None:
+    """A line for people, if a run that is continued after so many steps has another learning rate
+    than it would have had."""
+    old, new = (LRSchedule.of(training)(step) for training in (before, now))
+    if math.isclose(old, new, rel_tol=1e-6):
+        return None
+    rate = now.optimizer.learning_rate
+    text = f"learning rate of step {step + 1}: {new:.3g}, not {old:.3g} as before"
+    if rate.start_step == step or rate.function == "constant":
+        return text
+    prefix = "--training.optimizer.learning_rate"
+    return (
+        f"{text}; {prefix}.start_step {step} begins a new schedule here, {prefix}.function "
+        f"constant keeps {rate.maximum:g}"
+    )
+
+
+def resolve_epochs(config: RunConfig, samples: int, done: int = 0, seen: int = 0) -> RunConfig:
+    """Set `training.steps` to what `training.epochs` take; unchanged if epochs is not given.
+
+    The steps to come are rounded up to whole runs of `device_iterations` steps.
+
+    Args:
+        samples: of an epoch.
+        done: steps before this start, whose batches could be of another size.
+        seen: samples that those steps read.
+    """
+    epochs, iterations = config.training.epochs, config.execution.device_iterations
+    if epochs is None:
+        return config
+    left = max(epochs * samples - seen, 0)
+    runs = math.ceil(left / (config.training.global_batch_size * iterations))
+    return replace(config, training=replace(config.training, steps=done + runs * iterations))
+
+
+def check_iterations(config: RunConfig) -> None:
+    """Raise ConfigError unless the steps are whole runs of the program."""
+    iterations = config.execution.device_iterations
+    if config.training.epochs is None and config.training.steps % iterations:
+        raise ConfigError(
+            f"training.steps {config.training.steps} must be divisible by "
+            f"execution.device_iterations {iterations}"
+        )

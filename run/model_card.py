@@ -1,0 +1,247 @@
+"""The model card of an export, written from the record of its run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from checkpoints import has_checkpoint
+from config.base import flattened
+from config.metrics import METRICS as METRIC_NAMES
+from data.file_readers import READERS
+from data.sample_format import SampleFormat
+from files.errors import FileError
+from files.formatting import format_number
+from files.json_files import read_object
+from files.run_folder import RunFolder
+from files.yaml_files import dump_yaml
+from huggingface.model_card import CURVE, FILE_NAME, AdapterInfo, ModelCard, TableRows
+from huggingface.pretrained import RANDOM
+from run.records.loss_curve import draw_loss_curve
+from run.records.metrics_jsonl import Row, read_metrics
+from run.records.progress import VALIDATION
+from run.records.run_json import read_sessions
+
+_OF_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_BUILT_IN = {"mnli": ("nyu-mll/glue", "GLUE/MNLI"), "sample": (None, "the sample corpus")}
+_TRAINING = {
+    "optimizer steps": "training.steps",
+    "samples a step": "training.global_batch_size",
+    "optimizer": "training.optimizer.name",
+    "learning rate": "training.optimizer.learning_rate.maximum",
+    "schedule": "training.optimizer.learning_rate.function",
+    "weight decay": "training.optimizer.weight_decay",
+    "gradient clipping": "training.optimizer.gradient_clipping",
+    "precision": "model.precision",
+    "sequence length": "model.sequence_length",
+    "dropout": "model.dropout_prob",
+    "seed": "model.seed",
+}
+"""Rows of the table of training, by the fields of the configuration."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of the run that weights come from.
+
+    Attributes:
+        config: the run's configuration, as data.
+        step: optimizer steps that the weights have done.
+        folder: where its records are, as far as there are any.
+    """
+
+    config: Mapping[str, Any]
+    step: int
+    folder: RunFolder
+
+    @classmethod
+    def from_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunInfo:
+        """The record of a checkpoint's run: in its folder, or in one that it is in."""
+        path = Path(load)
+        places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
+        there = (place for place in places if place.metrics.is_file())
+        return cls(config, step, next(there, places[0]))
+
+    @property
+    def rows(self) -> list[Row]:
+        """The metrics of the steps that the weights have done."""
+        try:
+            rows = read_metrics(self.folder.metrics)
+        except OSError:
+            return []
+        return [row for row in rows if row["step"] <= self.step]
+
+    def validation(self) -> dict[str, float]:
+        """Metrics of the weights: those of run_validation.py, else of the last evaluation."""
+        try:
+            report = read_object(self.folder.validation).data
+        except (FileError, OSError):
+            report = {}
+        if report.get("step") == self.step:
+            return {n: v for n in METRIC_NAMES if isinstance(v := report.get(n), int | float)}
+        for row in reversed(self.rows):
+            metrics = {n: row[VALIDATION + n] for n in METRIC_NAMES if VALIDATION + n in row}
+            if metrics:
+                return metrics
+        return {}
+
+
+def write_model_card(
+    folder: Path,
+    name: str,
+    sample_format: SampleFormat,
+    load: str | None,
+    run: RunInfo | None,
+    adapter: AdapterInfo | None = None,
+) -> None:
+    """Write README.md, and the loss curve next to it.
+
+    Args:
+        folder: that the model is written to.
+        name: of the model.
+        load: where the weights are from, if they are from no run: a Hugging Face model.
+        adapter: what the folder has an adapter of; None: it has a model.
+    """
+    sequence_to_sequence = sample_format.name == "seq2seq"
+    if run is None:
+        card = ModelCard(name, sequence_to_sequence, *_base(load), adapter=adapter)
+    else:
+        rows = run.rows
+        if rows:
+            draw_loss_curve(rows, folder / CURVE, name)
+        card = replace(_card_of_run(name, sequence_to_sequence, run, bool(rows)), adapter=adapter)
+    (folder / FILE_NAME).write_text(card.text(), encoding="utf-8")
+
+
+def _card_of_run(name: str, sequence_to_sequence: bool, run: RunInfo, curve: bool) -> ModelCard:
+    flat = flattened(run.config)
+    hub, data = _data(flat)
+    return ModelCard(
+        name,
+        sequence_to_sequence,
+        *_base(flat.get("checkpoint.load")),
+        datasets=hub,
+        evaluated_on=data.get("validation", data["training"]),
+        metrics=run.validation(),
+        prompt=flat.get("data.prompt"),
+        target=flat.get("data.target"),
+        chat=flat.get("data.format") == "conversational",
+        trained=_trained(flat),
+        data=data,
+        training=_training(flat, run),
+        sessions=_sessions(run),
+        settings=dump_yaml(_without_places(run.config)),
+        curve=curve,
+    )
+
+
+def _trained(flat: Mapping[str, Any]) -> str:
+    if rank := flat.get("adapter.rank"):
+        return f"Adapters of rank {rank} were trained"
+    some = flat.get("training.trainable") or flat.get("training.frozen")
+    return f"{'Some' if some else 'All'} parameters were fine-tuned"
+
+
+def _base(load: str | None) -> tuple[str, str | None]:
+    """Where weights come from, for people, and their name on the hub."""
+    if load is None or load == RANDOM:
+        return "random weights", None
+    if has_checkpoint(load):
+        return f"the run {Path(load).resolve().name}", None
+    if Path(load).exists() or not _OF_THE_HUB.fullmatch(load):
+        return f"the model in the folder {Path(load).name}", None
+    return load, load
+
+
+def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Names of data sets on the hub, and what is known of the data. Of files, no more than names:
+    where they are is nobody's business."""
+    hub: list[str] = []
+    rows: dict[str, str] = {}
+    for title, field in (("training", "data.train"), ("validation", "data.validation")):
+        given = flat.get(field)
+        if given is None:
+            known, text = _BUILT_IN.get(flat.get("data.dataset", ""), (None, ""))
+            known = None if flat.get("data.train") else known
+            text = "" if flat.get("data.train") else text
+        else:
+            known, text = _named(str(given))
+        hub += [known] if known and known not in hub else []
+        rows |= {title: text} if text else {}
+    for title, field in (
+        ("prompt", "data.prompt"),
+        ("target", "data.target"),
+        ("labels", "data.class_labels"),
+        ("format", "data.format"),
+        ("loss on", "data.loss_on"),
+        ("system message", "data.system"),
+    ):
+        rows |= {title: str(flat[field])} if flat.get(field) else {}
+    return hub, {"training": "unknown"} | rows
+
+
+def _named(given: str) -> tuple[str | None, str]:
+    """The hub's name of data, if they are of the hub, and one for people."""
+    path = given.partition("@")[0].partition(":")[0]
+    is_file = Path(given).exists() or any(path.removesuffix(".gz").endswith(s) for s in READERS)
+    if not is_file and _OF_THE_HUB.fullmatch(path):
+        return path, given
+    return None, ", ".join(Path(part.strip()).name for part in given.split(","))
+
+
+def _training(flat: Mapping[str, Any], run: RunInfo) -> TableRows:
+    values = {title: flat.get(field) for title, field in _TRAINING.items()}
+    shown = {title: str(value) for title, value in values.items() if value is not None}
+    if shown.get("optimizer steps") != str(run.step):
+        shown["optimizer steps"] = (
+            f"{run.step} of {shown.get('optimizer steps', 'an unknown number')}"
+        )
+    if flat.get("model.precision") != "float32":
+        shown["16-bit weights"] = _rounding(flat)
+    rows = run.rows
+    if rows:
+        shown["training loss, last step"] = format_number(rows[-1].get("loss", float("nan")))
+    return shown
+
+
+def _rounding(flat: Mapping[str, Any]) -> str:
+    if flat.get("execution.master_weights"):
+        return "with float32 masters"
+    wanted = flat.get("training.stochastic_rounding")
+    return "rounded to nearest" if wanted is False else "rounded stochastically"
+
+
+def _sessions(run: RunInfo) -> list[TableRows]:
+    """Where and how the run was started, and continued."""
+    by_session: list[TableRows] = []
+    for session in read_sessions(run.folder):
+        if session.first_step >= run.step:
+            continue
+        facts = {"from step": str(session.first_step), "hardware": session.hardware}
+        facts |= {"command": _without_folders(session.command)} if session.command else {}
+        software = ", ".join(f"{name} {number}" for name, number in session.versions.items())
+        by_session.append(facts | {"software": software})
+    return by_session
+
+
+def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without the folders of the machine it ran on."""
+    sections = {name: section for name, section in config.items() if name != "checkpoint"}
+    for section, names in (
+        ("data", ("train", "validation", "tokenizer")),
+        ("execution", ("disk",)),
+    ):
+        given = dict(sections.get(section, {}))
+        given |= {n: _named(str(given[n]))[1] for n in names if given.get(n) is not None}
+        sections[section] = given
+    return sections
+
+
+def _without_folders(command: str) -> str:
+    """A command whose absolute paths are the names of files alone."""
+    parts = (Path(part).name if part.startswith("/") else part for part in shlex.split(command))
+    return shlex.join(parts)

@@ -1,0 +1,144 @@
+"""`--profile`: what training steps spend their time on, measured while training goes on.
+
+One run of the program warms up. Then come N ordinary runs, N in which the host waits for each piece
+of work before the next, and N with JAX's profiler. All of them train, with the same bits as ever.
+A run that nothing saves ends with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Self
+
+from config.errors import ConfigError
+from config.sections import RunConfig
+from files.atomic_writing import write_text
+from files.run_folder import RunFolder
+from planning.hardware.announce_devices import describe_devices
+from popxl import hardware
+from popxl.session import Timing
+from run.options import RunOptions
+from run.records.metrics_logger import WarnOnce
+from run.records.phase_table import phase_table
+from sessions.training import TrainingSession
+from terminal.screen import say
+
+WARM_UP, STAGES = 1, 3
+
+
+class Profiler:
+    """Use it as a context, and call `before_run` before every run of the program."""
+
+    def __init__(self, runs: int, model: TrainingSession, title: str, folder: RunFolder) -> None:
+        """
+        Args:
+            runs: of the program, for each of the three measurements; 0: do not measure.
+            title: what is measured.
+            folder: of the run.
+        """
+        self._model, self._folder = model, folder
+        self._title = f"Time by phase of {title} on {describe_devices(model.config)}"
+        self._running = self._apart = Timing()
+        self._lenient = WarnOnce()
+        self._stage = ExitStack()
+        self._next, self._runs = 0, runs
+        starts = self._time_as_it_runs, self._time_apart, self._trace, self._end
+        self._starts: dict[int, Callable[[], None]] = {}
+        if runs:
+            self._starts = {WARM_UP + i * runs: start for i, start in enumerate(starts)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._starts:
+            self._end()
+
+    def before_run(self) -> None:
+        """Begin and end measurements when it is time for that."""
+        start = self._starts.pop(self._next, None)
+        self._next += 1
+        if start is not None:
+            self._close_stage()
+            start()
+
+    def _time_as_it_runs(self) -> None:
+        self._running = self._stage.enter_context(self._model.session.timing())
+
+    def _time_apart(self) -> None:
+        self._apart = self._stage.enter_context(self._model.session.timing(synchronize=True))
+
+    def _trace(self) -> None:
+        with self._lenient.warn_on_error("the trace"):
+            self._stage.enter_context(hardware.profile_trace(self._folder.profile))
+        self._stage.enter_context(self._model.session.timing())  # it names phases in the trace
+
+    def _end(self) -> None:
+        """Write the table, if there is something to write."""
+        self._starts.clear()
+        self._close_stage()
+        if not (self._running.num_runs and self._apart.num_runs):
+            say("the run ended before it was profiled")
+            return
+        table = phase_table(self._title, self._running, self._apart)
+        with self._lenient.warn_on_error("the table of phases"):
+            write_text("the table of phases", self._folder.phases, table)
+            name, place, at = self._folder.phases.name, self._folder.profile, WARM_UP + 1
+            say(
+                f"profiled runs {at} to {at - 1 + STAGES * self._runs} of the program: "
+                f"{self._runs} as they are, {self._runs} phase by phase, {self._runs} with a "
+                f"trace; {place} has the trace, and the time by phase in {name}"
+            )
+
+    def _close_stage(self) -> None:
+        with self._lenient.warn_on_error("the trace"):
+            self._stage.close()
+
+
+def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> int:
+    """Runs of the program for each measurement; 0 if none is wanted.
+
+    Raises:
+        ConfigError: the run has too few steps left.
+    """
+    if options.profile is None:
+        return 0
+    left, needed = config.training.steps - first_step, _needed(options.profile, config)
+    if left < needed:
+        raise ConfigError(
+            f"--profile {options.profile} takes {needed} steps of training, but {max(left, 0)} are "
+            "left: raise --steps, or profile fewer"
+        )
+    return _runs(options.profile, config)
+
+
+def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) -> None:
+    """Say that a run ends with its profile; raises as `runs_to_profile`."""
+    if runs_to_profile(config, options, first_step) and _saves_nothing(config, options):
+        say(
+            f"--profile {options.profile} trains {config.training.steps - first_step} steps, and "
+            "nothing is saved: --save DIR trains all of the run"
+        )
+
+
+def shorten_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> RunConfig:
+    """End a run that nothing saves after the steps that --profile measures, without evaluation."""
+    if options.profile is None or not _saves_nothing(config, options):
+        return config
+    off = ("training.epochs", "eval.steps", "eval.patience", "checkpoint.keep_best")
+    steps = first_step + _needed(options.profile, config)
+    return config.changed({"training.steps": steps, **dict.fromkeys(off)})
+
+
+def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:
+    return config.checkpoint.save is None and options.save_hf is None
+
+
+def _needed(steps: int, config: RunConfig) -> int:
+    """Steps of training that measure so many."""
+    return (WARM_UP + STAGES * _runs(steps, config)) * config.execution.device_iterations
+
+
+def _runs(steps: int, config: RunConfig) -> int:
+    return -(-steps // config.execution.device_iterations)

@@ -1,0 +1,118 @@
+"""Notes before a run trains: samples that teach little, are mostly padding, too long or too few;
+which weights adapters change, and which new rows stay frozen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from config.sections import RunConfig
+from config.task import Seq2SeqData
+from data.samples import Samples, count_loss_tokens, get_segment_ids
+from files.formatting import format_names
+from modelling.weights import Weight, WeightMap, WeightMapping
+from modelling.weights.lora import has_trainable_tokens, module_name
+
+LOOKED_AT = 256
+"""Samples, evenly spread."""
+
+MOST_PADDING = 0.9
+LEAST_LEARNED = 1.0
+"""Tokens of a text: its end alone, which answers nothing."""
+LEAST_SHARE = 0.005
+"""The fraction of a model's weights below which a module is not told of."""
+
+
+def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
+    """Notes for a person on the samples that a run will train on."""
+    chosen = samples.take(np.unique(np.linspace(0, len(samples) - 1, LOOKED_AT).astype(int)))
+    segments = get_segment_ids(chosen)
+    padding = float(np.mean(segments == 0))
+    texts = max(int(segments.max(axis=1).sum()), 1)
+    learned, batch = count_loss_tokens(chosen) / texts, config.training.global_batch_size
+    notes = {
+        f"a text has {learned:.1f} tokens to learn on average, its end included: --data.preview 3 "
+        "shows which": learned <= LEAST_LEARNED,
+        f"{padding:.0%} of the tokens are padding: lower --sequence_length, or raise "
+        "--examples_per_sample": padding > MOST_PADDING,
+        f"a batch of {batch} takes each of the {len(samples)} samples {batch / len(samples):.1f} "
+        "times: lower --global_batch_size": batch > len(samples),
+    }
+    return [f"warning: {text}" for text, holds in notes.items() if holds]
+
+
+def length_warnings(config: RunConfig, written: int = 0) -> list[str]:
+    """A note if texts have more tokens than the model was made for.
+
+    Args:
+        written: tokens that follow those that are read.
+    """
+    shared = (
+        2 if config.training.preference_type and not isinstance(config.data, Seq2SeqData) else 1
+    )
+    most, read = config.model.max_position_embeddings, config.model.sequence_length // shared
+    if most is None or read + written <= most:
+        return []
+    answers = f", and up to {written} follow" if written else ""
+    return [
+        f"warning: model.sequence_length is {read}{answers}, but the model was made for {most} "
+        "tokens: it may not make sense of positions that it has never seen"
+    ]
+
+
+def trained_weights_summary(config: RunConfig, weight_map: WeightMap) -> list[str]:
+    """What a person should know of the weights that a run trains."""
+    return [*_adapted_note(weight_map), *_new_rows_note(config, weight_map)]
+
+
+def _adapted_note(weight_map: WeightMap) -> list[str]:
+    """The share of the weights that adapters are beside, and the others by their modules."""
+    if not weight_map.has_adapters:
+        return []
+    adapted, full, others = (Counter[str]() for _ in range(3))
+    for row in weight_map.base.mappings:
+        inside = {name for adapter in row.adapters for name in adapter.weights}
+        for weight in row.weights:
+            kind = adapted if weight.name in inside else full if row.trainable else others
+            kind[_module(row, weight)] += math.prod(weight.shape)
+    own = sum(
+        math.prod(w.shape) for row in weight_map.mappings if row.is_adapter for w in row.weights
+    )
+    total = sum(map(Counter.total, (adapted, full, others)))
+    kinds = {"in full": _shares(full, total), "not at all": _shares(others, total)}
+    rest = [f"{name} {shares}" for name, shares in kinds.items() if shares]
+    return [
+        f"training {own:,} weights of adapters beside {adapted.total() / total:.1%} of the model's "
+        f"{total:,}, {', '.join(adapted)}" + "".join(f"; {text}" for text in rest)
+    ]
+
+
+def _shares(sizes: Counter[str], total: int) -> str:
+    """Modules and their shares of all weights, the largest first."""
+    shares = [(name, size / total) for name, size in sizes.most_common()]
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= LEAST_SHARE)
+
+
+def _module(row: WeightMapping, weight: Weight) -> str:
+    """The last part of a module's name; of all experts' maps, one name."""
+    return "experts" if row.expert_matrices else module_name(weight.name).rpartition(".")[2]
+
+
+def _new_rows_note(config: RunConfig, weight_map: WeightMap) -> list[str]:
+    """Warn of new rows that stay what they begin with, as the weights are frozen."""
+    trained, new = {w.name for w in weight_map.trainable_weights}, config.model.rows_to_begin()
+    frozen = [
+        name
+        for name in weight_map.vocabulary_names
+        if name not in trained and not has_trainable_tokens(weight_map, name, new)
+    ]
+    if not new or not frozen:
+        return []
+    modules = ",".join(dict.fromkeys(map(module_name, frozen)))
+    field = "--adapter.modules_to_save" if config.adapter.rank else "--training.trainable"
+    return [
+        f"warning: the new tokens' rows in {format_names(frozen)} are not trained: "
+        f"{field} {modules} trains them"
+    ]

@@ -1,0 +1,437 @@
+"""The fine-tuning run: data, model, loop, records and checkpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import popdist
+import popxl
+from checkpoints.collective_io import check_shared_folder
+from checkpoints.errors import CheckpointError
+from checkpoints.lazy_arrays import ArraysView
+from checkpoints.step_folders import remove_run
+from config.errors import ConfigError, UserError
+from config.process_checks import check_same_on_all_processes, check_same_run_on_all_processes
+from config.sections import RunConfig
+from data.data_cache import DataCache
+from data.loader import Loader
+from data.pipeline import Pipeline
+from data.preview import preview
+from files.atomic_writing import check_can_write_folder
+from files.folder_lock import lock_folder
+from files.formatting import format_path
+from files.run_folder import RunFolder
+from huggingface.model_folders import check_can_create
+from modelling.spec import get_family
+from modelling.weights import without_optimizer_state
+from planning.hardware.announce_devices import announce_devices, describe_devices
+from planning.hardware.memory_check import check_lower_bound
+from run.base_model_ref import BaseModelRef, keep_base_steps, remove_unused_base_steps
+from run.best_checkpoint import BestCheckpoint, print_best_step
+from run.checkpoint_manager import CheckpointManager
+from run.checkpoint_mirror import CheckpointMirror, open_mirror
+from run.evaluation.evaluator import Evaluator, resolve_metrics
+from run.hf_export import export_model
+from run.initial_state import InitialState, base_model_metadata, resolve_initial_state
+from run.lr_schedule import LRSchedule, check_iterations, lr_change_message, resolve_epochs
+from run.model_card import RunInfo
+from run.options import RunOptions
+from run.profiler import Profiler, print_profile_plan, runs_to_profile, shorten_to_profile
+from run.records.metrics_jsonl import SAMPLES
+from run.records.metrics_logger import MetricsLogger, check_records
+from run.records.progress import VALIDATION
+from run.records.prometheus_page import PrometheusPage
+from run.records.throughput import mfu_inputs
+from run.reference_logps import ReferenceLogps
+from run.skipped_steps import SkippedSteps
+from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
+from run.stop_signal import StopSignal
+from run.watchdog import Watchdog
+from sessions.session import compile_session
+from sessions.training import TrainingSession
+from terminal.interrupts import Interrupted
+from terminal.screen import enduring_streams, is_coloured, is_first_process, say
+from terminal.wandb_environment import check_wandb
+
+
+def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | None = None) -> None:
+    """Train. A log that breaks meanwhile ends nothing.
+
+    Args:
+        data_cache: what was loaded to choose the configuration.
+
+    Raises:
+        UserError: for anything a person can mend; nothing already saved is damaged.
+        Interrupted: a signal asked for the end, before the last step; the state is saved.
+    """
+    with enduring_streams():
+        stopped = _finetune_alone(config, options, data_cache or DataCache())
+    if stopped is not None:
+        raise stopped
+
+
+def _finetune_alone(
+    config: RunConfig, options: RunOptions, data_cache: DataCache
+) -> Interrupted | None:
+    """Train in folders that no other run uses meanwhile."""
+    check_same_run_on_all_processes(
+        config, **{"--overwrite": options.overwrite, "--profile": options.profile}
+    )
+    path = RunFolder.from_options(options.run_dir, config.checkpoint.save, options.name).path
+    folder = RunFolder(
+        Path(popdist.all_gather_object(str(path))[0])
+    )  # a new one is named after the time
+    _check(config, options, folder)
+    announce_devices(config)
+    settings, mirror = config.checkpoint, None
+    with ExitStack() as stack:
+        used = {folder.path, Path(config.checkpoint.save or folder.path)}
+        for one in used if is_first_process() else ():
+            stack.enter_context(lock_folder(one))
+        popdist.all_gather_object("the folders are this run's")
+        if settings.save is not None:
+            save = Path(settings.save)
+            check_shared_folder(save)
+            mirror = open_mirror(settings.mirror, settings.to_keep, save, options.overwrite)
+        if mirror is not None:
+            stack.enter_context(mirror)
+        stopped = _finetune(config, options, folder, data_cache, mirror)
+    if mirror is None or mirror.failure_message is None:
+        return stopped
+    if stopped is None:
+        raise CheckpointError(mirror.failure_message)
+    return Interrupted(stopped.number, f"{stopped}; {mirror.failure_message}")
+
+
+def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
+    """Checks that need no work."""
+    if config.model.eval:
+        raise ConfigError(
+            "model.eval is true, which is for generation: a model that trains has it false"
+        )
+    check_iterations(config)
+    if options.wandb and is_first_process():
+        check_wandb()
+    if options.metrics_port is not None and is_first_process():
+        PrometheusPage(options.metrics_host, options.metrics_port).close()
+    check_records(folder)
+    if config.checkpoint.save is not None:
+        check_can_write_folder("checkpoints to", config.checkpoint.save)
+        check_can_write_folder("the best weights to", RunFolder(Path(config.checkpoint.save)).best)
+    if options.save_hf is not None:
+        _check_export(options.save_hf, folder.path, config.checkpoint.save)
+    check_lower_bound(config)
+
+
+def _check_export(folder: str, path: Path, save: str | None) -> None:
+    check_can_create(folder)
+    if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
+        raise ConfigError(
+            f"--save-hf {format_path(folder)} is the folder of the run, which will not be empty: "
+            "give another one"
+        )
+
+
+def _finetune(
+    config: RunConfig,
+    options: RunOptions,
+    folder: RunFolder,
+    data_cache: DataCache,
+    mirror: CheckpointMirror | None,
+) -> Interrupted | None:
+    """Train; returns why it ended early, if it did."""
+    family = get_family(config)
+    data = Pipeline(config, family.sample_format, data_cache)
+    if config.eval.steps is not None:
+        resolve_metrics(config, data.task)
+    samples = data.training_samples()
+    loader = Loader.from_config(config, samples)
+    if options.preview:
+        first = loader.peek(options.preview).tolist()
+        say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
+    weight_map, notes = family.weight_map(data.config), data_warnings(data.config, samples)
+    for note in (
+        *length_warnings(data.config),
+        *notes,
+        *trained_weights_summary(data.config, weight_map),
+    ):
+        say(note)
+    start = resolve_initial_state(data.config, weight_map, options.overwrite)
+    config = _resume(data.config, options, loader, start)
+    initial = {"step to start from": start.step, "digest of the state to start from": start.sha256}
+    check_same_on_all_processes({"training.steps": config.training.steps, **initial})
+    if start.step >= config.training.steps:
+        start, _ = start.load_with_fallback(_verify)
+        config = _resume(data.config, options, loader, start)
+        if start.step >= config.training.steps:
+            _end_completed_run(config, options, start, folder, data_cache)
+            return None
+    of_run = RunFolder(Path(config.checkpoint.save or folder.path))
+    reference = ReferenceLogps.for_run(config, start, of_run)
+    if reference is not None:
+        loader = Loader.from_config(config, reference.of(samples))
+        _resume(data.config, options, loader, start)
+    kept = _keep_steps(config, start, reference, of_run)
+    _say_mirror_lacks(config, start, reference)
+    print_profile_plan(config, options, start.step)
+    model = compile_session(lambda: TrainingSession(config), "the training program")
+    evaluates = config.eval.steps is not None
+    refer = None if reference is None else reference.of
+    evaluator = Evaluator(config, model, data_cache, refer) if evaluates else None
+    if reference is not None:
+        reference.remove_drafts()
+    data_cache.drop("validation")
+    with ExitStack() as stack:
+        used, _ = start.load_with_fallback(partial(_enter, stack, model))
+        if used is not start:
+            start, kept = used, _keep_steps(config, used, reference, of_run)
+        config = _resume(data.config, options, loader, start)
+        say(f"starting from {start.source}")
+        _say_new_rate(config, start)
+        save = config.checkpoint.save is not None
+        base = base_model_metadata(start, family.weight_map(config)) if save else {}
+        base |= {} if reference is None else reference.record()
+        best = BestCheckpoint(config, start.best, base)
+        skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
+        checkpoints = CheckpointManager(
+            config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
+        )
+        if options.overwrite and save and is_first_process():
+            remove_run(of_run)
+            remove_unused_base_steps(of_run, kept)
+            if mirror is not None:
+                mirror.delete()
+        run = _Run(
+            config, options, loader, start, model, evaluator, best, skipped, checkpoints, folder,
+            data_cache,
+        )  # fmt: skip
+        stopped = run.train()
+        if mirror is not None:
+            mirror.got_signal = stopped is not None
+        return stopped
+
+
+def _keep_steps(
+    config: RunConfig, start: InitialState, reference: ReferenceLogps | None, folder: RunFolder
+) -> set[Path]:
+    """Keep what the run's checkpoints will name of other runs; see `run.base_model_ref`."""
+    if config.checkpoint.save is None:
+        return set()
+    return keep_base_steps(folder, _bases(config, start, reference), start.checkpoint)
+
+
+def _bases(
+    config: RunConfig, start: InitialState, reference: ReferenceLogps | None
+) -> list[BaseModelRef]:
+    """The models whose weights the run's checkpoints will not hold."""
+    frozen = start.base if get_family(config).weight_map(config).frozen_names else None
+    origin = None if reference is None else reference.origin
+    return [base for base in (frozen, origin) if base is not None]
+
+
+def _say_mirror_lacks(
+    config: RunConfig, start: InitialState, reference: ReferenceLogps | None
+) -> None:
+    """Say which models neither the mirror has nor the hub, so that another machine needs them."""
+    if config.checkpoint.mirror is None:
+        return
+    for base in _bases(config, start, reference):
+        if base.step is None and os.path.isabs(base.name):
+            say(f"the mirror does not copy {format_path(base.name)}, whose weights stay frozen: "
+                "another machine needs that folder, and --checkpoint.base_model DIR where it has "
+                "another place")  # fmt: skip
+
+
+def _say_new_rate(config: RunConfig, start: InitialState) -> None:
+    """Say it where a run that is continued has another learning rate than before."""
+    saved = None if start.checkpoint is None else start.checkpoint.metadata.get("config")
+    if saved is None or not start.step:
+        return
+    with suppress(ConfigError, LookupError, TypeError):  # of an older version
+        before = type(config.training).from_dict(saved["training"])
+        if text := lr_change_message(before, config.training, start.step):
+            say(text)
+
+
+def _verify(start: InitialState) -> None:
+    if start.checkpoint is not None:
+        start.checkpoint.verify()
+
+
+def _enter(stack: ExitStack, model: TrainingSession, start: InitialState) -> None:
+    model.write(start.tensors)
+    stack.enter_context(model)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that is ready to train, with its state on the devices."""
+
+    config: RunConfig
+    options: RunOptions
+    loader: Loader
+    start: InitialState
+    model: TrainingSession
+    evaluator: Evaluator | None
+    best: BestCheckpoint
+    skipped: SkippedSteps
+    checkpoints: CheckpointManager
+    folder: RunFolder
+    data_cache: DataCache
+
+    def train(self) -> Interrupted | None:
+        """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
+
+        Returns:
+            The signal that ended it early, if one did, with the last sentence for people.
+        """
+        config, options, save = self.config, self.options, self.config.checkpoint.save
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopSignal())
+            records = self._recorder()
+            if records is not None:
+                stack.enter_context(records)
+            stack.enter_context(self.checkpoints)
+            self.checkpoints.on_train_begin()
+            runs = runs_to_profile(config, options, self.start.step)
+            profile = stack.enter_context(Profiler(runs, self.model, options.name, self.folder))
+            disk = self.model.session.disk_idle_clock()
+            with Watchdog(options.watchdog_seconds, disk, lambda: stop.received) as stalls:
+                try:
+                    last = self._loop(records, profile, stop, stalls)
+                except popxl.errors.DeviceMemoryError as error:
+                    error.add_note(self.checkpoints.resumable)
+                    raise
+            if options.save_hf is not None and stop.name is None:
+                weights, base = self.model.tensors(optimizer=False), self.start.base
+                record = RunInfo(config.to_dict(), last, self.folder)
+                export_model(config, weights, options.save_hf, record, self.data_cache, base)
+        if config.checkpoint.keep_best is not None and save is not None:
+            print_best_step(save)
+        say(f"records of the run are in {self.folder.path}")
+        if stop.name is None:
+            return None
+        if options.save_hf is not None:
+            say(f"nothing is in {options.save_hf}: run_export.py writes a model of the checkpoint")
+        text = f"stopped by {stop.name} after step {last}"
+        resumes = "" if save is None else ": the same command continues it"
+        return Interrupted(signal.Signals[stop.name], text + resumes)
+
+    def _recorder(self) -> MetricsLogger | None:
+        """The recorder of steps, on process 0."""
+        if not is_first_process():
+            return None
+        use, hardware = mfu_inputs(self.config), describe_devices(self.config)
+        return MetricsLogger(self.config, self.folder, self.options, self.start.step, use, hardware)
+
+    def _loop(
+        self, records: MetricsLogger | None, profile: Profiler, stop: StopSignal, stalls: Watchdog
+    ) -> int:
+        """The loop over optimizer steps, `device_iterations` at a time; returns the last one."""
+        config, checkpoints = self.config, self.checkpoints
+        rate, iterations = LRSchedule.of(config.training), config.execution.device_iterations
+        step = self.start.step
+        while step < config.training.steps:
+            stalls.at("meeting", f"the meeting of all before step {step + 1}")
+            stop.poll(self.best.should_stop, checkpoints.should_save(step))
+            if stop.name is not None or stop.finished:
+                break
+            if stop.save:
+                stalls.at("save", f"the save of step {step}", is_storage=True)
+                checkpoints.save(step)
+            steps = range(step, step + iterations)
+            rates = [rate(s) for s in steps]
+            stalls.at("batches", f"the samples of step {step + 1}")
+            batches = [self.loader.next_batch() for _ in steps]
+            profile.before_run()
+            stalls.at("step", f"step {step + 1}")
+            results = self.model.run(batches, rates, step)
+            step += iterations
+            stalls.at("evaluation", f"the evaluation after step {step}")
+            validation = self._evaluate(step)
+            stalls.at("records", f"the records of step {step}", is_storage=True)
+            before = self.loader.samples_seen - iterations * config.training.global_batch_size
+            for s, learning_rate, result in zip(steps, rates, results, strict=True):
+                seen = before + (s + 1 - steps.start) * config.training.global_batch_size
+                self.skipped.count(result)
+                if records is None:
+                    continue
+                records.step(
+                    s + 1,
+                    loss=result.loss,
+                    learning_rate=learning_rate,
+                    grad_norm=result.grad_norm,
+                    epoch=seen / self.loader.samples_per_epoch,
+                    skipped_steps=self.skipped.total,
+                    tokens=result.tokens,
+                    **result.aux_metrics,
+                    **(validation | checkpoints.save_metrics() if s == step - 1 else {}),
+                )
+            if self.skipped.too_many:
+                break
+            stalls.at("save", f"the save of step {step}", is_storage=True)
+            checkpoints.maybe_save(step)
+        stalls.at("save", f"the last save, of step {step}", is_storage=True)
+        if checkpoints.save_last(step) and records is not None:
+            records.saved(step, checkpoints.save_metrics())
+        if self.skipped.too_many:
+            raise self.skipped.error(checkpoints.saved_where)
+        if stop.finished:
+            self.best.print_early_stop()
+        return step
+
+    def _evaluate(self, step: int) -> dict[str, Any]:
+        """Evaluate, if it is time for that after so many steps, and keep the weights if they are
+        the best; returns what to record: metrics, and some answers as `samples`."""
+        every = self.config.eval.steps
+        due = every is not None and (
+            step % every < self.config.execution.device_iterations
+            or step >= self.config.training.steps
+        )
+        if self.evaluator is None or not due:
+            return {}
+        outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
+        weights = without_optimizer_state(self.model.tensors(frozen=False))
+        self.best.on_evaluate(step, outcome.metrics, weights)
+        values = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
+        logged = outcome.answers[: self.config.eval.log_samples]
+        return {**values, SAMPLES: [answer.to_dict() for answer in logged]}
+
+
+def _end_completed_run(
+    config: RunConfig,
+    options: RunOptions,
+    start: InitialState,
+    folder: RunFolder,
+    data_cache: DataCache,
+) -> None:
+    """Print that a run is complete, and export its weights if --save-hf asks for it."""
+    steps = "--steps" if config.training.epochs is None else "--epochs"
+    say(
+        f"nothing to train: {start.source} is complete, with training.steps "
+        f"{config.training.steps}: raise {steps} to resume it; {start.anew}"
+    )
+    if options.save_hf is not None and is_first_process():
+        names = [weight.name for weight in get_family(config).weight_map(config).weights]
+        info = RunInfo(config.to_dict(), start.step, folder)
+        weights = ArraysView(start.tensors, names)
+        export_model(config, weights, options.save_hf, info, data_cache, start.base)
+
+
+def _resume(
+    config: RunConfig, options: RunOptions, loader: Loader, start: InitialState
+) -> RunConfig:
+    """Move the data to where a start is, and return the configuration with the steps to train."""
+    if start.data is not None:
+        try:
+            loader.restore(start.data)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    config = resolve_epochs(config, loader.samples_per_epoch, start.step, loader.samples_seen)
+    return shorten_to_profile(config, options, start.step)
