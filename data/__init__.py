@@ -1,1 +1,1 @@
-"""Examples, prompts, token arrays and their order: from text to a program's inputs."""
+"""Data pipeline: rows, examples, tokens, samples and batches."""

@@ -1,4 +1,4 @@
-"""Places of the assistant's turns in the text of a conversation."""
+"""Location of the assistant's turns in the rendered text of a conversation."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 from data.conversations import REASONING_FIELDS, Message
 
 _HEADER_END = re.compile(r"[\n>\]:]")
-"""Characters that end the beginning of an answer."""
+"""Characters that can end the header of an answer."""
 _PLACEHOLDER = "\ue000another\ue001"
-"""A text whose ends, of private use, no answer has."""
+"""Text that begins and ends with private-use characters, unlike any answer."""
 
 
 class ConversationError(ValueError):
-    """A conversation that the template does not take, or of which nothing would be learned."""
+    """A conversation that the chat template rejects, or that has no loss tokens."""
 
 
 class CharSpan(NamedTuple):
-    """Characters of a text, from `start` up to `end`."""
+    """Range of characters [start, end) in a text."""
 
     start: int
     end: int
 
 
 class StopTokens(NamedTuple):
-    """Special tokens that end answers.
+    """Special tokens that end an answer.
 
     Attributes:
         last: ends an answer at the end; None: the template writes none.
@@ -40,7 +40,7 @@ class StopTokens(NamedTuple):
 
 
 class TurnLocator:
-    """Where the turns of a conversation stand in its text, found by writing its beginnings."""
+    """Finds the turns of a conversation in its rendered text by rendering its prefixes."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class TurnLocator:
         self._prompt_texts: dict[int, str] = {}
 
     def prompt_text(self, turn: int) -> str:
-        """The text that asks for the answer at an index."""
+        """Rendered messages before a turn, with the generation prompt."""
         if turn not in self._prompt_texts:
             self._prompt_texts[turn] = self._render(self._messages[:turn], True)
         return self._prompt_texts[turn]
 
     def text_before(self, turn: int) -> str:
-        """The text of the messages before an index."""
+        """Rendered messages before a turn, without the generation prompt."""
         return self._render(self._messages[:turn], False)
 
     def answer_span(self, turn: int) -> CharSpan:
-        """What the answer at an index adds, up to and with what ends it.
+        """Span of the answer at a turn, its stop token included.
 
         A template may render an answer in another way once more follows: Qwen3's leaves out the
         thoughts at its beginning. What is learned is what stands there then.
@@ -85,7 +85,7 @@ class TurnLocator:
             return found
 
     def _span_as_last(self, turn: int) -> CharSpan:
-        """The answer, found by the text of the messages up to it. Raises Refused."""
+        """Span of an answer, found by rendering the messages up to it. Raises ConversationError."""
         last = turn == len(self._messages) - 1
         fresh = self.text if last else self._render(self._messages[: turn + 1], False)
         begin = self._possible_starts(turn, fresh)[-1]
@@ -106,8 +106,8 @@ class TurnLocator:
         )
 
     def _span_by_difference(self, turn: int) -> CharSpan | None:
-        """The answer, found by the text of all messages with another answer in its place; None:
-        nothing asks for it.
+        """Span of an answer, found by rendering with another answer in its place; None if the
+        template has no generation prompt.
 
         Messages before it may be written in another way once more follows: Qwen3's template leaves
         out the thoughts of calls before the last question.
@@ -134,7 +134,7 @@ class TurnLocator:
         return CharSpan(start + cut, end) if end > start + cut else None
 
     def _possible_starts(self, turn: int, text: str) -> list[int]:
-        """Where the answer may begin in a text that holds it."""
+        """Candidate start positions of an answer in a text that contains it."""
         asked = self.prompt_text(turn)
         if text.startswith(asked):
             return [len(asked)]
@@ -152,7 +152,7 @@ class TurnLocator:
 
 
 def _with_placeholder(message: Message) -> Message:
-    """A message of the same form, of which no text begins or ends as before."""
+    """A message of the same structure whose texts are placeholders."""
     other = {
         name: _PLACEHOLDER if name in REASONING_FIELDS else value for name, value in message.items()
     }
@@ -170,6 +170,6 @@ def _call_with_placeholder(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _common_prefix_length(one: str, other: str) -> int:
-    """How many characters at the beginning of both are the same."""
+    """Length of the common prefix of two strings."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

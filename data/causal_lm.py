@@ -1,4 +1,4 @@
-"""Samples for decoder-only models: one text, all or part of which is learned.
+"""Samples of decoder-only models: sequences with loss masks, packed or alone.
 
 Batches are dicts of int32 arrays, [n, sequence_length]:
     input_ids, labels                  labels being the tokens that follow
@@ -49,7 +49,7 @@ from files.formatting import format_name
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Texts one after the other.
+    """Token ids of sequences, concatenated.
 
     Attributes:
         tokens: int32, the texts one after the other.
@@ -66,8 +66,8 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class TokenBlocks:
-    """A stream cut into samples of equal length: texts see earlier ones, and only the end of the
-    last sample is padded.
+    """A token stream split into blocks of equal length. Sequences attend to earlier ones in their
+    block; only the last block is padded.
 
     Label and input are the same stream, one token apart, so that each token but the first is
     predicted once.
@@ -89,20 +89,19 @@ class TokenBlocks:
 
     @classmethod
     def from_stream(cls, stream: TokenStream, sequence_length: int, pad: int) -> TokenBlocks:
-        """The samples of a stream."""
+        """Split a stream into blocks."""
         targets = None if stream.targets is stream.tokens else stream.targets
         return cls(stream.tokens, sequence_length, targets, stream.truncation, pad)
 
     @property
     def digest(self) -> str:
-        """See `Samples`."""
         return digest_arrays(self.tokens, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1, 0) // self.sequence_length)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`: int32 arrays [n, sequence_length]."""
         starts = np.asarray(indices, np.int64).reshape(-1, 1) * self.sequence_length
         positions = starts + np.arange(self.sequence_length)
         there = positions < len(self.tokens) - 1
@@ -117,7 +116,7 @@ class TokenBlocks:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Whole texts in samples, one or several in each, which do not see one another.
+    """Whole sequences packed into samples; attention does not cross sequences.
 
     Those too long for a sample lose their beginning: the end holds the answer.
 
@@ -139,7 +138,7 @@ class PackedSequences:
     def from_stream(
         cls, stream: TokenStream, sequence_length: int, pad: int, most: int = 1, first: int = 0
     ) -> PackedSequences:
-        """Pack all texts into samples, at most `most` in each."""
+        """Pack all sequences into samples of at most `most` sequences."""
         # The last token of a text is predicted, but not read.
         lengths = np.clip(np.diff(stream.offsets) - 1, 1, sequence_length)
         return cls(
@@ -148,13 +147,12 @@ class PackedSequences:
 
     @property
     def truncation(self) -> Truncation:
-        """How many texts were too long, and what was cut of targets."""
+        """Counts of truncated prompts and targets."""
         long = np.diff(self.stream.offsets) > self.sequence_length + 1
         return self.stream.truncation + Truncation(int(np.count_nonzero(long)))
 
     @property
     def digest(self) -> str:
-        """See `Samples`."""
         stream = self.stream
         return digest_arrays(stream.tokens, stream.targets, stream.offsets, self.samples)
 
@@ -162,7 +160,7 @@ class PackedSequences:
         return len(self.samples)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`: int32 arrays [n, sequence_length]."""
         chosen = self.samples[np.asarray(indices, np.int64)]
         places, stream = self._sample_indices, self.stream
         input_ids, segment_ids = concatenate_sequences(
@@ -174,14 +172,14 @@ class PackedSequences:
         return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
 
     def _sample_indices(self, index: int) -> np.ndarray:
-        """Where the tokens of a text that a sample has room for are in the stream."""
+        """Stream indices of a sequence's tokens that fit into a sample."""
         start, end = self.stream.offsets[index], self.stream.offsets[index + 1]
         return start + left_truncated_indices(end - start, self.sequence_length + 1, self.first)
 
 
 @dataclass(frozen=True)
 class CausalLM(SampleFormat):
-    """The shape of a language model's data; see `SampleFormat`."""
+    """Sample format of decoder-only models."""
 
     name: str = "causal_lm"
     sample_tokenizer: str = "gptj_tokenizer"
@@ -189,16 +187,16 @@ class CausalLM(SampleFormat):
     trains_whole_chats: bool = True
 
     def loss_scope(self, config: RunConfig) -> LossOn:
-        """As the configuration says, else as its format does."""
+        """`data.loss`, by default "answers" for chats and "all" otherwise."""
         data = _data_config(config)
         return data.loss_on or ("completion" if data.format == "conversational" else "all")
 
     def prompt_text(self, config: RunConfig, prompt: str) -> str:
-        """The prompt and the separator, after which the model writes."""
+        """The prompt with the separator appended."""
         return prompt + _separator(config)
 
     def render(self, config: RunConfig, example: Example) -> Example:
-        """With an empty separator, prompt and target are joined as they are."""
+        """Concatenate prompt and target if the separator is empty."""
         if example.doc_chunk is not None:
             return example
         if _separator(config):
@@ -230,7 +228,7 @@ class CausalLM(SampleFormat):
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        """Joined to one stream if `data.packing`, or documents; else whole texts in samples."""
+        """Token blocks if `data.packing` is set or for documents; else packed sequences."""
         data, length = _data_config(config), config.model.sequence_length
         if data.format == "language_modeling":
             return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad)
@@ -288,7 +286,7 @@ class CausalLM(SampleFormat):
         return replace(config, model=replace(config.model, sequence_length=length)), kept
 
     def target_limit(self, config: RunConfig) -> TokenLimit:
-        """A target is as long as what is generated, if a sample holds that."""
+        """Limit on target tokens: the output length, or the sequence length if that is smaller."""
         length, room = config.model.sequence_length, self.max_new_tokens(config)
         most = (length, "sequence_length") if room >= length else (room, self.output_field)
         return TokenLimit(*most, config.model.max_position_embeddings)
@@ -296,7 +294,7 @@ class CausalLM(SampleFormat):
     def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
-        """Those longer than `sequence_length` lose their beginning: the end asks for the answer."""
+        """Prompts longer than `sequence_length` are truncated on the left."""
         most = config.model.sequence_length
         rows = list(encode_prompts(tokenizer, texts))
         cut = sum(len(ids) > most for ids in rows)
@@ -318,17 +316,17 @@ class CausalLM(SampleFormat):
         return [tokens.ids[tokens.loss_mask] for tokens in found]
 
     def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
-        """The last token is predicted, but not read."""
+        """The last token is a label only, so it takes no position."""
         return len(tokens.ids) - 1, _trailing_loss_tokens(tokens.loss_mask)
 
     def num_predictions(self, config: RunConfig) -> int:
-        """All of them."""
+        """Every position predicts a token."""
         return config.model.sequence_length
 
     def random_samples(
         self, config: RunConfig, count: int, mean_tokens: float | None
     ) -> TokenBlocks:
-        """All of the configured length, since texts are packed."""
+        """Random token blocks; all have the configured length."""
         model = config.model
         rng = np.random.default_rng(model.seed)
         length = count * model.sequence_length + 1
@@ -361,7 +359,7 @@ class CausalLM(SampleFormat):
         return marked_texts
 
     def count_tokens(self, batch: Batch) -> int:
-        """Tokens of the texts in a batch."""
+        """Number of tokens in a batch without padding."""
         return int(np.count_nonzero(get_segment_ids(batch)))
 
 
@@ -371,7 +369,7 @@ def _data_config(config: RunConfig) -> CausalLMData:
 
 
 def _separator(config: RunConfig) -> str:
-    """The configured one, else that of the task."""
+    """`data.separator`, by default the task's."""
     separator = _data_config(config).separator
     return task_from_config(config.data).separator if separator is None else separator
 
@@ -380,7 +378,7 @@ CAUSAL_LM = CausalLM()
 
 
 def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
-    """For each token, where its text starts in the sample; positions count from there.
+    """Index at which each token's sequence starts in its sample, int32 [n, length].
 
     Args:
         segments: int32 [n, length], see `concatenate_sequences`; padding counts as a text.
@@ -391,7 +389,7 @@ def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
 
 
 def examples_per_sample(config: RunConfig) -> int:
-    """Most texts that share a sample, each for itself."""
+    """Maximum number of sequences packed into a sample."""
     return config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
 
 
@@ -401,7 +399,7 @@ def truncate_conversations(
     limit: TokenLimit,
     on_long_target: OnLongTarget,
 ) -> tuple[list[TokenizedText], Truncation]:
-    """The texts of conversations as samples of so many tokens hold them. What is cut is their end.
+    """Truncate tokenized conversations on the right to the token limit.
 
     Raises:
         TooLong: one is longer, and `on_long_target` is "error".
@@ -431,8 +429,8 @@ def truncate_pairs(
     on_long_target: OnLongTarget,
     tokenizer: Tokenizer,
 ) -> tuple[list[PreferencePair], Truncation]:
-    """Units whose two texts a sample holds. What is cut is as much of the beginning of both
-    prompts, `<bos>` left out; a pair whose prompts are too short for that is left out.
+    """Truncate the prompts of preference pairs on the left, both alike, until the pair fits into a
+    sample. `<bos>` stays; pairs whose prompts are too short for this are dropped.
 
     Raises:
         TooLong: one is longer, and `on_long_target` is "error".
@@ -460,7 +458,7 @@ def truncate_pairs(
 
 
 def _truncate_left(text: TokenizedText, less: int, first: int) -> TokenizedText:
-    """A text with `less` tokens fewer; see `left_truncated_indices`."""
+    """Remove `less` tokens from the beginning of a sequence; see `left_truncated_indices`."""
     size = len(text.ids)
     places = left_truncated_indices(size, size - less, first)
     return TokenizedText(text.ids[places], text.loss_mask[places])
@@ -472,7 +470,7 @@ def truncate_answers(
     limit: TokenLimit,
     on_long_target: OnLongTarget,
 ) -> tuple[list[TokenizedText], Truncation]:
-    """The examples' texts, with targets of at most so many tokens; see `truncate_targets`."""
+    """Truncate the answers of tokenized examples to the limit; see `truncate_targets`."""
     begins = [len(text.ids) - _trailing_loss_tokens(text.loss_mask) for text in tokens]
     kept, targets, cuts = truncate_targets(
         [text.ids[begin:] for text, begin in zip(tokens, begins, strict=True)],
@@ -488,14 +486,14 @@ def truncate_answers(
 
 
 def _trailing_loss_tokens(learned: np.ndarray) -> int:
-    """How many tokens at the end are learned."""
+    """Number of loss tokens at the end of a mask."""
     return len(learned) - int(np.flatnonzero(~learned).max(initial=-1)) - 1
 
 
 def join_sequences(
     texts: Sequence[TokenizedText], answers_only: bool = False, cuts: Truncation = NO_TRUNCATION
 ) -> TokenStream:
-    """Texts one after the other.
+    """Concatenate sequences into a token stream.
 
     Args:
         answers_only: learn what is marked as learned alone.

@@ -1,4 +1,4 @@
-"""Chat templates: from a conversation to a text, with the parts of it that the assistant wrote.
+"""Chat templates: from conversations to text with the assistant's spans.
 
 A tokenizer's template is a Jinja program, which transformers runs in a sandbox,
 `data.template_sandbox` in a process of its own; the text is the one that its `apply_chat_template`
@@ -54,17 +54,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TRAINING_DATE = datetime(2026, 1, 1)
-"""What templates that write the day are told in training: a run goes on tomorrow with the same
-text."""
+"""Date given to templates in training, so that a run resumed on another day renders the same text.
+"""
 
 _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _DATE_CALL = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 _SAMPLE_ANSWER = "an answer"
-"""Content of an answer that shows what a template writes after one."""
+"""Answer used to find the text that a template writes after an answer."""
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, and what is learned of its texts.
+    """Chat template of a tokenizer; renders conversations and finds the spans in the loss.
 
     Attributes:
         noted: what is to be said of the conversations that were read.
@@ -93,7 +93,7 @@ class ChatTemplate:
         self._check()
 
     def _check(self) -> None:
-        """Raise ConfigError unless there is a template that can be read."""
+        """Raise ConfigError unless the tokenizer has a valid template."""
         from jinja2 import TemplateSyntaxError
 
         try:
@@ -117,12 +117,12 @@ class ChatTemplate:
 
     @property
     def cache_key(self) -> tuple[object, ...]:
-        """All that its texts follow from, besides conversations."""
+        """Everything besides the conversation that determines the rendered text."""
         return self.base.chat_template, self.base.special_tokens_map, self.variables
 
     # ---- what a model is given --------------------------------------------------------------
     def prompt(self, conversation: Conversation, place: object = None) -> str:
-        """The text after which the model answers.
+        """Render a conversation with the generation prompt.
 
         Raises:
             Refused: the template does not take it.
@@ -132,7 +132,8 @@ class ChatTemplate:
         return text
 
     def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
-        """The example that a conversation is; None, and noted, if it is refused."""
+        """Convert a conversation to an example; None, with a warning, if the template rejects
+        it."""
         try:
             return self.example(conversation, place)
         except ConversationError as error:
@@ -140,7 +141,7 @@ class ChatTemplate:
             return None
 
     def example(self, conversation: Conversation, place: FileLocation | None = None) -> Example:
-        """The text of a conversation, of which the assistant's turns are learned.
+        """Convert a conversation to an example with the assistant's turns in the loss.
 
         Raises:
             Refused: see there.
@@ -186,7 +187,7 @@ class ChatTemplate:
         place: object,
         add_generation_prompt: bool = False,
     ) -> None:
-        """Note what a conversation holds and its text does not.
+        """Record content of a conversation that is missing from its rendered text.
 
         Args:
             add_generation_prompt: the text ends with the generation prompt.
@@ -210,8 +211,7 @@ class ChatTemplate:
             add(UNUSED_FIELDS, format_name(name), place, value)
 
     def _warn_unused(self, conversation: Conversation, unused_prompt: str, place: object) -> None:
-        """Note weights of messages that nobody uses, and the generation prompt's end that is
-        missing.
+        """Record message weights without effect, and a generation prompt that the full text lacks.
 
         Args:
             unused_prompt: the end of the generation prompt that the full text lacks.
@@ -228,8 +228,8 @@ class ChatTemplate:
     def _ignored_fields(
         self, conversation: Conversation, text: str, add_generation_prompt: bool
     ) -> dict[tuple[str, str], object]:
-        """Fields of messages, after their roles, that could say anything else and the text would be
-        the same; with the first value. Answers are not among them: their places differ."""
+        """Message fields, by role and name, that do not change the rendered text; with their first
+        value. The assistant's content is left out."""
         messages, found = self._messages(conversation), dict[tuple[str, str], object]()
         first = {
             (one["role"], name): one[name]
@@ -257,18 +257,18 @@ class ChatTemplate:
         return found
 
     def notes(self) -> Iterable[str]:
-        """What is to be said of the conversations that were read."""
+        """Warnings about the conversations read so far."""
         return self.warnings.lines()
 
     @property
     def template_warnings(self) -> list[str]:
-        """See `DataWarnings`."""
+        """Conversations whose generation blocks differ from the text that answers add."""
         return self.warnings.template_warnings
 
     # ---- what the template writes after an answer -------------------------------------------
     @cached_property
     def stop_token(self) -> str | None:
-        """The special token that ends an answer; None: the template writes none."""
+        """Special token that ends an answer; None if the template writes none."""
         return self._stop_token_before([])
 
     @cached_property
@@ -280,7 +280,7 @@ class ChatTemplate:
         )
 
     def _stop_token_before(self, following: Sequence[Message]) -> str | None:
-        """The special token that ends an answer before these messages."""
+        """Special token that ends an answer when these messages follow."""
         for head in ([], [make_message("system", "a")]):
             messages = [
                 *head,
@@ -302,7 +302,7 @@ class ChatTemplate:
 
     @property
     def stop_token_id(self) -> int | None:
-        """The token of `stop_token`."""
+        """Id of `stop_token`."""
         return (
             None
             if self.stop_token is None
@@ -350,25 +350,24 @@ class ChatTemplate:
         return text, [CharSpan(*block) for block in blocks]
 
     def _source(self, tools: object = None) -> str:
-        """The template; of several, as transformers chooses."""
+        """Source of the template; of several, transformers' choice."""
         source: str = self.base.get_chat_template(None, tools)
         return _with_fixed_date(source) if self._fixes_date and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
-        """Its tools, if the template writes any."""
+        """Tools of a conversation, if the template renders tools."""
         known = conversation.tools is None or "tools" in self._source(conversation.tools)
         return conversation.tools if known else None
 
     def _messages(self, conversation: Conversation) -> list[Message]:
-        """Its messages; tool calls become text for templates that do not know them, which would
-        pass over them."""
+        """Messages of a conversation, with tool calls in the format that the template supports."""
         if "tool_calls" in self._source(conversation.tools):
             return [self._tool_call_format.apply(message) for message in conversation.messages]
         return [tool_calls_to_text(message) for message in conversation.messages]
 
     @cached_property
     def _tool_call_format(self) -> ToolCallFormat:
-        """The first form of tool calls that the template writes."""
+        """First format of tool calls that the template renders."""
         for form in TOOL_CALL_FORMATS:
             try:
                 if (
@@ -392,7 +391,7 @@ class ChatTemplate:
         blocks: Sequence[CharSpan],
         place: FileLocation | None,
     ) -> list[CharSpan]:
-        """What the assistant wrote in these turns, in order."""
+        """Spans of the assistant's text in the given turns, in order."""
         if not blocks:
             return [locator.answer_span(turn) for turn in turns]
         blocks = blocks[-1:] if self.loss == "last_turn" else blocks
@@ -411,7 +410,7 @@ class ChatTemplate:
         return list(blocks)
 
     def _strip_special(self, answer: str) -> str:
-        """An answer as people see it, without special tokens."""
+        """Remove special tokens from an answer."""
         text = (
             answer.rpartition(self.stop_token)[0]
             if self.stop_token and self.stop_token in answer
@@ -431,7 +430,7 @@ def load_chat_template(
     loss: LossOn,
     fix_date: bool = True,
 ) -> ChatTemplate:
-    """The template of a tokenizer, which it keeps.
+    """Load the chat template of a tokenizer, which is changed in place if a file is given.
 
     Args:
         file: one to take instead of its own.
@@ -459,14 +458,14 @@ def load_chat_template(
 
 @cache
 def _with_fixed_date(source: str) -> str:
-    """A template in which today is `TRAINING_DATE`."""
+    """Template in which `strftime_now` returns `TRAINING_DATE`."""
     days = {form: TRAINING_DATE.strftime(form) for _, form in _DATE_CALL.findall(source)}
     told = f"{json.dumps(days)}[form]|default({TRAINING_DATE.strftime('%d %b %Y')!r})"
     return f"{{% macro strftime_now(form) %}}{{{{ {told} }}}}{{% endmacro %}}\n{source}"
 
 
 def _split_spans(text: str, learned: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
-    """A text in spans of which every other one is learned."""
+    """Split a text into spans in and out of the loss."""
     spans, at = list[TextSpan](), 0
     for start, end in learned:
         spans += [TextSpan(text[at:start], False), TextSpan(text[start:end], True)]

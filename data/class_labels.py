@@ -1,4 +1,4 @@
-"""Labels of a classification: which one a row's value means.
+"""Class labels: mapping of a row's values to label names.
 
 A value is the name of a label, or its number from 0. Names that are numbers are not numbered: then
 a value is the name with the same number. White space around a value stays around the answer.
@@ -16,7 +16,7 @@ from data.prompt_template import ColumnError
 from files.formatting import format_name, format_value
 
 UNLABELED = -1
-"""Number of no label, in data sets that number labels."""
+"""Value of rows without a label, in data sets with numbered labels."""
 
 BOOLEAN_NAMES = ("false", "true")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -25,7 +25,7 @@ _SURROUNDING_SPACE = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """The answers of a classification.
+    """Labels of a classification task.
 
     Attributes:
         indexed: numbers count from 0, whatever the names are, as in ClassLabel columns.
@@ -45,7 +45,7 @@ class ClassLabels:
 
     @classmethod
     def from_text(cls, text: str) -> ClassLabels:
-        """The labels of the setting `data.class_labels`.
+        """Parse the setting `data.labels`.
 
         Raises:
             DataError: they are fewer than two, or one is empty or stands twice.
@@ -59,7 +59,7 @@ class ClassLabels:
         return cls(names)
 
     def answer(self, text: str, is_value: bool) -> str | None:
-        """The answer that a row's text means; None: it has no label.
+        """Convert a row's value to its label's name; None if the row is unlabeled.
 
         Args:
             is_value: the text is the value of a column, which can be a number.
@@ -76,8 +76,8 @@ class ClassLabels:
         return None if name is None else f"{before}{name}{after}"
 
     def split(self, answer: str) -> tuple[str, str, str]:
-        """An answer as what precedes its label, such as thoughts of a chat, the label, and what
-        follows.
+        """Split an answer into the text before its label (such as thoughts), the label, and the
+        rest.
 
         Raises:
             ColumnError: it ends with no label.
@@ -89,19 +89,19 @@ class ClassLabels:
         return text.removesuffix(name), name, answer[len(text) :]
 
     def with_name(self, answer: str, name: str) -> str:
-        """An answer with another label."""
+        """Replace the label in an answer."""
         before, _, after = self.split(answer)
         return f"{before}{name}{after}"
 
     def found_in(self, text: str, expected: str) -> str | None:
-        """The label that a generated text is, apart from white space and what precedes the label
-        of the expected answer; None: it is none."""
+        """Label in a generated text, without white space and the expected answer's prefix; None if
+        the text is no label."""
         before = self.split(expected)[0].strip()
         name = text.strip().removeprefix(before).strip()
         return name if name in self.names else None
 
     def _meant(self, value: str) -> str | None:
-        """The label that a column's value means; None: it says that there is none."""
+        """Label name for a column's value; None if it means unlabeled."""
         number = _parse_number(value)
         if value in self.names and not (self.indexed and number is not None):
             return value
@@ -120,7 +120,7 @@ class ClassLabels:
         raise self._error(value, f"{len(self.names)} labels are numbered from 0")
 
     def _truth(self, value: str) -> str:
-        """The label that a truth value means, however it is written."""
+        """Label name for a boolean value, in any case."""
         found = next((name for name in self.names if name.lower() == value.lower()), None)
         if found is None:
             raise self._error(value, "name them false,true to label rows by truth values")
@@ -142,12 +142,12 @@ class ClassLabels:
 
     @property
     def share_beginnings(self) -> bool:
-        """True if one label begins another."""
+        """True if one label is a prefix of another."""
         return any(a != b and a.startswith(b) for a in self.names for b in self.names)
 
 
 def _split_space(text: str) -> tuple[str, str, str]:
-    """A text between the white space around it."""
+    """Split a text into leading white space, content and trailing white space."""
     match = _SURROUNDING_SPACE.fullmatch(text)
     assert match is not None
     return match[1], match[2], match[3]
@@ -156,7 +156,7 @@ def _split_space(text: str) -> tuple[str, str, str]:
 def labels_of_column(
     names: Sequence[str], wanted: Sequence[str], given: bool, place: str
 ) -> ClassLabels:
-    """Labels of a ClassLabel column.
+    """Labels for the values of a ClassLabel column.
 
     Args:
         names: its own, in order.

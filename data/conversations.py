@@ -1,4 +1,4 @@
-"""Conversations: the messages of a row, in whichever of the usual forms it has them.
+"""Conversations: messages of a row, normalized from the common formats.
 
 `messages` as OpenAI's fine-tuning files (`role`, `content`, `tool_calls`), `conversations` as
 ShareGPT's (`from`, `value`), `prompt` and `completion` as lists of messages (TRL's), or a question
@@ -19,7 +19,7 @@ from files.formatting import format_value
 Message = Mapping[str, Any]
 
 CONVERSATION_COLUMNS = ("messages", "conversations", "conversation")
-"""Columns of conversations, unless `data.messages` names another one."""
+"""Default columns of conversations; `data.messages` names another one."""
 
 _ROLES = {
     "human": "user",
@@ -27,19 +27,19 @@ _ROLES = {
     "model": "assistant", "function_call": "assistant",
     "observation": "tool", "function": "tool", "function_response": "tool",
 }  # fmt: skip
-"""Other names of roles: ShareGPT's, and OpenAI's of before there were tools."""
+"""Aliases of roles, from ShareGPT and from OpenAI's former function calls."""
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Fields of an assistant's thoughts, of which transformers takes the first."""
+"""Fields of the assistant's reasoning; transformers uses the first one."""
 
 OPTIONAL_FIELDS = ("name", "tool_call_id")
-"""Fields of messages that some templates write."""
+"""Fields of messages that some templates render."""
 
 WEIGHT_FIELD = "weight"
-"""Field of an assistant's message: 0 keeps it from being learned, as in OpenAI's files."""
+"""Field of an assistant message: 0 excludes it from the loss, as in OpenAI's files."""
 
 _WEIGHT_FIELDS = {WEIGHT_FIELD: "OpenAI", "train": "Axolotl", "loss": "ms-swift"}
-"""Fields that say so in the files of others."""
+"""Aliases of the weight field, with the program that uses them."""
 
 _KNOWN_FIELDS = {
     "role", "from", "content", "value", "tool_calls", "function_call",
@@ -47,7 +47,7 @@ _KNOWN_FIELDS = {
 }  # fmt: skip
 
 VARIABLES_COLUMN = "chat_template_kwargs"
-"""Column of what a row's template reads besides the messages, as TRL has it."""
+"""Column of a row's template variables, as in TRL."""
 
 _RESERVED_VARIABLES = {
     "messages",
@@ -56,12 +56,12 @@ _RESERVED_VARIABLES = {
     "chat_template",
     "add_generation_prompt",
 }
-"""Variables that say something else than the row."""
+"""Template variables that a row must not set."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said, in order, and the tools that could be called.
+    """Messages of a conversation in order, and its tools.
 
     Attributes:
         messages: each with `role`, and `content` or `tool_calls`, as chat templates read them.
@@ -79,13 +79,13 @@ class Conversation:
     unused_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def with_system(self, system: str | None) -> Conversation:
-        """With this system message, if it has none."""
+        """Add a system message unless there is one."""
         if system is None or (self.messages and self.messages[0]["role"] == "system"):
             return self
         return replace(self, messages=(make_message("system", system), *self.messages))
 
     def without_answer(self) -> Conversation:
-        """Without the assistant's message at its end, if there is one: what is to be answered."""
+        """Remove the assistant's messages at the end."""
         cut = len(self.messages)
         while cut and self.messages[cut - 1]["role"] == "assistant":
             cut -= 1
@@ -93,24 +93,24 @@ class Conversation:
 
 
 def make_message(role: str, content: str) -> Message:
-    """A message of text."""
+    """Message with a text content."""
     return {"role": role, "content": content}
 
 
 def is_message(row: Row) -> bool:
-    """Whether a row is a message by itself."""
+    """True if a row is a single message."""
     return {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys()
 
 
 def has_conversation(row: Row, column: str | None = None) -> bool:
-    """Whether a row holds messages; `column`: where, None: in a usual place."""
+    """True if a row holds messages, in the given column or in a default one."""
     if column is not None:
         return column in row
     return _conversation_column(row) is not None
 
 
 def _conversation_column(row: Row) -> str | None:
-    """The usual column that holds messages, or could: null stands for some if nothing else does."""
+    """Default column that holds messages; one with null only if no other does."""
     for name in (*CONVERSATION_COLUMNS, "prompt"):
         if _is_message_list(row.get(name)):
             return name
@@ -120,7 +120,7 @@ def _conversation_column(row: Row) -> str | None:
 
 
 def read_conversation(row: Row, column: str | None = None, empty: bool = False) -> Conversation:
-    """The conversation in a row; it may have no messages.
+    """Read the conversation of a row; it can have no messages.
 
     Args:
         empty: null stands for an empty text, and for no messages.
@@ -155,7 +155,7 @@ def read_conversation(row: Row, column: str | None = None, empty: bool = False) 
 
 
 def unused_fields(messages: object) -> dict[str, Any]:
-    """Fields of messages, as a row has them, that nobody reads, each with one of its values."""
+    """Unknown fields of messages, each with one of its values."""
     return {
         name: value
         for message in (messages if isinstance(messages, list) else ())
@@ -165,18 +165,18 @@ def unused_fields(messages: object) -> dict[str, Any]:
 
 
 def conversation_columns(row: Row, column: str | None = None) -> set[str]:
-    """The columns that `read_conversation` reads."""
+    """Columns that `read_conversation` uses."""
     column = _conversation_column(row) if column is None else column
     both = {"completion"} if column == "prompt" else set[str]()
     return {column or "", "tools", "system", VARIABLES_COLUMN, *both}
 
 
 QUESTION_COLUMNS = {"history", "system", VARIABLES_COLUMN}
-"""Columns that `make_conversation` reads."""
+"""Columns that `make_conversation` uses."""
 
 
 def _with_row_settings(row: Row, talk: Conversation) -> Conversation:
-    """A conversation with the system message and the template's variables of its row."""
+    """Add the row's system message and template variables to a conversation."""
     system, variables = row.get("system"), row.get(VARIABLES_COLUMN) or {}
     if isinstance(variables, str):
         variables = _parse_json(variables)
@@ -195,8 +195,8 @@ def _with_row_settings(row: Row, talk: Conversation) -> Conversation:
 
 
 def make_conversation(row: Row, question: str, answer: str | None) -> Conversation:
-    """A conversation of one question; before it those of the column `history`, as LLaMA-Factory's
-    Alpaca files have them."""
+    """Conversation of one question and answer, after the turns of the column `history`
+    (LLaMA-Factory)."""
     earlier = _read_list(row, "history") if row.get("history") else []
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in earlier):
         raise ColumnError("column 'history' must hold pairs of a question and an answer")
@@ -209,7 +209,7 @@ def make_conversation(row: Row, question: str, answer: str | None) -> Conversati
 
 
 def _normalize_message(given: object, number: int, empty: bool = False) -> Message:
-    """A message of any of the forms, as templates read it; `number`: for messages to people."""
+    """Convert a message of any format to role, content and tool calls."""
     if not isinstance(given, Mapping):
         raise ColumnError(f"message {number} is {format_value(given)}, but must be an object")
     role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
@@ -239,7 +239,7 @@ def _normalize_message(given: object, number: int, empty: bool = False) -> Messa
 
 
 def _loss_weight(value: object, name: str, number: int) -> int:
-    """Whether a message is learned, 0 or 1."""
+    """Weight of a message in the loss: 0 or 1."""
     if not isinstance(value, int | float) or value not in (0, 1):
         raise ColumnError(
             f"message {number} has {name} {format_value(value)}, but it must be 0 or 1, or false "
@@ -249,7 +249,7 @@ def _loss_weight(value: object, name: str, number: int) -> int:
 
 
 def _message_text(content: object, number: int) -> str | None:
-    """The text of a message: as it is, or in parts (OpenAI's `{"type": "text", "text": ...}`)."""
+    """Text of a message, which can be a list of parts as in OpenAI's API."""
     if content is None or isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
@@ -260,7 +260,7 @@ def _message_text(content: object, number: int) -> str | None:
 
 
 def _tool_calls(given: Message, value: object, number: int) -> list[dict[str, Any]] | None:
-    """The tool calls of a message; `value`: one as ShareGPT has it, in the text."""
+    """Tool calls of a message; `value`: ShareGPT's call in the text."""
     calls = given.get("tool_calls")
     if given.get("function_call"):
         calls = [given["function_call"]]
@@ -279,7 +279,7 @@ def _tool_calls(given: Message, value: object, number: int) -> list[dict[str, An
 
 
 def _normalize_call(given: Message, number: int) -> dict[str, Any]:
-    """A tool call as templates read it: arguments are an object, not the JSON text of one."""
+    """Convert a tool call to the usual format, with arguments as an object."""
     function = given.get("function", given)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ColumnError(f"message {number} calls a tool without a name: {format_value(given)}")
@@ -292,7 +292,7 @@ def _normalize_call(given: Message, number: int) -> dict[str, Any]:
 
 
 def _parse_json(text: str) -> Any:
-    """JSON text as data; None if it is none."""
+    """Parse JSON; None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -300,7 +300,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _is_message_list(value: object) -> bool:
-    """Whether it is a list of messages, or the JSON text of one, as CSV has it."""
+    """True for a list of messages, or its JSON text as in CSV files."""
     if isinstance(value, str):
         return value.lstrip()[:1] == "[" and value.lstrip()[1:].lstrip()[:1] in ("{", "]")
     return isinstance(value, list) and (not value or isinstance(value[0], Mapping))

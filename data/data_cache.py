@@ -1,4 +1,4 @@
-"""What the pipelines of a run load, so that it is loaded once.
+"""Cache of tokenizers and examples, shared by a run's pipelines.
 
 A run makes several: to choose lengths, to train, to evaluate, to export. Their configurations
 differ in what data do not depend on.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DataCache:
-    """Tokenizers by name, and the examples of splits until somebody has made samples of them.
+    """Tokenizers by name, and the examples of splits until samples are made of them.
 
     Attributes:
         noted: notes of rows that were said; see `Notes.lines`.
@@ -31,13 +31,13 @@ class DataCache:
         self.warnings: set[tuple[str, str]] = set()
 
     def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
-        """The tokenizer of a name. Raises as `hub.load_tokenizer`."""
+        """Load a tokenizer once. Raises as `hub.load_tokenizer`."""
         if name not in self._tokenizers:
             self._tokenizers[name] = hub.load_tokenizer(name)
         return self._tokenizers[name]
 
     def for_source(self, name: str) -> DataCache:
-        """What the pipelines of one source of a mixture load; tokenizers are shared."""
+        """Cache for one source of a mixture; tokenizers are shared."""
         if name not in self._source_caches:
             self._source_caches[name] = DataCache()
             self._source_caches[name]._tokenizers = self._tokenizers
@@ -46,7 +46,7 @@ class DataCache:
     def corpus(
         self, split: Split, settings: object, read: Callable[[], Mapping[Split, Corpus]]
     ) -> Corpus:
-        """The examples of a split.
+        """Read the examples of a split once.
 
         Args:
             settings: what they follow from; they are read again if it has changed.
@@ -58,9 +58,9 @@ class DataCache:
         return self._corpora[split][1]
 
     def replace_corpus(self, split: Split, corpus: Corpus) -> None:
-        """Replace the examples of a split by the same ones of which more is known."""
+        """Replace a split's examples, such as by tokenized ones."""
         self._corpora[split] = (self._corpora[split][0], corpus)
 
     def drop(self, split: Split) -> None:
-        """Free the examples of a split, which nobody asks for again."""
+        """Free a split's examples."""
         self._corpora.pop(split, None)

@@ -1,4 +1,4 @@
-"""Notes for people about rows: what they hold that a model neither reads nor learns."""
+"""Warnings about data: content of rows that the model neither reads nor learns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTEXT_CHARACTERS = 12
 
 
 class WarningCount(NamedTuple):
-    """Number of rows, an example of what one holds, and the place of the last one."""
+    """Number of rows with a warning, an example, and the location of the last row."""
 
     rows: int
     example: str
@@ -38,7 +38,7 @@ class WarningCount(NamedTuple):
 
 @dataclass
 class DataWarnings:
-    """Notes of a data set, by what is said and of what.
+    """Warnings about a data set, counted by sentence and name.
 
     Attributes:
         control: special tokens that are looked for in rows.
@@ -53,7 +53,7 @@ class DataWarnings:
     counts: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
 
     def add(self, sentence: str, name: str, place: object, value: object) -> None:
-        """Count a row that holds something that is lost.
+        """Count a row for a warning.
 
         Args:
             place: of the row, which counts once.
@@ -67,7 +67,7 @@ class DataWarnings:
             self.counts[sentence, name] = WarningCount(known.rows + 1, known.example, place)
 
     def add_row(self, place: object, row: Mapping[str, Any], read: Collection[str]) -> None:
-        """Note columns of a row that nobody reads, and control tokens in the others."""
+        """Record unused columns of a row, and control tokens in the used ones."""
         for column, value in row.items():
             if column not in read:
                 if value is not None and value != "" and value != []:
@@ -77,7 +77,7 @@ class DataWarnings:
                     self.add(CONTROL_TOKENS, format_value(token), place, around)
 
     def _control_tokens(self, value: object) -> dict[str, str]:
-        """The control tokens in a value's texts, with a text around each."""
+        """Control tokens in a value's strings, each with its context."""
         if isinstance(value, str):
             return {
                 found[0]: value[
@@ -97,7 +97,7 @@ class DataWarnings:
         return pattern_of_any(self.control)
 
     def merge(self, other: DataWarnings) -> None:
-        """Add the notes of rows that follow."""
+        """Add the warnings about later rows."""
         self.refused += other.refused
         self.template_warnings += other.template_warnings
         for key, count in other.counts.items():
@@ -115,7 +115,7 @@ class DataWarnings:
         return cls((), list(data["refused"]), list(data["template_warnings"]), held)
 
     def lines(self, said: set[tuple[str, str]] | None = None) -> Iterator[str]:
-        """Sentences for people.
+        """Format the warnings as sentences.
 
         Args:
             said: what was said of other rows and is not said again; these are added.
@@ -143,6 +143,6 @@ class DataWarnings:
 
 
 def _join_first(items: list[str], most: int = 3) -> str:
-    """The first of a list, for a message."""
+    """First items of a list, and the number of others."""
     more = f"; and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more

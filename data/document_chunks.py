@@ -1,4 +1,4 @@
-"""Documents: text that is learned whole, read in parts of bounded length."""
+"""Documents split into chunks of bounded length for tokenization."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 CHUNK_CHARACTERS = 8192
-"""Characters of a part, about: what a fraction of a file of text holds out, too."""
+"""Approximate characters of a chunk; also the unit of a held-out fraction of a text file."""
 
 CONTEXT_CHARACTERS = 64
-"""Characters before a part that are made tokens with it, so that it has the tokens that it has in
-the whole document."""
+"""Characters before a chunk that are tokenized with it, so that its tokens are those in the whole
+document."""
 
 _LINE_END = re.compile(r"(?<=\S\n)(?=\S)")
 _WORD_END = re.compile(r"(?<=\S)(?=\s\S)")
 
 
 class DocumentChunk(NamedTuple):
-    """A part of a document.
+    """Position of a chunk in its document.
 
     Attributes:
         before: the end of the text that precedes it; "": nothing does.
@@ -31,7 +31,7 @@ class DocumentChunk(NamedTuple):
 
 
 class DocumentChunkRow(dict[str, Any]):
-    """A row that is a part of a file of text: its column `text`, and where it stands."""
+    """Row with a chunk of a text file in its column `text`."""
 
     def __init__(self, text: str, doc_chunk: DocumentChunk) -> None:
         super().__init__(text=text)
@@ -42,7 +42,7 @@ class DocumentChunkRow(dict[str, Any]):
 
 
 def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]:
-    """A document's parts: their texts, one after the other, are the document.
+    """Split a document into chunks; concatenated, they are the document.
 
     A part ends with a line or, where there is none, before the space in front of a word: there
     tokenizers cut too.
@@ -62,7 +62,7 @@ def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]
 
 
 def _chunk_end(text: str) -> int:
-    """Where a part of a longer text ends."""
+    """End of the first chunk of a longer text."""
     for ends in (_LINE_END, _WORD_END):
         found = [
             end.start() for end in ends.finditer(text, CHUNK_CHARACTERS // 2, CHUNK_CHARACTERS + 1)

@@ -1,4 +1,4 @@
-"""Comparison of a conversation with the text that a chat template made of it."""
+"""Content of a conversation that is missing from its rendered text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THINK_TAGS = "<think>", "</think>"
 
 
 class MessageText:
-    """A text of a message.
+    """A piece of text in a message.
 
     Attributes:
         name: for people.
@@ -27,16 +27,16 @@ class MessageText:
 
     @cached_property
     def escaped(self) -> str:
-        """The text as JSON writes it."""
+        """The text as a JSON string, without white space."""
         return _remove_spaces(json.dumps(self.value, ensure_ascii=False)[1:-1])
 
     def count_in(self, written: str) -> int:
-        """Number of times that it stands in a text without white space."""
+        """Number of occurrences in a text without white space."""
         return max(written.count(self.text), written.count(self.escaped))
 
 
 def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, str]:
-    """Names of what messages say that their text does not, with the first value of each name.
+    """Find content that the rendered text lacks; returns the first value by name.
 
     White space is not compared, nor whether a piece stands at the right place.
     """
@@ -63,7 +63,7 @@ def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, st
 
 
 def _message_texts(message: Message) -> Iterator[MessageText]:
-    """The texts of a message that its template should write."""
+    """Texts of a message that a template should render."""
     content, role = message.get("content") or "", message["role"]
     thoughts, end, answer = content.rpartition(THINK_TAGS[1])
     found = [(f"all that messages of the role {role} say", content)]
@@ -81,7 +81,7 @@ def _message_texts(message: Message) -> Iterator[MessageText]:
 
 
 def _strings_in(value: Any) -> Iterator[str]:
-    """The texts in a value of JSON."""
+    """All strings in a JSON value."""
     if isinstance(value, str):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value

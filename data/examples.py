@@ -1,4 +1,4 @@
-"""Texts: what a model reads, what it should write, and which parts are learned."""
+"""Examples: prompt, target and the spans in the loss; corpora of examples."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from data.document_chunks import DocumentChunk
 from files.file_location import FileLocation
 
 MAX_CHARACTERS = 1_000_000
-"""Of a text, long before it is cut to the tokens that a model reads: more would keep a tokenizer
-busy for minutes and gigabytes."""
+"""Maximum characters of a text; longer ones would take a tokenizer minutes and gigabytes."""
 
 
 class TokenizedText(NamedTuple):
-    """A text's tokens, int32 [n], and which of them are learned, bool [n]."""
+    """Token ids, int32 [n], and loss mask, bool [n]."""
 
     ids: np.ndarray
     loss_mask: np.ndarray
 
 
 class TextSpan(NamedTuple):
-    """Consecutive text, and whether a model learns to write it."""
+    """A piece of text; `in_loss`: its tokens count in the loss."""
 
     text: str
     in_loss: bool
 
 
 class Example(NamedTuple):
-    """What the model reads, and what it should write.
+    """Prompt and target of a training example.
 
     Attributes:
         prompt: the text before the target.
@@ -49,7 +48,7 @@ class Example(NamedTuple):
     desirable: bool | None = None
 
     def spans(self) -> tuple[TextSpan, ...]:
-        """The whole text, for a model that reads and writes one stream.
+        """Text of prompt and target, for a decoder-only model.
 
         A space goes between prompt and target unless one of them has white space there.
         """
@@ -59,28 +58,28 @@ class Example(NamedTuple):
         )
 
     def separated_target(self) -> str:
-        """The target in the form that continues the prompt."""
+        """The target, after a space unless prompt or target has white space there."""
         apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if apart else f" {self.target}"
 
     def prompt_and_answer(self) -> tuple[str, str]:
-        """Prompt and answer, which are the whole text one after the other."""
+        """Prompt and answer, which concatenate to the full text."""
         return self.prompt, self.target if self.rendered_spans else self.separated_target()
 
     def with_target(self, target: str, rendered_spans: tuple[TextSpan, ...] = ()) -> Example:
-        """It with another target, and the spans of the whole text if they are given."""
+        """Replace the target, and the rendered spans if given."""
         return self._replace(target=target, rendered_spans=rendered_spans)
 
     def with_prompt(self, prompt: str) -> Example:
-        """It with another prompt."""
+        """Replace the prompt."""
         return self._replace(prompt=prompt)
 
     def with_desirable(self, desirable: bool | None) -> Example:
-        """It with whether a person liked the target."""
+        """Set the KTO label."""
         return self._replace(desirable=desirable)
 
     def concatenated(self) -> Example:
-        """It with nothing between prompt and target."""
+        """Join prompt and target without a separator."""
         return self._replace(
             rendered_spans=(TextSpan(self.prompt, False), TextSpan(self.target, True))
         )
@@ -88,7 +87,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples, and how many others were left out.
+    """Examples of a split, with counts of dropped rows.
 
     Attributes:
         unlabelled: because they have no label (-1).
@@ -108,21 +107,21 @@ class Corpus:
     digest: str = ""
 
     def map_examples(self, change: Callable[[Example], Example]) -> Corpus:
-        """With other examples in place of these."""
+        """Apply a function to every example."""
         return replace(self, examples=[change(example) for example in self.examples])
 
     def first(self, count: int | None) -> Corpus:
-        """Its first examples; None: all."""
+        """The first `count` examples; None: all."""
         tokens = None if self.tokens is None else self.tokens[:count]
         examples, places = self.examples[:count], self.locations[:count]
         return replace(self, examples=examples, locations=places, tokens=tokens)
 
     def location(self, index: int) -> FileLocation | None:
-        """Where the row of an example is, if that is known."""
+        """File location of an example's row, if known."""
         return self.locations[index] if self.locations else None
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, for people."""
+        """Messages about dropped rows."""
         counts = ((self.unlabeled, "without a label"), (self.nulls, "with null"))
         return [f"{count} {why} left out" for count, why in counts if count]

@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines, JSON, CSV, TSV and text, all also compressed with gzip; Parquet."""
+"""Readers of data files: JSON Lines, JSON, CSV, TSV and text, also gzipped; Parquet."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from files.text_files import check_regular, decode_text
 Row = Mapping[str, Any]
 GZIP_SUFFIX = ".gz"
 MAX_JSON_BYTES = 2**30
-"""Bytes of a .json file, which is read whole, uncompressed."""
+"""Maximum uncompressed bytes of a .json file, which is read at once."""
 
 SEPARATORS = ",;\t|"
-"""What may separate a .csv's columns: the one that its header has most of, or the first."""
+"""Possible separators of a .csv; the most frequent one in the header is used."""
 
 _QUOTED = re.compile(r'"[^"]*"')
 
 
 def drop_filled_nulls(value: Any) -> Any:
-    """A value of an Arrow table without the nulls of fields that other rows have.
+    """Remove the nulls that Arrow adds for fields of other rows' objects.
 
     In a table all objects of a column have the same fields: those that a row's object lacks are
     null. Nulls of columns and items of lists stay.
@@ -46,28 +46,28 @@ def drop_filled_nulls(value: Any) -> Any:
 
 
 def row_from_arrow(row: Row) -> Row:
-    """A row of an Arrow table; see `drop_filled_nulls`."""
+    """Convert an Arrow table's row; see `drop_filled_nulls`."""
     return {column: drop_filled_nulls(value) for column, value in row.items()}
 
 
 class DataError(UserError, ValueError):
-    """Data that cannot be read, or does not fit the task."""
+    """Data that cannot be read or do not fit the task."""
 
 
 def data_suffix(path: Path) -> str:
-    """The suffix that says what is in a file, such as `.jsonl` of `rows.jsonl.gz`."""
+    """Suffix of a data file without .gz, such as `.jsonl` of `rows.jsonl.gz`."""
     name = path.name.lower()
     return Path(name.removesuffix(GZIP_SUFFIX)).suffix
 
 
 def is_data_file(path: Path) -> bool:
-    """Whether the name is that of a file of rows."""
+    """True if the file name has a supported suffix."""
     kind, compressed = data_suffix(path), path.suffix.lower() == GZIP_SUFFIX
     return kind in READERS and not (compressed and kind == ".parquet")
 
 
 def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
-    """Each row of a file, after its place in it.
+    """Read a file: yields the location and content of each row.
 
     Raises:
         UserError: it is no file of rows, cannot be read, or is damaged.
@@ -177,7 +177,7 @@ def _check_header(path: Path, columns: Sequence[str]) -> None:
 
 
 def _read_document(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    """The parts of the document that a file of text is."""
+    """Read a text file in chunks."""
     number = 1
     with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         for part, where in split_document(iter(lambda: text.read(CHUNK_CHARACTERS), "")):
@@ -203,8 +203,7 @@ def _read_parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Ro
 
 
 def read_class_names(path: Path, column: str) -> tuple[str, ...] | None:
-    """The names of a column of class labels, which datasets writes into a Parquet file; None: there
-    are none."""
+    """Names of a ClassLabel column in a Parquet file that datasets wrote; None without any."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""Texts of each prompt with each label as its answer, to choose the likeliest label.
+"""Scoring of every label as the answer to a prompt, for constrained evaluation.
 
 The score of a label is the sum of the log-probabilities of its tokens after the prompt, as `acc` of
 lm-evaluation-harness has it. Where one label begins another, the end of the answer counts too: else
@@ -23,12 +23,13 @@ from data.tokenizer import TokenizedText
 from files.formatting import format_name
 
 OBJECTIVE = "cpo"
-"""Its program gives log-probabilities of whole answers, two in a pair, without a reference."""
+"""Objective whose program returns log-probabilities of both answers of a pair without a reference.
+"""
 
 
 @dataclass(frozen=True)
 class LabelCandidates:
-    """Samples of all texts.
+    """Samples with every label as the answer to every prompt.
 
     Attributes:
         config: of the program that computes log-probabilities.
@@ -44,7 +45,7 @@ class LabelCandidates:
 
     @classmethod
     def from_examples(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> LabelCandidates:
-        """The texts of examples with each of the labels.
+        """Build the samples of examples with each label.
 
         Raises:
             ConfigError: the tokenizer or the chat template does not tell labels apart.
@@ -72,7 +73,7 @@ class LabelCandidates:
         return cls(config, samples, labels, 2 * cut // len(paired))
 
     def scores(self, logps: np.ndarray) -> np.ndarray:
-        """The score of each label, float32 [examples, labels].
+        """Scores of the labels, float32 [examples, labels].
 
         Args:
             logps: of the texts of the samples, float32 [samples, places, 2].
@@ -100,7 +101,7 @@ def _check_labels_differ(data: Pipeline, labels: ClassLabels) -> None:
 
 
 def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Example:
-    """An example with another label as its answer."""
+    """Replace the label in an example's target."""
     changed = example.with_target(labels.with_name(example.target, name))
     if not example.rendered_spans:
         return changed
@@ -110,8 +111,8 @@ def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Exa
 
 
 def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple[TextSpan, ...]:
-    """The spans of a conversation with another label in its last answer. The label alone is
-    learned; where one begins another, with what follows in its span."""
+    """Replace the label in the last answer of a conversation. Only the label is in the loss; if a
+    label is a prefix of another, the rest of its span too."""
     spans, target = example.rendered_spans, example.target
     there = (i for i, span in enumerate(spans) if span.in_loss and target in span.text)
     last = max(there, default=-1)

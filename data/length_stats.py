@@ -1,4 +1,4 @@
-"""How long the texts of a task are, in tokens: what sequence lengths follow from."""
+"""Token lengths of a task's examples, from which sequence lengths are chosen."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from data.preference_samples import PreferencePair
 from data.task import Split
 
 DOCUMENT_SEQUENCE_LENGTH = 1024
-"""Tokens of a sample of documents, which fill any: as run_clm of transformers has them."""
+"""Default tokens of a sample of documents, as in transformers' run_clm."""
 
 DOCUMENT_OUTPUT_LENGTH = 256
-"""Tokens that a model of documents writes."""
+"""Default tokens that a model of documents generates."""
 
 
 @dataclass(frozen=True)
 class LengthStats:
-    """Tokens of the examples of some splits.
+    """Token lengths of the examples of some splits.
 
     Attributes:
         examples: how many there are in the first split.
@@ -36,7 +36,7 @@ class LengthStats:
 
 
 def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
-    """Measure the texts of splits.
+    """Measure the token lengths of splits.
 
     Raises:
         UserError: the data or the tokenizer cannot be had, or do not fit the task.
@@ -62,7 +62,7 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
 
 
 def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
-    """Tokens that a sample holds of each example, and those of its target."""
+    """Tokens in a sample, and target tokens, of each example."""
     tokens, preference_type, length = (
         corpus.tokens or (),
         data.task.preference_type,
@@ -78,7 +78,7 @@ def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
 
 
 def _merge_stats(found: Sequence[LengthStats], sources: int) -> LengthStats:
-    """Lengths of several corpora, of which the first ones, the `sources`, are trained."""
+    """Merge statistics; the first `sources` of them are of training data."""
     trained = found[:sources]
     examples = sum(one.examples for one in trained)
     return LengthStats(

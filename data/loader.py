@@ -1,4 +1,4 @@
-"""Batches: the order of samples, and how a batch is dealt to the replicas of a program.
+"""Data loader: shuffled global batches, sharded over replicas.
 
 Our own loader, not Grain: the data are token ids in memory, so worker processes would have nothing
 to read or decode. What remains of a loader is a permutation and a position, which take four numbers
@@ -21,7 +21,7 @@ from files.json_files import JsonObject
 
 
 class Loader:
-    """Endless global batches: every epoch has each sample once, in an order of its own.
+    """Endless global batches; every epoch has each sample once, in a new order.
 
     A batch that an epoch cannot fill continues in the next epoch, so that all batches are full and
     no sample is left out. Batches do not depend on how the devices share the work.
@@ -30,7 +30,7 @@ class Loader:
     def __init__(
         self, samples: Samples, batch_size: int, seed: int, own: np.ndarray | None = None
     ) -> None:
-        """Begin with the first epoch.
+        """Start at the first epoch.
 
         Args:
             batch_size: samples in a global batch.
@@ -48,27 +48,27 @@ class Loader:
 
     @classmethod
     def from_config(cls, config: RunConfig, samples: Samples) -> Loader:
-        """The training batches of a configured run, for the replicas of this process."""
+        """Training batches of a configured run, for this process's replicas."""
         size, seed = config.training.global_batch_size, config.data.seed
         seed = config.model.seed if seed is None else seed
         return cls(samples, size, seed, BatchSharding.from_config(config).local_indices(size))
 
     def peek(self, count: int) -> np.ndarray:
-        """The indices of the next `count` samples of the epoch, or as many as it has left."""
+        """Indices of the next `count` samples, at most those left in the epoch."""
         return self._permutation[self._position : self._position + count]
 
     @property
     def samples_per_epoch(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples in an epoch."""
         return len(self._samples)
 
     @property
     def samples_seen(self) -> int:
-        """Samples that were read since the first epoch began, by batches of any size."""
+        """Number of samples returned since the start of the first epoch."""
         return self._epoch * len(self._samples) + self._position
 
     def next_batch(self) -> dict[str, np.ndarray]:
-        """The samples of the next global batch that are wanted here: arrays [n, ...]."""
+        """Next global batch, restricted to this process's samples: arrays [n, ...]."""
         chosen: list[np.ndarray] = []
         missing = self._batch_size
         while missing:
@@ -86,7 +86,7 @@ class Loader:
         return self._samples.digest
 
     def state(self) -> dict[str, Any]:
-        """Where the next batch starts, and of which data: plain values, for a checkpoint."""
+        """Position in the data and their digest, as plain values for a checkpoint."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
@@ -96,7 +96,7 @@ class Loader:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken: the same batches follow, bit for bit.
+        """Continue from a saved state; the batches that follow are bit-identical.
 
         The batch size may be another one. The state's seed replaces the one given at construction.
 
@@ -131,7 +131,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class BatchSharding:
-    """Which samples of a global batch a replica gets.
+    """Assignment of a global batch's samples to replicas.
 
     Replica r belongs to data-parallel copy r // tensor_parallel; the replicas of a copy get the
     same samples. Micro-batch a of copy d has the samples from
@@ -150,7 +150,7 @@ class BatchSharding:
 
     @classmethod
     def from_config(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
-        """How a configured program shares batches out, for the replicas of this process.
+        """Sharding of a configured program, for this process's replicas.
 
         Args:
             micro_batches: of each data-parallel copy; default: those of an optimizer step.
@@ -162,7 +162,7 @@ class BatchSharding:
 
     @property
     def _copy_of_replica(self) -> np.ndarray:
-        """The copy of each own replica."""
+        """Data-parallel copy of each local replica, int [n]."""
         return np.repeat(np.arange(self.data_parallel), self.tensor_parallel)[self.local_replicas]
 
     @property
@@ -170,7 +170,7 @@ class BatchSharding:
         return int(self._copy_of_replica[-1] - self._copy_of_replica[0]) + 1
 
     def local_indices(self, count: int) -> np.ndarray:
-        """Where in a global batch of so many samples the own ones are: int64, in order.
+        """Indices of this process's samples in a global batch, int64, in order.
 
         Raises:
             ValueError: the batch cannot be cut evenly.
@@ -185,7 +185,7 @@ class BatchSharding:
         return by_copy[:, first : first + self._num_local_copies].reshape(-1)
 
     def to_replicas(self, samples: np.ndarray) -> np.ndarray:
-        """Give each own replica its micro-batches.
+        """Distribute this process's samples over its replicas and micro-batches.
 
         Args:
             samples: [own samples, ...], those at `local_indices`; an array may have several rows
@@ -197,7 +197,7 @@ class BatchSharding:
         return self._by_copy(samples)[:, self._copy_of_replica - self._copy_of_replica[0]]
 
     def from_replicas(self, outputs: np.ndarray) -> np.ndarray:
-        """What the replicas of all processes gave for a batch, in the order of its samples.
+        """Reorder outputs of all replicas to the order of the batch's samples.
 
         Args:
             outputs: [micro-batches, replicas, rows, ...].
@@ -210,14 +210,13 @@ class BatchSharding:
         return once.reshape(-1, *once.shape[3:])
 
     def local_samples(self, rows: np.ndarray) -> np.ndarray:
-        """Those of this process's samples, from rows in the order of a global batch."""
+        """Select this process's rows from rows in the order of a global batch."""
         by_copy = rows.reshape(self.micro_batches, self.data_parallel, -1, *rows.shape[1:])
         first = self._copy_of_replica[0]
         return by_copy[:, first : first + self._num_local_copies].reshape(-1, *rows.shape[1:])
 
     def drop_replicated(self, batch: Batch) -> Batch:
-        """This process's samples without those that an earlier process has too, so that each counts
-        once."""
+        """Drop samples that an earlier process has too, so that each counts once."""
         first = self.local_replicas.start or 0
         if first % self.tensor_parallel == 0:
             return batch
@@ -225,6 +224,6 @@ class BatchSharding:
         return {name: array.reshape(-1, *array.shape[3:]) for name, array in others.items()}
 
     def _by_copy(self, samples: np.ndarray) -> np.ndarray:
-        """[micro_batches, own copies, micro_batch, ...]."""
+        """Reshape to [micro_batches, local copies, micro_batch, ...]."""
         parts = self.micro_batches, self._num_local_copies
         return samples.reshape(*parts, len(samples) // (parts[0] * parts[1]), *samples.shape[1:])

@@ -1,4 +1,4 @@
-"""Mixtures: several sources of training data, each with its own form, and its share of the samples.
+"""Mixtures of training data: sources with weights and settings of their own.
 
 The file that `data.train` names has a section for each source:
 
@@ -35,10 +35,10 @@ SOURCE_FIELDS = (
     "train", WEIGHT, "format", "prompt", "target", "messages", "system", "class_labels", "on_null",
     "on_long_target", "loss_on", "separator", "packing",
 )  # fmt: skip
-"""What a source may say of itself; all but the first two are settings of the run otherwise."""
+"""Fields of a source; all but the first two default to the run's settings."""
 
 RUN_FIELDS = ("validation", "format", "separator")
-"""Settings of the run that are not a source's: a run fills in those of the whole."""
+"""Settings that a source does not inherit from the run, which derives them for all sources."""
 
 
 class MixtureSource(NamedTuple):
@@ -55,12 +55,12 @@ class MixtureSource(NamedTuple):
 
 
 def is_mixture(data: Data) -> bool:
-    """Whether the training data are those of a mixture."""
+    """True if `data.train` names a mixture file."""
     return data.train is not None and Path(data.train).suffix.lower() in YAML_SUFFIXES
 
 
 def read_mixture(data: Data) -> list[MixtureSource]:
-    """The sources of the mixture that `data.train` names.
+    """Read the sources of the mixture that `data.train` names.
 
     Raises:
         UserError: the file cannot be read, or says something else.
@@ -104,7 +104,7 @@ def _parse_source(data: Data, path: Path, name: str, said: Any) -> MixtureSource
 
 
 def _resolve_files(folder: Path, given: str) -> str:
-    """Files that are named from a folder on; other names as they are."""
+    """Resolve file names relative to a folder; other names stay as they are."""
 
     def placed(part: str) -> str:
         path = str(folder / part)
@@ -115,9 +115,8 @@ def _resolve_files(folder: Path, given: str) -> str:
 
 @dataclass(frozen=True)
 class MixtureSamples:
-    """Samples of several sources. In an epoch each source has its share, and all of its samples at
-    least once: as `interleave_datasets` of datasets has it with `all_exhausted`, but the shares are
-    exact.
+    """Samples of several sources. An epoch has each source's share of samples, and all of its
+    samples at least once: `interleave_datasets` with `all_exhausted`, but with exact shares.
 
     Attributes:
         parts: the samples of each source.
@@ -131,7 +130,7 @@ class MixtureSamples:
     def from_weights(
         cls, parts: Sequence[Samples], weights: Sequence[float | None]
     ) -> MixtureSamples:
-        """Mix samples by weights; None: each once."""
+        """Mix samples by weights; without weights, each sample comes once."""
         sizes = [len(part) for part in parts]
         shares = [weight or size for size, weight in zip(sizes, weights, strict=True)]
         epochs = max(map(truediv, sizes, shares))
@@ -141,12 +140,11 @@ class MixtureSamples:
 
     @property
     def truncation(self) -> Truncation:
-        """What was cut or dropped of all."""
+        """Sum of the sources' truncation counts."""
         return reduce(add, (part.truncation for part in self.sources))
 
     @property
     def digest(self) -> str:
-        """See `Samples`."""
         digests = b"".join(bytes.fromhex(part.digest) for part in self.sources)
         return digest_arrays(np.frombuffer(digests, np.uint8), np.asarray(self.samples_per_epoch))
 
@@ -155,8 +153,8 @@ class MixtureSamples:
 
     @cached_property
     def _sample_indices(self) -> np.ndarray:
-        """The source of each sample and its index there, int64 [n, 2]: each source in rounds, of
-        which the last one is not whole."""
+        """Source and index of each sample, int64 [n, 2]; each source repeats, its last round cut
+        off."""
         columns = []
         for source, (part, count) in enumerate(
             zip(self.sources, self.samples_per_epoch, strict=True)
@@ -166,7 +164,7 @@ class MixtureSamples:
         return np.concatenate(columns)
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Indices of the samples of an epoch, int64 [n], in no order.
+        """Sample indices of an epoch, int64 [n], unshuffled.
 
         All of a source come equally often; one more time comes a part of them, in each epoch the
         part that follows in an order of the source's own.
@@ -184,7 +182,7 @@ class MixtureSamples:
         return indices
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order."""
         chosen = self._sample_indices[np.asarray(indices, np.int64)]
         whole: dict[str, np.ndarray] = {}
         for source, part in enumerate(self.sources):

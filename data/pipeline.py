@@ -1,4 +1,4 @@
-"""The data of a configured run: rows → texts → tokens → samples. Batches: data/loader.py."""
+"""Data pipeline of a run: rows → examples → tokens → samples. Batches: data/loader.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 SAMPLE_FORMAT_NAMES = ("seq2seq", "causal_lm")
-"""Names of the formats that other processes know; see `data.tokenize_worker`."""
+"""Sample formats that worker processes support; see `data.tokenize_worker`."""
 
 ROW_NOUNS = {
     "prompt_completion": "examples",
@@ -56,15 +56,15 @@ ROW_NOUNS = {
     "paired": "pairs",
     "unpaired": "answers",
 }
-"""What rows of a format are called."""
+"""Nouns for the rows of each format, for messages."""
 
 MAX_CHECKED_TARGETS = 2000
-"""Targets that are made tokens to find the longest: those with the most characters."""
+"""Number of targets, those with the most characters, that are tokenized to find the longest."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """From the rows of a run's task to samples and prompts.
+    """Pipeline from the rows of a run's task to samples and prompts.
 
     Attributes:
         given: the configuration.
@@ -78,7 +78,7 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The configured tokenizer, by default that of the task for the model's family.
+        """The configured tokenizer, by default the task's for the model family.
 
         Raises:
             UserError: it is unavailable, lacks what training needs, or has tokens that the model
@@ -103,8 +103,8 @@ class Pipeline:
 
     @cached_property
     def _named_tokenizer(self) -> tuple[str | None, PreTrainedTokenizerFast]:
-        """`data.tokenizer`, and what it names. A run that is continued has a copy, which stands in
-        for what is gone."""
+        """Value of `data.tokenizer`, and the loaded tokenizer. A resumed run falls back to its own
+        copy."""
         data, save = self.user_config.data, self.user_config.checkpoint.save
         default = self.user_config.published_tokenizer
         if data.dataset == "sample":
@@ -138,7 +138,7 @@ class Pipeline:
 
     @cached_property
     def source_pipelines(self) -> Mapping[MixtureSource, Pipeline]:
-        """The pipelines of a mixture's sources; empty: there is no mixture.
+        """Pipelines of a mixture's sources; empty without a mixture.
 
         Raises:
             UserError: the mixture cannot be read.
@@ -156,7 +156,7 @@ class Pipeline:
 
     @property
     def is_chat(self) -> bool:
-        """Whether examples are conversations.
+        """True if examples are conversations.
 
         Raises:
             UserError: only the data can tell, and cannot be read.
@@ -165,7 +165,7 @@ class Pipeline:
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The chat template that asks the model, as transformers would.
+        """Chat template for prompts, rendered as transformers would.
 
         Raises:
             UserError: there is none, or it cannot be read.
@@ -183,8 +183,7 @@ class Pipeline:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The configuration, with the tokenizer's end and padding tokens in the model's section,
-        where the tokenizer is, and the format of the data."""
+        """Configuration completed with the tokenizer, its special tokens and the row format."""
         end, pad = self.tokenizer.end, self.tokenizer.pad
         data = replace(self._resolved_config.data, tokenizer=self._named_tokenizer[0])
         model = replace(self.user_config.model, eos_token_id=end, pad_token_id=pad)
@@ -192,7 +191,7 @@ class Pipeline:
 
     @cached_property
     def _resolved_config(self) -> RunConfig:
-        """The configuration with what the data say of themselves."""
+        """Configuration completed with settings that only the data determine."""
         kind = self.task.row_format
         if kind == "prompt_completion":
             first = next(
@@ -202,7 +201,7 @@ class Pipeline:
         return replace(self.user_config, data=replace(self.user_config.data, format=kind))
 
     def corpus(self, split: Split) -> Corpus:
-        """The examples of a split, with prompts as the model is given them.
+        """Examples of a split, with prompts as the model reads them.
 
         Raises:
             UserError: the data are unavailable, or do not fit the task.
@@ -210,7 +209,7 @@ class Pipeline:
         return self.data_cache.corpus(split, self._memory_key, lambda: self._read_splits(split))
 
     def tokenized_corpus(self, split: Split) -> Corpus:
-        """The examples of a split, with their tokens. Raises as `corpus` and `tokenizer`."""
+        """Examples of a split with their tokens. Raises as `corpus` and `tokenizer`."""
         corpus = self.corpus(split)
         if corpus.tokens is None:
             corpus = self.tokenize_corpus(corpus)
@@ -218,7 +217,7 @@ class Pipeline:
         return corpus
 
     def tokenize_corpus(self, corpus: Corpus) -> Corpus:
-        """Examples with their tokens."""
+        """Add tokens to a corpus."""
         if corpus.tokens is not None:
             return corpus
         try:
@@ -230,23 +229,24 @@ class Pipeline:
             raise error if place is None else ConfigError(f"{place}: {error}") from error
 
     def tokenize(self, examples: Sequence[Example]) -> list[TokenizedText]:
-        """The tokens of examples."""
+        """Tokenize examples."""
         return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
     def render_example(self, example: Example) -> Example:
-        """An example of the task as the model is given it; conversations are that already."""
+        """Convert a task's example to the text that the model reads; conversations are rendered
+        already."""
         return (
             example if self.is_chat else self.sample_format.render(self._resolved_config, example)
         )
 
     @cached_property
     def _memory_key(self) -> tuple[object, ...]:
-        """The settings that examples follow from."""
+        """Cache key of examples in this process."""
         return self.cache_key, id(self._named_tokenizer[1]) if self.is_chat else None
 
     @property
     def cache_key(self) -> tuple[object, ...]:
-        """The settings that examples follow from, besides the tokenizer."""
+        """Settings besides the tokenizer that determine the examples."""
         data = self.user_config.data
         open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
         said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
@@ -288,7 +288,7 @@ class Pipeline:
         return splits
 
     def _read_tokenized(self, split: Split, found: TokenizedSplits) -> dict[Split, Corpus]:
-        """The examples of large data, with their tokens."""
+        """Convert cached tokenized data to corpora."""
         splits = {name: corpus for name, (corpus, _) in found.items()}
         self.task.check_examples_left(split, splits)
         if self.is_chat:
@@ -305,24 +305,24 @@ class Pipeline:
         return splits
 
     def training_template(self) -> ChatTemplate:
-        """The chat template that conversations are read with."""
+        """Chat template for training conversations."""
         chat = self._load_chat_template(self.tokenizer.base)
         chat.warnings = self.new_warnings()
         return chat
 
     def new_warnings(self) -> DataWarnings:
-        """Notes of rows that are to be read."""
+        """Empty collection of warnings for rows to read."""
         return DataWarnings(special_tokens(self.tokenizer.base) if self.task.is_user_data else ())
 
     def _print_warnings(self, notes: DataWarnings) -> None:
-        """Say what was noted of rows, once for all splits."""
+        """Print data warnings, once for all splits."""
         for note in notes.lines(self.data_cache.warnings):
             say(note)
 
     def _check_chats(
         self, split: Split, chat: ChatTemplate, splits: Mapping[Split, Corpus]
     ) -> None:
-        """Say what was noted of conversations; raise DataError if none is left."""
+        """Print warnings about conversations; raise DataError if none is left."""
         self._print_warnings(chat.warnings)
         if chat.stop_token is None and self.sample_format.trains_whole_chats:
             say(
@@ -333,7 +333,7 @@ class Pipeline:
             raise DataError(f"the data for {split} hold no conversation to learn from")
 
     def check_agreement(self, corpus: Corpus) -> None:
-        """Check that all processes have read the same examples and tokenizer, wherever from.
+        """Check that all processes read the same examples and tokenizer.
 
         Raises:
             ConfigError: they have not.
@@ -349,7 +349,7 @@ class Pipeline:
             )
 
     def training_samples(self, name: str = "") -> Samples:
-        """The samples of the training split; says on the screen what it leaves out or cuts.
+        """Samples of the training split; prints counts of dropped and truncated examples.
 
         Args:
             name: of the source in a mixture.
@@ -412,8 +412,7 @@ class Pipeline:
         return mixed
 
     def _check_targets(self, training: Corpus) -> None:
-        """Check the longest targets of both splits, where validation's are named: else what that
-        needs would be said after training.
+        """Check the longest targets of both splits before training, not after it.
 
         Raises:
             ConfigError: one is longer than the model writes.
@@ -442,7 +441,7 @@ class Pipeline:
             raise _with_location(error, longest[error.index][1]) from error
 
     def make_samples(self, corpus: Corpus, for_eval: bool = False) -> Samples:
-        """Samples of examples; `for_eval`: see `SampleFormat.make_samples`.
+        """Convert examples to samples; `for_eval` as in `SampleFormat.make_samples`.
 
         Raises:
             ConfigError: one does not fit the model.
@@ -462,11 +461,11 @@ class Pipeline:
             raise _with_location(error, corpus.location(error.index)) from error
 
     def label_tokens(self, names: Sequence[str]) -> list[np.ndarray]:
-        """The tokens of each label as an answer, int32 [n]."""
+        """Token ids of each label as an answer, int32 [n]."""
         return self.sample_format.encode_targets(self._resolved_config, names, self.tokenizer)
 
     def make_prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
-        """Prompts to answer, and the configuration of a model that they and the answers fit.
+        """Tokenize prompts; returns them with a configuration for their lengths.
 
         At most `SampleFormat.max_new_tokens` tokens are written.
         """
@@ -476,7 +475,7 @@ class Pipeline:
         ), prompts
 
     def make_eval_prompts(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
-        """The examples' prompts, and a configuration; as `prompts`.
+        """Tokenize the examples' prompts for evaluation; returns them with a configuration.
 
         No more tokens are written than the longest label has, unless `generation.max_tokens` asks
         for them.
@@ -508,7 +507,7 @@ class Pipeline:
         return self.sample_format.with_output_length(fitted, room), prompts
 
     def _hints(self, examples: Sequence[Example]) -> Iterator[str]:
-        """What a person may have overlooked of prompts and targets that become one stream."""
+        """Hints about prompts and targets that are concatenated."""
         data = self.user_config.data
         if (
             data.train is None
@@ -536,7 +535,7 @@ class Pipeline:
             )
 
     def _warn_of_lost_characters(self, corpus: Corpus) -> None:
-        """Say which characters the tokenizer cannot hold: the model never sees them."""
+        """Warn about characters that the tokenizer cannot represent."""
         known = corpus.characters
         texts = [text for example in corpus.examples for text in example[:2]] if known is None \
             else [known]  # fmt: skip
@@ -562,10 +561,10 @@ class Pipeline:
 
 
 def _list_characters(characters: Sequence[str]) -> str:
-    """The first of some characters."""
+    """First few characters, for a message."""
     return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
 def _with_location(error: TooLongError, place: FileLocation | None) -> ConfigError:
-    """The sentence for a row that is too long."""
+    """Error message for an example that is too long, with its row's location."""
     return ConfigError(str(error) if place is None else f"{place}: {error}")

@@ -1,8 +1,7 @@
-"""Rows of preferences: two answers to a prompt of which one is better, or one answer and whether it
-is liked. Prompts and answers are texts, or lists of messages; the columns are TRL's.
+"""Rows of preference data: chosen and rejected answers, or single answers with a label.
 
-    prompt, chosen, rejected      the prompt may be left out: it is what both begin with
-    prompt, completion, label
+prompt, chosen, rejected      the prompt may be left out: it is what both begin with
+prompt, completion, label
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class PreferenceAnswer(NamedTuple):
-    """An answer of a row: a text, or a conversation of which it is learned."""
+    """An answer of a row, as an example or as a conversation; `desirable`: its KTO label."""
 
     said: Example | Conversation
     desirable: bool | None
 
 
 def preference_columns(single: bool, chat: bool) -> set[str]:
-    """The columns that `read_answers` reads."""
+    """Columns that `read_answers` uses."""
     more = {"completion", "label"} if single else set[str]()
     return {
         "prompt",
@@ -49,14 +48,14 @@ def preference_columns(single: bool, chat: bool) -> set[str]:
 
 
 def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversational"]:
-    """Whether the answers of a row are texts or messages."""
+    """Detect if a row's answers are texts or lists of messages."""
     values = (row.get(name) for name in (*PAIR_COLUMNS, "completion", "prompt"))
     has_messages = any(isinstance(value, list) for value in values)
     return "conversational" if has_messages else "prompt_completion"
 
 
 def read_answers(row: Row, single: bool, prompt: str | None, chat: bool) -> list[PreferenceAnswer]:
-    """The answers of a row: the chosen and the rejected one; or each one, with whether it is liked.
+    """Read a row's answers: chosen and rejected, or single answers with labels.
 
     Args:
         single: each answer is learned for itself.
@@ -121,7 +120,7 @@ def _read_texts(row: Row, columns: Sequence[str], prompt: str | None) -> Iterato
 
 
 def _common_prefix(one: str, other: str = "") -> str:
-    """What both begin with; a space before the first difference belongs to the answers."""
+    """Common prefix of two texts; a trailing space is left to the answers."""
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
     begin = one[: same - 1] if one[same - 1 : same] == " " else one[:same]
     if not begin:
@@ -131,7 +130,7 @@ def _common_prefix(one: str, other: str = "") -> str:
 
 # ---- conversations ------------------------------------------------------------------------------
 def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
-    """The conversations of a row; of two, the answer of each begins where they differ."""
+    """Read the conversations of a row; the answers of a pair start where they differ."""
     talks = [_answer_messages(row, name) for name in columns]
     asked = _prompt_messages(row, prompt, talks)
     if asked is None:
@@ -161,7 +160,7 @@ def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) ->
 
 
 def _common_prefix_length(talks: Sequence[Sequence[Message]]) -> int:
-    """How many messages two conversations begin with in common, short of a last one."""
+    """Number of leading messages that two conversations share, without their last ones."""
     pairs = zip(*(talk[:-1] for talk in talks), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
@@ -169,7 +168,7 @@ def _common_prefix_length(talks: Sequence[Sequence[Message]]) -> int:
 def _prompt_messages(
     row: Row, prompt: str | None, talks: Sequence[list[Message]]
 ) -> list[Message] | None:
-    """The messages before the answers; None: those that the answers have in common."""
+    """Messages before the answers; None: the answers' common prefix."""
     if prompt is not None:
         return [make_message("user", prompt)]
     asked = row.get("prompt")
@@ -182,7 +181,7 @@ def _prompt_messages(
 
 
 def _answer_messages(row: Row, column: str) -> list[Message]:
-    """Those of an answer, which may be text."""
+    """Messages of an answer, which can be a string."""
     given = row.get(column)
     if isinstance(given, str) and not given.lstrip().startswith("["):
         return [make_message("assistant", given)]

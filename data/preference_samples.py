@@ -1,4 +1,4 @@
-"""Samples of preferences: two texts each, of which a model learns to prefer one.
+"""Samples of preference pairs, for DPO, KTO and related objectives.
 
 The texts of a pair are a chosen and a rejected answer; or, where rows say of single answers whether
 they are liked, the answer, and another prompt's answer to the same prompt, which tells how far a
@@ -33,12 +33,12 @@ PREFERENCE_INPUTS = (NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS)
 
 
 def answers_per_example(config: RunConfig) -> int:
-    """Texts of an example."""
+    """Number of answers in an example: 2 for preferences, else 1."""
     return 2 if config.training.preference_type else 1
 
 
 def sequences_per_sample(config: RunConfig) -> int:
-    """Most texts that share a row of the tokens that are predicted."""
+    """Maximum number of sequences in a row of predicted tokens."""
     if isinstance(config.data, Seq2SeqData):
         return 1
     each = config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
@@ -47,7 +47,7 @@ def sequences_per_sample(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Two texts and their examples, and which example a person gave them in."""
+    """Two tokenized answers to compare; `example_index`: index of the first one's example."""
 
     sequences: tuple[TokenizedText, TokenizedText]
     examples: tuple[Example, Example]
@@ -57,7 +57,7 @@ class PreferencePair:
     def from_examples(
         cls, examples: Sequence[Example], tokens: Sequence[TokenizedText], single: bool
     ) -> list[PreferencePair]:
-        """The pairs of examples: each two, or each one with the answer to another prompt."""
+        """Pair examples: adjacent ones, or each with another prompt's answer."""
         if not single:
             return [
                 cls((tokens[i], tokens[i + 1]), (examples[i], examples[i + 1]), i)
@@ -70,8 +70,8 @@ class PreferencePair:
 
 
 def _mismatched_answers(prompts: Sequence[str]) -> list[int]:
-    """For each prompt, the index of an answer to another one: where all have as many answers, each
-    answer once. Where all prompts are the same, the next one."""
+    """Index of another prompt's answer for each prompt. Every answer is used once if all prompts
+    have equally many; if all prompts are equal, the next answer is used."""
     places = dict[str, list[int]]()
     for index, prompt in enumerate(prompts):
         places.setdefault(prompt, []).append(index)
@@ -86,17 +86,17 @@ def _mismatched_answers(prompts: Sequence[str]) -> list[int]:
 
 
 def count_equal_pairs(examples: Sequence[Example]) -> int:
-    """How many pairs of examples have the same two answers."""
+    """Number of pairs with equal answers."""
     return sum(one == other for one, other in zip(examples[::2], examples[1::2], strict=True))
 
 
 def prompt_length(text: TokenizedText) -> int:
-    """Where the answer of a text begins: at the first token that is learned."""
+    """Number of prompt tokens: the index of the first loss token."""
     return int(np.argmax(text.loss_mask)) if text.loss_mask.any() else len(text.ids)
 
 
 def _with_answer_of(one: TokenizedText, other: TokenizedText) -> TokenizedText:
-    """The prompt of a text with the answer of another."""
+    """Combine one sequence's prompt with the other's answer."""
     prompt, answer = slice(None, prompt_length(one)), slice(prompt_length(other), None)
     ids, learned = zip(one, other, strict=True)
     return TokenizedText(np.concatenate([ids[0][prompt], ids[1][answer]]),
@@ -104,7 +104,7 @@ def _with_answer_of(one: TokenizedText, other: TokenizedText) -> TokenizedText:
 
 
 def make_kto_labels(pairs: Sequence[PreferencePair]) -> np.ndarray | None:
-    """Whether the answer of each is liked, as batches have it; None: rows say nothing of it."""
+    """KTO labels of pairs, float32 [n, 1]: 1 desirable, -1 undesirable; None without labels."""
     if any(pair.examples[0].desirable is None for pair in pairs):
         return None
     return np.asarray([[1 if pair.examples[0].desirable else -1] for pair in pairs], np.float32)
@@ -112,7 +112,7 @@ def make_kto_labels(pairs: Sequence[PreferencePair]) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class PreferenceSamples:
-    """Samples of pairs.
+    """Samples of preference pairs.
 
     Attributes:
         packed: their tokens.
@@ -127,12 +127,11 @@ class PreferenceSamples:
 
     @property
     def truncation(self) -> Truncation:
-        """What was cut or dropped."""
+        """Counts of truncated and dropped examples."""
         return self.token_samples.truncation
 
     @property
     def digest(self) -> str:
-        """See `Samples`."""
         tokens = np.frombuffer(bytes.fromhex(self.token_samples.digest), np.uint8)
         kto_labels = np.zeros(0) if self.kto_labels is None else self.kto_labels
         return digest_arrays(tokens, self.pair_indices, self.num_loss_tokens, kto_labels)
@@ -141,7 +140,7 @@ class PreferenceSamples:
         return len(self.pair_indices)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
         pairs = self.pair_indices[rows].reshape(-1)
         there = (pairs != EMPTY_SLOT)[:, None]
@@ -155,7 +154,7 @@ class PreferenceSamples:
 
 @dataclass(frozen=True)
 class SamplesWithRefLogps:
-    """Samples of preferences with what a reference says of them.
+    """Preference samples with the reference model's log-probabilities.
 
     Attributes:
         samples: without it.
@@ -167,27 +166,27 @@ class SamplesWithRefLogps:
 
     @property
     def truncation(self) -> Truncation:
-        """What was cut or dropped."""
+        """Counts of truncated and dropped examples."""
         return self.samples.truncation
 
     @property
     def digest(self) -> str:
-        """See `Samples`; what the reference says is not part of it."""
+        """Digest of the samples, without the log-probabilities."""
         return self.samples.digest
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """See `epoch_indices`."""
+        """Sample indices of an epoch, int64 [n], unshuffled."""
         return epoch_indices(self.samples, seed, epoch)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order."""
         batch = self.samples.take(indices)
         return batch | {REF_LOGPS: self.ref_logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
 
 
 def preference_inputs(batch: Batch) -> dict[str, np.ndarray]:
-    """What a program may read of a batch besides tokens."""
+    """Arrays of a batch that only preference objectives read."""
     return {name: batch[name] for name in PREFERENCE_INPUTS if name in batch}

@@ -1,4 +1,4 @@
-"""Samples as people see them: token by token, and which of them are learned."""
+"""Preview of samples in the terminal: tokens, and which of them are in the loss."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from data.samples import Samples
 from data.tokenizer import Tokenizer
 
 TOKEN_SEPARATOR = "·"
-"""Between tokens."""
+"""Character between tokens."""
 LOSS_COLORS = "\033[32m", "\033[0m"
 SEPARATOR_COLORS = "\033[2m", "\033[0m"
-"""Colours of a terminal: green, and faint for separators."""
+"""Terminal colors: green for loss tokens, faint for separators."""
 LOSS_BRACKETS = "⟪", "⟫"
-"""Around what is learned, without colours."""
+"""Brackets around loss tokens where there are no colors."""
 
 
 def preview(
@@ -26,7 +26,7 @@ def preview(
     tokenizer: Tokenizer,
     coloured: bool,
 ) -> Iterator[str]:
-    """The samples at `indices`, in lines."""
+    """Format the samples at `indices` as lines."""
     how = "green" if coloured else "in {} {}".format(*LOSS_BRACKETS)
     yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {how}"
     for number, index in enumerate(indices, 1):
@@ -41,7 +41,7 @@ def preview(
 
 
 def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, coloured: bool) -> str:
-    """A text, indented; a line ends after a token that ends one."""
+    """Format a token sequence, indented; a line break follows a token with a line feed."""
     runs = list[tuple[bool, list[str]]]()
     for token, mark in text:
         if not runs or runs[-1][0] != mark:
@@ -67,7 +67,7 @@ def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, coloured:
 
 
 def _format_token(token: int, tokenizer: Tokenizer) -> str:
-    """A token's text on one line; of a part of a character, the tokenizer's own name for it."""
+    """A token's text on one line; the tokenizer's own name for a part of a character."""
     text = str(tokenizer.base.decode([token], skip_special_tokens=False))
     if "�" in text or not text:
         text = str(tokenizer.base.convert_ids_to_tokens(token))

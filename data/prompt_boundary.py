@@ -1,4 +1,4 @@
-"""Boundary between a prompt and its answer in one stream: one for training, evaluation, generation.
+"""Token boundary between prompt and answer, the same in training, evaluation and generation.
 
 A tokenizer joins characters of both sides to one token where it can: "A: " and "Anna" become "A:"
 and " Anna". A model that was trained on that token cannot be asked with a prompt that ends with a
@@ -18,7 +18,7 @@ from data.tokenizer import Tokenizer, first_token_from, split_chunks
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.ndarray]:
-    """Tokens after which the model answers each prompt, int32 [n], n > 0.
+    """Token ids of prompts as they precede an answer, int32 [n], n > 0.
 
     The tokenizer's first tokens, such as `<bos>`, precede them, those that it puts at the end do
     not follow. An empty prompt without such a token becomes the end token, which also preceded
@@ -34,7 +34,7 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.
 def encode_examples(
     tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]
 ) -> Iterator[TokenizedText]:
-    """Tokens of each prompt, then those of its answer, which are learned, with the end token."""
+    """Token ids and loss masks of prompts followed by their answers and the end token."""
     for chunk in split_chunks(pairs):
         prompts = encode_prompts(tokenizer, (prompt for prompt, _ in chunk))
         answers = _encode_answers(tokenizer, chunk)
@@ -46,7 +46,7 @@ def encode_examples(
 def _encode_answers(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[Sequence[int]]:
-    """Tokens of each answer as it continues its prompt, of which the end is enough to tell."""
+    """Token ids of answers, tokenized with the end of their prompt."""
     divided = [_move_spaces(prompt, answer) for prompt, answer in pairs]
     found = tokenizer.encode_fast([before + answer for before, answer in divided], False)
     for (before, answer), encoding in zip(divided, found, strict=True):
@@ -59,12 +59,12 @@ def _encode_answers(
 
 
 def _move_spaces(prompt: str, answer: str) -> tuple[str, str]:
-    """The end of a prompt, without spaces, and the answer with them."""
+    """Move the prompt's trailing spaces to the answer; returns the prompt's end and the answer."""
     asked = prompt.rstrip(" ")
     return asked[-CONTEXT_CHARACTERS:], prompt[len(asked) :] + answer
 
 
 def count_leading_special(tokenizer: Tokenizer, ids: np.ndarray) -> int:
-    """Number of tokens at the beginning of a text, such as `<bos>`, that stay when it is cut."""
+    """Number of leading special tokens, such as `<bos>`, that truncation keeps."""
     fixed = {*tokenizer.affix_ids[0], tokenizer.base.bos_token_id}
     return next((i for i, token in enumerate(ids.tolist()) if token not in fixed), len(ids))

@@ -1,4 +1,4 @@
-"""Prompt templates: text with the names of columns in braces."""
+"""Prompt templates: text with column names in braces."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 
 
 class ColumnError(ValueError):
-    """A row that lacks a column, or holds something other than text or a number there."""
+    """A row in which a column is missing or has a value of the wrong type."""
 
 
 class NullError(ColumnError):
-    """A row without a value in a column: null, or no number where a table has numbers."""
+    """A row in which a needed value is null or NaN."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """Text in which `{column}` stands for a row's value; `{{` and `}}` are braces.
+    """Text with `{column}` placeholders; `{{` and `}}` are literal braces.
 
     Nothing else is understood: unlike `str.format`, a template reaches no attribute of a value.
 
@@ -44,17 +44,17 @@ class Template:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The columns it names, in order, each once."""
+        """Names of the placeholders' columns, in order, without duplicates."""
         return tuple(dict.fromkeys(m[1] for m in _PLACEHOLDER.finditer(self.text) if m[1]))
 
     @property
     def value_column(self) -> str | None:
-        """The column whose value is the text, apart from white space around it."""
+        """Column of a template that is a single placeholder; else None."""
         match = _PLACEHOLDER.fullmatch(self.text.strip())
         return match[1] if match is not None else None
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """The text for a row.
+        """Fill in a row's values.
 
         Raises:
             ColumnError: a column is missing or holds no text.
@@ -68,21 +68,21 @@ class Template:
 
 @dataclass(frozen=True)
 class Instruction:
-    """The prompt of rows with `instruction` and, where there is any, `input` (Alpaca's) or
-    `context` (Dolly's)."""
+    """Prompt template of rows with `instruction` and an optional `input` (Alpaca) or `context`
+    (Dolly)."""
 
     columns = ("instruction",)
     optional = ("input", "context")
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """The instruction, and the input on lines after it."""
+        """The instruction, followed by the optional input on a new line."""
         text = column_text(row, "instruction")
         more = next((column_text(row, n) for n in self.optional if row.get(n) is not None), "")
         return f"{text}\n{more}" if more else text
 
 
 def column_text(row: Mapping[str, Any], column: str) -> str:
-    """The text, number or truth value in a column, as text: those of JSON as JSON writes them."""
+    """Value of a column as text; numbers and booleans as in JSON."""
     if column not in row:
         there = format_name(", ".join(map(str, row)) or "none")
         raise ColumnError(f"there is no column {format_value(column)}, but: {there}")

@@ -1,4 +1,4 @@
-"""What the columns of a row say: a conversation, a prompt and a target, or text alone."""
+"""Row formats: detection of conversations, prompt and target columns, or plain text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from files.file_location import FileLocation
 from files.formatting import format_name
 
 PREFERENCE_COLUMNS = {"chosen", "rejected"}
-"""Columns of two answers to a prompt, one better than the other."""
+"""Columns of paired preferences."""
 
 
 class TextTemplate(Protocol):
-    """How a row becomes text."""
+    """A template that renders a row as text."""
 
     @property
     def columns(self) -> tuple[str, ...]: ...
@@ -28,7 +28,7 @@ class TextTemplate(Protocol):
 
 
 class PromptTarget(NamedTuple):
-    """What a model reads and what it writes, and what goes between them in one stream."""
+    """Templates of prompt and target, and the separator between them."""
 
     prompt: TextTemplate
     target: TextTemplate
@@ -36,17 +36,17 @@ class PromptTarget(NamedTuple):
 
     @property
     def columns(self) -> set[str]:
-        """Those that a row must have."""
+        """Columns that a row must have."""
         return {*self.prompt.columns, *self.target.columns}
 
     @property
     def used_columns(self) -> set[str]:
-        """Those that are read, if a row has them."""
+        """Columns that are used if a row has them."""
         return {*self.columns, *getattr(self.prompt, "optional", ())}
 
 
 class RowSchema(NamedTuple):
-    """How the rows of a source are read.
+    """Templates and labels for the rows of a source.
 
     Attributes:
         pair: see `Task.reading`.
@@ -64,16 +64,15 @@ COMMON_COLUMNS: Sequence[PromptTarget] = (
     PromptTarget(Template("{question}"), Template("{answer}"), "\n"),
     PromptTarget(Template("{query}"), Template("{response}"), "\n"),
 )
-"""Columns that need no template: those of OpenAI's and TRL's files, of Alpaca's, of Dolly's, and
-further usual ones. TRL joins a prompt and its completion as they are; the others are no
-beginnings and ends of a text, and a line feed goes between them."""
+"""Columns that need no template, of OpenAI, TRL, Alpaca, Dolly and others. TRL concatenates prompt
+and completion; the others get a line feed between them."""
 
 DOCUMENT_TEMPLATE = Template("{text}")
-"""Documents, which are learned whole."""
+"""Template of plain documents, all of whose tokens are in the loss."""
 
 
 def detect_format(place: FileLocation, row: Row) -> DataFormat:
-    """What a row holds, where nobody says it.
+    """Detect the format of a row.
 
     Raises:
         DataError: preferences, which need an objective of their own.
@@ -95,7 +94,7 @@ def find_prompt_target(
     prompt: TextTemplate | None = None,
     target: TextTemplate | None = None,
 ) -> PromptTarget:
-    """The forms that are given, else those that fit the row's columns.
+    """The configured templates, completed with defaults for the row's columns.
 
     Raises:
         DataError: none does.
@@ -116,7 +115,7 @@ def find_prompt_target(
 
 
 def _suggest_templates(row: Row) -> str:
-    """Templates with the row's own columns, for advice."""
+    """Suggest templates with the row's columns, for an error message."""
     plain = [name for name in row if isinstance(name, str) and name and not {*name} & {*"{}'"}]
     names = [name for name in plain if isinstance(row[name], str)] or plain
     if len(names) < 2:
@@ -126,7 +125,7 @@ def _suggest_templates(row: Row) -> str:
 
 
 def _suggest_chosen(row: Row) -> str:
-    """Flags that train the better answer, for advice."""
+    """Suggest flags that train on the chosen answer, for an error message."""
     if isinstance(row["chosen"], list):
         return "--data.messages chosen"
     return f"--data.prompt '{{{'prompt' if 'prompt' in row else next(iter(row))}}}' " \

@@ -1,4 +1,4 @@
-"""The format of a model's samples: seq2seq (data/seq2seq.py) or causal LM (data/causal_lm.py)."""
+"""Interface of sample formats: seq2seq (data/seq2seq.py) and causal LM (data/causal_lm.py)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from data.tokenizer import TokenizedText, Tokenizer
 LENGTH_MULTIPLE = 8
 
 TokenInLoss = tuple[int, bool]
-"""A token, and whether it is learned."""
+"""Token id, and True if it is in the loss."""
 
 
 @dataclass(frozen=True)
 class SampleFormat(ABC):
-    """How texts become samples, and samples a program's inputs.
+    """Conversion of examples to samples, and of samples to a program's inputs.
 
     Attributes:
         name: for people.
@@ -41,15 +41,15 @@ class SampleFormat(ABC):
     trains_whole_chats: bool = False
 
     def prompt_text(self, config: RunConfig, prompt: str) -> str:
-        """The text that a model is given for a prompt."""
+        """Prompt as the model reads it."""
         return prompt
 
     def render(self, config: RunConfig, example: Example) -> Example:
-        """An example of a task as the model is given it."""
+        """Convert a task's example to the text that the model reads."""
         return example.with_prompt(self.prompt_text(config, example.prompt))
 
     def resolve(self, config: RunConfig, separator: str) -> RunConfig:
-        """The configuration with what only the data can tell.
+        """Complete the configuration with settings that only the data determine.
 
         Args:
             separator: what goes between prompts and targets in one stream.
@@ -57,15 +57,15 @@ class SampleFormat(ABC):
         return config
 
     def loss_scope(self, config: RunConfig) -> LossOn:
-        """Which of the assistant's turns are learned."""
+        """Assistant turns that are in the loss."""
         return "last_turn"
 
     @abstractmethod
     def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
-        """The tokens of examples, which are as `example` makes them: of the text, or those of the
-        prompt and then those of the target, which are learned."""
+        """Tokenize rendered examples; prompt and target are concatenated, with the target in the
+        loss."""
 
     @abstractmethod
     def make_samples(
@@ -76,7 +76,7 @@ class SampleFormat(ABC):
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        """Samples of examples.
+        """Convert tokenized examples to samples.
 
         Args:
             tokens: of the examples, as `encoded` makes them.
@@ -90,34 +90,33 @@ class SampleFormat(ABC):
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        """Samples of preferences. Raises as `samples`."""
+        """Convert preference pairs to samples. Raises as `make_samples`."""
 
     @abstractmethod
     def fit_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
-        """A configuration whose samples hold pairs, with prompts as `prompts` cuts them."""
+        """Choose lengths that fit all pairs, with prompts truncated as by `make_prompts`."""
 
     @abstractmethod
     def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
-        """Texts to generate from, and the configuration of a model with sequences no longer than
-        the longest of them needs."""
+        """Tokenize prompts for generation; returns them with a configuration for their lengths."""
 
     @abstractmethod
     def encode_targets(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
-        """The tokens of each target as the model has to write it, the end token included."""
+        """Token ids of targets as the model generates them, the end token included."""
 
     @abstractmethod
     def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
-        """Tokens that a sample holds of an example, and those of its target."""
+        """Tokens that an example takes in a sample, and its target tokens."""
 
     @abstractmethod
     def num_predictions(self, config: RunConfig) -> int:
-        """Positions of a sample that predict a token."""
+        """Number of positions of a sample that predict a token."""
 
     @abstractmethod
     def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
@@ -129,23 +128,22 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
-        """What training programs read of a batch, by the names of their streams. A program takes
-        those that it has."""
+        """Inputs of training programs from a batch, by stream name; a program uses those it has."""
 
     @abstractmethod
     def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
-        """The texts of a batch, one after the other, for people."""
+        """Sequences of a batch as tokens with their loss mask, for a preview."""
 
     @abstractmethod
     def count_tokens(self, batch: Batch) -> int:
-        """Tokens of a batch, padding left out."""
+        """Number of tokens in a batch without padding."""
 
     def output_length(self, config: RunConfig) -> int:
-        """Tokens that the model was configured to write."""
+        """Configured number of tokens that the model generates."""
         return int(getattr(config.model, self.output_field))
 
     def max_new_tokens(self, config: RunConfig) -> int:
-        """Most tokens that the configured model writes, the end token included.
+        """Maximum number of generated tokens, the end token included.
 
         A preset's limit is for its own task. For other data the model may write as many tokens as a
         text may have, or `generation.max_tokens`.
@@ -157,26 +155,25 @@ class SampleFormat(ABC):
         )
 
     def target_limit(self, config: RunConfig) -> TokenLimit:
-        """Most tokens of a target in training."""
+        """Limit on the tokens of a target in training."""
         made_for = config.model.max_position_embeddings
         return TokenLimit(self.output_length(config), self.output_field, made_for)
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
-        """The configuration of a model that writes so many tokens at most."""
+        """Set the model's output length in the configuration."""
         changed: dict[str, Any] = {self.output_field: length}
         return replace(config, model=replace(config.model, **changed))
 
 
 def length_multiple(config: RunConfig) -> int:
-    """Lengths of prompts are rounded up to a multiple of this, so that fewer programs are
-    compiled."""
+    """Multiple to which prompt lengths are rounded up, so that fewer programs are compiled."""
     return math.lcm(LENGTH_MULTIPLE, config.execution.attention_slices)
 
 
 def pad_right(
     rows: Sequence[np.ndarray], most: int, multiple: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens, padded on the right to the longest, and the mask, 1 = token.
+    """Pad rows of tokens on the right; returns ids and mask (1 = token), int32 [n, length].
 
     Args:
         rows: each of at most `most` tokens.

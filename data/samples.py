@@ -1,4 +1,4 @@
-"""Samples: rows of tokens of equal length, ready to be batched.
+"""Samples of fixed length: protocols, truncation, and packing of sequences.
 
 Several token sequences may share a sample, so that less of a batch is padding. Each has a number,
 its segment, and attends to tokens of its own segment only; so a sample computes what its sequences
@@ -20,11 +20,11 @@ Batch = Mapping[str, np.ndarray]
 """Arrays [samples, ...] of a batch, by Hugging Face's names."""
 
 IGNORE_INDEX = -100
-"""Label of positions that are not learned: Hugging Face's value, ignored by the loss."""
+"""Label of positions outside the loss, as in Hugging Face."""
 
 
 class Samples(Protocol):
-    """A number of samples, what was cut to make them, and batches of chosen ones."""
+    """A sequence of samples that returns batches of chosen ones."""
 
     @property
     def truncation(self) -> Truncation: ...
@@ -37,28 +37,28 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order."""
+        """Batch of the samples at `indices`, in their order."""
         ...
 
 
 @runtime_checkable
 class EpochSampler(Protocol):
-    """Samples some of which come several times in an epoch, others in each one."""
+    """Samples that choose the samples of each epoch."""
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Indices of the samples of an epoch, int64 [n], in no order."""
+        """Sample indices of an epoch, int64 [n], unshuffled."""
         ...
 
 
 def epoch_indices(samples: Samples, seed: int, epoch: int) -> np.ndarray:
-    """Indices of the samples of an epoch, int64 [n], in no order: all, unless they say others."""
+    """Sample indices of an epoch, int64 [n], unshuffled; all, unless the samples choose."""
     if isinstance(samples, EpochSampler):
         return samples.epoch_indices(seed, epoch)
     return np.arange(len(samples))
 
 
 def digest_arrays(*parts: np.ndarray | int | None) -> str:
-    """The SHA-256 digest of arrays and numbers that samples are made of."""
+    """SHA-256 digest of arrays and numbers."""
     sha256 = hashlib.sha256()
     for part in parts:
         array = np.ascontiguousarray(-1 if part is None else part)
@@ -68,13 +68,12 @@ def digest_arrays(*parts: np.ndarray | int | None) -> str:
 
 
 def count_loss_tokens(batch: Batch) -> int:
-    """Tokens of a batch that have a label: the loss is the mean over them."""
+    """Number of loss tokens in a batch; the loss is their mean."""
     return int(np.count_nonzero(batch["labels"] != IGNORE_INDEX))
 
 
 def get_segment_ids(batch: Batch) -> np.ndarray:
-    """The number of each token's text in its sample, 0 for padding. Where each sample is one text,
-    Hugging Face's `attention_mask` says the same, and without either nothing is padding."""
+    """Segment ids of a batch, 0 for padding; the attention mask, or all ones, if it has none."""
     for name in ("segment_ids", "attention_mask"):
         if name in batch:
             return batch[name]
@@ -83,7 +82,7 @@ def get_segment_ids(batch: Batch) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts and their token ids, padded on the right.
+    """Token ids of prompts, padded on the right.
 
     Attributes:
         texts: what the tokens say, before any are cut.
@@ -102,7 +101,7 @@ class Prompts:
 
 
 def epoch_permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order of `count` samples in an epoch: int64 [count], a function of the arguments alone.
+    """Permutation of `count` samples in an epoch, int64 [count], from the arguments alone.
 
     It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees
     that the former stays the same in later versions, but not the latter.
@@ -114,7 +113,7 @@ def epoch_permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 # ---- lengths ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Truncation:
-    """How many texts lost a part, and how many examples were dropped."""
+    """Counts of truncated prompts and targets, and of dropped examples."""
 
     prompts: int = 0
     targets: int = 0
@@ -128,7 +127,7 @@ class Truncation:
         )
 
     def notes(self, length: int) -> list[str]:
-        """Notes for the user; none if nothing was cut. `length`: tokens of a sample."""
+        """Messages about truncation; `length`: tokens of a sample."""
         counts = (
             (self.prompts, f"{self.prompts} cut to {length} tokens"),
             (self.targets, f"{self.targets} with a target cut"),
@@ -142,7 +141,7 @@ NO_TRUNCATION = Truncation()
 
 @dataclass(frozen=True)
 class TokenLimit:
-    """Most tokens of a text.
+    """Maximum tokens of a sequence, and the setting that limits them.
 
     Attributes:
         field: of the configuration, that sets it.
@@ -154,7 +153,7 @@ class TokenLimit:
     max_position_embeddings: int | None = None
 
     def advice(self, tokens: int) -> str:
-        """What to do about a text of more tokens."""
+        """Advice for a sequence with more tokens."""
         less = "--data.on_long_target truncate or skip"
         if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
             return f"the model was made for {self.max_position_embeddings}: give {less}"
@@ -162,7 +161,7 @@ class TokenLimit:
 
 
 class TooLongError(ValueError):
-    """An example that a sample does not hold.
+    """An example that does not fit into a sample.
 
     Attributes:
         index: which one.
@@ -179,7 +178,7 @@ def truncate_targets(
     limit: TokenLimit,
     on_long_target: OnLongTarget,
 ) -> tuple[list[int], list[np.ndarray], Truncation]:
-    """The targets of at most so many tokens.
+    """Truncate, drop or refuse targets beyond the limit.
 
     Args:
         tokens: of each target, the end token included.
@@ -211,7 +210,7 @@ def truncate_targets(
 
 
 def left_truncated_indices(size: int, length: int, first: int) -> np.ndarray:
-    """Places that stay when a text of `size` tokens loses its beginning, int64 [at most length].
+    """Indices that remain when a sequence is truncated on the left, int64 [at most length].
 
     Args:
         first: tokens before that beginning, such as `<bos>`, which stay.
@@ -223,11 +222,11 @@ def left_truncated_indices(size: int, length: int, first: int) -> np.ndarray:
 
 # ---- packing ------------------------------------------------------------------------------------
 EMPTY_SLOT = -1
-"""Stands for no sequence, in place of an index."""
+"""Placeholder index of an unused slot in a sample."""
 
 
 def pack_sequences(lengths: Sequence[int] | np.ndarray, capacity: int, most: int) -> np.ndarray:
-    """Share sequences out to samples.
+    """Pack sequences into samples, best fit decreasing.
 
     Best fit, longest first: a sequence goes to the sample that it fills best, or opens one. `most`
     1 keeps the order.
@@ -275,7 +274,7 @@ def _lowest_bit(bits: int) -> int:
 def concatenate_sequences(
     samples: np.ndarray, tokens_of: Callable[[int], np.ndarray], capacity: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lay the sequences of each sample one after the other.
+    """Concatenate the sequences of each sample; returns token ids and segment ids.
 
     Args:
         samples: what `pack_sequences` returns, or some of it.

@@ -1,4 +1,4 @@
-"""Samples for an encoder-decoder: a prompt to read, and a target to write.
+"""Samples of encoder-decoder models: a prompt for the encoder, a target for the decoder.
 
 Batches are dicts of int32 arrays:
     input_ids, segments                [n, sequence_length], padded on the right; a segment
@@ -47,15 +47,16 @@ from data.samples import (
 from data.tokenizer import TokenizedText, Tokenizer
 
 PAD, EOS, FIRST_TOKEN = 0, 1, 3
-"""Tokens of generated samples."""
+"""Token ids of random samples."""
 
 LENGTH_STD = 0.45
-"""Standard deviation of the logarithm of a generated prompt's length, where a mean is given."""
+"""Standard deviation of the logarithm of a random prompt's length, if a mean is given."""
 
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Token ids of examples, padded only when a batch is taken: MNLI at length 512 would take GB.
+    """Token ids of examples, padded only in batches: padded MNLI at length 512 would take
+    gigabytes.
 
     Attributes:
         tokens: int32, the prompts' ids one after the other, each ended by `</s>`.
@@ -78,18 +79,17 @@ class EncodedExamples:
 
     @property
     def digest(self) -> str:
-        """See `Samples`."""
         return digest_arrays(self.tokens, self.offsets, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def prompt(self, index: int) -> np.ndarray:
-        """The prompt's ids, not padded."""
+        """Token ids of a prompt, unpadded."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the examples at `indices`, in their order."""
+        """Batch of the examples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
         input_ids = np.full((len(rows), self.sequence_length), self.pad, np.int32)
         segment_ids = np.zeros_like(input_ids)
@@ -108,7 +108,7 @@ class EncodedExamples:
 
 @dataclass(frozen=True)
 class PackedExamples:
-    """Examples for an encoder-decoder model, several in a sample.
+    """Examples of an encoder-decoder, several packed into a sample.
 
     Attributes:
         examples: each by itself.
@@ -120,18 +120,17 @@ class PackedExamples:
 
     @classmethod
     def from_examples(cls, examples: EncodedExamples, most: int) -> PackedExamples:
-        """Pack all examples into samples of their `sequence_length`, `most` in each."""
+        """Pack examples into samples of their `sequence_length`, at most `most` in each."""
         lengths = np.diff(examples.offsets)
         return cls(examples, pack_sequences(lengths, examples.sequence_length, most))
 
     @property
     def truncation(self) -> Truncation:
-        """What was cut or dropped."""
+        """Counts of truncated and dropped examples."""
         return self.examples.truncation
 
     @property
     def digest(self) -> str:
-        """See `Samples`."""
         whole = np.frombuffer(bytes.fromhex(self.examples.digest), np.uint8)
         return digest_arrays(whole, self.samples)
 
@@ -139,7 +138,7 @@ class PackedExamples:
         return len(self.samples)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The batch of the samples at `indices`, in their order, int32.
+        """Batch of the samples at `indices`, in their order, int32.
 
         `input_ids` and `segment_ids` are [n, sequence_length], the mask with the places' numbers
         as in `concatenate_sequences`; `decoder_input_ids` and `labels` have a sequence for each
@@ -163,7 +162,7 @@ class PackedExamples:
 
 @dataclass(frozen=True)
 class Seq2Seq(SampleFormat):
-    """The shape of an encoder-decoder's data; see `SampleFormat`."""
+    """Sample format of encoder-decoder models."""
 
     name: str = "seq2seq"
     sample_tokenizer: str = "t5_tokenizer"
@@ -198,7 +197,7 @@ class Seq2Seq(SampleFormat):
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        """Both answers are targets of the first one's prompt."""
+        """Both answers are targets of the chosen answer's prompt."""
         kept, limit = list(pairs), self.output_length(config)
         if config.data.on_long_target == "skip":
             kept = [pair for pair in pairs if _target_length(pair) <= limit]
@@ -236,8 +235,8 @@ class Seq2Seq(SampleFormat):
     def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
-        """Those longer than `sequence_length` lose their end, as in training; conversations, their
-        beginning."""
+        """Prompts longer than `sequence_length` are truncated on the right, as in training;
+        conversations on the left."""
         most = config.model.sequence_length
         multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
         chat = config.data.format == "conversational"
@@ -258,13 +257,13 @@ class Seq2Seq(SampleFormat):
         return len(prompt), len(target)
 
     def num_predictions(self, config: RunConfig) -> int:
-        """All positions of the targets predict."""
+        """Every position of the targets predicts a token."""
         return (
             self.output_length(config) * examples_per_sample(config) * answers_per_example(config)
         )
 
     def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
-        """Each of a sample's examples gets an equal part of it, unless a mean is given."""
+        """Random examples; without a mean length, they share a sample equally."""
         model, most = config.model, examples_per_sample(config)
         room = model.sequence_length if mean_tokens else model.sequence_length // most
         drawn = random_examples(
@@ -307,7 +306,7 @@ class Seq2Seq(SampleFormat):
         return marked_texts
 
     def count_tokens(self, batch: Batch) -> int:
-        """Tokens of the prompts and the targets in a batch, end tokens included."""
+        """Tokens of prompts and targets in a batch, end tokens included."""
         return int(np.count_nonzero(get_segment_ids(batch))) + count_loss_tokens(batch)
 
 
@@ -315,7 +314,7 @@ SEQ2SEQ = Seq2Seq()
 
 
 def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[TokenizedText]:
-    """The tokens of each example's prompt, then those of its target, which are learned."""
+    """Token ids of prompts followed by their targets, which are in the loss."""
     targets = _encode_distinct([example.target for example in examples], tokenizer)
     prompts = _encode_with_eos((example.prompt for example in examples), tokenizer)
     for prompt, target in zip(prompts, targets, strict=True):
@@ -338,8 +337,7 @@ def truncate_examples(
     keeps_end: bool = False,
     start: int | None = None,
 ) -> EncodedExamples:
-    """Prompts and targets that samples hold. Prompts longer than `sequence_length` are cut and
-    counted.
+    """Truncate prompts and targets to the lengths of a sample, and count it.
 
     Args:
         tokens: of the examples, see `encode_examples`.
@@ -374,7 +372,7 @@ def truncate_examples(
 
 
 def _join_prompts(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens one after the other, and where each prompt's start."""
+    """Concatenate prompts; returns tokens and offsets."""
     starts = np.cumsum([0, *map(len, prompts)])
     return np.concatenate([np.zeros(0, np.int32), *prompts]), starts
 
@@ -391,7 +389,7 @@ def random_examples(
     seed: int,
     mean_tokens: float | None = None,
 ) -> EncodedExamples:
-    """Random samples.
+    """Random examples for benchmarks.
 
     Args:
         vocab_size: ids are below it.
@@ -417,7 +415,7 @@ def random_examples(
 
 
 def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.ndarray:
-    """What the decoder reads to predict `labels` [n, length]: each position's predecessor.
+    """Decoder inputs for labels: the labels shifted right by one, [n, length] → [n, length].
 
     The first is `start`; None: `pad`, as in T5. Ignored positions become `pad`.
     """
@@ -427,21 +425,21 @@ def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.nd
 
 
 def _encode_distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-    """The tokens of each text; equal ones, such as labels, are tokenised once."""
+    """Token ids of texts; equal texts, such as labels, are tokenized once."""
     distinct = list(dict.fromkeys(texts))
     known = dict(zip(distinct, _encode_with_eos(distinct, tokenizer), strict=True))
     return [known[text] for text in texts]
 
 
 def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """The tokens of each text with the end token, which some tokenizers do not add, int32 [n]."""
+    """Token ids of texts with the end token, int32 [n]."""
     return map(tokenizer.with_eos, tokenizer.ids(texts))
 
 
 def _truncate_prompts(
     rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, keeps_end: bool
 ) -> tuple[list[np.ndarray], int]:
-    """The ids of each prompt, at most `length`, and how many were cut to that."""
+    """Truncate prompts to `length` tokens; returns them and the number truncated."""
     fitting, cut = list(rows), 0
     for i, ids in enumerate(fitting):
         if len(ids) > length:
@@ -456,7 +454,7 @@ def _truncate_prompts(
 
 
 def examples_per_sample(config: RunConfig) -> int:
-    """Most examples that share a sample."""
+    """Maximum number of examples packed into a sample."""
     assert isinstance(config.data, Seq2SeqData)
     return config.data.examples_per_sample
 

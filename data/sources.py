@@ -1,4 +1,4 @@
-"""Where rows come from: files, folders, and data sets of the Hugging Face hub."""
+"""Sources of rows: files, folders, and data sets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 _UNSUPPORTED_SUFFIXES = (".gz", ".xlsx", ".zip")
-"""Suffixes of files that we do not read; such a name is not a data set of the hub either."""
+"""Suffixes of unsupported files; a name with one is no hub data set either."""
 
 
 class Source(Protocol):
-    """Rows, and what to call them in messages."""
+    """A source of rows, with a name for messages."""
 
     @property
     def name(self) -> str: ...
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
-        """Each row after its place.
+        """Read the rows: yields the location and content of each.
 
         Raises:
             UserError: there is no such data, or it cannot be read.
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
-        """The names that numbers in a column stand for, if that is a ClassLabel of datasets.
+        """Label names of a ClassLabel column; None for other columns.
 
         Raises:
             UserError: as `rows`.
@@ -58,25 +58,25 @@ class Source(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise UserError if what should be on this machine is not; nothing is read."""
+        """Raise UserError if local files are missing; reads nothing."""
         ...
 
     def size(self) -> int:
-        """Bytes on this machine, about, uncompressed; 0: nobody knows."""
+        """Approximate uncompressed bytes on this machine; 0 if unknown."""
         ...
 
     def digests(self) -> Iterator[bytes]:
-        """What identifies the content, if `size` is known."""
+        """Digests of the content, if `size` is known."""
         ...
 
     def state(self) -> list[object]:
-        """What changes when somebody writes to it on this machine; nothing is read."""
+        """Identifiers that change when local files are written; reads nothing."""
         ...
 
 
 @dataclass(frozen=True)
 class FileSource:
-    """A file of rows; see `data.file_readers`."""
+    """A single data file."""
 
     name: str
 
@@ -101,13 +101,13 @@ class FileSource:
 
 @dataclass(frozen=True)
 class FileListSource:
-    """Several files of rows, one after the other."""
+    """Several data files, in order."""
 
     name: str
     files: Sequence[FileSource]
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
-        """Those of the first file; the others must have the same."""
+        """Label names of the first file; raises DataError if others differ."""
         found = {file.name: file.read_class_names(column) for file in self.files}
         names = next(iter(found.values()))
         if (other := next((name for name in found if found[name] != names), None)) is not None:
@@ -138,7 +138,7 @@ class FileListSource:
 
 @dataclass(frozen=True)
 class SavedDataset:
-    """A folder that `save_to_disk` of datasets wrote."""
+    """A folder written by `Dataset.save_to_disk`."""
 
     name: str
     split: str
@@ -151,7 +151,7 @@ class SavedDataset:
         return hub.read_class_names(self._dataset, column)
 
     def check(self) -> None:
-        """The folder was looked into before it was taken for one."""
+        """Nothing to check: the folder was inspected to recognize it."""
 
     def size(self) -> int:
         return sum(map(_file_size, self._files()))
@@ -174,7 +174,7 @@ class SavedDataset:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A split of a data set of the hub."""
+    """A split of a data set on the hub."""
 
     path: str
     subset: str | None
@@ -188,7 +188,7 @@ class HubDataset:
         return hub.read_class_names(self._dataset, column)
 
     def check(self) -> None:
-        """Only the hub knows."""
+        """Nothing to check locally."""
 
     def size(self) -> int:
         return 0
@@ -210,7 +210,7 @@ class HubDataset:
 
 
 def _file_size(path: Path) -> int:
-    """Bytes of a file of rows, uncompressed if texts compress as usual."""
+    """Estimated uncompressed bytes of a data file."""
     try:
         return path.stat().st_size * (4 if path.suffix.lower() == GZIP_SUFFIX else 1)
     except OSError:  # who reads it says so
@@ -218,7 +218,7 @@ def _file_size(path: Path) -> int:
 
 
 def _file_state(path: Path) -> object:
-    """What the kernel changes at each write. Nobody can set the time of the last change back."""
+    """Inode, size and times of a file. The change time cannot be set back."""
     try:
         status = path.stat()
     except OSError as error:
@@ -235,7 +235,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def source_from_name(given: str, split: str) -> Source:
-    """The source that a flag names: files or a folder, else `NAME[:SUBSET][@SPLIT]` of the hub.
+    """Source named by a flag: files, a folder, or `NAME[:SUBSET][@SPLIT]` of the hub.
 
     Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
 
@@ -265,7 +265,7 @@ def source_from_name(given: str, split: str) -> Source:
 
 
 def _folder_source(name: str, split: str) -> Source:
-    """The rows of a folder: a saved data set, or files of one kind, also in folders within it."""
+    """Source of a folder: a saved data set, or data files of one type, also in subfolders."""
     if any((Path(name) / mark).is_file() for mark in hub.DATASET_FILES):
         return SavedDataset(name, split)
     inside = (path for path in Path(name).rglob("*") if path.is_file() and is_data_file(path))
@@ -285,7 +285,7 @@ def _folder_source(name: str, split: str) -> Source:
 
 
 def _is_file(name: str) -> bool:
-    """Whether a name is that of one file, which need not be there."""
+    """True if a name looks like a single file, which may not exist."""
     if Path(name).exists():
         return True
     one = "," not in name and not has_magic(name)
@@ -293,7 +293,7 @@ def _is_file(name: str) -> bool:
 
 
 def _expand_pattern(part: str) -> list[str]:
-    """The files that a name or pattern stands for, in the order of their names."""
+    """Files that match a name or glob pattern, sorted."""
     if _is_file(part) or not has_magic(part):
         return [part]
     matching = sorted(name for name in glob(part, recursive=True) if Path(name).is_file())

@@ -1,4 +1,4 @@
-"""Special tokens of a tokenizer in texts."""
+"""Special tokens of a tokenizer, and a pattern that finds them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def special_tokens(base: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 def pattern_of_any(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Pattern of these tokens, the longer ones first; of none, it matches nothing."""
+    """Regular expression that matches any of the tokens, longest first."""
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

@@ -1,4 +1,4 @@
-"""A task is one record: its data, what the model reads and writes, and how that is judged."""
+"""Tasks: data sources, prompt and target templates, labels and metrics."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ Split = Literal["train", "validation"]
 SAMPLE_FOLDER = Path(__file__).parent / "sample"
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 NULL_VALUE = -2
-"""Stands for an example whose row lacks a value that is needed."""
+"""Marks an example whose row has a null where a value is needed."""
 
 
 class ConversationReader(Protocol):
-    """How a conversation becomes an example."""
+    """Converts conversations to examples."""
 
     def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
-        """None: it is left out, which the reader notes."""
+        """Convert a conversation; None if it is dropped, with a warning."""
         ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is trained for.
+    """A training task.
 
     Attributes:
         name: for people.
@@ -93,7 +93,7 @@ class Task:
 
     @cached_property
     def row_format(self) -> DataFormat:
-        """What its rows hold: as its format says, else its first row.
+        """Format of the rows: configured, or detected from the first row.
 
         Raises:
             UserError: there is no such row, or it cannot be read.
@@ -112,12 +112,12 @@ class Task:
 
     @property
     def is_user_data(self) -> bool:
-        """Whether its data are a person's own."""
+        """True if the data are the user's, not a built-in task's."""
         return self.name not in TASKS
 
     @property
     def separator(self) -> str:
-        """What goes between a prompt and what a model writes, if they are one stream."""
+        """Text between prompt and target for a decoder-only model."""
         if (
             self.fixed_separator is not None
             or self.preference_type
@@ -132,8 +132,8 @@ class Task:
 
     @cached_property
     def labels(self) -> tuple[str, ...] | None:
-        """The answers of a classification: those that are given, else the names of the target's
-        column, if that has some; None: free text.
+        """Labels of a classification: configured, or those of the target's ClassLabel column; None
+        for free text.
 
         Raises:
             UserError: only the data can tell, and cannot be read.
@@ -144,7 +144,7 @@ class Task:
         return next((names for names in found if names is not None), None)
 
     def _class_names(self, source: Source) -> tuple[str, ...] | None:
-        """The names of the target's column in a source, if it has some."""
+        """ClassLabel names of the target's column in a source, if any."""
         if self.row_format == "language_modeling" or self.preference_type:
             return None
         first = next(iter(source.rows()), None)
@@ -154,7 +154,7 @@ class Task:
         return None if column is None else source.read_class_names(column)
 
     def _class_labels(self, source: Source) -> ClassLabels | None:
-        """What the labels in a source mean."""
+        """Labels for the values in a source."""
         if self.labels is None:
             return None
         names = self._class_names(source)
@@ -164,13 +164,13 @@ class Task:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What generated answers are judged by; documents and preferences have none."""
+        """Names of the metrics for generated answers; empty for documents and preferences."""
         if self.preference_type or self.row_format == "language_modeling":
             return ()
         return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
 
     def corpus(self, split: Split) -> Corpus:
-        """The examples of a split whose rows are texts; see `read_splits`."""
+        """Examples of a split whose rows are texts; see `read_splits`."""
         return self.read_splits(split)[split]
 
     def read_splits(
@@ -179,8 +179,7 @@ class Task:
         chat: ConversationReader | None = None,
         notes: DataWarnings | None = None,
     ) -> dict[Split, Corpus]:
-        """The examples of a split, in the order of the data; with those of training come those that
-        are held out of them.
+        """Read the examples of a split in order; for training, also those held out for validation.
 
         Args:
             chat: what reads conversations, if the task has them; there may be none left then.
@@ -200,7 +199,7 @@ class Task:
         return self.split_examples(found, split)
 
     def source(self, split: Split) -> Source:
-        """Where the rows of a split are.
+        """Source of a split's rows.
 
         Raises:
             DataError: nothing says it.
@@ -214,8 +213,7 @@ class Task:
         return self.sources[where]
 
     def row_schema(self, source: Source) -> RowSchema:
-        """How the rows of a source are read: by the forms of its first one, unless they are none
-        of texts, or there is no row."""
+        """Templates and labels of a source, from its first row."""
         labels = self._class_labels(source)
         if self.row_format != "prompt_completion" or self.preference_type:
             return RowSchema(None, labels)
@@ -231,7 +229,7 @@ class Task:
         chat: ConversationReader | None,
         notes: DataWarnings | None = None,
     ) -> Iterator[tuple[FileLocation, Example | int]]:
-        """What rows say, after their places, or why one is left out: `UNLABELED` or `NULL_VALUE`.
+        """Convert rows: yields locations with examples, or with `UNLABELED` or `NULL_VALUE`.
 
         Args:
             reading: see there.
@@ -279,7 +277,7 @@ class Task:
         pair: PromptTarget | None,
         chat: ConversationReader | None,
     ) -> set[str]:
-        """The columns of a row that become text, or say how it does."""
+        """Columns of a row that are rendered or control the rendering."""
         if self.preference_type is not None:
             own = () if self.prompt is None else self.prompt.columns
             return {*own, *preference_columns(self.preference_type == "unpaired", chat is not None)}
@@ -296,7 +294,7 @@ class Task:
     def _conversation(
         self, place: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
-        """The conversation in a row; a number: why it is left out."""
+        """Conversation of a row, or the reason why it is dropped."""
         if self._has_conversation(row):
             talk = read_conversation(row, self.messages, self.on_null == "empty")
             return talk.with_system(self.system)
@@ -309,7 +307,7 @@ class Task:
     def _preference_examples(
         self, place: FileLocation, row: Row, chat: ConversationReader | None
     ) -> list[Example]:
-        """The answers of a row of preferences; none if the chat template refuses one."""
+        """Examples of a row of preferences; empty if the chat template rejects one."""
         prompt = None if self.prompt is None else self.prompt.render(row)
         found = list[Example]()
         single = self.preference_type == "unpaired"
@@ -335,7 +333,7 @@ class Task:
         return find_prompt_target(place, row, self.prompt, self.target)
 
     def prompt_conversation(self, row: Row) -> Conversation:
-        """What a row asks: a conversation without the answer at its end, or a question.
+        """Conversation of a row up to the answer, for generation.
 
         Raises:
             ColumnError: it has neither messages nor a prompt.
@@ -349,15 +347,14 @@ class Task:
         return talk.with_system(self.system)
 
     def _suggest_fraction(self, split: Split) -> str:
-        """Another way to give data of a split, where there is one."""
+        """Advice to give a fraction of the training data, where possible."""
         has_rows = split == "validation" and "train" in self.sources
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
     def split_examples(
         self, found: Iterable[tuple[FileLocation, Example | int]], split: Split
     ) -> dict[Split, Corpus]:
-        """Corpora of what `examples` found; where both splits share a source, each prompt belongs
-        to only one of them.
+        """Assign examples to splits; of a shared source, each prompt belongs to one split.
 
         Raises:
             DataError: the fraction that is held out leaves nothing for one.
@@ -387,18 +384,18 @@ class Task:
         return splits
 
     def splits_read_with(self, split: Split) -> tuple[Split, ...]:
-        """The splits that are read with one."""
+        """Splits that are read together with one."""
         both = self.validation_fraction is not None and split == "train"
         return ("train", "validation") if both else (split,)
 
     def split_of_example(self, example: Example, split: Split) -> Split:
-        """The split that an example of the data for `split` belongs to."""
+        """Split of an example from the data for `split`."""
         if self.validation_fraction is None:
             return split
         return "validation" if _split_hash(example) < self.validation_fraction else "train"
 
     def check_examples_left(self, split: Split, splits: Mapping[Split, Corpus]) -> None:
-        """Raise DataError if all rows of a split were left out for what they lack."""
+        """Raise DataError if all rows of a split were dropped."""
         if any(corpus.examples for corpus in splits.values()):
             return
         unlabelled, nulls = splits[split].unlabeled, splits[split].nulls
@@ -415,7 +412,7 @@ class Task:
             )
 
     def check_validation_split(self, splits: Mapping[Split, Corpus]) -> None:
-        """Raise DataError if the fraction that is held out leaves nothing for a split."""
+        """Raise DataError if the validation fraction leaves a split empty."""
         for name, corpus in splits.items() if self.validation_fraction is not None else ():
             if not corpus.examples:
                 raise DataError(
@@ -433,7 +430,7 @@ class Task:
         )
 
     def render_prompt(self, row: Row) -> str:
-        """What the model reads for a row, which need not have the target's columns.
+        """Render the prompt of a row, which may lack the target's columns.
 
         Raises:
             ColumnError: it has neither the task's columns nor usual ones.
@@ -464,13 +461,13 @@ TASKS: dict[str, Task] = {
         sources={s: FileSource(str(SAMPLE_FOLDER / f"{s}.jsonl")) for s in ("train", "validation")},
     ),
 }
-"""Tasks by the name that `data.dataset` has."""
+"""Built-in tasks, by the name in `data.dataset`."""
 
 
 def task_from_config(
     data: Data, preference_type: Literal["paired", "unpaired"] | None = None
 ) -> Task:
-    """The configured task: `data.dataset`, or that of the files that are given.
+    """The configured task: `data.dataset`, or that of the user's files.
 
     Args:
         prefers: see `Task`.
@@ -516,7 +513,7 @@ def task_from_config(
 
 
 def check_data(data: Data) -> None:
-    """Raise UserError if a task cannot be meant or its files are missing; they are not read."""
+    """Raise UserError if the task is invalid or local files are missing; reads no data."""
     for source in task_from_config(data).sources.values():
         source.check()
     for one in read_mixture(data) if is_mixture(data) else ():
@@ -524,7 +521,7 @@ def check_data(data: Data) -> None:
 
 
 def _parse_fraction(validation: str | None) -> float | None:
-    """The fraction of the training data that is to be the validation split; None: it is no number.
+    """Validation fraction in `data.validation`; None if it is no number.
 
     Raises:
         DataError: a number that is no fraction.
@@ -544,15 +541,14 @@ def _parse_fraction(validation: str | None) -> float | None:
 
 
 def _split_hash(example: Example) -> float:
-    """A pseudo-random number from 0 to 1 that depends on the prompt alone, of a document on its
-    part."""
+    """Pseudo-random number in [0, 1) from the prompt alone, or from a document's chunk."""
     text = example.target if example.doc_chunk else example.prompt
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
 def _check_length(text: str) -> str:
-    """The text, unless it would keep a tokenizer busy for minutes and gigabytes.
+    """Return a text unless it exceeds `MAX_CHARACTERS`.
 
     Raises:
         ColumnError: it is that long.

@@ -1,5 +1,4 @@
-"""Running a chat template, a program of strangers: in a process of its own, within limits of time
-and memory.
+"""Sandbox for chat templates: a process with limits on time and memory.
 
 The process serves all conversations of this one. It is killed where a template takes too long, and
 another begins; a single power of large numbers is refused unseen.
@@ -25,15 +24,15 @@ from config.errors import ConfigError
 from files.formatting import format_bytes
 
 MAX_SECONDS = 10.0
-"""Of computing, for a conversation."""
+"""CPU seconds for a conversation."""
 MAX_MEMORY = 2**30
-"""Bytes that the process may grow by meanwhile."""
+"""Bytes by which the process can grow."""
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 
 
 class TemplateRuntimeError(Exception):
-    """What a template raised."""
+    """An exception raised by a template."""
 
 
 def render(
@@ -44,7 +43,7 @@ def render(
     marks: bool,
     variables: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text of messages, and what its generation blocks mark.
+    """Render messages; returns the text and the spans of its generation blocks.
 
     Args:
         source: the template.
@@ -84,7 +83,7 @@ def render(
 
 @cache
 def _uses_power(source: str) -> bool:
-    """Whether a template has the operator; `f(**names)` is none."""
+    """True if a template uses the operator `**`; `f(**names)` does not count."""
     from jinja2 import Environment
 
     if "**" not in source:
@@ -104,7 +103,7 @@ def _limit_error(what: str) -> ConfigError:
 
 
 class _TemplateWorker:
-    """The process that runs templates for this one; it begins with the first.
+    """The process that renders templates, started on first use.
 
     Threads take turns. It ends when this process does, however that ends.
     """
@@ -115,7 +114,7 @@ class _TemplateWorker:
         atexit.register(self._end, os.getpid())
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the process says of a request, see `data.template_worker`."""
+        """Send a request to the process; returns its reply (see `data.template_worker`)."""
         line = json.dumps(request, default=str).encode() + b"\n"
         with self._lock:
             process = self._process = self._process or _start_process()
@@ -137,7 +136,7 @@ class _TemplateWorker:
                 raise
 
     def _end(self, owner: int) -> None:
-        """End the process of `owner`; forks of that have none."""
+        """Kill the process of `owner`; forks do not own one."""
         if self._process is not None and owner == os.getpid():
             process, self._process = self._process, None
             process.kill()
@@ -150,12 +149,12 @@ class _TemplateWorker:
 
 @cache
 def _worker_of_process(owner: int) -> _TemplateWorker:
-    """That of a process, by its id: forks begin their own."""
+    """Worker of a process id; forks start their own."""
     return _TemplateWorker()
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """A process apart from this one's signals. What libraries say as they begin is theirs."""
+    """Start the process in its own session, without its libraries' output."""
     return subprocess.Popen(
         [sys.executable, "-P", str(_SCRIPT)],
         stdin=subprocess.PIPE,
@@ -166,7 +165,7 @@ def _start_process() -> subprocess.Popen[bytes]:
 
 
 def _send_line(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """A line of its answer; less than one if it has ended."""
+    """Send a line and read the reply; shorter than a line if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

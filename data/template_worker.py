@@ -1,4 +1,4 @@
-"""Runs chat templates, programs of strangers, for a process that sends each as a line of JSON.
+"""Process that renders untrusted chat templates: one JSON request per line.
 
 What takes too long is ended by the kernel, whatever it is at: no Python has to run for that. A
 script of its own, which starts without the packages around it.
@@ -17,7 +17,7 @@ _PROCESS_SIZE = Path("/proc/self/statm")
 
 
 def render_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the text and blocks that a template gives, or what it raised."""
+    """Render a request; returns text and blocks, or the exception."""
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -33,7 +33,7 @@ def render_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def limit_memory(more: int) -> None:
-    """Let this process grow by so many bytes, where its size is known."""
+    """Limit the growth of this process's memory, where its size is known."""
     if _PROCESS_SIZE.exists():
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         size = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize() + more
@@ -42,7 +42,8 @@ def limit_memory(more: int) -> None:
 
 
 def main() -> None:
-    """Answer each line; a line's time is that of its computing, by whose end the process ends."""
+    """Serve requests from standard input; the kernel ends the process when a line takes too
+    long."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     render_request(
         {"conversations": [[]], "chat_template": ""}

@@ -1,4 +1,4 @@
-"""Large data: made into examples and tokens by several processes, and kept beside the run.
+"""Cache of tokenized data: large data are tokenized by several processes and saved with the run.
 
 A file's name is a digest of all that its content follows from: the data, the tokenizer, the
 template, the settings, the programs in this folder.
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
     from data.pipeline import Pipeline
 
 MIN_BYTES = 8 * 2**20
-"""Bytes of data from which starting processes is worth while."""
+"""Bytes of data from which several processes pay off."""
 
 MAX_PROCESSES = 16
-"""Processes."""
+"""Maximum number of tokenizing processes."""
 
 LIBRARIES = ("jinja2", "tokenizers", "transformers")
-"""Libraries that make texts and tokens."""
+"""Libraries whose versions affect texts and tokens."""
 
 DATA_FOLDER = Path(__file__).parent
 
 
 def is_large(source: Source) -> bool:
-    """Whether a source is worth several processes; those of the hub are read where they are."""
+    """True if a source is large enough for several processes; False for the hub's."""
     return source.size() >= MIN_BYTES
 
 
 TokenizedSplits = dict[Split, tuple[Corpus, JsonObject]]
-"""By split, examples with tokens, and facts for people."""
+"""Tokenized examples and metadata, by split."""
 
 
 def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
-    """The examples and tokens of a split, and of the one that is held out of it; None if no disk
-    has room for their files, so that this process must read the data itself.
+    """Load the tokenized examples of a split and of its held-out part, or create them. None if no
+    disk has space, so that this process must read the data itself.
 
     Raises:
         UserError: the data do not fit the task; or no disk has room, and there are several
@@ -90,7 +90,7 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
 def _tokenize_to(
     data: Pipeline, split: Split, kept: Path | None, wanted: Sequence[Split], state: list[object]
 ) -> TokenizedSplits:
-    """Prepare the data and read them.
+    """Tokenize the data into files, and open them.
 
     Args:
         kept: where their files stay; None: nowhere.
@@ -121,7 +121,7 @@ def _tokenize_to(
 
 
 def _open_folder(kept: Path | None) -> AbstractContextManager[str | Path]:
-    """A folder to write to, for a while."""
+    """Context with a temporary folder for the files."""
     if kept is None:
         return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _open_folder(kept: Path | None) -> AbstractContextManager[str | Path]:
 
 
 def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
-    """Let processes write the files of a split into a folder."""
+    """Run the tokenizing process, which writes a split's files into a folder."""
     asked = {
         "config": data.user_config.to_dict(),
         "split": split,
@@ -170,13 +170,13 @@ def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
 
 
 def _num_processes() -> int:
-    """As many as this process may use processors."""
+    """Number of CPUs that this process may use for tokenization."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(here // popdist.getNumInstances(), MAX_PROCESSES), 1)
 
 
 def _cache_key(data: Pipeline, split: Split) -> str:
-    """The digest of what the examples of a split, and their tokens, follow from."""
+    """Digest of everything that determines a split's examples and tokens."""
     sha256 = hashlib.sha256()
     for path in sorted(DATA_FOLDER.glob("*.py")):
         sha256.update(path.read_bytes())

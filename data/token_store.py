@@ -1,4 +1,4 @@
-"""Corpora in files: texts, tokens and places as columns, which are read when they are asked for."""
+"""File format of tokenized examples: columns of texts, tokens and locations, read lazily."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """A sequence whose items are made when they are asked for."""
+    """A sequence whose items are created on access."""
 
     def __init__(self, make: Callable[[int], T], indices: range) -> None:
         self._make, self._indices = make, indices
@@ -44,7 +44,7 @@ class LazySequence(Sequence[T]):
 
 @dataclass
 class TokenStore:
-    """Examples that are being collected.
+    """Collector of tokenized examples, written as columns.
 
     Attributes:
         texts: UTF-8 of prompts and targets by turns; `sizes`: bytes of each.
@@ -61,7 +61,7 @@ class TokenStore:
     files: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, place: FileLocation, example: Example, tokens: TokenizedText) -> None:
-        """Add an example. The text of a document's part is not kept: its tokens say it."""
+        """Add an example. A document chunk is stored as tokens only."""
         written = "" if example.doc_chunk else example.target
         for text in (example.prompt, written):
             self.texts.append(text.encode(errors="surrogatepass"))
@@ -73,7 +73,7 @@ class TokenStore:
         self.locations.append((self.files.setdefault(source, len(self.files)), place.number))
 
     def write(self, path: Path, facts: dict[str, Any]) -> None:
-        """Write them to a file with further facts, which JSON has forms for.
+        """Write the columns and JSON metadata to a file.
 
         Raises:
             WriteError: it cannot be written.
@@ -92,7 +92,7 @@ class TokenStore:
 
 
 def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
-    """The corpus in a file, and the facts that were written with it.
+    """Open a file of tokenized examples; returns the corpus and its metadata.
 
     Raises:
         FileError: there is no such file, or it is damaged.

@@ -42,16 +42,16 @@ from files.json_files import JsonObject
 SAMPLE_FORMATS: dict[str, SampleFormat] = {
     sample_format.name: sample_format for sample_format in (SEQ2SEQ, CAUSAL_LM)
 }
-"""The formats of samples that other processes know."""
+"""Sample formats by name."""
 
 CHUNK_ROWS = 500
-"""Rows that a process is given at once."""
+"""Number of rows in a chunk for one process."""
 
 Chunk = list[tuple[FileLocation, Row]]
 
 
 class ChunkResult(NamedTuple):
-    """What a chunk of rows became."""
+    """Tokenized examples of a chunk of rows, with counts and warnings."""
 
     rows: list[tuple[FileLocation, Example, TokenizedText]]
     left_out: tuple[int, int]
@@ -60,14 +60,14 @@ class ChunkResult(NamedTuple):
 
 
 class TokenizeContext(NamedTuple):
-    """What forked processes share."""
+    """Objects that forked processes share."""
 
     data: Pipeline
     row_schema: RowSchema
     chat: ChatTemplate | None
 
     def of(self, chunk: Chunk) -> ChunkResult:
-        """Make examples and tokens of rows."""
+        """Tokenize a chunk of rows."""
         chat, data, notes = self.chat, self.data, self.data.new_warnings()
         if chat is not None:
             chat.warnings = notes
@@ -100,7 +100,7 @@ def _split_chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterator[Chunk]:
 
 
 def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
-    """Write a file for the split, and for the one that is held out of it.
+    """Tokenize a split and its held-out part, and write a file for each.
 
     Raises:
         UserError: the data do not fit the task.
@@ -138,7 +138,7 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
 
 
 def main() -> None:
-    """Read what is asked for, and answer it."""
+    """Read a request from standard input and tokenize."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that asked decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     asked = JsonObject(json.load(sys.stdin), "standard input")

@@ -1,4 +1,4 @@
-"""Tokens of texts, and the tokenizer of a run, which owns the special tokens."""
+"""The tokenizer of a run: encoding with loss masks, decoding, and special tokens."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CHUNK_TEXTS = 4096
-"""Texts given to the tokenizer at once; bounds the memory of its Python objects."""
+"""Number of texts in a call of the tokenizer, which bounds memory."""
 MAX_WORD_CONTEXT = 40
-"""Characters of a word on each side of one that is looked at."""
+"""Characters of a word checked on each side of a character."""
 NO_VOCAB_LIMIT = 2**63 - 1
-"""In place of the rows of an embedding, where no model is there."""
+"""Vocabulary size where no model is known."""
 
 DEFAULT_PAD_TOKEN = "<|extratoken_1|>"
-"""The padding token of a vocabulary that has none: the name that GPT-J's has."""
+"""Padding token added to a vocabulary without one; GPT-J's name."""
 
 
 class MissingRowError(UserError, ValueError):
-    """A text with a token that is beyond the rows of the model's embedding.
+    """A token id beyond the rows of the model's embedding.
 
     Attributes:
         token: as the tokenizer writes it.
@@ -60,7 +60,7 @@ class MissingRowError(UserError, ValueError):
 
 
 class Tokenizer:
-    """A tokenizer of transformers whose end and padding tokens are known.
+    """A transformers tokenizer with known end and padding tokens.
 
     Attributes:
         base: the tokenizer of transformers.
@@ -107,18 +107,18 @@ class Tokenizer:
 
     @property
     def rows(self) -> int:
-        """Rows that an embedding needs for all tokens."""
+        """Number of embedding rows that all tokens need."""
         return _required_vocab_size(self.base)
 
     @property
     def state(self) -> list[object]:
-        """All that its tokens depend on, as JSON has it."""
+        """Everything that determines the token ids, as JSON values."""
         backend = getattr(self.base, "backend_tokenizer", None)
         vocabulary = sorted(self.base.get_vocab().items()) if backend is None else backend.to_str()
         return [vocabulary, self.end, self.pad]
 
     def ids(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
-        """The tokens of each text, int32 [n].
+        """Encode texts: token ids, int32 [n] each.
 
         Args:
             special: with the tokens that the tokenizer puts around a text, such as T5's end token.
@@ -131,7 +131,7 @@ class Tokenizer:
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
     def encode_with_loss_mask(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
-        """The tokens of each text with the end token, and which of them are learned.
+        """Encode texts given as spans, with the end token and a loss mask.
 
         A text is tokenised as a whole. A token is learned if any of its characters is; the end
         token, as the last span is. Those of chats end as their template says.
@@ -150,8 +150,8 @@ class Tokenizer:
     def encode_doc_chunks(
         self, texts: Iterable[tuple[str, DocumentChunk]]
     ) -> Iterator[TokenizedText]:
-        """The tokens of parts of documents, all learned: those of a document's parts, one after the
-        other, are its own, and the end token."""
+        """Encode document chunks, all in the loss; concatenated, they are the document's tokens and
+        the end token."""
         for chunk in split_chunks(texts):
             whole = [part.context + text for text, part in chunk]
             for (text, part), found in zip(chunk, self.encode_fast(whole, False), strict=True):
@@ -164,7 +164,7 @@ class Tokenizer:
 
     @cached_property
     def affix_ids(self) -> tuple[list[int], list[int]]:
-        """Tokens that the tokenizer puts before and after a text."""
+        """Token ids that the tokenizer adds before and after a text."""
         whole = self.base("a", add_special_tokens=not self.chat, return_special_tokens_mask=True)
         ids, mask = list(whole["input_ids"]), whole["special_tokens_mask"]
         start = next((i for i, special in enumerate(mask) if not special), 0)
@@ -172,13 +172,13 @@ class Tokenizer:
         return ids[:start], ids[start + len(text) :]
 
     def with_eos(self, ids: np.ndarray) -> np.ndarray:
-        """Tokens of a text with the end token, which it may have already, int32 [n]."""
+        """Append the end token unless it is there, int32 [n]."""
         if len(ids) and ids[-1] == self.end:
             return ids
         return np.append(ids, np.int32(self.end))
 
     def encode_fast(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
-        """What the tokenizers library made of each text."""
+        """Encode with the tokenizers library, which also gives character offsets."""
         with catch_panics():
             found = self.base(
                 list(texts), add_special_tokens=special, return_attention_mask=False,
@@ -189,7 +189,7 @@ class Tokenizer:
         return list(found)
 
     def _check_rows(self, texts: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
-        """Raise NoRow for a text with a token that the embedding has no row for."""
+        """Raise MissingRowError for a token without an embedding row."""
         if not self._lacks_rows:
             return
         for text, ids in zip(texts, tokens, strict=True):
@@ -200,7 +200,7 @@ class Tokenizer:
                 )
 
     def token_bytes(self, rows: int) -> list[bytes]:
-        """What each token prints within a text, in UTF-8, of which it may be a part of a letter.
+        """UTF-8 bytes of each token, which can be a part of a character.
 
         Args:
             rows: of the model's embedding; those without a token print nothing.
@@ -223,8 +223,8 @@ class Tokenizer:
         return pieces
 
     def lost_characters(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Characters that texts lose as tokens: those that are unknown, and those that come back
-        in another form, such as a small letter for a capital."""
+        """Characters that encoding loses: unknown ones, and ones decoded in another form, such as
+        lower case."""
         texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
         alone, amid = (
@@ -252,28 +252,28 @@ class Tokenizer:
 
     @cached_property
     def keeps_repeated_spaces(self) -> bool:
-        """Whether spaces that follow each other come back from their tokens."""
+        """True if repeated spaces survive encoding and decoding."""
         (text,) = self._read_back([_between_letters(REPEATED_SPACES)])
         return REPEATED_SPACES in text
 
     def _read_back(self, texts: Iterable[str]) -> list[str]:
-        """What the tokens of texts say, unknown ones left out."""
+        """Encode and decode texts, without unknown tokens."""
         unknown = self.base.unk_token_id
         rows = [[token for token in ids.tolist() if token != unknown] for ids in self.ids(texts)]
         return self.texts(rows) if rows else []  # the tokenizer decodes no empty list
 
     def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
-        """What rows of tokens say, special tokens left out."""
+        """Decode rows of token ids, without special tokens."""
         decoded: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
         return decoded
 
 
 REPEATED_SPACES = "  "
-"""Stands for all runs of spaces among characters."""
+"""Stands for repeated spaces in a set of characters."""
 
 
 def collect_characters(texts: Iterable[str]) -> set[str]:
-    """All characters that texts have, and `REPEATED_SPACES` if they have one."""
+    """Set of characters in texts, and `REPEATED_SPACES` if they occur."""
     found = set[str]()
     for text in texts:
         found.update(text)
@@ -285,7 +285,7 @@ def collect_characters(texts: Iterable[str]) -> set[str]:
 def save_tokenizer(
     tokenizer: Tokenizer, run: RunFolder, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Put a tokenizer next to the checkpoints of a run, unless one is there.
+    """Save a tokenizer in the run folder, unless there is one.
 
     Args:
         settings: of the model's generation_config.json, which lies with its tokenizer.
@@ -304,13 +304,13 @@ def save_tokenizer(
 
 
 def find_saved_tokenizer(run: RunFolder) -> Path | None:
-    """The folder of the tokenizer that a run keeps; None: there is none."""
+    """Folder of the tokenizer saved with a run; None without one."""
     path = run.tokenizer.absolute()
     return path if path.is_dir() else None
 
 
 def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-    """Say how many answers, int32 [n, length], were cut.
+    """Print how many answers, int32 [n, length], reached the token limit.
 
     An answer is whole if it has an end token, or ends with one of the stop texts.
     """
@@ -328,13 +328,13 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
 
 
 def _between_letters(character: str) -> str:
-    """A text with the character between two other letters."""
+    """The character between two other letters."""
     other = "b" if _fold_case_and_accents(character) == "a" else "a"
     return f"{other}{character}{other}"
 
 
 def _word_around(character: str, text: str) -> str:
-    """A word of a text, or a part of a long one, with the character."""
+    """The word of a text that contains the character, cut if it is long."""
     place = text.index(character)
     first, last = text.rfind(" ", 0, place) + 1, text.find(" ", place)
     last = len(text) if last < 0 else last
@@ -342,19 +342,19 @@ def _word_around(character: str, text: str) -> str:
 
 
 def _fold_case_and_accents(text: str) -> str:
-    """A text in small letters without accents."""
+    """The text in lower case without accents."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return "".join(c for c in plain if not unicodedata.combining(c))
 
 
 def _survives(pair: tuple[str, str], character: str) -> bool:
-    """True if all of a character that is in a text is in what came back of it."""
+    """True if all occurrences of a character survive encoding and decoding."""
     text, back, one = (unicodedata.normalize("NFKC", s) for s in (*pair, character))
     return bool(one) and back.count(one) >= max(text.count(one), 1)
 
 
 def _loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
-    """Which tokens have characters that are learned, bool [n]."""
+    """Mask of the tokens that overlap spans in the loss, bool [n]."""
     learned, start = np.zeros(len(encoding.ids), bool), 0
     for span in spans:
         end = start + len(span.text)
@@ -365,7 +365,7 @@ def _loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
 
 
 def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
-    """The first token with one of the characters from `start` up to `end`, and one past the last.
+    """Token range [first, end) that covers the characters from `start` up to `end`.
 
     A token without characters counts as the one that follows it; special tokens that are not in the
     text, as none. Asking for single ones is faster than reading the places of all.
@@ -377,7 +377,7 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     last = first
 
     def begins(token: int) -> int:
-        """Where a token begins; -1: not in the text."""
+        """First character of a token; -1 if it has none in the text."""
         if not 0 <= token < len(encoding.ids):
             return -1
         place = encoding.token_to_chars(token)
@@ -393,8 +393,8 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
 
 
 def first_token_from(encoding: Encoding, start: int) -> int | None:
-    """The first token that begins at a character or after it; None: one has characters before it,
-    too."""
+    """Index of the first token that starts at a character or later; None if a token straddles
+    it."""
     if start == 0:
         return 0
     last = _tokens_within(encoding, 0, start)[1]
@@ -403,7 +403,7 @@ def first_token_from(encoding: Encoding, start: int) -> int | None:
 
 
 def _byte_alphabet(base: PreTrainedTokenizerFast) -> dict[str, int]:
-    """The byte that each letter of a token stands for, as in GPT-2's and ByT5's; else nothing."""
+    """Byte of each letter in byte-level tokens, as in GPT-2 and ByT5; else empty."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     if not base.vocab_files_names:
@@ -416,13 +416,13 @@ def _byte_alphabet(base: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def add_tokens(base: PreTrainedTokenizerFast, names: Iterable[str]) -> None:
-    """Add the tokens that a tokenizer does not have."""
+    """Add missing tokens to a tokenizer."""
     known = base.get_vocab()
     base.add_tokens([name for name in names if name not in known])
 
 
 def _set_pad_token(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
-    """Give a tokenizer a padding token that has a row: one of its own, or the end token."""
+    """Set a padding token that has an embedding row: a new one, or the end token."""
     lacks = "the tokenizer has no padding token"
     if base.pad_token_id is not None:
         lacks = (
@@ -444,7 +444,7 @@ def _required_vocab_size(base: PreTrainedTokenizerFast) -> int:
 
 
 def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    """Lists of up to `CHUNK_TEXTS` items."""
+    """Split items into lists of up to `CHUNK_TEXTS`."""
     left = iter(items)
     while chunk := list(islice(left, CHUNK_TEXTS)):
         yield chunk

@@ -1,4 +1,4 @@
-"""Forms of messages with tool calls, of which each chat template reads some."""
+"""Formats of messages with tool calls; chat templates differ in which they render."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from data.conversations import Message
 
 ABSENT = object()
-"""Content of a message that has no field for it."""
+"""Marks a message without a content field."""
 
 PROBE_FUNCTION = "a_call_that_is_written"
-"""Name of a function, which shows whether a template writes a call."""
+"""Function name that shows if a template renders a call."""
 
 
 class ToolCallFormat(NamedTuple):
-    """Form of a message with tool calls and without a text.
+    """Format of a message with tool calls and no text.
 
     Attributes:
         content: None, an empty text, or `ABSENT`, which leaves a message as it is.
@@ -27,7 +27,7 @@ class ToolCallFormat(NamedTuple):
     arguments_as_text: bool
 
     def apply(self, message: Message) -> Message:
-        """A message in this form; one without calls as it is."""
+        """Convert a message with tool calls to this format."""
         if not message.get("tool_calls"):
             return message
         calls = [self._call(call) for call in message["tool_calls"]]
@@ -45,7 +45,7 @@ class ToolCallFormat(NamedTuple):
 
 
 TOOL_CALL_FORMATS = [ToolCallFormat(*form) for form in product((ABSENT, None, ""), (False, True))]
-"""Most templates read the first one, DeepSeek's a null and arguments as text."""
+"""Formats in order of trial; most templates render the first one."""
 
 PROBE_MESSAGE: Message = {
     "role": "assistant",
@@ -56,7 +56,7 @@ PROBE_MESSAGE: Message = {
 
 
 def tool_calls_to_text(message: Message) -> Message:
-    """A message whose tool calls are text, in the form of Hermes and Qwen."""
+    """Convert tool calls to text in the format of Hermes and Qwen."""
     if "tool_calls" not in message:
         return message
     lines = [message["content"]] if message.get("content") else []

@@ -1,4 +1,5 @@
-"""Everything the application reads from outside and writes, in one place for each kind.
+"""Readers and writers of files: JSON, YAML, text, locks, temporary folders and messages about
+paths.
 
 Readers take nothing for granted: a file yields plain data, or one sentence that names the file, the
 line and the field. Writers leave a whole file or none.

@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, and checked before the work begins."""
+"""Atomic writing of files and folders, and checks before a run that they can be written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux and of most of its f
 
 @contextmanager
 def unwrap_os_errors() -> Iterator[None]:
-    """Turn a failure of the disk inside a library into the OSError that it is.
+    """Convert a library's exception for a disk failure into the OSError that caused it.
 
     Those written in Rust, such as safetensors and tokenizers, raise exceptions of their own, whose
     text has its number.
@@ -41,7 +41,7 @@ def unwrap_os_errors() -> Iterator[None]:
 
 @contextmanager
 def write_errors(what: str, path: str | Path) -> Iterator[None]:
-    """Turn a failure of the disk inside the context into one sentence.
+    """Convert an OSError inside the context into a WriteError of one sentence.
 
     Args:
         what: the file or folder is for, such as "the plan".
@@ -62,12 +62,12 @@ def write_errors(what: str, path: str | Path) -> Iterator[None]:
 
 
 def write_text(what: str, path: Path, text: str) -> None:
-    """Write a text file, see `write_file`."""
+    """Write a text file atomically. Raises as `write_file`."""
     write_file(what, path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
 def write_folder(what: str, path: Path, fill: Callable[[Path], object]) -> None:
-    """Write a folder with files, which appears whole or not at all; `path` must be free.
+    """Write a folder atomically; nothing may exist at `path`.
 
     Args:
         what: it is, for messages.
@@ -84,7 +84,7 @@ def write_folder(what: str, path: Path, fill: Callable[[Path], object]) -> None:
 
 
 def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file, and its folders if need be. An existing file is replaced atomically, or stays.
+    """Write a file atomically, and create its parent folders; an existing file is replaced.
 
     Args:
         what: it is, for messages.
@@ -104,18 +104,18 @@ def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file that survives a loss of power."""
+    """Write a JSON file and flush it to disk."""
     write_synced(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write a text file that survives a loss of power."""
+    """Write a text file and flush it to disk."""
     path.write_text(text, encoding="utf-8")
     fsync(path)
 
 
 def check_can_write_file(what: str, path: str | Path) -> None:
-    """Raise WriteError unless `write_file` can write there. Leaves nothing behind."""
+    """Raise WriteError unless `write_file` can write to the path; leaves nothing behind."""
     path = Path(path)
     with write_errors(what, path):
         if _file_mode(path) is not None and stat.S_ISDIR(_file_mode(path) or 0):
@@ -126,7 +126,7 @@ def check_can_write_file(what: str, path: str | Path) -> None:
 
 
 def check_can_write_folder(what: str, path: str | Path) -> None:
-    """Raise WriteError unless files can be written into the folder, which need not be there yet.
+    """Raise WriteError unless files can be written into the folder, which may not exist yet.
 
     Leaves nothing behind.
     """
@@ -136,7 +136,7 @@ def check_can_write_folder(what: str, path: str | Path) -> None:
 
 
 def _probe_folder(folder: Path) -> None:
-    """Write a nameless file into the folder, or into the one in which it would be made."""
+    """Write an unnamed file into the folder, or into its nearest parent that exists."""
     absolute = Path(os.path.abspath(folder))
     if absolute.is_symlink() and not absolute.exists():
         raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
@@ -156,7 +156,7 @@ def _check_name_lengths(path: Path) -> None:
 
 
 def _file_mode(path: Path) -> int | None:
-    """Kind and permissions of what is at a path; None if nothing is."""
+    """Type and permission bits of a path; None if nothing exists there."""
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

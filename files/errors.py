@@ -1,19 +1,19 @@
-"""What a person can mend, and what is wrong with a file."""
+"""Exceptions whose message is for the user: mistakes that the user can correct."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """A mistake outside the program. The message is one sentence that says what to do about it."""
+    """A mistake outside the program; the message is one sentence with advice."""
 
 
 class FileError(UserError):
-    """A file that cannot be read or written, or that holds what it should not."""
+    """A file that cannot be read or written, or whose content is invalid."""
 
 
 class WriteError(FileError):
-    """A file or folder that cannot be written: no permission, no space, no such place."""
+    """A file or folder that cannot be written, such as for lack of permission or space."""
 
 
 class InUseError(FileError):
-    """A folder that another process writes into."""
+    """A folder that another process is writing into."""

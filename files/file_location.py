@@ -1,4 +1,4 @@
-"""Where something stands in a file."""
+"""Location of a value in a file, for messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from files.formatting import format_path
 
 
 class FileLocation(NamedTuple):
-    """A line or row of a file. It is put into words where a message is printed: there is one for
-    each row that is read, and hardly ever a message."""
+    """Path and line (or row) number; formatted only when a message is printed."""
 
     path: Path | str
     number: int

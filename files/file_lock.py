@@ -1,4 +1,4 @@
-"""The kernel's lock on a file, which ends with its process, however that dies."""
+"""Advisory file locks (flock), which the kernel releases when the process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system w
 
 
 def open_lock(path: Path) -> int:
-    """Open a file to lock, which is made if need be; returns its descriptor.
+    """Open a lock file, created if missing; returns its descriptor.
 
     Programs that are started meanwhile do not inherit it: they would go on holding the lock. A link
     is not followed: what it leads to would be overwritten.
@@ -23,7 +23,7 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int, wait: bool = False) -> bool | None:
-    """Lock an open file for this process alone.
+    """Lock an open file exclusively.
 
     Args:
         wait: until no other process has the lock.

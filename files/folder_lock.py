@@ -1,4 +1,4 @@
-"""One writer for a folder.
+"""Lock that gives a folder a single writer.
 
 The lock is on a file in the folder. The file stays and says who had it last.
 """
@@ -25,8 +25,8 @@ LOCK_FILE = "writer.lock"
 
 @contextmanager
 def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Keep other processes from writing into the folder, which is made if need be; what killed ones
-    left there half written is deleted. A file system without locks does not stop them.
+    """Lock a folder against other writers, and delete stale temporary folders in it. The folder is
+    created if missing. A file system without locks does not stop other writers.
 
     Args:
         wait: until another process that writes into it has ended.
@@ -47,7 +47,7 @@ def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def _remove_stale_folders(folder: Path) -> None:
-    """Delete what killed processes left in the folder and in those directly in it."""
+    """Delete temporary folders of killed processes in the folder and in its direct subfolders."""
     remove_stale_folders(folder)
     with suppress(OSError):
         for path in folder.iterdir():
@@ -74,7 +74,7 @@ def _acquire(descriptor: int, folder: Path, wait: bool) -> None:
 
 
 def _describe_holder(note: bytes, path: Path) -> str:
-    """Who has the lock, as far as the file tells."""
+    """Description of the process that holds the lock, from the lock file's content."""
     try:
         owner = JsonObject(parse_json(note.decode(errors="replace"), path), str(path))
         process, host, since = owner.count("process"), owner.text("host"), owner.text("since")

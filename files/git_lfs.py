@@ -1,4 +1,4 @@
-"""Pointers that git-lfs leaves in place of large files."""
+"""Detection of git-lfs pointer files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _START = b"version https://git-lfs.github.com/spec/"
 
 
 def check_no_pointer(path: Path, start: bytes | None = None) -> None:
-    """Raise FileError if a file is such a pointer.
+    """Raise FileError if a file is a git-lfs pointer.
 
     Args:
         start: its first bytes; None: they are read.

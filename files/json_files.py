@@ -1,4 +1,4 @@
-"""Reading JSON from outside, and checking that what it holds is of the kind it should be."""
+"""Strict JSON reading, and typed access to the fields of JSON objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
-    """The data in a JSON file.
+    """Read a JSON file.
 
     Args:
         most: bytes above which it is refused.
@@ -32,12 +32,12 @@ def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
 
 
 def read_object(path: Path, most: int = 64 * MEBIBYTE) -> JsonObject:
-    """The object in a JSON file, to be read field by field. Raises as `read_json`."""
+    """Read a JSON file that holds an object. Raises as `read_json`."""
     return JsonObject(read_json(path, most), format_path(path))
 
 
 def parse_json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    """The data of each line of JSON Lines, with its number from 1; blank lines are passed over.
+    """Parse JSON Lines: yields line number (from 1) and data; blank lines are skipped.
 
     Args:
         path: of the file, for messages.
@@ -56,7 +56,7 @@ def parse_json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, 
 
 
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
-    """JSON text as data; each name once, numbers finite, texts whole characters.
+    """Parse JSON strictly: no duplicate names, finite numbers, no lone surrogates.
 
     Args:
         path, first_line: where the text stands, for messages.
@@ -110,7 +110,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 class JsonObject:
-    """A JSON object, whose fields are read by the type they must have.
+    """A JSON object with typed access to its fields.
 
     Every method raises FileError, naming file and field, if the field is missing or of another
     kind.
@@ -124,76 +124,76 @@ class JsonObject:
         self._where = where
 
     def with_data(self, data: Mapping[str, Any]) -> JsonObject:
-        """Other content in place of this, which messages say is there."""
+        """Copy with other data, at the same location for messages."""
         return JsonObject(dict(data), self._where)
 
     def text(self, name: str) -> str:
-        """A text."""
+        """Read a string field."""
         return self._typed(name, str, "text")
 
     def count(self, name: str) -> int:
-        """An integer from 0 to 2^63 - 1."""
+        """Read an integer field from 0 to 2^63 - 1."""
         value = self._value(name)
         if type(value) is not int or not 0 <= value < 2**63:
             raise self.error(name, "an integer, 0 or more")
         return value
 
     def integer(self, name: str) -> int:
-        """An integer of 64 bits."""
+        """Read a 64-bit integer field."""
         value = self._value(name)
         if type(value) is not int or not -(2**63) <= value < 2**63:
             raise self.error(name, "an integer")
         return value
 
     def number(self, name: str) -> float:
-        """A finite number."""
+        """Read a finite number field."""
         value = self._value(name)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise self.error(name, "a number")
         return float(value)
 
     def counts(self, name: str) -> list[int]:
-        """A list of such integers."""
+        """Read a field that is a list of integers from 0 to 2^63 - 1."""
         values = self._typed(name, list, "a list of integers")
         if not all(type(value) is int and 0 <= value < 2**63 for value in values):
             raise self.error(name, "a list of integers, 0 or more")
         return values
 
     def text_list(self, name: str) -> list[str]:
-        """A list of texts."""
+        """Read a field that is a list of strings."""
         values = self._typed(name, list, "a list of texts")
         if not all(isinstance(value, str) for value in values):
             raise self.error(name, "a list of texts")
         return values
 
     def object(self, name: str) -> JsonObject:
-        """An object."""
+        """Read an object field."""
         return JsonObject(self._value(name), f"{self._where}: {format_name(name)}")
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """An object as it is."""
+        """Read an object field as a plain dict."""
         return self.object(name).data
 
     def objects(self, name: str) -> Mapping[str, JsonObject]:
-        """An object of objects."""
+        """Read a field that is an object of objects."""
         inner = self.object(name)
         return {key: inner.object(key) for key in inner.data}
 
     def object_list(self, name: str) -> list[JsonObject]:
-        """A list of objects."""
+        """Read a field that is a list of objects."""
         values = self._typed(name, list, "a list of objects")
         return [
             JsonObject(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)
         ]
 
     def int_lists(self, name: str) -> list[list[int]]:
-        """A list of lists of integers, 0 or more."""
+        """Read a field that is a list of lists of integers, 0 or more."""
         values = self._typed(name, list, "a list of lists")
         where = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
         return [where.counts(i) for i in where.data]
 
     def text_mapping(self, name: str) -> dict[str, str]:
-        """An object of texts."""
+        """Read a field that is an object of strings."""
         inner = self.object(name)
         return {key: inner.text(key) for key in inner.data}
 
@@ -212,6 +212,6 @@ class JsonObject:
         return self.data[name]
 
     def error(self, name: str, noun: str) -> FileError:
-        """The error for a field of the wrong type; `noun` completes "must be"."""
+        """Error for a field of the wrong type; `noun` completes "must be"."""
         value = format_value(self.data[name])
         return FileError(f"{self._where}: {format_name(name)} is {value}, but must be {noun}")

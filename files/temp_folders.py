@@ -1,4 +1,4 @@
-"""Drafts: files and folders under construction, in a hidden folder next to their destination.
+"""Temporary folders next to a destination, for atomic writes.
 
 A draft is locked (flock) while its process lives. One whose lock is free was left by a process that
 was killed: whoever next writes into the folder, or opens the run there, deletes it. This does not
@@ -23,7 +23,7 @@ _LOCK = "lock"
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """A path to write a file or folder to; it becomes `target` at the end of the context.
+    """Context with a path to write to; renamed to `target` at its end.
 
     The path has the name of `target`. If the context fails, what was written is deleted.
 
@@ -41,8 +41,8 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def temp_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder in `parent`, which is deleted at the end of the context or, if its process is
-    killed, by the next that writes there.
+    """Context with a hidden temporary folder in `parent`. A killed process's folder is deleted by
+    the next writer.
 
     Raises:
         OSError: it cannot be made.
@@ -57,7 +57,7 @@ def temp_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_stale_folders(folder: Path) -> None:
-    """Delete the drafts in a folder that no living process writes; what cannot be deleted stays."""
+    """Delete temporary folders of processes that have ended; errors are ignored."""
     with suppress(OSError):
         for draft in folder.iterdir():
             if _NAME.fullmatch(draft.name):
@@ -66,7 +66,7 @@ def remove_stale_folders(folder: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file, or the list of files of a directory, is on the disk."""
+    """Flush a file, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -75,7 +75,7 @@ def fsync(path: Path) -> None:
 
 
 def _create_locked(parent: Path) -> tuple[Path, int]:
-    """A new folder, and the descriptor that locks it."""
+    """Create a temporary folder and lock it; returns its path and the lock's descriptor."""
     while True:
         folder = parent / f".{secrets.token_hex(8)}.draft"
         folder.mkdir()

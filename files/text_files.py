@@ -1,4 +1,4 @@
-"""Reading text: a regular file of a bounded size, in UTF-8."""
+"""Reading of regular files: size limits, UTF-8 text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEBIBYTE = 2**20
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file.
+    """Read a regular file's bytes.
 
     Args:
         most: bytes above which it is refused, unread.
@@ -35,7 +35,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def check_regular(path: Path) -> int:
-    """The size of a regular file, in bytes.
+    """Check that a path is a regular file; returns its size in bytes.
 
     Raises:
         FileError: it is not there or no regular file.
@@ -55,7 +55,7 @@ def check_regular(path: Path) -> int:
 
 
 def read_text(path: Path, most: int = 64 * MEBIBYTE) -> str:
-    """The text of a file; a byte order mark at its start is dropped.
+    """Read a UTF-8 file; a leading byte order mark is dropped.
 
     Raises:
         FileError: as `read_bytes`, or it is not UTF-8, or holds a zero character.
@@ -64,7 +64,7 @@ def read_text(path: Path, most: int = 64 * MEBIBYTE) -> str:
 
 
 def decode_text(data: bytes, path: Path, first_line: int = 1) -> str:
-    """Bytes of a file as text.
+    """Decode bytes of a file as UTF-8.
 
     Args:
         first_line: number of the line they start at, for messages.

@@ -1,4 +1,4 @@
-"""Reading and writing YAML: plain data, each value with the place it stands at.
+"""YAML reading with line numbers, restricted to plain data; YAML writing.
 
 Configurations need only a part of YAML, and the rest is where foreign files do harm. Left out are
 anchors and aliases (a kilobyte that unfolds to a gigabyte), tags (objects, code), several
@@ -20,7 +20,7 @@ from files.text_files import read_text
 
 MAX_BYTES = 2**18
 MAX_DEPTH = 20
-"""Levels of nesting; a configuration has four."""
+"""Maximum nesting depth; a configuration has four levels."""
 
 _PREFIX = "tag:yaml.org,2002:"
 _SCALARS = ("null", "bool", "int", "float", "str")
@@ -30,7 +30,7 @@ _RESOLVER, _CONSTRUCTOR = yaml.resolver.Resolver(), yaml.constructor.SafeConstru
 
 
 class LocatedDict(dict[str, Any]):
-    """A mapping that knows where in a file its values are.
+    """A dict that knows the file locations of its values.
 
     Attributes:
         places: by key, as far as they come from a file.
@@ -44,13 +44,13 @@ class LocatedDict(dict[str, Any]):
 
 
 def location_prefix(data: Mapping[str, Any], key: str) -> str:
-    """How a message about a value begins: "file, line n: ", or nothing if it is not from a file."""
+    """Prefix of a message about a value: "file, line n: ", or "" without a file."""
     place = data.locations.get(key) if isinstance(data, LocatedDict) else None
     return f"{place}: " if place else ""
 
 
 def read_yaml(path: Path) -> LocatedDict:
-    """The mapping that a file holds: texts, numbers, true, false, null, lists and mappings.
+    """Read a YAML file that holds a mapping of plain data.
 
     Keys are text as they are written.
 
@@ -75,19 +75,19 @@ def read_yaml(path: Path) -> LocatedDict:
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
-    """Plain data as `read_yaml` reads it back, in the order it has."""
+    """Plain data as YAML text, in insertion order."""
     return yaml.safe_dump(dict(data), sort_keys=False)
 
 
 class _OpenContainer(NamedTuple):
-    """A list or mapping that is still open. `keys` holds the key whose value is next."""
+    """A list or mapping under construction; `keys` holds the key of the next value."""
 
     container: list[Any] | LocatedDict
     keys: list[str]
 
 
 def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
-    """Put the events of one document together, without recursion."""
+    """Build plain data from the events of one document, without recursion."""
     result: list[Any] = []
     stack = [_OpenContainer(result, [])]
     for event in events:
@@ -118,7 +118,7 @@ def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
 def _add_value(
     parent: _OpenContainer, event: Any, path: Path, container: list[Any] | LocatedDict | None
 ) -> None:
-    """Add what an event brings, the `container` or a scalar, to the list or mapping it is in."""
+    """Append an event's value, the `container` or a scalar, to its list or mapping."""
     if isinstance(parent.container, list):
         parent.container.append(_parse_scalar(event, path) if container is None else container)
     elif parent.keys:
@@ -135,7 +135,7 @@ def _add_value(
 
 
 def _parse_scalar(event: Any, path: Path) -> Any:
-    """A text, number, bool or None. A number that cannot be one stays text, as dates do."""
+    """Convert a scalar to str, int, float, bool or None; dates and invalid numbers stay text."""
     _check_tag(event, _SCALARS, path)
     tag = event.tag
     if tag is None or tag == "!":

@@ -1,1 +1,1 @@
-"""Hugging Face: the hub, model folders and cards, and its own models on torch."""
+"""Hugging Face: the hub, model folders and cards, PEFT files, and reference models on torch."""

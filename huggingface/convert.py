@@ -1,4 +1,4 @@
-"""A safetensors folder from one with `pytorch_model.bin` files, without a network.
+"""Convert a model folder with `pytorch_model.bin` files to safetensors, offline.
 
 python3 -m huggingface.convert FOLDER NEW_FOLDER
 """
@@ -25,7 +25,7 @@ COPIED_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 
 
 def convert(folder: Path, new: Path) -> None:
-    """Write the model in `folder` to a new one.
+    """Convert the model in `folder` and write it to `new`.
 
     Raises:
         UserError: there are no such files, they cannot be read, or the new folder cannot be
@@ -51,7 +51,7 @@ def convert(folder: Path, new: Path) -> None:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and convert."""
+    """Parse the command line and convert."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a model with pytorch_model.bin")
     parser.add_argument("new", type=Path, help="a new folder")

@@ -1,4 +1,4 @@
-"""generation_config.json: how transformers and vLLM let a model write where nobody says it."""
+"""Reading and writing of generation_config.json."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from files.json_files import read_object
 
 GENERATION_CONFIG = "generation_config.json"
 DECODER_TOKENS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
-"""The decoder's start token and forced tokens of an encoder-decoder."""
+"""Fields of an encoder-decoder's start token and forced tokens."""
 TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id", *DECODER_TOKENS)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """What the file in a folder says; nothing where there is none that can be read."""
+    """Content of a folder's generation_config.json; empty if it cannot be read."""
     try:
         return read_object(folder / GENERATION_CONFIG).data
     except (FileError, OSError):
@@ -24,7 +24,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def make_generation_config(base: Mapping[str, Any], hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of an export: the base's, with the tokens of the model that was trained.
+    """Generation settings of an export: the base model's, with the trained model's tokens.
 
     Args:
         base: settings of the model that training began with.
@@ -38,7 +38,7 @@ def make_generation_config(base: Mapping[str, Any], hf_config: Mapping[str, Any]
 
 
 def read_eos_token_ids(settings: Mapping[str, Any]) -> list[int]:
-    """The tokens that end a text, as far as they are tokens."""
+    """End tokens in `eos_token_id`, which may be an int or a list; invalid ones are dropped."""
     named = settings.get("eos_token_id")
     listed = named if isinstance(named, list) else [named]
     return [token for token in listed if type(token) is int and token >= 0]

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: downloads and cached files, or one sentence that says why not.
+"""Downloads from the Hugging Face hub and its cache; failures become one sentence.
 
 Its libraries retry an unreachable hub for up to a minute. We ask once first; without an answer they
 only look into their cache.
@@ -31,15 +31,15 @@ TOKENIZER_FILES = (
 
 
 DATASET_FILES = ("dataset_dict.json", "state.json")
-"""Files that `save_to_disk` of datasets writes: of several splits, and of one."""
+"""Files that `Dataset.save_to_disk` writes: of several splits, and of one."""
 
 
 class DataUnavailable(UserError, ValueError):
-    """A data set or tokenizer that is neither here nor available from the hub."""
+    """A data set or tokenizer that is neither on this machine nor on the hub."""
 
 
 def is_reachable() -> bool:
-    """Whether the hub answers. False, without asking, if HF_HUB_OFFLINE=1 is set."""
+    """True if the hub responds; False, without a request, if HF_HUB_OFFLINE=1 is set."""
     from huggingface_hub import constants, get_session
 
     try:
@@ -50,7 +50,7 @@ def is_reachable() -> bool:
 
 
 def load_split(path: str, name: str | None, split: str) -> Dataset:
-    """A split of a data set of the hub.
+    """Load a split of a data set from the hub.
 
     Raises:
         DataUnavailable: it is not cached, and the hub cannot be reached.
@@ -71,7 +71,7 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
 
 
 def load_saved_split(folder: str, split: str) -> Dataset:
-    """The data set in a folder of `save_to_disk`; of several splits, the one of that name.
+    """Load a data set that `save_to_disk` wrote; of several splits, the named one.
 
     Raises:
         DataUnavailable: the folder is damaged, or has other splits only.
@@ -97,14 +97,14 @@ def load_saved_split(folder: str, split: str) -> Dataset:
 
 
 def read_class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
-    """The names of a column of class labels; None: it is another one."""
+    """Names of a ClassLabel column; None for other columns."""
     feature = dataset.features.get(column) if dataset.features else None
     names = getattr(feature, "names", None)
     return None if names is None else tuple(map(str, names))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The tokenizer in the folder `name`, or of the hub's model `name`.
+    """Load the tokenizer of a folder or of a model on the hub.
 
     Raises:
         DataUnavailable: there is no such folder, it is not cached, and the hub cannot be reached.
@@ -145,7 +145,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def _tokenizer_file(name: str, **where: Any) -> Path:
-    """Returns where a tokenizer's file is: of a hub's model after it has come, if there is one."""
+    """Path of the tokenizer.json, downloaded if the model is on the hub."""
     from transformers.utils import cached_file
 
     here = Path(name) / TOKENIZER_FILE
@@ -156,8 +156,7 @@ def _tokenizer_file(name: str, **where: Any) -> Path:
 
 
 def _check_tokenizer_files(folder: Path) -> None:
-    """Raise UserError, with file and line, for files of a tokenizer that are damaged, or pointers
-    of git-lfs."""
+    """Raise UserError for damaged tokenizer files and git-lfs pointers."""
     for pattern in ("*.model", "*.txt", "*.json"):
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
@@ -175,7 +174,7 @@ def _check_tokenizer_files(folder: Path) -> None:
 
 
 def _check_no_code(folder: Path) -> None:
-    """Raise UserError if a tokenizer that transformers cannot load has code of its own for it."""
+    """Raise UserError if the tokenizer needs custom code (`auto_map`)."""
     for name in TOKENIZER_FILES:
         if (folder / name).exists() and read_object(folder / name).data.get("auto_map"):
             raise DataUnavailable(
@@ -186,7 +185,7 @@ def _check_no_code(folder: Path) -> None:
 
 @contextmanager
 def _offline_datasets(wanted: bool) -> Iterator[None]:
-    """Keep `datasets` from the network; it has a setting for this, but no argument."""
+    """Set `datasets` to offline mode inside the context; it has no argument for this."""
     from datasets import config
 
     before = config.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""Explain why the Hugging Face hub did not give a model or data set, and what to do about it."""
+"""Explanations and advice for errors of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from files.errors import UserError
 from files.formatting import format_name, format_path
 
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-"""Environment variables that keep Hugging Face's libraries from the network."""
+"""Environment variables that switch Hugging Face's libraries to offline mode."""
 
 _TRUE = ("1", "ON", "YES", "TRUE")
 _NOUNS = {"model": "model", "dataset": "data set"}
@@ -22,7 +22,7 @@ _BAD_TOKEN = "Invalid credentials in Authorization header"
 
 
 class HubProblem(NamedTuple):
-    """A reason, and the advice that follows from it; both are clauses of one sentence."""
+    """Reason for a failed download, and advice; both are clauses of one sentence."""
 
     reason: str
     advice: str
@@ -31,7 +31,7 @@ class HubProblem(NamedTuple):
 def explain_hub_error(
     name: str, error: BaseException, reachable: bool, repo: Literal["model", "dataset"] = "model"
 ) -> HubProblem:
-    """Explain an error of Hugging Face's libraries.
+    """Explain an exception of Hugging Face's libraries.
 
     Args:
         name: of the model or data set.
@@ -55,20 +55,20 @@ def explain_hub_error(
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that it was raised from or amid."""
+    """An exception and the chain of its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _response_of(error: BaseException) -> Any:
-    """The hub's response that an error is about; None: there is none."""
+    """HTTP response in an exception's chain; None without one."""
     responses = (getattr(one, "response", None) for one in _causes(error))
     return next((one for one in responses if hasattr(one, "status_code")), None)
 
 
 def _access_refused(name: str, repo: str) -> Any:
-    """The hub's response if it refuses access: datasets drops it from its errors."""
+    """HTTP response of a refused repository, which `datasets` drops from its errors."""
     from huggingface_hub import HfApi
 
     try:
@@ -80,7 +80,7 @@ def _access_refused(name: str, repo: str) -> Any:
 
 
 def _is_of_files(error: BaseException) -> bool:
-    """True if the file system refused something, such as a write to the cache."""
+    """True if the file system raised the error, such as on a write to the cache."""
     return isinstance(error, OSError) and error.errno in _FILE_ERRNOS
 
 
@@ -91,13 +91,13 @@ def _cache() -> str:
 
 
 def _offline_variable(repo: str) -> str | None:
-    """The environment variable that keeps us from the network; None: none does."""
+    """Name of the environment variable that forces offline mode; None without one."""
     names = OFFLINE_VARIABLES if repo == "dataset" else OFFLINE_VARIABLES[:2]
     return next((name for name in names if os.environ.get(name, "").upper() in _TRUE), None)
 
 
 def _of_network(variable: str | None) -> HubProblem:
-    """Nobody answers, and the cache does not have all that is needed."""
+    """Explanation where the hub cannot be reached and the cache is incomplete."""
     from huggingface_hub import constants
 
     missing = f"and the cache {format_path(_cache())} does not have all of it"
@@ -108,7 +108,7 @@ def _of_network(variable: str | None) -> HubProblem:
 
 
 def _of_response(name: str, response: Any, repo: str) -> HubProblem:
-    """The hub answers with an error."""
+    """Explanation of an HTTP error of the hub."""
     from huggingface_hub import constants, get_token
 
     page = f"{constants.ENDPOINT}/{'datasets/' if repo == 'dataset' else ''}{format_name(name)}"
@@ -151,7 +151,7 @@ def _of_response(name: str, response: Any, repo: str) -> HubProblem:
 
 
 def check_not_cache(folder: Path) -> None:
-    """Raise UserError for a folder of the hub's cache, which holds a model's snapshots."""
+    """Raise UserError for a model's folder in the hub's cache, which holds snapshots."""
     if not (folder / "snapshots").is_dir():
         return
     kind, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME

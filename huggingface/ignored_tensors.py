@@ -1,4 +1,4 @@
-"""Tensors in models' files that are no weights, which transformers passes over."""
+"""Tensors in model files that are no weights, which transformers ignores too."""
 
 from __future__ import annotations
 
@@ -17,6 +17,5 @@ _IGNORED = re.compile(
 
 
 def is_ignored(name: str) -> bool:
-    """Whether the tensor of this name in a model's file is no weight: a buffer of an older
-    transformers, or a weight that the model does not use."""
+    """True if a tensor is no weight: an old version's buffer, or unused by the model."""
     return _IGNORED.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""A model card: the README.md of a model folder, with what the hub reads in front of it.
+"""Model cards: the README.md of an exported model, with metadata for the hub.
 
 The form is that of https://github.com/huggingface/hub-docs/blob/main/modelcard.md.
 """
@@ -12,12 +12,12 @@ from typing import Any
 FILE_NAME, CURVE = "README.md", "loss_curve.png"
 
 TableRows = Mapping[str, str]
-"""Rows of a table: what, and its value."""
+"""Rows of a two-column table: name and value."""
 
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """The model that an adapter is for.
+    """Base model of an exported adapter.
 
     Attributes:
         base: its name on the hub, or its path from the adapter's folder; None: it has none.
@@ -29,7 +29,7 @@ class AdapterInfo:
 
     @property
     def line(self) -> str:
-        """Python that names the base; the adapter is in `folder`."""
+        """Python statement that sets `base`; the adapter is in `folder`."""
         if self.base is None:
             return 'base = "..."  # the model that the adapter was trained beside'
         is_path = self.base.startswith("..")
@@ -37,14 +37,14 @@ class AdapterInfo:
 
     @property
     def loading(self) -> list[str]:
-        """Python that puts the adapter beside the base's `model`."""
+        """Python statements that add the adapter to the base model `model`."""
         resize = [] if self.rows is None else [f"model.resize_token_embeddings({self.rows})"]
         return [*resize, "model = PeftModel.from_pretrained(model, folder)"]
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a card says.
+    """Content of a model card.
 
     Attributes:
         name: of the model.
@@ -83,7 +83,7 @@ class ModelCard:
     adapter: AdapterInfo | None = None
 
     def text(self) -> str:
-        """The card, in Markdown."""
+        """Render the card as Markdown."""
         sections = [f"# {_escape_markdown(self.name)}", self._summary(), "## Use", self._use()]
         if self.metrics:
             rows = {name: f"{value:.4g}" for name, value in self.metrics.items()}
@@ -103,7 +103,7 @@ class ModelCard:
         return f"---\n{self.front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
     def front_matter(self) -> str:
-        """The card's metadata, which the hub reads, as YAML."""
+        """The card's metadata for the hub, as YAML."""
         from huggingface_hub import EvalResult, ModelCardData
 
         task = "text2text-generation" if self.sequence_to_sequence else "text-generation"
@@ -175,14 +175,14 @@ def _cell(text: str) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """A text that Markdown shows as it is."""
+    """Escape Markdown's special characters."""
     for mark in "\\`*_[]<>":
         text = text.replace(mark, f"\\{mark}")
     return text
 
 
 def _inline_code(text: str) -> str:
-    """A text between enough backticks that its own do not end it."""
+    """Format text as inline code; the fence is longer than any backticks inside."""
     fence = "`" * (_longest_backticks(text) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 

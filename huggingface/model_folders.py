@@ -1,4 +1,4 @@
-"""Model folders as `save_pretrained` and `from_pretrained` of transformers have them."""
+"""Model folders in the format of transformers' `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from huggingface.pytorch_bin_files import (
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TASK_PARAMS, TASK_NAME = "task_specific_params", "fine-tuned"
-"""Where config.json has the task that a model was trained for, and its name there."""
+"""Field of config.json for a fine-tuned model's task, and the task's name in it."""
 TASK_FIELDS = (
     "prompt",
     "target",
@@ -54,26 +54,26 @@ WEIGHT_PATTERNS = (
     "*.onnx",
     "*.ot",
 )
-"""Files that may hold weights."""
+"""Patterns of files that can hold weights."""
 
 ModelFiles = TensorFiles | BinTensors
-"""The weights of a model, in either form."""
+"""Weights of a model, in safetensors or in .bin files."""
 
 
 def is_hf_directory(path: str | Path) -> bool:
-    """Whether it is a folder with a model's config.json or weights in any format."""
+    """True if a folder has a config.json or weights in any format."""
     path = Path(path)
     patterns = (CONFIG, "*.safetensors", *OTHER_FORMATS)
     return any(next(path.glob(pattern), None) for pattern in patterns)
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a folder has weights that `read_hf_directory` reads."""
+    """True if a folder has weights that `read_hf_directory` can read."""
     return _has_safetensors(path) or (has_bin_files(path) and has_torch())
 
 
 def read_hf_directory(path: str | Path) -> ModelFiles:
-    """The weights of a model by their Hugging Face names; each access reads one from disk.
+    """Open a model's weights by their Hugging Face names; each access reads one tensor.
 
     Tied weights, such as `encoder.embed_tokens.weight` of T5, may be there under one name only.
     Tensors that are no weights are left out.
@@ -100,7 +100,7 @@ def read_hf_directory(path: str | Path) -> ModelFiles:
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any] | None:
-    """Hugging Face's description of the model in a folder, its config.json; None without one.
+    """Content of a folder's config.json; None without one.
 
     Raises:
         CheckpointError: it is damaged.
@@ -122,7 +122,7 @@ def write_hf_directory(
     complete: Callable[[Path], object] | None = None,
     generation: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write a model folder that `from_pretrained` of transformers loads.
+    """Write a model folder that transformers' `from_pretrained` loads.
 
     Args:
         path: see `new_model_folder`; it may be there if it is empty.
@@ -147,7 +147,7 @@ def write_hf_directory(
 
 @contextmanager
 def new_model_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to write a model's files to, next to `path`, where it appears whole.
+    """Context with a temporary folder for a model's files, renamed to `path` at its end.
 
     Raises:
         CheckpointError: `path` is there and not empty, or cannot be written.
@@ -165,7 +165,7 @@ def new_model_folder(path: str | Path) -> Iterator[Path]:
 
 
 def check_can_create(path: str | Path) -> None:
-    """Check that a model folder can be written at `path`.
+    """Check that a model folder can be written to `path`.
 
     Raises:
         CheckpointError: something is there, and it is no empty folder, or it cannot be written.
@@ -186,8 +186,8 @@ def _has_safetensors(path: Path) -> bool:
 
 
 def list_weight_files(path: Path) -> list[str]:
-    """The names of the files that hold a model's weights, which need not be in its folder yet: of
-    the index that is there; without one, of the only bin file.
+    """Names of a model's weight files, from its index; without one, of the only bin file. The files
+    themselves may not be in the folder yet.
 
     Raises:
         UserError: they are bin files, and torch is not installed.
@@ -209,7 +209,7 @@ def _check_torch(path: Path) -> None:
 
 
 def _read_index(file: Path) -> Mapping[str, str]:
-    """The file of each tensor that an index names."""
+    """File name of each tensor in an index."""
     try:
         index = read_object(file).text_mapping("weight_map")
     except FileError as error:
@@ -220,8 +220,7 @@ def _read_index(file: Path) -> Mapping[str, str]:
 
 
 def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
-    """The safetensors files that make up the model, chosen as transformers chooses them, and the
-    file of each tensor where an index says it.
+    """Safetensors files of a model, in transformers' order of preference, and its index.
 
     Others are not looked for: without an index nobody knows whether some are missing.
     """
@@ -236,7 +235,7 @@ def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> str:
-    """Write the files of the weights; returns the type of most of them."""
+    """Write the weights as shards; returns the dtype of most elements."""
     shards: list[list[str]] = []
     sizes, total = Counter[str](), 0
     stored = ((name, to_storable(name, tensors[name])) for name in tensors)

@@ -1,5 +1,5 @@
-"""Models of texts and images, of which the text part is a language model of its own: that is read
-and trained, and an export takes over all else as it is."""
+"""Multimodal models around a language model: only the language model is trained; an export copies
+the other weights."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from files.json_files import JsonObject
 from huggingface.model_folders import ModelFiles
 
 TEXT_MODEL_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral"}
-"""Kinds of such models, and the kind of the text part where it is not said."""
+"""Multimodal model types, each with its text model's type where text_config has none."""
 HEADLESS_PREFIXES = {"bart": "model."}
-"""Kinds that are published without a head too, and what begins the names of others' weights."""
+"""Model types published without a head too, with the prefix of the other weights' names."""
 HEAD_WEIGHTS = {"lm_head.weight", "language_model.lm_head.weight"}
 
 _SHARED_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id", "task_specific_params")
 _TEXT = re.compile(
     r"(?:language_model\.)?(lm_head\..*)|(?:language_model\.model|model\.language_model)(\..*)"
 )
-"""Weights of the text part, by their names before transformers 5 and since."""
+"""Names of the text model's weights, before transformers 5 and since."""
 
 
 def multimodal_type(hf_config: Mapping[str, Any]) -> str | None:
-    """The kind of the model that a config.json describes, if it is such a model."""
+    """The `model_type` of a config.json if it is multimodal, else None."""
     kind = hf_config.get("model_type")
     return kind if isinstance(kind, str) and kind in TEXT_MODEL_TYPES else None
 
 
 def headless_prefix(hf_config: Mapping[str, Any], names: Collection[str]) -> str:
-    """Prefix that names of weights lack where the files are of a model without its head, as in
-    transformers' `base_model_prefix`; "" where they lack nothing."""
+    """Prefix that weight names lack in files without a head, as transformers' `base_model_prefix`;
+    "" if they have it."""
     kind = hf_config.get("model_type")
     prefix = HEADLESS_PREFIXES.get(kind, "") if isinstance(kind, str) else ""
     return "" if any(name.startswith(prefix) for name in names) else prefix
 
 
 def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> JsonObject:
-    """The config.json of the language model in one, if it is such a model; else itself.
+    """The text model's config.json, from a multimodal model's; others are returned as is.
 
     Args:
         names: of the weights, which say whether the head is the embedding; None: they are not here.
@@ -57,13 +57,13 @@ def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> J
 
 
 def text_tensor_name(name: str) -> str | None:
-    """What the language model calls a weight; None: it has none of that name."""
+    """The text model's name of a weight; None if it is of another part."""
     match = _TEXT.fullmatch(name)
     return match and (match[1] or f"model{match[2]}")
 
 
 def text_tensors(files: ModelFiles) -> ArraysView:
-    """The weights of the text part."""
+    """The text model's weights, by their names in the text model."""
     return ArraysView(
         files,
         renamed={text: name for name in files if (text := text_tensor_name(name)) is not None},
@@ -71,8 +71,7 @@ def text_tensors(files: ModelFiles) -> ArraysView:
 
 
 def with_text_tensors(files: ModelFiles, text: Arrays) -> Arrays:
-    """All weights of such a model: those of the text part anew, the others as the files have
-    them."""
+    """All weights of a multimodal model, with the text model's replaced."""
     makers = {}
     for name in files:
         own = text_tensor_name(name)
@@ -84,7 +83,6 @@ def with_text_tensors(files: ModelFiles, text: Arrays) -> Arrays:
 
 
 def multimodal_config(base: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of such a model, with what training changes of the text part's: its tokens
-    and its task."""
+    """A multimodal model's config.json, updated with the trained tokens and task."""
     changed = {name: text[name] for name in _SHARED_FIELDS if text.get(name) is not None}
     return {**base, **changed}

@@ -1,4 +1,4 @@
-"""Folders of adapters as PEFT's `save_pretrained` and `from_pretrained` have them."""
+"""Adapter folders in the format of PEFT's `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _IGNORED = {
     "target_modules", "target_parameters", "task_type", "trainable_token_indices", "use_dora",
     "use_rslora",
 }  # fmt: skip
-"""Fields that are read, or do not change what an adapter computes."""
+"""Fields that are read elsewhere, or do not change the adapter's output."""
 _LOW_RANK = re.compile(r"\.lora_[\w.]+$")
-"""The end of the name of an adapter's tensor, after its module's."""
+"""Suffix of a low-rank tensor's name, after its module's name."""
 _TOKENS = re.compile(r"\.token_adapter\.trainable_tokens_delta$")
-"""The same of the rows of tokens."""
+"""Suffix of the name of trained token rows."""
 _BASE_LAYER = ".base_layer."
-"""In names of the base's weights, which PEFT writes for an embedding or a head with an adapter."""
+"""Part of the names of base weights that PEFT saves with an adapted embedding or head."""
 HEAD_MODULE = "lm_head"
 _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
-"""Initial values that leave the base model as it is."""
+"""Values of `init_lora_weights` that keep the base model's output."""
 
 
 def read_adapter_config(folder: str | Path) -> dict[str, Any]:
-    """The fields of the section `adapter` that a folder says. Names that mean none of the modules
-    in its weights are left out, as PEFT passes them over.
+    """Convert adapter_config.json to fields of the `adapter` section. Names that match no module of
+    the weights are dropped, as in PEFT.
 
     Raises:
         UserError: there is no adapter, or one that is not known here.
@@ -84,7 +84,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
 
 
 def _parameter_names(found: JsonObject, modules: AdapterModules) -> list[str]:
-    """The parameters that an adapter's file may have matrices of, by their whole names."""
+    """Full names of the expert parameters that the file can have matrices for."""
     ends = [name.rpartition(".")[2] for name in _read_list(found, "target_parameters")]
     return [
         f"{m}.{end}" for m in modules.low_rank or () for end in ends if _BASE_LAYER not in f"{m}."
@@ -92,14 +92,14 @@ def _parameter_names(found: JsonObject, modules: AdapterModules) -> list[str]:
 
 
 class AdapterModules(NamedTuple):
-    """The modules that an adapter's file has tensors of; None: there is no such file."""
+    """Modules with tensors in an adapter file; None: there is no such file."""
 
     low_rank: Collection[str] | None = None
     saved: Collection[str] | None = None
 
 
 def adapter_modules(folder: str | Path) -> AdapterModules:
-    """The modules in an adapter's weights.
+    """List the modules that have tensors in an adapter's weights.
 
     Raises:
         CheckpointError: it is damaged.
@@ -114,7 +114,7 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
 
 
 def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None:
-    """The rows of the first of some weights that an adapter's file has; None: it has none."""
+    """Rows of the first of the named tensors in an adapter file; None without one."""
     if not (Path(folder) / WEIGHTS).is_file():
         return None
     tensors = adapter_tensors(folder)
@@ -122,8 +122,7 @@ def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None
 
 
 def ties_weights(folder: str | Path) -> bool:
-    """Read whether modules that are tied in the base model have one adapter, as they do until PEFT
-    trains what it has of the embedding apart from what it has of the head.
+    """True if tied modules share one adapter, as they do until PEFT trains them apart.
 
     Raises:
         CheckpointError: the head has the embedding's matrices, but another rank or alpha.
@@ -146,8 +145,7 @@ def ties_weights(folder: str | Path) -> bool:
 
 
 def _saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
-    """Names for all modules whose weights the file has: PEFT puts an embedding that got new rows
-    into it without naming it."""
+    """Names of all fully saved modules. PEFT saves a resized embedding without listing it."""
     used = _matching_names(names, modules, is_within)
     return [*used, *(m for m in modules or () if not any(is_within(m, name) for name in used))]
 
@@ -155,14 +153,14 @@ def _saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Seq
 def _matching_names(
     names: Sequence[str], modules: Collection[str] | None, means: Callable[[str, str], bool]
 ) -> Sequence[str]:
-    """The names that mean one of some modules; all if these are not known."""
+    """Names that match one of the modules; all if the modules are unknown."""
     if modules is None:
         return names
     return [name for name in names if any(means(module, name) for module in modules)]
 
 
 def _check_supported(found: JsonObject) -> None:
-    """Raise CheckpointError for what is not known here."""
+    """Raise CheckpointError for settings that are not supported."""
     kind = found.text("peft_type")
     if kind != "LORA":
         raise found.error("peft_type", "LORA")
@@ -175,7 +173,7 @@ def _check_supported(found: JsonObject) -> None:
 
 
 def _token_fields(found: JsonObject) -> dict[str, Any]:
-    """The fields for rows that are trained: a list is of the embedding, an object of modules."""
+    """Fields for trained token rows: a list is for the embedding, an object for modules."""
     field = "trainable_token_indices"
     value = found.data.get(field)
     if not value:
@@ -195,7 +193,7 @@ def _read_list(found: JsonObject, name: str) -> Sequence[str]:
 
 
 def _target_modules(found: JsonObject, modules: Collection[str] | None) -> str | None:
-    """A text is an expression for whole names, even one that looks like a name."""
+    """Convert `target_modules`; a string is a regular expression for full names."""
     value = found.data.get("target_modules")
     if value == ALL_LINEAR:
         return ALL_LINEAR
@@ -213,13 +211,13 @@ def _target_modules(found: JsonObject, modules: Collection[str] | None) -> str |
 
 
 def _ties_head(found: JsonObject, modules: Collection[str] | None) -> bool:
-    """Decide whether the head has an adapter that targets need not name: the embedding's."""
+    """True if the head has the embedding's adapter, without being a target."""
     return found.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
 def _layers_pattern(found: JsonObject, names: Sequence[str]) -> str:
-    """An expression for modules of some layers, whose numbers are the first ones in their names, or
-    follow the first of `layers_pattern` that is there."""
+    """Regular expression for modules of chosen layers; a layer's number is the first in the name,
+    or follows the first match of `layers_pattern`."""
     field, pattern = "layers_to_transform", found.data.get("layers_pattern")
     one = isinstance(found.data[field], int)
     numbers = [found.count(field)] if one else found.counts(field)
@@ -246,7 +244,7 @@ def _format_pattern(found: JsonObject, name: str, modules: Collection[str] | Non
 
 
 def adapter_tensors(folder: str | Path) -> ArraysView:
-    """The tensors of an adapter by the names of the base model's modules, read when asked for.
+    """Open an adapter's tensors by their names in the base model; they are read lazily.
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -269,7 +267,7 @@ def make_adapter_config(
     tied: Sequence[Sequence[str]] = (),
     parameters: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The content of adapter_config.json.
+    """Content of adapter_config.json for an adapter.
 
     Args:
         modules: names of those with an adapter, and of all others, which `target_modules` must not
@@ -316,12 +314,12 @@ def make_adapter_config(
 
 
 def _as_integer(number: float) -> float:
-    """A number as an integer, if it is one."""
+    """The number as an int if it is integral."""
     return int(number) if number == int(number) else number
 
 
 def _target_suffixes(modules: Collection[str], others: Collection[str]) -> list[str]:
-    """Ends of names that mean these modules and no others; else their whole names."""
+    """Shortest suffixes that match only these modules; else their full names."""
     ends = {name.rpartition(".")[2] for name in modules}
     if any(name.rpartition(".")[2] in ends for name in others):
         return sorted(modules)
@@ -331,7 +329,7 @@ def _target_suffixes(modules: Collection[str], others: Collection[str]) -> list[
 def write_adapter(
     folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any]
 ) -> None:
-    """Write an adapter's files into a folder. They are small, and held in memory at once.
+    """Write an adapter's files; all tensors are in memory at once.
 
     Args:
         tensors: by the names of the base model's modules.

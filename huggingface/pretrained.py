@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, or in folders of the same form."""
+"""Pretrained models of the Hugging Face hub or of folders in its format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from huggingface.model_folders import WEIGHTS as SINGLE_FILE
 from huggingface.multimodal import HEAD_WEIGHTS, multimodal_type, text_model_config
 
 CONFIG_PATTERNS = ("*.json",)
-"""Patterns of a model's files that are not large."""
+"""Patterns of a model's small files."""
 
 ADAPTER = "adapter_config.json"
 RANDOM = "random"  # in place of a model: random weights
@@ -39,7 +39,7 @@ RANDOM = "random"  # in place of a model: random weights
 
 @dataclass(frozen=True)
 class PretrainedInfo:
-    """What the files of a model say.
+    """Configuration of a pretrained model.
 
     Attributes:
         hf_config: its config.json, or that of its text part; of the tokens that end a text, all
@@ -54,7 +54,7 @@ class PretrainedInfo:
 
 
 def local_model(name: str, files: Sequence[str] | None = None) -> Path:
-    """The folder of a model: `name` itself, or where the hub's model was downloaded to.
+    """Path of a model's folder: `name` itself, or the download from the hub.
 
     Args:
         files: patterns of those that are needed; None: descriptions and weights.
@@ -78,7 +78,7 @@ def local_model(name: str, files: Sequence[str] | None = None) -> Path:
 
 
 def read_pretrained(name: str) -> PretrainedInfo:
-    """What is said of a model. Weights of the hub's are not downloaded for it.
+    """Read a model's configuration; weights on the hub are not downloaded.
 
     Raises:
         UserError: there is no such model, or no such file in its folder.
@@ -102,8 +102,8 @@ def read_pretrained(name: str) -> PretrainedInfo:
 
 
 def _download_model(name: str, files: Sequence[str] | None) -> Path:
-    """Download a model's files. Of its weights those that `read_hf_directory` reads, and no copies
-    in other forms that lie beside or below them."""
+    """Download a model's files. Weights are fetched in one format only, not in copies or
+    subfolders."""
     if files is not None:
         return _download_files(name, files)
     folder = _download_files(name, [*CONFIG_PATTERNS, SINGLE_FILE])
@@ -115,7 +115,7 @@ def _download_model(name: str, files: Sequence[str] | None) -> Path:
 
 
 def _download_files(name: str, files: Sequence[str]) -> Path:
-    """Download the files of some patterns that are in no folder of the repository."""
+    """Download the top-level files that match some patterns."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

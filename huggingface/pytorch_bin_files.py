@@ -1,4 +1,4 @@
-"""Models in pytorch_model.bin files, read by torch, which builds tensors and plain values only."""
+"""Weights in pytorch_model.bin files, loaded by torch without running code from the file."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SINGLE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def has_bin_files(folder: Path) -> bool:
-    """True if a folder has a complete set of such files."""
+    """True if a folder has a complete set of .bin files."""
     return (folder / SINGLE_BIN).exists() or (folder / BIN_INDEX).exists()
 
 
 def has_torch() -> bool:
-    """True if torch, which reads them, is installed."""
+    """True if torch is installed."""
     from transformers.utils import is_torch_available
 
     return bool(is_torch_available())
 
 
 class BinTensors(LazyArrays):
-    """The weights in a folder's bin files by name, as `TensorFiles` has those of safetensors.
+    """Lazy mapping of the weights in .bin files, as `TensorFiles` for safetensors.
 
     torch maps the files into memory; those of before torch 1.6 it reads whole.
 
@@ -45,7 +45,7 @@ class BinTensors(LazyArrays):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the files.
+        """Open the .bin files of a folder.
 
         Raises:
             UserError: a file is missing, cannot be read, or holds more than tensors.
@@ -66,23 +66,23 @@ class BinTensors(LazyArrays):
         self.missing = {name: file for name, file in index.items() if name not in self._tensors}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Read one tensor. Raises UserError if its name or type cannot be stored."""
+        """Read one tensor. Raises UserError if its name or dtype cannot be stored."""
         value, path = self._tensors[name]
         return _to_numpy(value, name, path)
 
     def spec(self, name: str) -> ArraySpec:
-        """Dtype and shape of a tensor. Raises as reading it does."""
+        """Dtype and shape of a tensor. Raises as reading does."""
         value, path = self._tensors[name]
         dtype = _to_numpy(value.new_empty(0), name, path).dtype
         return ArraySpec(dtype, tuple(value.shape))
 
     def fingerprint(self) -> str:
-        """See `TensorFiles`."""
+        """Digest of the files' names, sizes and first megabytes."""
         return fingerprint_files(self._paths)
 
 
 def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
-    """One file, else those of the index, as transformers chooses them; what the index names."""
+    """The .bin files of a folder, in transformers' order of preference, and its index."""
     if (folder / SINGLE_BIN).exists():
         return [folder / SINGLE_BIN], {}
     if not (folder / BIN_INDEX).exists():  # then nobody knows whether some are missing
@@ -101,7 +101,7 @@ def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
 
 
 def _load_state_dict(path: Path) -> dict[str, Any]:
-    """Runs no code from the file: torch builds tensors and plain values only."""
+    """Load a state dict with `weights_only=True`, so that no code of the file runs."""
     import torch
 
     check_regular(path)

@@ -1,4 +1,4 @@
-"""What a stranger's tokenizer must not do: lengthen texts without end, or panic in its library."""
+"""Protection against hostile tokenizers: unbounded text growth, and panics of the library."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from files.formatting import format_name, format_path
 from files.json_files import read_object
 
 MAX_GROWTH = 1000
-"""Times that the replacements of a tokenizer may lengthen a text."""
+"""Factor by which a tokenizer's replacements may lengthen a text."""
 TOKENIZER_FILE = "tokenizer.json"
 
 
 @contextmanager
 def catch_panics() -> Iterator[None]:
-    """Raises UserError for what the library of tokenizers raises beside Python's exceptions."""
+    """Convert a panic of the tokenizers library into a UserError."""
     try:
         yield
     except BaseException as error:
@@ -33,8 +33,8 @@ def catch_panics() -> Iterator[None]:
 
 
 def check_growth(file: Path) -> None:
-    """Raise UserError for a tokenizer's file whose replacements, one after the other, lengthen a
-    text beyond `MAX_GROWTH`; a file that is not there lengthens none."""
+    """Raise UserError if a tokenizer file's replacements can lengthen a text beyond `MAX_GROWTH`. A
+    missing file passes."""
     if not file.is_file():
         return
     found = read_object(file).data
@@ -47,7 +47,7 @@ def check_growth(file: Path) -> None:
 
 
 def max_growth(part: Any) -> float:
-    """Returns how many times longer a text may become by a part of a tokenizer, at most."""
+    """Maximum factor by which a normalizer or decoder can lengthen a text."""
     if not isinstance(part, dict):
         return 1.0
     growth = 1.0
@@ -65,7 +65,7 @@ def max_growth(part: Any) -> float:
 
 
 def _matches_empty(pattern: Any) -> bool:
-    """Decide whether an expression may match between two characters."""
+    """True if the regular expression can match the empty string, also on a timeout."""
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     try:
         return regex.match(str(expression), "", timeout=1.0) is not None

@@ -1,4 +1,4 @@
-"""Hugging Face's model on torch with our weights, for comparison."""
+"""Reference models of transformers on torch, with given weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require_torch() -> None:
 def build_torch_model(
     hf_config: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]
 ) -> Any:
-    """A model of transformers, in evaluation mode.
+    """Build a model of transformers from weights, in evaluation mode.
 
     It is made as `from_pretrained` makes it from the files of --save-hf, without the files.
 
@@ -60,7 +60,7 @@ def build_torch_model(
 def generate(
     model: Any, input_ids: np.ndarray, length: int, mask: np.ndarray | None = None
 ) -> np.ndarray:
-    """Greedy generation by transformers.
+    """Greedy generation with a torch model.
 
     Args:
         input_ids: int [n, prompt length].

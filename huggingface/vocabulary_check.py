@@ -1,4 +1,4 @@
-"""Tokenizers as their files were published: without a vocabulary, or in an older form."""
+"""Checks for incomplete tokenizers: missing vocabulary, special tokens in an old format."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MIN_TOKENS = 2
-"""Ordinary tokens that a vocabulary has at the least."""
+"""Minimum number of tokens that are not special."""
 
 SPECIAL_TOKENS_FIELD = "additional_special_tokens"
 
 
 class NoVocabularyError(UserError, ValueError):
-    """A tokenizer without the file of its vocabulary."""
+    """A tokenizer whose vocabulary file is missing."""
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
-    """Raise NoVocabulary for a tokenizer that has special tokens alone.
+    """Raise NoVocabularyError for a tokenizer that has only special tokens.
 
     transformers makes one where the file of the vocabulary is missing; all text is unknown to it.
     """
@@ -39,7 +39,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
 
 
 def _built_in_tokens(kind: type[PreTrainedTokenizerFast]) -> set[str]:
-    """The tokens that a class has without a vocabulary."""
+    """Tokens that a tokenizer class has without any files."""
     try:
         return set(kind().get_vocab())
     except Exception:  # one that needs files raises errors of many kinds
@@ -47,8 +47,8 @@ def _built_in_tokens(kind: type[PreTrainedTokenizerFast]) -> set[str]:
 
 
 def special_token_arguments(name: str, **where: Any) -> dict[str, Any]:
-    """Arguments that replace a tokenizer's special tokens if its files have them as objects, which
-    transformers 5 does not read.
+    """Keyword arguments that restore special tokens stored as objects, which transformers 5 does
+    not read.
 
     Args:
         name: a folder, or a model on the hub.

@@ -1,1 +1,1 @@
-"""The sample corpus: a small natural-language-inference data set of our own (see ../README.md)."""
+"""The sample corpus: a small synthetic natural-language-inference data set (see ../README.md)."""

@@ -26,23 +26,23 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 SIZES = {"train": 15_000, "validation": 2_400}
 SEED = 2023
 HELD_OUT_EVERY = 6
-"""One (person, thing) combination in this many belongs to validation."""
+"""Every n-th (person, thing) combination belongs to validation."""
 NUM_MENTIONED = 2
-"""Attributes a premise mentions."""
+"""Number of attributes in a premise."""
 NEGATED_FRACTION = 0.1
-"""Share of hypotheses that deny their claim."""
+"""Fraction of hypotheses that are negated."""
 GROUPED_FRACTION = 0.3
-"""Share of hypotheses that name a group (outdoors) instead of a value, where there are groups."""
+"""Fraction of hypotheses that name a group (outdoors) instead of a value."""
 OTHER_SCENE_FRACTION = 0.2
-"""Share of neutral examples that are neutral because the person or the thing is another one."""
+"""Fraction of neutral examples that differ in the person or the thing."""
 
 Scene = tuple[str, str]
-"""A person and the thing that the person takes."""
+"""A person, and the thing that the person takes."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a hypothesis says: the person did [not] take the thing in the way `claim` tells."""
+    """A hypothesis: the person did (not) take the thing in the way that `claim` states."""
 
     scene: Scene
     attribute: str
@@ -52,14 +52,14 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Premise:
-    """What a premise says: the scene and the mentioned attributes with their values."""
+    """A premise: a scene with the values of the mentioned attributes."""
 
     scene: Scene
     values: dict[str, str]
 
 
 def is_held_out(scene: Scene) -> bool:
-    """Whether the scene belongs to validation.
+    """True if the scene belongs to validation.
 
     A Latin-square pattern: every person and every thing appears in both splits equally often.
     """
@@ -83,7 +83,7 @@ def sample_hypothesis(rng: random.Random, scenes: list[Scene]) -> Hypothesis:
 def sample_premise(
     rng: random.Random, hypothesis: Hypothesis, label: int, scenes: list[Scene]
 ) -> Premise:
-    """A premise that stands in the relation `label` to the hypothesis."""
+    """Draw a premise with the relation `label` to the hypothesis."""
     scene, asked = hypothesis.scene, hypothesis.attribute
     others = [name for name in ATTRIBUTES if name != asked]
     if label == NEUTRAL and rng.random() < OTHER_SCENE_FRACTION:
@@ -129,7 +129,7 @@ def write_premise(rng: random.Random, premise: Premise) -> str:
 
 
 def generate(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
-    """The examples of `split` ("train" or "validation"), distinct, a third of each label."""
+    """Generate the examples of a split, all distinct, a third for each label."""
     rng = random.Random(f"{seed}-{split}")
     scenes = split_scenes(split)
     labels = [index % 3 for index in range(SIZES[split])]

@@ -21,11 +21,11 @@ SIZES = {"train": 2_000, "validation": 200}
 SEED = 2027
 BRIEF = "Answer in one word."
 BRIEF_SHARE = 0.3
-"""Share of conversations whose system's message asks for one word."""
+"""Fraction of conversations whose system message asks for one word."""
 NUM_TOLD_ATTRIBUTES = 3
-"""Attributes that the user tells."""
+"""Number of attributes that the user mentions."""
 NUM_QUESTIONS = (2, 4)
-"""Fewest and most questions."""
+"""Minimum and maximum number of questions."""
 
 QUESTIONS = {
     "who": "Who took the {thing}?",
@@ -38,7 +38,7 @@ QUESTIONS = {
 
 
 def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
-    """Rows with `messages`, in OpenAI's form."""
+    """Generate rows with `messages`, in OpenAI's format."""
     rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)
@@ -57,7 +57,7 @@ def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
 
 
 def answer(question: str, known: dict[str, str], brief: bool) -> str:
-    """What the assistant says, in one word or in a sentence."""
+    """The assistant's answer, as one word or a sentence."""
     value = known.get(question)
     if value is None:
         return "unknown" if brief else "You did not say."

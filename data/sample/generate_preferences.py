@@ -27,7 +27,7 @@ SEED = 2028
 
 
 def preferences(split: str) -> Iterator[dict[str, Any]]:
-    """Rows with `prompt`, `chosen` and `rejected`, in TRL's form."""
+    """Generate rows with `prompt`, `chosen` and `rejected`, in TRL's format."""
     rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)

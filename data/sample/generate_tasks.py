@@ -25,7 +25,7 @@ PLACE = "place"
 
 
 def summaries(split: str) -> Iterator[dict[str, str]]:
-    """Rows with `text`, two sentences, and `summary`, the events without their circumstances."""
+    """Generate rows with `text` (two sentences) and `summary` (the events alone)."""
     rng, scenes = random.Random(f"{SEED}-summaries-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         first, second = _two_scenes(rng, scenes)
@@ -35,7 +35,7 @@ def summaries(split: str) -> Iterator[dict[str, str]]:
 
 
 def places(split: str) -> Iterator[dict[str, str]]:
-    """Rows with `sentence` and `where`, indoors or outdoors; half of them each."""
+    """Generate rows with `sentence` and `where` (indoors or outdoors), equally often."""
     rng, scenes = random.Random(f"{SEED}-places-{split}"), split_scenes(split)
     others = [name for name in ATTRIBUTES if name != PLACE]
     for index in range(SIZES[split]):

@@ -29,7 +29,7 @@ TEMPLATE = """\
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train on the training conversations; deterministic."""
+    """Train a tokenizer on the training conversations; deterministic."""
     texts = [
         f"{message['role']}\n{message['content']}\n {message['content']}"
         for row in conversations("train")

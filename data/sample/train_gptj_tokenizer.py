@@ -19,14 +19,14 @@ from data.task import TASKS
 FOLDER = Path(__file__).parent / "gptj_tokenizer"
 END, PAD = "<|endoftext|>", "<|extratoken_1|>"
 MAX_TOKENS = 2048
-"""More than the corpus can fill: merges go on until each of its words is one token."""
+"""Maximum vocabulary, more than the corpus fills: each of its words becomes one token."""
 VOCAB_MULTIPLE = 64
-"""The vocabulary is filled up with extra tokens to a multiple of this, so that any tensor-parallel
-degree up to 64 that is a power of two shards it evenly."""
+"""The vocabulary is padded to a multiple of this, so that tensor parallelism up to 64 shards it
+evenly."""
 
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train on texts; deterministic."""
+    """Train a tokenizer on texts; deterministic."""
     names = {"bos_token": END, "eos_token": END, "unk_token": END, "pad_token": PAD}
     return train_byte_level_bpe(texts, (END, PAD), **names)
 
@@ -34,7 +34,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 def train_byte_level_bpe(
     texts: Sequence[str], special: Sequence[str], **names: str
 ) -> PreTrainedTokenizerFast:
-    """Train byte-level byte-pair encoding; deterministic.
+    """Train a byte-level BPE tokenizer; deterministic.
 
     Args:
         special: the first tokens.

@@ -34,15 +34,15 @@ FOLDER = Path(__file__).parent / "t5_tokenizer"
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 MIN_SENTINELS = 32
 VOCAB_MULTIPLE = 64
-"""The vocabulary is filled up with sentinels to a multiple of this, so that any tensor-parallel
-degree up to 64 that is a power of two shards it evenly."""
+"""The vocabulary is padded with sentinels to a multiple of this, so that tensor parallelism up to
+64 shards it evenly."""
 MAX_PIECES = 512
-"""More than the corpus can fill: SentencePiece keeps every piece it finds useful."""
+"""Maximum number of pieces, more than the corpus fills."""
 ASCII = "".join(map(chr, range(33, 127)))
 
 
 def training_lines(examples: Sequence[Example]) -> Iterator[str]:
-    """The prompts and answers, then every word with different neighbours.
+    """Prompts and answers, then every word with various neighbors.
 
     SentencePiece takes its candidates from a suffix tree, where a word that is always followed by
     the same character ("hypothesis" by ":") is no node and would be cut into pieces.
@@ -55,7 +55,8 @@ def training_lines(examples: Sequence[Example]) -> Iterator[str]:
 
 
 def train_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
-    """The unigram model's pieces with their log probabilities, specials first; deterministic."""
+    """Train the unigram model; returns pieces with log-probabilities, special ones first;
+    deterministic."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=lines,
@@ -80,7 +81,7 @@ def train_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
 
 
 def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
-    """T5's pipeline (normalise, mark word starts, unigram, append `</s>`) around `pieces`."""
+    """T5's tokenizer pipeline around the pieces."""
     count = MIN_SENTINELS + -(len(pieces) + MIN_SENTINELS) % VOCAB_MULTIPLE
     sentinels = [f"<extra_id_{index}>" for index in reversed(range(count))]
     vocab = pieces + [(sentinel, 0.0) for sentinel in sentinels]

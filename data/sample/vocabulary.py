@@ -1,4 +1,4 @@
-"""The words of the sample corpus and what they mean to each other.
+"""Vocabulary of the sample corpus: people, things, verbs and attributes of events.
 
 A scene is one event: a person takes a thing somewhere. It has eight attributes. The values of an
 attribute exclude one another (the thing is clean or dirty), and some attributes have groups of
@@ -20,12 +20,12 @@ THINGS = (
 ).split()
 
 VERBS = (("took", "take"), ("carried", "carry"), ("brought", "bring"), ("moved", "move"))
-"""Past and base forms of verbs that say the same of a scene."""
+"""Past and base forms of synonymous verbs."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something a hypothesis can say of one attribute: its words, and the values it is true of."""
+    """Claim about an attribute: its text, and the values for which it is true."""
 
     text: str
     true_of: frozenset[str]
@@ -68,4 +68,4 @@ ATTRIBUTES = {
     "time": Attribute("{}", {"": ("in the morning", "at noon", "at night")}),
     "manner": Attribute("{}", {"": ("slowly", "quickly")}),
 }
-"""In the order in which a premise mentions them."""
+"""Attributes in the order in which a premise mentions them."""
