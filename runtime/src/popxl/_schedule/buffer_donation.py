@@ -1,15 +1,11 @@
 """Buffer donation: which segments reuse the memory of their arguments, and where copies are needed.
 
-Values never change, so this follows from registers alone. A register's value is in memory of its
-own, in that of an input of the routine, or in that of an entry of a remote buffer; after a branch,
-or a loop whose outputs change places, in one of several. Memory is *dead* at a step if no register
-that may be in it is used after it. A segment donates an argument whose memory is dead and the
-routine's. Inputs are the caller's, except those that change or are carried: callers donate these,
-and copy what they need themselves. What is loaded from an entry borrows its memory.
+A segment donates an argument whose memory is dead (`liveness`) and belongs to the routine. Inputs
+belong to the caller, except those that the graph changes or a loop carries: callers donate these,
+and copy them first if they still need them. A loaded entry shares the memory of its buffer.
 
-A routine is decided once for all its callers, before them. Of a callee a caller knows what it
-consumes, in which memory each output may be, and what it loads and stores; of its callers a routine
-knows nothing.
+Callees are processed before their callers, once for all of them. A caller uses a callee's consumed
+inputs, the memory of its outputs, and the buffers that it loads from and stores to.
 """
 
 from __future__ import annotations
@@ -17,14 +13,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from popxl._ir.debug_flags import STEPWISE, is_on
+from popxl._schedule.liveness import Liveness, MemoryRef
 from popxl._schedule.schedule import (
     Branch,
-    CallArgs,
     Load,
     Loop,
     Register,
@@ -38,8 +32,6 @@ from popxl._schedule.schedule import (
 if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl.remote_buffer import RemoteBuffer
-
-MemoryRef = tuple[str, Any]  # "own", "input" (with its index) or "entry", and what tells them apart
 
 
 def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
@@ -59,31 +51,21 @@ def is_exclusive(routine: Routine, index: int, source: int | None = None) -> boo
     return private and memory.isdisjoint(routine.shared_memory)
 
 
-@dataclass
 class _DonationPass:
     """Donation pass over one routine.
 
     Attributes:
-        memory: where the value of a register may be.
-        last_users: of the registers that may be in it, the two that are used last, the last one
-            first.
-        consumed_memory: memory of the routine's that was donated, or that an entry has from now on.
+        donatable_inputs: inputs that callers can be asked to donate.
+        consumed_memory: memory of the routine that was donated, or became that of an entry.
     """
 
-    routine: Routine
-    donatable_inputs: frozenset[int]
-    memory: dict[Register, frozenset[MemoryRef]] = field(default_factory=dict)
-    last_users: dict[MemoryRef, list[Register]] = field(default_factory=dict)
-    last_use: dict[Register, int] = field(default_factory=dict)
-    consumed_memory: set[MemoryRef] = field(default_factory=set)
+    def __init__(self, routine: Routine, donatable_inputs: frozenset[int]) -> None:
+        self.routine, self.donatable_inputs = routine, donatable_inputs
+        self.liveness = Liveness(routine)
+        self.consumed_memory: set[MemoryRef] = set()
 
     def run(self) -> None:
         routine = self.routine
-        for i, step in enumerate(routine.steps):
-            self.last_use.update(dict.fromkeys(step.reads(), i))
-        self.last_use.update(dict.fromkeys(routine.outputs, len(routine.steps)))
-        for i, register in enumerate(routine.inputs):
-            self._set_memory(register, [("input", i)])
         updating = _updating_loads(routine)
         for i, step in enumerate(routine.steps):
             self._step(i, step, updating)
@@ -92,55 +74,36 @@ class _DonationPass:
         )
         self._record_output_memory()
         _record_buffers(routine)
-        self._record_dead_registers()
+        self.liveness.record_dead_registers()
 
-    def _set_memory(self, register: Register, memory: Iterable[MemoryRef]) -> None:
-        if register in self.routine.specs:
-            self.memory[register] = frozenset(memory)
-            for m in self.memory[register]:
-                registers = [*self.last_users.get(m, ()), register]
-                self.last_users[m] = sorted(registers, key=self._last_use, reverse=True)[:2]
-
-    def _last_use(self, register: Register) -> int:
-        return self.last_use.get(register, -1)
-
-    # ---- whose memory, and until when -----------------------------------------------------------
     def _is_donatable(self, register: Register) -> bool:
         return all(
             m not in self.consumed_memory
             and (m[0] == "own" or (m[0] == "input" and m[1] in self.donatable_inputs))
-            for m in self.memory[register]
+            for m in self.liveness.memory[register]
         )
-
-    def _is_dead(self, register: Register, index: int, uses: Counter[Register]) -> bool:
-        """Whether step `index` is the last to use the memory, and uses it once."""
-        return uses[register] == 1 and self.last_use[register] == index and not any(
-            other != register and self._last_use(other) >= index
-            for m in self.memory[register]
-            for other in self.last_users[m]
-        )  # fmt: skip
 
     # ---- steps ----------------------------------------------------------------------------------
     def _step(self, index: int, step: Step, updating: dict[Register, Load]) -> None:
         match step:
             case Load():
-                self._set_memory(step.out, [("entry", step.out)])
+                self.liveness.set_memory(step.out, [("entry", step.out)])
             case Store():
-                # The entry has the memory from now on; others may only read it.
+                # The memory belongs to the entry from now on; other registers can only read it.
                 step.copies = not self._is_donatable(step.value)
                 if not step.copies:
-                    self.consumed_memory |= self.memory[step.value]
+                    self.consumed_memory |= self.liveness.memory[step.value]
             case Run():
                 self._run(index, step, updating)
                 for register in step.outs:
-                    self._set_memory(register, [("own", register)])
+                    self.liveness.set_memory(register, [("own", register)])
             case Loop():
                 self._loop(index, step, updating)
             case Branch():
                 for k, out in enumerate(step.outs):
                     if out is not None:
-                        memories = (self._output_memory_of(p, k) for p in step.branches)
-                        self._set_memory(out, set().union(*memories))
+                        memories = (self.liveness.call_output_memory(p, k) for p in step.branches)
+                        self.liveness.set_memory(out, set().union(*memories))
 
     def _run(self, index: int, step: Run, updating: dict[Register, Load]) -> None:
         segment, uses = step.segment, Counter(step.args)
@@ -153,15 +116,14 @@ class _DonationPass:
             spec = self.routine.specs[register]
             kind = spec.shape, spec.dtype
             load = updating.get(register)
-            can_donate = (load is not None or self._is_donatable(register)) and self._is_dead(
-                register, index, uses
-            )
+            can_donate = load is not None or self._is_donatable(register)
+            can_donate = can_donate and self.liveness.is_dead(register, index, uses)
             if can_donate and free_results[kind]:
                 free_results[kind] -= 1
                 donated.append(i)
                 if load is not None:
                     load.donates = True
-                self.consumed_memory |= self.memory[register]
+                self.consumed_memory |= self.liveness.memory[register]
         segment.donated = tuple(sorted(donated))
 
     def _loop(self, index: int, step: Loop, updating: dict[Register, Load]) -> None:
@@ -172,8 +134,8 @@ class _DonationPass:
             register = body.args[i]
             load = updating.get(register)
             can_donate = load is not None or self._is_donatable(register)
-            if can_donate and self._is_dead(register, index, uses):
-                self.consumed_memory |= self.memory[register]
+            if can_donate and self.liveness.is_dead(register, index, uses):
+                self.consumed_memory |= self.liveness.memory[register]
                 if load is not None:
                     load.donates = True
             else:
@@ -185,44 +147,22 @@ class _DonationPass:
         carried = {i: k for k, i in step.carried}
         for k, out in enumerate(body.outs):
             if out is not None:
-                self._set_memory(out, self._output_memory_of(body, k, carried))
+                self.liveness.set_memory(out, self.liveness.call_output_memory(body, k, carried))
         body.donated = tuple(
             s for s in dict.fromkeys(body.args)
-            if self.last_use[s] == index and s not in self.routine.constants
+            if self.liveness.last_use[s] == index and s not in self.routine.constants
         )  # fmt: skip
-
-    def _output_memory_of(
-        self, call_args: CallArgs, output: int, carried: Mapping[int, int] = MappingProxyType({})
-    ) -> set[MemoryRef]:
-        """Returns the memory that an output of a called routine can be in.
-
-        Args:
-            carried: for inputs of a loop, the output that they are in the next iteration.
-        """
-        memory: set[MemoryRef] = set()
-        worklist, seen = [output], set[int]()
-        while worklist:
-            k = worklist.pop()
-            seen.add(k)
-            for kind, key in call_args.routine.output_memory[k]:
-                if kind != "input":
-                    memory.add((kind, (id(call_args), kind, key)))
-                    continue
-                memory |= self.memory.get(call_args.args[key], frozenset())
-                if key in carried and carried[key] not in seen:
-                    worklist.append(carried[key])
-        return memory
 
     # ---- the end --------------------------------------------------------------------------------
     def _record_output_memory(self) -> None:
         """Records the memory of outputs, its last use and its aliases in the routine.
 
-        What no output tells apart is one memory: branches in branches would double it each time.
+        Memory that the same outputs can be in is merged: nested branches would double it each time.
         """
         routine = self.routine
         outputs_of: dict[MemoryRef, list[int]] = {}
         for k, register in enumerate(routine.outputs):
-            for m in self.memory.get(register, ()):
+            for m in self.liveness.memory.get(register, ()):
                 outputs_of.setdefault(m, []).append(k)
 
         outside, numbers = dict[MemoryRef, MemoryRef](), dict[tuple[int, ...], int]()
@@ -231,32 +171,18 @@ class _DonationPass:
             key = numbers.setdefault(tuple(outputs), len(numbers))
             outside[m] = m if kind == "input" else (kind, key)
         routine.output_memory = tuple(
-            frozenset(outside[m] for m in self.memory.get(register, ()))
+            frozenset(outside[m] for m in self.liveness.memory.get(register, ()))
             for register in routine.outputs
         )
-        counts = Counter(m for memory in routine.output_memory for m in memory)
+        counts = Counter(m for refs in routine.output_memory for m in refs)
         routine.shared_memory = frozenset(m for m, count in counts.items() if count > 1)
-        routine.memory_last_use = {
-            register: max(map(self._last_use, [register, *(self.last_users[m][0] for m in memory)]))
-            for register, memory in self.memory.items()
-        }
-        end = len(routine.steps)
+        routine.memory_last_use = self.liveness.memory_last_use()
+        end, memory = len(routine.steps), self.liveness.memory
         routine.aliasing_outputs = {
-            register: sorted({k for m in self.memory[register] for k in outputs_of.get(m, ())})
+            register: sorted({k for m in memory[register] for k in outputs_of.get(m, ())})
             for register, last_use in routine.memory_last_use.items()
             if last_use == end
         }
-
-    def _record_dead_registers(self) -> None:
-        """Records in each step the registers that are dead after it."""
-        constants = set(self.routine.constants)
-        for i, step in enumerate(self.routine.steps):
-            donated = set(step.body.donated) if isinstance(step, Loop) else set()
-            registers: Iterable[Register] = dict.fromkeys([*step.reads(), *step.writes()])
-            step.dead_registers = tuple(
-                s for s in registers
-                if self.last_use.get(s, i) == i and s not in donated and s not in constants
-            )  # fmt: skip
 
 
 def _changed_first(segment: Segment) -> list[int]:

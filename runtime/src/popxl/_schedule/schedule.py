@@ -242,7 +242,7 @@ class Routine:
         specs: of arrays, by register, on one replica; registers of numbers have none.
         num_registers: number of registers.
         consumed_inputs: inputs that the routine donates, or stores without a copy.
-        output_memory: for each output the memory that it may be in (see `donation`).
+        output_memory: for each output the memory that it may be in (see `liveness`).
         shared_memory: memory that several outputs may be in.
         memory_last_use: for each register of an array the last step that may use its memory; an
             output's is used after all steps.
