@@ -1,4 +1,4 @@
-"""What a program needs and does, without running it: memory, traffic, operations, collectives.
+"""Plans of programs without running them: memory, traffic, operations, collectives, time.
 
     with popxl.plan.part("head"):
         loss = ops.sum(ops.gelu(x @ w))
@@ -8,11 +8,11 @@
     plan.parts                          # by label
 
     traced = popxl.plan.trace(ir, "gpu")
-    traced.timeline(rates)      # a run on a simulated device: what transfers leave exposed
+    traced.timeline(rates)      # a run on a simulated device: exposed transfers and idle time
 
-A plan walks the schedule that a session would run, with sizes in place of arrays (`walk`). What a
-segment does is read off the function that XLA would compile (`cost`), and so is the memory that it
-takes besides its arguments and results, as long as XLA has not compiled it (`estimate`).
+A plan walks the schedule that a session would run, with sizes in place of arrays (`cost_walk`). The
+cost of a segment is read off the function that XLA would compile (`segment_cost`), and so is the
+memory of its temporaries, as long as XLA has not compiled it (`memory_estimate`).
 """
 
 from popxl._devices.mesh import MEMORY_FRACTION as MEMORY_FRACTION

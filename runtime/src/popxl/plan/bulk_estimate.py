@@ -30,11 +30,11 @@ Entry = tuple["RemoteBuffer", int]
 
 @dataclass(frozen=True)
 class EntryTransfers:
-    """When an entry is moved.
+    """The transfers of an entry of a remote buffer.
 
     Attributes:
-        nbytes: of the entry, on one replica.
-        loads: stages for which it is loaded.
+        nbytes: bytes of the entry on one replica.
+        loads: stages that load it.
         stores: stages that store it.
     """
 
@@ -45,15 +45,16 @@ class EntryTransfers:
 
 @dataclass(frozen=True)
 class BulkEstimate:
-    """
+    """Compute and transfers of each stage of a run.
+
     Attributes:
-        computing: seconds of each stage.
-        crossings: of each entry that is moved.
-        loads, stores: bytes that go to and from the device for each stage.
-        loading, storing: seconds that they take.
-        dispatching: seconds in which the host dispatches each stage and these transfers.
-        load_calls, store_calls: calls of the host for them, if there are any.
-        rates: of the device.
+        compute_seconds: seconds of computing of each stage.
+        transfers: the transfers of each entry.
+        loads, stores: bytes that each stage loads and stores.
+        load_seconds, store_seconds: seconds of these transfers.
+        dispatch_seconds: seconds in which the host dispatches each stage and its transfers.
+        load_calls, store_calls: calls of the host for the transfers.
+        rates: rates of the device.
         window: bytes that loads may be ahead of their use.
     """
 
@@ -70,52 +71,55 @@ class BulkEstimate:
     window: int
 
     @classmethod
-    def of(
+    def from_schedule(
         cls,
         schedule: Schedule,
         segment_costs: Mapping[Segment, SegmentCost],
         rates: Rates,
         window: int,
     ) -> BulkEstimate:
-        """The flow of a program of which all entries are in host memory."""
-        made = StageBuilder(schedule, segment_costs, rates)
-        count = len(made.compute_seconds)
+        """Estimate a program with all entries in host memory."""
+        stages = StageBuilder(schedule, segment_costs, rates)
+        count = len(stages.compute_seconds)
         moved = [0] * count, [0] * count, [0.0] * count, [0.0] * count
-        calls = made.dispatch_seconds, made.load_calls, made.store_calls
-        bulk_estimate = cls(made.compute_seconds, made.transfers, *moved, *calls, rates, window)
-        bulk_estimate.set_location(made.transfers, 1)
+        calls = stages.dispatch_seconds, stages.load_calls, stages.store_calls
+        bulk_estimate = cls(stages.compute_seconds, stages.transfers, *moved, *calls, rates, window)
+        bulk_estimate.set_location(stages.transfers, 1)
         return bulk_estimate
 
     def set_location(self, entries: Iterable[Entry], way: int) -> None:
-        """Let entries live in host memory (1), or on the device (-1)."""
+        """Move entries to host memory (`way` 1) or to the device (`way` -1)."""
         for entry in entries:
             transfers = self.transfers[entry]
             nbytes = way * transfers.nbytes
-            taking = way * self.rates.transfer_seconds(transfers.nbytes, both_ways=True)
+            seconds = way * self.rates.transfer_seconds(transfers.nbytes, both_ways=True)
             put = way * self.rates.per_array_s
             for stage in transfers.loads:
                 self.loads[stage] += nbytes
-                self.load_seconds[stage] += taking
+                self.load_seconds[stage] += seconds
                 self.dispatch_seconds[stage] += put
             for stage in transfers.stores:
                 self.stores[stage] += nbytes
-                self.store_seconds[stage] += taking
+                self.store_seconds[stage] += seconds
                 self.dispatch_seconds[stage] += put
 
     @contextmanager
     def with_on_device(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """As if entries lived on the device."""
+        """Context in which entries are on the device."""
         self.set_location(entries, -1)
         yield
         self.set_location(entries, 1)
 
     @property
     def transfer_seconds(self) -> float:
-        """Seconds of all transfers, one after the other."""
+        """Seconds of all transfers without overlap."""
         return sum(self.load_seconds) + sum(self.store_seconds)
 
     def seconds(self) -> float:
-        """Of a run. Conditions stand where max and min would take most of the time."""
+        """Estimate the seconds of a run.
+
+        Conditional expressions are faster than max and min, which would take most of the time.
+        """
         end = arrived = left = 0.0
         ends, half, link = [end], self.window / 2, self.rates.host_link
         first = ahead = 0  # what is loaded begins with stage `first`, and is so many bytes ahead
@@ -153,7 +157,7 @@ class BulkEstimate:
 
 
 class StageBuilder:
-    """The stages of a run of a program, see `BulkEstimate`."""
+    """Groups the segments of a run into stages, see `BulkEstimate`."""
 
     def __init__(
         self, schedule: Schedule, segment_costs: Mapping[Segment, SegmentCost], rates: Rates

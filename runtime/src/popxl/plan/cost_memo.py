@@ -1,7 +1,7 @@
-"""Work of segments that were traced before in this process.
+"""Memo of the costs of segments that were traced before in this process.
 
-Programs that a plan chooses among differ in few segments, and layers of one program are alike in
-many. Equal segments, labels of their parts included, do the same work.
+The programs that a plan compares differ in few segments, and so do the layers of a program.
+Segments that are equal, labels included, have equal costs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl.ir import Ir
 
-_MAX_SEGMENTS = 4096  # segments that are known, the oldest of which goes
+_MAX_SEGMENTS = 4096  # the oldest segment is dropped
 _memo: dict[bytes, SegmentCost] = {}
 
 
 def costs_of_segments(ir: Ir, segments: Sequence[Segment]) -> dict[Segment, SegmentCost]:
-    """What the segments of a program do."""
+    """Return the costs of a program's segments."""
     return {segment: _cost(ir, segment) for segment in segments}
 
 

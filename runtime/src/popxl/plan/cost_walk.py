@@ -1,4 +1,4 @@
-"""A schedule walked with sizes in place of arrays."""
+"""Walks a schedule with sizes in place of arrays, and sums the costs of its labelled regions."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_
 
 @dataclass
 class RegionSums:
-    """What a part amounts to.
+    """Cost sums of a region.
 
     Attributes:
-        moved: bytes, by way; of steps whose entries are in several places their mean.
-        device_bytes: most bytes live, besides those that callers keep alive; None: it has no step.
+        bytes_moved: bytes by direction; of steps whose entries are in several places, their mean.
+        device_bytes: peak of the live bytes, without those that callers keep; None: no step.
     """
 
     cost: Cost = field(default_factory=Cost)
@@ -54,7 +54,7 @@ class RegionSums:
         self.device_bytes = max(self.device_bytes or 0, live)
 
     def add(self, other: RegionSums, times: int, outside: int) -> None:
-        """Add that of a routine that is called, with what the caller keeps alive."""
+        """Add the sums of a called routine; `outside`: bytes that the caller keeps alive."""
         if other.device_bytes is not None:
             self.record_live(outside + other.device_bytes)
         if times:
@@ -67,18 +67,18 @@ class RegionSums:
 
 @dataclass
 class RoutineCost:
-    """What one execution of a routine amounts to: most bytes live, and the sums of its parts."""
+    """Cost of one execution of a routine: peak of the live bytes, and the sums of its regions."""
 
     peak: int
     sums: dict[str, RegionSums]
 
 
 class CostWalk:
-    """Walks a schedule, each routine once for each part of the program that calls it.
+    """Walks a schedule, each routine once for each region that calls it.
 
     Args:
-        works: what segments do; without it only memory is looked at.
-        temporaries: bytes that a segment takes besides its arguments and results.
+        segment_costs: costs of the segments; empty: only memory is computed.
+        temporaries: returns the bytes of a segment's temporaries.
     """
 
     def __init__(
@@ -86,10 +86,12 @@ class CostWalk:
     ) -> None:
         self._works, self._temporaries = segment_costs, temporaries
         self._visits: dict[tuple[Routine, str], RoutineCost] = {}
-        self._placed: TransferPlaces | None = None  # of the entries that steps load and store
+        self._transfer_places: TransferPlaces | None = (
+            None  # of the entries that steps load and store
+        )
 
     def run(self, schedule: Schedule) -> int:
-        """Walk; returns the most bytes of intermediate values that are live at a time."""
+        """Walk a schedule; returns the peak bytes of live intermediate values."""
         main, self._schedule = schedule.main, schedule
         for routine, part in routines_by_part(main):
             borrowed = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed_inputs}
@@ -101,7 +103,7 @@ class CostWalk:
 
     # ---- memory ---------------------------------------------------------------------------------
     def _routine(self, routine: Routine, part: str, borrowed: set[Register]) -> RoutineCost:
-        """Walk a routine; bytes of `borrowed` registers are the caller's."""
+        """Walk a routine; the bytes of `borrowed` registers count for the caller."""
         sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
         live = {s: 0 if s in borrowed else _size(routine, s) for s in owned}
@@ -129,7 +131,7 @@ class CostWalk:
         made: Mapping[Register, int],
         sums: dict[str, RegionSums],
     ) -> int:
-        """Bytes that a step takes while it runs, besides older registers; counts what it does."""
+        """Bytes of a step while it runs, without older registers; adds its cost to `sums`."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, sums)
             reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
@@ -140,7 +142,7 @@ class CostWalk:
             sums[part].ops[step.name] += 1
         peak = sum(made.values()) if isinstance(step, Load) else 0
         for call_args in calls(step):
-            # What devices decide is taken to be 0: of two branches the second is what is done.
+            # Conditions on the device are taken to be false: the second branch runs.
             done = not isinstance(step, Branch) or call_args is step.branches[1]
             times = (step.count if isinstance(step, Loop) else 1) if done else 0
             routine = call_args.routine
@@ -186,16 +188,16 @@ class CostWalk:
         sums.bytes_moved[disk] += step.nbytes * on_disk
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Of what a step moves: fractions that stay on the device, and that are on disk."""
+        """Return the fractions of a step's entries that are on the device and on disk."""
         kept, on_disk_entries = len(step.buffer.resident_entries), len(step.buffer.on_disk_entries)
         if step.buffer.entries in (kept, on_disk_entries) or not (kept or on_disk_entries):
             return float(kept > 0), float(on_disk_entries > 0)
-        if self._placed is None:
-            self._placed = TransferPlaces.of(self._schedule)
-        return self._placed.fractions(step)
+        if self._transfer_places is None:
+            self._transfer_places = TransferPlaces.from_schedule(self._schedule)
+        return self._transfer_places.fractions(step)
 
     def parts(self) -> tuple[RegionCost, ...]:
-        """The record of each part."""
+        """Return the cost of each region."""
         return tuple(
             RegionCost(
                 name,
@@ -220,16 +222,16 @@ class CostWalk:
 
 @dataclass
 class TransferPlaces:
-    """How often each step is executed, and how often for an entry on the device, or on disk."""
+    """Number of executions of each transfer, and of those for an entry on the device or on disk."""
 
     all: Counter[Load | Store] = field(default_factory=Counter)
     resident: Counter[Load | Store] = field(default_factory=Counter)
     on_disk: Counter[Load | Store] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, schedule: Schedule) -> TransferPlaces:
-        """Those of a run."""
-        few, more, times = measure_extrapolated(schedule, cls._counted, 1, 1)
+    def from_schedule(cls, schedule: Schedule) -> TransferPlaces:
+        """Count the transfers of a run."""
+        few, more, times = measure_extrapolated(schedule, cls._count, 1, 1)
         for name, counts in vars(more).items():
             fewer = vars(few)[name]
             for step in counts:
@@ -237,7 +239,7 @@ class TransferPlaces:
         return more
 
     @classmethod
-    def _counted(cls, schedule: Schedule) -> TransferPlaces:
+    def _count(cls, schedule: Schedule) -> TransferPlaces:
         places = cls()
         resident_entries = cache(lambda buffer: buffer.resident_entries)
         on_disk_entries = cache(lambda buffer: frozenset(buffer.on_disk_entries))
@@ -251,7 +253,7 @@ class TransferPlaces:
         return places
 
     def fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Of a step's executions, those for entries on the device, and on disk."""
+        """Return the fractions of a step's executions with entries on the device and on disk."""
         count = self.all[step] or 1
         return self.resident[step] / count, self.on_disk[step] / count
 

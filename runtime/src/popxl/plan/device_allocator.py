@@ -1,8 +1,8 @@
-"""Where arrays are in a device's memory, as XLA's allocator places them.
+"""A model of XLA's device allocator, which shows the memory lost to fragmentation.
 
-An array takes the smallest free piece that is large enough (`tsl::BFCAllocator` in openxla/xla),
-which is cut only where that leaves much: the rest of it may lie idle. Free pieces beside each other
-become one. So a device can lack room for an array though more is free in all.
+An array takes the smallest free block that is large enough (`tsl::BFCAllocator` in openxla/xla),
+which is split only if much of it would remain. Adjacent free blocks are merged. So an array may not
+fit although more bytes are free in total.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 _UNIT = 256  # bytes: sizes are multiples of it
-_LEFT_OVER = 128 * 2**20  # bytes of a piece that may lie idle
+_LEFT_OVER = 128 * 2**20  # bytes of a block that may be wasted
 
 
 class DeviceAllocator:
-    """A device's memory.
+    """The memory of a device.
 
     Attributes:
-        extent: bytes from the beginning to the end of what was taken, at most.
+        extent: largest end address of an allocation, in bytes.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class DeviceAllocator:
         self._ends: dict[int, int] = {}  # their addresses, by their end
 
     def allocate(self, nbytes: int) -> int:
-        """The address of a new array."""
+        """Allocate an array; returns its address."""
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
         found = bisect_left(self._by_size, (size, 0))
         if found == len(self._by_size):
@@ -64,7 +64,7 @@ class DeviceAllocator:
         insort(self._by_size, (size, at))
 
     def _remove(self, at: int) -> int:
-        """Take a piece out of the free ones; returns its bytes."""
+        """Remove a free block; returns its bytes."""
         size = self._free.pop(at)
         del self._ends[at + size]
         del self._by_size[bisect_left(self._by_size, (size, at))]

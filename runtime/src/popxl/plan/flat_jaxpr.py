@@ -1,4 +1,4 @@
-"""A traced function as a list of primitives: functions that it calls are inlined."""
+"""A jaxpr as a flat list of primitives, with called functions inlined."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp
 
 @dataclass(eq=False)
 class PrimitiveValue:
-    """The flattened result of a primitive, of JAX's type `aval`.
+    """A result of a primitive, with JAX's type `aval`.
 
     Attributes:
-        is_zeros: whether all its elements are known to be zero.
+        is_zeros: true if all its elements are known to be zero.
     """
 
     aval: Any
@@ -29,16 +29,16 @@ class PrimitiveValue:
 
 @dataclass(eq=False)
 class PrimitiveNode:
-    """A primitive.
+    """A call of a JAX primitive.
 
     Attributes:
-        name: JAX's name of it, or that of a function that is one kernel.
-        atoms: values and literals that it takes.
-        outputs: values that it makes.
-        params: as in JAX.
-        part: label of the part of the program it belongs to; "": that of what runs the function.
-        bodies: what it runs, and how often.
-        branches: what it runs one of.
+        name: JAX's name of the primitive, or of a function that is one kernel.
+        atoms: input values and literals.
+        outputs: output values.
+        params: parameters, as in JAX.
+        part: label of its region; "": the label of the caller.
+        bodies: functions that it runs, and how often.
+        branches: functions of which it runs one.
     """
 
     name: str
@@ -60,8 +60,7 @@ class PrimitiveNode:
 
 @dataclass(eq=False)
 class FlatFunction:
-    """A function: its nodes in the order of the program, its arguments and constants, and what it
-    returns."""
+    """A function: its primitives in program order, its constants and arguments, and its results."""
 
     nodes: list[PrimitiveNode]
     inputs: list[PrimitiveValue]
@@ -69,13 +68,12 @@ class FlatFunction:
 
     @property
     def outputs(self) -> list[PrimitiveValue]:
-        """The results that are no literals."""
+        """Results that are not literals."""
         return _values(self.results)
 
 
 def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
-    """The primitives of a jaxpr, those of called functions in their place, without those that
-    nothing needs."""
+    """Flatten a jaxpr: inline called functions, and drop primitives whose results are unused."""
     inputs = _new_values([*jaxpr.constvars, *jaxpr.invars])
     nodes: list[PrimitiveNode] = []
     results = _inline(jaxpr, inputs, part, nodes)
@@ -83,7 +81,7 @@ def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
 
 
 def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> list[PrimitiveNode]:
-    """The nodes whose results reach `outputs`, or that have none."""
+    """Return the nodes whose results reach `outputs`, and those without results."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if not node.outputs or not wanted.isdisjoint(node.outputs):
@@ -93,8 +91,7 @@ def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> li
 
 
 def _live_inputs(node: PrimitiveNode, wanted: set[PrimitiveValue]) -> list[PrimitiveValue]:
-    """What a node takes to make the outputs that are wanted; leaves out of a loop what it carries
-    on for nothing."""
+    """Return the inputs that a node needs for the live outputs; drops unused carries of a scan."""
     if node.name != "scan":
         return node.inputs
     ((body, count),) = node.bodies
@@ -115,8 +112,7 @@ def _live_inputs(node: PrimitiveNode, wanted: set[PrimitiveValue]) -> list[Primi
 
 
 def _consts_and_carry(scan: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's arguments are constants, and how many it carries on; from JAX 0.11 on
-    they are grouped."""
+    """Return the numbers of a scan's constants and carries; JAX 0.11 and newer group them."""
     if "ft_in" not in scan:
         return scan["num_consts"], scan["num_carry"]
     consts, carry, _ = scan["ft_in"].update(range(len(scan["ft_in"].vals))).unpack()
@@ -131,16 +127,16 @@ def _values(atoms: list[Any]) -> list[PrimitiveValue]:
     return [v for v in atoms if isinstance(v, PrimitiveValue)]
 
 
-def _inline(jaxpr: Any, given: list[Any], part: str, nodes: list[PrimitiveNode]) -> list[Any]:
-    """Add the primitives of a jaxpr to `nodes`.
+def _inline(jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]) -> list[Any]:
+    """Append the primitives of a jaxpr to `nodes`.
 
     Args:
-        given: what its constants and arguments are.
+        inputs: values of its constants and arguments.
 
     Returns:
-        What it returns.
+        The values of its results.
     """
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
 
     def read(variables: list[Any]) -> list[Any]:
         return [v if isinstance(v, Literal) else env[v] for v in variables]
@@ -172,20 +168,20 @@ def _inline(jaxpr: Any, given: list[Any], part: str, nodes: list[PrimitiveNode])
 
 
 def _sum_without_zeros(atoms: list[Any], total: Any) -> Any:
-    """The other term of a sum with zeros, which XLA does not compute; None: it has two."""
+    """Return the other term of a sum with zeros, which XLA does not compute; None: no zeros."""
     terms = [atom for atom in atoms if not _is_zero(atom)]
     return terms[0] if len(terms) == 1 and terms[0].aval.shape == total.shape else None
 
 
 def _is_zero(atom: Any) -> bool:
-    """True if all elements of a value or literal are known to be zero."""
+    """Return True if all elements of a value or literal are known to be zero."""
     if isinstance(atom, PrimitiveValue):
         return atom.is_zeros
     return bool(np.ndim(atom.val) == 0 and atom.val == 0)
 
 
 def _called_jaxpr(params: dict[str, Any], *names: str) -> Any:
-    """The jaxpr that a primitive runs, under the first of the names that is there."""
+    """Return the jaxpr that a primitive runs, under the first of the names that it has."""
     return next(_unwrap(params[name]) for name in names if name in params)
 
 
@@ -194,6 +190,6 @@ def _unwrap(function: Any) -> Any:
 
 
 def _region_of(eqn: Any) -> str:
-    """The innermost part that the op of an equation was written in (see `Machine`)."""
+    """Label of the innermost region (`popxl.plan.part`) in which an equation's op was written."""
     scopes = str(eqn.source_info.name_stack).split(f"{PART_SCOPE}<")
     return scopes[-1].partition(">")[0] if len(scopes) > 1 else ""

@@ -1,8 +1,8 @@
-"""What XLA makes no kernel of on GPUs, or makes one more of.
+"""Corrections for GPUs: ops that XLA fuses away, and extra kernels that it runs.
 
-Products take either of their matrices transposed, and add themselves to an accumulator as they are
-written. cuDNN's attention has heads after tokens: what it takes or gives in another order is
-copied. `tests/planning/test_h100.py` compares it with what XLA compiles.
+Products take transposed matrices, and add to an accumulator as they are written. cuDNN's attention
+has heads after tokens: tensors in another layout are copied. `tests/planning/test_h100.py` compares
+these rules with XLA's executables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEADS_AFTER_TOKENS = (0, 2, 1, 3)
 
 
 class GpuKernels:
-    """The kernels of a function on a GPU, as far as they are not one for each node."""
+    """The kernels of a function on a GPU, where they are not one per primitive."""
 
     def __init__(self, flat: FlatFunction) -> None:
         self._inputs, self._results = set(flat.inputs), set(flat.outputs)
@@ -29,9 +29,9 @@ class GpuKernels:
             for v in node.inputs:
                 self._users.setdefault(v, []).append(node)
         sums = {node: self._fused_add(node) for node in flat.nodes if node.name == "dot_general"}
-        self.sums = {node: into for node, into in sums.items() if into is not None}
-        """The additions that products do as they are written: cublasLt's C += A B."""
-        self.added = set(self.sums.values())
+        self.fused_adds = {node: into for node, into in sums.items() if into is not None}
+        """Additions fused into products: cublasLt's C += A B."""
+        self.fused_add_nodes = set(self.fused_adds.values())
 
     def _fused_add(self, product: PrimitiveNode) -> PrimitiveNode | None:
         node = product
@@ -44,7 +44,7 @@ class GpuKernels:
         return node if into_float32 and not self._inputs.isdisjoint(node.inputs) else None
 
     def is_free(self, node: PrimitiveNode) -> bool:
-        """Whether a node transposes for kernels that read that order, or after one that has it."""
+        """Return True if a transpose costs nothing, since a kernel next to it has that layout."""
         if node.name != "transpose" or not node.inputs or node.outputs[0] in self._results:
             return False
         users = self._users.get(node.outputs[0], [])
@@ -55,15 +55,18 @@ class GpuKernels:
         )
 
     def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
-        """What runs besides attention: copies of what it takes, or of a result that it gives, in
-        another order; and before its gradient the forward pass, whose statistics nothing keeps."""
+        """Return the kernels that run besides attention.
+
+        These are copies of inputs and results in another layout; and before its gradient the
+        forward pass again, since its statistics are not saved.
+        """
         size, backward = attention_of(node)
         if not size:
             return []
         heads = node.inputs[:4] if backward else node.inputs[:3]
-        taken = [v for v in heads if not self._is_swapped(v)]
-        given = [v for v in node.outputs if v in self._results]
-        copies = [Kernel(2 * nbytes(v.aval)) for v in (*taken, *given)]
+        inputs = [v for v in heads if not self._is_swapped(v)]
+        results = [v for v in node.outputs if v in self._results]
+        copies = [Kernel(2 * nbytes(v.aval)) for v in (*inputs, *results)]
         if not backward or self._has_forward_pass(heads[1:]):
             return copies
         bytes_moved = sum(nbytes(v.aval) for v in (*heads[1:], heads[1]))

@@ -1,6 +1,6 @@
-"""Loops whose iterations are alike: of a long one few are looked at, and the others follow.
+"""Extrapolation of long loops with equal iterations from a few of them.
 
-Where weights pass layer by layer for each token that is written, a run is hundreds of equal passes.
+A run that streams the weights for each generated token consists of hundreds of equal passes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from popxl._schedule.schedule import (
     Transfer,
 )
 
-_LONG = 12  # iterations of a loop that is worth it
+_LONG = 12  # iterations from which extrapolation pays
 
 T = TypeVar("T")
 
@@ -28,16 +28,17 @@ T = TypeVar("T")
 def measure_extrapolated(
     schedule: Schedule, measure: Callable[[Schedule], T], first: int, period: int
 ) -> tuple[T, T, float]:
-    """Measure a schedule with few iterations of its longest loop whose iterations move the same
-    entries; the whole one, if it has none.
+    """Measure a schedule with few iterations of its longest loop with equal iterations.
+
+    Without such a loop, the full schedule is measured.
 
     Args:
-        first: iterations after which each takes as long as the next.
-        period: iterations, or as many, if they take turns.
+        first: iterations until the loop is in a steady state.
+        period: iterations after which its state repeats.
 
     Returns:
-        What is measured with `first` iterations and with `first + period`, and how many times their
-        difference is missing.
+        The measurements with `first` and with `first + period` iterations, and the number of times
+        that their difference has to be added.
     """
     loops = [step for step in schedule.main.steps if isinstance(step, Loop) and step.count > _LONG]
     loop = max(filter(_is_steady, loops), key=lambda loop: loop.count, default=None)
@@ -48,8 +49,8 @@ def measure_extrapolated(
     return few, more, (loop.count - first - period) / period
 
 
-def truncate_loops(schedule: Schedule, most: int) -> Schedule:
-    """The schedule with at most so many iterations of each loop, whatever they move."""
+def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
+    """Return the schedule with at most `max_iterations` iterations of each loop."""
     made: dict[Routine, Routine] = {}
 
     def short(call_args: CallArgs) -> CallArgs:
@@ -58,7 +59,7 @@ def truncate_loops(schedule: Schedule, most: int) -> Schedule:
     def step_of(step: Step) -> Step:
         match step:
             case Loop():
-                return replace(step, body=short(step.body), count=min(step.count, most))
+                return replace(step, body=short(step.body), count=min(step.count, max_iterations))
             case Branch():
                 return replace(step, branches=tuple(map(short, step.branches)))
         return step
@@ -69,7 +70,7 @@ def truncate_loops(schedule: Schedule, most: int) -> Schedule:
 
 
 def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
-    """The schedule with another number of iterations of a loop of its main routine."""
+    """Return the schedule with another number of iterations of a loop of its main routine."""
     main = schedule.main
     steps = [replace(step, count=count) if step is loop else step for step in main.steps]
     new = replace(main, steps=steps)
@@ -78,13 +79,15 @@ def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
 
 
 def _is_steady(loop: Loop) -> bool:
-    """Whether no index and no condition follows from what one iteration passes to the next."""
+    """Return True if no index and no condition depends on the values that iterations carry."""
     return _varying_outputs(loop.body.routine, frozenset(i for _, i in loop.carried)) is not None
 
 
 def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
-    """Outputs that vary where these inputs do; None: an index or a condition varies, too. What is
-    fetched is taken to be 0."""
+    """Return the outputs that vary with these inputs; None if an index or a condition does.
+
+    Fetched numbers are taken to be 0.
+    """
     registers = {routine.inputs[i] for i in inputs}
     for step in routine.steps:
         match step:
@@ -109,7 +112,7 @@ def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int]
 def _varying_call_outputs(
     call_args: CallArgs, carried: Sequence[tuple[int, int]], registers: Set[int]
 ) -> frozenset[int] | None:
-    """Outputs of a call or loop that vary with these registers of its caller; None as above."""
+    """Return the outputs of a call or loop that vary with its caller's registers; None as above."""
     inputs = {i for i, register in enumerate(call_args.args) if register in registers}
     while True:
         found = _varying_outputs(call_args.routine, frozenset(inputs))

@@ -1,9 +1,8 @@
-"""The memory that a segment takes while it runs, before XLA has compiled it: an estimate.
+"""Estimate of the memory of a segment's temporaries, before XLA has compiled it.
 
-XLA computes a value where it is used, unless it is used by something that reads memory: a product,
-a loop, a result. So of the values of a function those are in memory that kernels make, and those
-that kernels read. They live from where they are made to where they are last read, in the order of
-the program.
+XLA fuses a value into its use, unless that reads memory: a product, a loop, a result. So the values
+in memory are those that kernels write and read. They are live from their kernel to their last use,
+in program order.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from popxl.plan.records import Kernel
 
 
 class LivenessModel:
-    """The values of a function that are in memory, and when.
+    """Liveness of the values of a function that are in memory.
 
     Args:
-        platform: that the function is compiled for: "cpu", "gpu" or "tpu".
+        platform: "cpu", "gpu" or "tpu", for which the function is compiled.
         donated: arguments that may be overwritten.
     """
 
@@ -42,8 +41,8 @@ class LivenessModel:
         self._kept = set(flat.inputs) - set(donated)
         self._uses = Counter(v for node in flat.nodes for v in node.inputs)
         self._gpu = None if platform == "cpu" else GpuKernels(flat)
-        self._names: dict[Any, Any] = {}  # values that are read where another value is
-        written = set()  # because the program says so
+        self._names: dict[Any, Any] = {}  # aliases: values in the memory of another value
+        written = set()  # values that the program materializes
         for node in flat.nodes:
             if (source := self._alias_source(node)) is not None:
                 self._names[node.outputs[0]] = self.owner(source)
@@ -60,8 +59,11 @@ class LivenessModel:
                 self.stored.update(node.outputs)
 
     def _alias_source(self, node: PrimitiveNode) -> Any:
-        """The value that a node's is under another shape or order of axes, or the float8 one that
-        it scales back: FP8 products read that, see `popxl.ops.fp8`."""
+        """Return the value whose memory a node's result shares, if any.
+
+        That is its input in another shape or layout, or the float8 value that it scales back, which
+        FP8 products read (`popxl.ops.fp8`).
+        """
         if lowering_of(node.name) == "free" or (self._gpu and self._gpu.is_free(node)):
             return next(iter(node.inputs), None)
         if self.scatters_in_place(node):
@@ -72,20 +74,22 @@ class LivenessModel:
         return large[0] if len(large) == 1 and is_float8(self.owner(large[0])) else None
 
     def owner(self, value: Any) -> Any:
-        """The value whose memory `value` is in."""
+        """Return the value whose memory `value` shares, or itself."""
         return self._names.get(value, value)
 
     def scatters_in_place(self, node: PrimitiveNode) -> bool:
-        """Whether a node changes rows of an array that nothing else needs."""
+        """Return True if a node scatters into an array that nothing else uses."""
         if node.name not in SCATTERS or not isinstance(node.atoms[0], PrimitiveValue):
             return False
         return self._uses[node.atoms[0]] == 1 and self.owner(node.atoms[0]) not in self._kept
 
     @cached_property
     def reads(self) -> list[dict[Any, int]]:
-        """What each node reads from memory, and how many bytes of it: values that are computed
-        where they are used read their operands there. Nodes that make no value in memory read
-        nothing by themselves."""
+        """Values that each node reads from memory, and the bytes read.
+
+        A fused value reads its operands where it is used, so nodes without a value in memory read
+        nothing themselves.
+        """
         through: dict[Any, dict[Any, int]] = {}
         reads = []
         for node in self._flat.nodes:
@@ -105,7 +109,7 @@ class LivenessModel:
         return reads
 
     def peak(self) -> int:
-        """Most bytes that are live at a time besides arguments and results."""
+        """Return the peak bytes of live temporaries."""
         last = {v: i for i, read in enumerate(self.reads) for v in read}
         live = most = 0
         held: dict[Any, int] = {}
@@ -130,8 +134,13 @@ class LivenessModel:
         return node.has_bodies or lowering_of(node.name, self._platform) == "kernel"
 
     def _reused_bytes(self, node: PrimitiveNode, made: Sequence[Any], dying: list[int]) -> int:
-        """Bytes of values that are made where others, of so many bytes each, are read the last
-        time: a loop may do that, and what is computed element by element, where sizes are equal."""
+        """Return the bytes of new values that reuse the memory of dying ones.
+
+        Loops do that, and elementwise kernels if sizes are equal.
+
+        Args:
+            dying: bytes of the values that the node reads last.
+        """
         if node.has_bodies:
             return min(sum(dying), sum(nbytes(v.aval) for v in made))
         over = 0
@@ -142,24 +151,24 @@ class LivenessModel:
         return over
 
     def extra_bytes(self, node: PrimitiveNode) -> int:
-        """Bytes that a kernel writes and reads besides its operands and results."""
+        """Return the bytes that a kernel writes and reads besides its operands and results."""
         if node.name == RANDOM_BITS and self._is_kernel(node):
-            return nbytes(node.outputs[-1].aval)  # drawn as two halves, then put together
+            return nbytes(node.outputs[-1].aval)  # drawn as two halves, then joined
         return 0
 
     def fused_add(self, node: PrimitiveNode) -> PrimitiveNode | None:
-        """The addition that a product does as it is written; None: it does none."""
-        return self._gpu.sums.get(node) if self._gpu else None
+        """Return the addition that is fused into a product; None if there is none."""
+        return self._gpu.fused_adds.get(node) if self._gpu else None
 
     def is_fused_add(self, node: PrimitiveNode) -> bool:
-        """Whether a product before it does what a node adds."""
-        return self._gpu is not None and node in self._gpu.added
+        """Return True if a node is an addition that is fused into a product."""
+        return self._gpu is not None and node in self._gpu.fused_add_nodes
 
     def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
-        """Kernels that run for a node besides its own."""
+        """Return the kernels that run for a node besides its own."""
         return self._gpu.extra_kernels(node) if self._gpu else []
 
     def _peak_of_bodies(self, node: PrimitiveNode) -> int:
-        """Most bytes that what a node runs takes."""
+        """Return the largest peak of the functions that a node runs."""
         bodies = [*(body for body, _ in node.bodies), *node.branches]
         return max((LivenessModel(body, self._platform).peak() for body in bodies), default=0)

@@ -1,4 +1,4 @@
-"""Which entries of remote buffers stay on the device: spare device memory as a cache of the host's.
+"""Placement of remote-buffer entries: spare device memory as a cache of host memory.
 
 Entries of one kind that the same parts of the program move are a group. Step by step, the group
 that saves most time per byte (`popxl.plan.bulk_estimate`) gets more entries on the device, until no
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from popxl.plan.plan import TracedProgram
     from popxl.remote_buffer import RemoteBuffer
 
-MARGIN = 0.05  # of the memory for the program: gaps grow from run to run, see `Timeline.extent`
-_STEP = 1 / 64  # of the room: what is chosen at a time
-_ROUND = 4  # choices
+MARGIN = 0.05  # fraction of the memory kept free: gaps grow from run to run (`Timeline.extent`)
+_STEP = 1 / 64  # fraction of the free memory that is placed at a time
+_ROUND = 4  # choices until all groups are evaluated again
 _GOLDEN = (5**0.5 - 1) / 2  # the first multiples of it, modulo 1, are spread evenly
-_HOT = 8  # crossings of the host link a run: entries that many loads read
+_HOT = 8  # transfers per run of entries that many layers read
 _SMALL = 2**20  # bytes
-_LONG = 10_000  # runs of segments, of a program that takes long to simulate
-_ITERATIONS = 8  # of its loops, for what they take of the device's memory
-_EASE = 0.01  # seconds that one second less of transfers counts, hidden or not
+_LONG = 10_000  # segments of a run that takes long to simulate
+_ITERATIONS = 8  # iterations per loop for an estimate of its memory
+_EASE = 0.01  # seconds that one second less of transfers is worth, hidden or not
 
 
 @dataclass(frozen=True)
 class PlacedKind:
-    """A kind of entry.
+    """The placement of one kind of entries.
 
     Attributes:
-        label: of the buffers (`RemoteBuffer.kind`).
-        entries, of: how many stay on the device, of how many there are.
-        nbytes: bytes of those that stay, on one replica.
-        saves: seconds of a run that all of them would save by staying, alone; 0 where there was no
-            need to find out.
+        label: label of their buffers (`RemoteBuffer.kind`).
+        entries, of: number of entries on the device, and of all entries.
+        nbytes: bytes of the entries on the device, on one replica.
+        saves: seconds that a run would save with all entries of this kind alone on the device; 0 if
+            everything fits.
     """
 
     label: str
@@ -59,14 +59,14 @@ class PlacedKind:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where entries live, and why.
+    """The placement of a program's entries, with simulated runs.
 
     Attributes:
-        kinds: those that save most for each byte first.
-        hosted: the run with all entries in host memory.
-        timeline: a simulated run as placed.
-        room: device bytes for entries of remote buffers.
-        resident: the entries that stay, by buffer.
+        kinds: kinds of entries, those that save most time per byte first.
+        all_host: the run with all entries in host memory.
+        timeline: a simulated run with this placement.
+        free_bytes: device bytes for entries of remote buffers.
+        resident: indices of the entries on the device, by buffer.
         traced: the program.
     """
 
@@ -78,27 +78,27 @@ class Placement:
     traced: TracedProgram
 
     def apply(self) -> None:
-        """Place the program's entries, and set how far its loads run ahead."""
+        """Set this placement and its prefetch window in the program."""
         _apply(self.traced, self.resident, self.timeline.window)
 
     def with_window(self, window: int, rates: Rates) -> Placement:
-        """The same placement with another window of loads, set."""
+        """Apply and simulate this placement with another prefetch window."""
         _apply(self.traced, self.resident, window)
         return replace(self, timeline=self.traced.timeline(rates))
 
     @property
     def all_host_timeline(self) -> Timeline:
-        """A simulated run with all entries in host memory."""
+        """Simulated run with all entries in host memory."""
         return self.all_host.timeline
 
     @property
     def nbytes(self) -> int:
-        """Bytes of entries that stay on the device."""
+        """Bytes of the entries on the device."""
         return sum(kind.nbytes for kind in self.kinds)
 
 
 class AllHostRun:
-    """A run with all entries in host memory, simulated when somebody asks.
+    """A run with all entries in host memory, simulated on first use.
 
     Args:
         window: bytes that loads may be ahead (`popxl.Ir.load_window`).
@@ -116,7 +116,7 @@ class AllHostRun:
 
     @cached_property
     def short_timeline(self) -> Timeline:
-        """The run, or a shorter one where it is long, which takes about as much of a device."""
+        """Simulated run, with few iterations per loop if it is long: the memory is about equal."""
         if self._traced.runs <= _LONG:
             return self.timeline
         with self._none_resident():
@@ -124,7 +124,7 @@ class AllHostRun:
 
     @contextmanager
     def _none_resident(self) -> Iterator[None]:
-        """As it was when nothing was placed."""
+        """Context without a placement."""
         now = {buffer: (buffer.resident_entries, buffer.on_disk) for buffer in self._on_disk}
         for buffer, on_disk in self._on_disk.items():
             buffer.resident, buffer.on_disk = 0, on_disk
@@ -143,13 +143,13 @@ def place(
     all_host: AllHostRun | None = None,
     window: int | None = None,
 ) -> Placement:
-    """Choose which entries of the program's remote buffers stay on the device, and set it.
+    """Choose which entries of the program's remote buffers stay on the device, and apply that.
 
     Args:
-        device: bytes of a device's memory for the program.
-        besides: of them, what a run takes besides those entries; default: what it takes if none
-            stay.
-        hosted: the run with all entries in host memory, where somebody asked for it already.
+        device: bytes of device memory for the program.
+        other_bytes: bytes of device memory besides these entries; default: those of a run with all
+            entries in host memory.
+        all_host: the run with all entries in host memory, if it exists.
         window: bytes that loads may be ahead (`popxl.Ir.load_window`).
     """
     for buffer in traced.ir.remote_buffers:
@@ -175,11 +175,11 @@ def place(
 
 
 class EntryGroup:
-    """Entries alike, by place: those of one place stay together, such as a layer's.
+    """Equal entries by row: the entries of a row, such as a layer's, are placed together.
 
     Attributes:
-        kept: how many places stay: the first ones, in the order in which they should.
-        nbytes: of all entries.
+        num_placed: number of rows on the device, the first ones in the order of placement.
+        nbytes: bytes of all entries.
     """
 
     def __init__(self, label: str, entries: Iterable[Entry], bulk_estimate: BulkEstimate) -> None:
@@ -187,9 +187,9 @@ class EntryGroup:
         for entry in entries:
             at[entry[1]].append(entry)
         self.label, self.num_placed = label, 0
-        self._places = [at[i] for i in sorted(at, key=lambda i: i * _GOLDEN % 1)]
+        self._rows = [at[i] for i in sorted(at, key=lambda i: i * _GOLDEN % 1)]
         self._sizes = [
-            sum(bulk_estimate.transfers[e].nbytes for e in place) for place in self._places
+            sum(bulk_estimate.transfers[e].nbytes for e in place) for place in self._rows
         ]
         self.nbytes = sum(self._sizes)
 
@@ -197,32 +197,38 @@ class EntryGroup:
     def placed_nbytes(self) -> int:
         return sum(self._sizes[: self.num_placed])
 
-    def next(self, most: int, free_bytes: int) -> tuple[int, int]:
-        """How many places could stay next, and their bytes: `most` at most, or one place if there
-        is room for it; (0, 0) if not."""
+    def next_rows(self, max_bytes: int, free_bytes: int) -> tuple[int, int]:
+        """Return the number of rows to place next, and their bytes; (0, 0) if none fits.
+
+        Args:
+            max_bytes: limit for several rows; a single one may take all free bytes.
+        """
         count = nbytes = 0
         for size in self._sizes[self.num_placed :]:
-            if nbytes + size > (most if count else free_bytes):
+            if nbytes + size > (max_bytes if count else free_bytes):
                 break
             count, nbytes = count + 1, nbytes + size
         return count, nbytes
 
     def entries(self, start: int = 0, count: int | None = None) -> list[Entry]:
-        """The entries of `count` places from `start` on; default: of all."""
+        """Return the entries of `count` rows from `start` on; default: of all rows."""
         end = None if count is None else start + count
-        return [entry for place in self._places[start:end] for entry in place]
+        return [entry for place in self._rows[start:end] for entry in place]
 
     def placed_entries(self) -> list[Entry]:
-        """The entries of the places that stay on the device."""
+        """Return the entries that are placed on the device."""
         return self.entries(0, self.num_placed)
 
     def place_all(self) -> None:
-        self.num_placed = len(self._places)
+        self.num_placed = len(self._rows)
 
 
 def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterator[EntryGroup]:
-    """All entries that a run moves, by kind of their buffer and the parts of the program that use
-    it; those that many loads read apart, and small ones, of which time goes into each copy."""
+    """Group the transferred entries by kind of buffer and the regions that use it.
+
+    Entries that many layers read are separate groups, and so are small ones, whose time is mostly
+    latency.
+    """
     parts = _regions_by_buffer(traced.schedule.main)
     grouped: dict[tuple[str, bool, frozenset[str]], list[Entry]] = defaultdict(list)
     on_disk_entries = cache(lambda buffer: frozenset(buffer.on_disk_entries))
@@ -238,7 +244,7 @@ def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterat
 
 
 def _regions_by_buffer(main: Routine) -> dict[RemoteBuffer, set[str]]:
-    """The parts of the program that move entries of each buffer."""
+    """Return the regions of the program that transfer entries of each buffer."""
     parts: dict[RemoteBuffer, set[str]] = defaultdict(set)
     for routine, part in routines_by_part(main):
         for step in routine.steps:
@@ -248,7 +254,7 @@ def _regions_by_buffer(main: Routine) -> dict[RemoteBuffer, set[str]]:
 
 
 def _savings_by_kind(groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate) -> dict[str, float]:
-    """Seconds that each kind would save by staying, and no other."""
+    """Estimate the seconds that each kind alone would save on the device."""
     before, savings = bulk_estimate.seconds(), {}
     for label in {group.label: None for group in groups}:
         entries = [e for group in groups if group.label == label for e in group.entries()]
@@ -260,17 +266,17 @@ def _savings_by_kind(groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate) 
 def _place_greedily(
     groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate, free_bytes: int
 ) -> None:
-    """Let those stay that save most for each byte, as long as there is room.
+    """Place the entries that save most time per byte until no memory is left.
 
-    What a group saves changes little with one choice. Between rounds it is reckoned anew only where
-    its turn seems to have come (Minoux, "Accelerated greedy algorithms", 1978).
+    The savings of a group change little with one choice. Between rounds they are computed again
+    only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
     """
     most, left, chosen, now = int(free_bytes * _STEP), free_bytes, 0, _cost(bulk_estimate)
     anew = [(-math.inf, -1, i) for i in range(len(groups))]
     waiting = [*anew]  # cost of a byte, as of which choice, and the group
     while waiting:
         cost, reckoned, i = heappop(waiting)
-        count, nbytes = groups[i].next(min(most, left), left)
+        count, nbytes = groups[i].next_rows(min(most, left), left)
         if not count:
             continue
         entries = groups[i].entries(groups[i].num_placed, count)
@@ -292,7 +298,7 @@ def _cost(bulk_estimate: BulkEstimate) -> float:
 
 
 def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list[PlacedKind]:
-    """What was chosen, by label; what saves most for each byte first."""
+    """Return the placed kinds by label, those that save most time per byte first."""
     of: dict[str, list[EntryGroup]] = defaultdict(list)
     for group in groups:
         of[group.label].append(group)
@@ -310,7 +316,7 @@ def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list
 
 
 def _resident(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
-    """The entries that stay, of each buffer."""
+    """Return the indices of the placed entries of each buffer."""
     chosen: dict[RemoteBuffer, set[int]] = {}
     for group in groups:
         for buffer, _ in group.entries():

@@ -1,4 +1,4 @@
-"""The plan of a program, from its Ir alone."""
+"""Plans of a program from its Ir: tracing, totals and storage."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from popxl.streams import Stream
 
 @dataclass(frozen=True)
 class TracedProgram:
-    """A program traced for a platform: what its plan and its timeline are computed from.
+    """A program traced for a platform, from which its plan and timeline are computed.
 
-    Where entries of remote buffers live is read when they are computed.
+    The current placement of its remote buffers is read at that time.
     """
 
     ir: Ir
@@ -40,11 +40,11 @@ class TracedProgram:
     temporaries: Callable[[Segment], int]
 
     def storage(self) -> Storage:
-        """What the program stores; see `storage_of`."""
+        """Return the storage of the program, see `storage_of`."""
         return storage_of(self.ir)
 
     def plan(self) -> Plan:
-        """What a run needs and does."""
+        """Return the memory and the work of a run."""
         walk = CostWalk(self.segment_costs, self.temporaries)
         peak = walk.run(self.schedule)
         stored = self.storage()
@@ -66,20 +66,23 @@ class TracedProgram:
 
     @property
     def runs(self) -> int:
-        """How many segments a run of the program runs."""
+        """Number of segments that a run executes."""
         return sum(isinstance(event.step, Run) for event in events_of_run(self.schedule))
 
     def truncate_loops(self, most: int) -> TracedProgram:
-        """The program with at most so many iterations of each loop, to be simulated alone."""
+        """Return the program with at most `most` iterations of each loop, for simulation only."""
         return replace(self, schedule=truncate_loops(self.schedule, most))
 
     def bulk_estimate(self, rates: Rates, window: int) -> BulkEstimate:
-        """A run in bulk, with all entries in host memory; see `popxl.plan.bulk_estimate`."""
-        return BulkEstimate.of(self.schedule, self.segment_costs, rates, window)
+        """Estimate a run with all entries in host memory, see `popxl.plan.bulk_estimate`."""
+        return BulkEstimate.from_schedule(self.schedule, self.segment_costs, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
-        """A simulated run on one device; see `popxl.plan.timeline`. The window is by default the
-        program's."""
+        """Simulate a run on one device, see `popxl.plan.timeline`.
+
+        Args:
+            window: bytes that loads may be ahead; default: the program's.
+        """
         window = self.ir.load_window if window is None else window
         return timeline(self.schedule, rates, self.segment_costs, window, self.temporaries)
 
@@ -103,10 +106,10 @@ def trace(ir: Ir, target: str = "cpu") -> TracedProgram:
 
 
 def plan_of(ir: Ir, target: str = "cpu") -> Plan:
-    """What a run of the program of `ir` needs and does.
+    """Plan the program of `ir`: the memory and the work of a run.
 
-    Sums of operations and traffic are exact, and so is what the schedule keeps on a device; what
-    XLA takes besides inside a segment is estimated (`popxl.plan.memory_estimate`), since nothing is
+    Sums of operations and traffic are exact, and so is the memory that the schedule keeps on a
+    device; XLA's temporaries are estimated (`popxl.plan.memory_estimate`), since nothing is
     compiled.
 
     Args:
@@ -120,26 +123,28 @@ def plan_of(ir: Ir, target: str = "cpu") -> Plan:
 
 
 def plan_of_program(program: Program) -> Plan:
-    """Like `plan_of`, of a compiled program: what XLA takes inside segments is known."""
+    """Plan a compiled program, with the memory of XLA's temporaries as compiled."""
     segment_costs = costs_of_segments(program.ir, program.schedule.segments)
-    return TracedProgram(program.ir, program.schedule, segment_costs, _compiled(program)).plan()
+    return TracedProgram(
+        program.ir, program.schedule, segment_costs, _compiled_temporaries(program)
+    ).plan()
 
 
 def memory_use(program: Program) -> MemoryUse:
-    """What a compiled program keeps in memory on one replica."""
+    """Return the memory of one replica of a compiled program."""
     stored = storage_of(program.ir)
     return MemoryUse(
         variables=stored.variables,
         streams=stored.streams,
-        temporaries=CostWalk({}, _compiled(program)).run(program.schedule),
+        temporaries=CostWalk({}, _compiled_temporaries(program)).run(program.schedule),
         remote=stored.remote,
         disk=stored.disk,
         resident=stored.resident,
     )
 
 
-def _compiled(program: Program) -> Callable[[Segment], int]:
-    """Bytes that compiled segments take besides their arguments and results, by XLA's account."""
+def _compiled_temporaries(program: Program) -> Callable[[Segment], int]:
+    """Return a function that gives the bytes of a compiled segment's temporaries."""
 
     @cache
     def temporaries(segment: Segment) -> int:
@@ -149,31 +154,31 @@ def _compiled(program: Program) -> Callable[[Segment], int]:
 
 
 def storage_of(ir: Ir) -> Storage:
-    """What the program of `ir` stores as long as it is there: the quick part of `plan_of`."""
+    """Return the bytes that the program of `ir` stores permanently, without tracing it."""
     effects = program_effects(ir)
     on_device = ir.main_graph._resident
     constants = {c._content: c for graph in ir._graphs for c in graph.constants if c._is_argument}
     buffers = list(_buffers(ir))
-    resident = sum(_entry(b) * len(b.resident_entries) for b in buffers)
-    on_disk = sum(_entry(b) * len(b.on_disk_entries) for b in buffers)
+    resident = sum(_entry_bytes(b) * len(b.resident_entries) for b in buffers)
+    on_disk = sum(_entry_bytes(b) * len(b.on_disk_entries) for b in buffers)
     return Storage(
         variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants.values()))
         + resident,
         streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
-        remote=sum(_entry(b) * b.entries for b in buffers) - resident - on_disk,
+        remote=sum(_entry_bytes(b) * b.entries for b in buffers) - resident - on_disk,
         disk=on_disk,
         resident=resident,
     )
 
 
 def _buffers(ir: Ir) -> Iterable[RemoteBuffer]:
-    """The buffers that the program uses or that variables live in."""
+    """Iterate over the buffers that the program uses or that store variables."""
     effects = program_effects(ir)
     used = {*effects.reads, *effects.writes}
     return (b for b in ir._buffers if b in used or b._variables)
 
 
-def _entry(buffer: RemoteBuffer) -> int:
+def _entry_bytes(buffer: RemoteBuffer) -> int:
     return _bytes(buffer.tensor_shape, buffer.tensor_dtype.itemsize)
 
 

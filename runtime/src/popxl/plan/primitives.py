@@ -1,4 +1,4 @@
-"""What JAX's primitives cost, and how XLA puts them into kernels."""
+"""Costs of JAX's primitives, and how XLA lowers them to kernels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 Kind = Literal["free", "fused", "reduction", "kernel"]
 
 MATERIALISED = frozenset(("xla_metadata_call", "optimization_barrier"))
-"""What `materialise` is on CPUs, and elsewhere."""
-# Names of values that are there already, under another shape.
+"""Primitives of `materialise` on CPUs, and on other platforms."""
+# Views: they do not copy their operand.
 _FREE = MATERIALISED | frozenset(
     "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type".split()
 )
-# Computed where they are used, and counted as no arithmetic.
+# Fused data movement, which counts as no arithmetic.
 _MOVED = frozenset(
     "broadcast_in_dim iota transpose slice rev pad convert_element_type select_n concatenate "
     "dynamic_slice gather copy reduce_precision".split()
@@ -36,9 +36,9 @@ _KERNELS = SCATTERS | frozenset(
     "ragged_dot random_bits threefry2x32".split()
 )
 RANDOM_BITS = "rng_bit_generator"
-"""On CPUs it is computed where its bits are used, elsewhere kernels write them to memory."""
+"""CPUs fuse it; elsewhere kernels write its bits to memory."""
 PICKS = frozenset("gather dynamic_slice slice".split())
-"""They read what they return, not their operands."""
+"""Primitives that read as many bytes as they return, not their full operands."""
 COLLECTIVES = {
     "psum": "all_reduce",
     "psum_invariant": "all_reduce",
@@ -54,8 +54,11 @@ COLLECTIVES = {
 
 
 def lowering_of(name: str, platform: str = "cpu") -> Kind:
-    """How XLA treats a primitive: a new name of its operand; computed where it is used; a sum that
-    what it sums is computed in; or a kernel that reads and writes memory."""
+    """Classify XLA's lowering of a primitive.
+
+    "free": a view of its operand; "fused": computed where it is used; "reduction": its operand is
+    fused into it; "kernel": it reads and writes memory.
+    """
     if name == RANDOM_BITS:
         return "fused" if platform == "cpu" else "kernel"
     if name in _FREE:
@@ -66,7 +69,7 @@ def lowering_of(name: str, platform: str = "cpu") -> Kind:
 
 
 def nbytes(aval: Any) -> int:
-    """Bytes of a value; 0 for tokens and the like."""
+    """Return the bytes of a value; 0 for abstract ones such as tokens."""
     if not hasattr(aval, "shape") or not hasattr(aval.dtype, "itemsize"):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize
@@ -78,7 +81,7 @@ def _is_counter(aval: Any) -> bool:
 
 
 def flops_of(node: PrimitiveNode) -> int:
-    """Operations of a matrix product or convolution: 2 for each multiply-add; 0 of others."""
+    """Return the FLOPs of a matrix product or convolution, 2 per multiply-add; 0 of others."""
     name, out = node.name, node.outputs[0].aval
     if name in KERNELS:
         return KERNELS[name]([atom.aval.shape for atom in node.atoms])
@@ -94,21 +97,22 @@ def flops_of(node: PrimitiveNode) -> int:
 
 
 def is_float8(value: Any) -> bool:
-    """Whether a value is float8."""
+    """Return True if a value is float8."""
     return getattr(value.aval.dtype, "name", "").startswith("float8")
 
 
 def attention_of(node: PrimitiveNode) -> tuple[int, bool]:
-    """Features of a head, and whether gradients are computed, of attention that is one kernel; 0
-    of others."""
+    """Return the head dimension of fused attention, and True for its backward pass; 0 of others."""
     if node.name not in KERNELS or not node.name.startswith((FORWARD, BACKWARD)):
         return 0, False
     return node.atoms[0].aval.shape[-1], node.name.startswith(BACKWARD)
 
 
 def arithmetic_of(node: PrimitiveNode) -> int:
-    """Other arithmetic operations: one for each element that is computed, or added up; counters and
-    positions of streams do not count."""
+    """Return the other arithmetic operations: one per element computed or reduced.
+
+    Loop counters and stream positions do not count.
+    """
     name = node.name
     if all(_is_counter(v.aval) for v in node.outputs):
         return 0

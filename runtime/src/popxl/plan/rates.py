@@ -1,4 +1,4 @@
-"""How fast a device is, and what links it to its host and to other devices."""
+"""Rates and latencies of a device, its host link and its links to other devices."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from popxl.plan.records import Collective, Kernel
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device reaches, as one of `replicas` has it: rates per second and of one direction, in
-    bytes unless it says otherwise.
+    """Achieved rates of one of `replicas` devices, in bytes per second and direction.
 
     Attributes:
-        flops, float8_flops: operations of matrix products, of float8 operands and of others.
-        attention: of attention as one kernel, forwards and backwards, by features of a head; where
-            there is none as large, the largest counts; none at all: as other products.
-        bandwidth: of device memory.
+        flops, float8_flops: operations per second of matrix products, of float8 operands and of
+            others.
+        attention: operations per second of fused attention, forward and backward, by head
+            dimension; larger dimensions take the largest one; empty: as other products.
+        bandwidth: device memory.
         host_link: between device and host.
-        both_ways: each way, while both are used; default: `host_link`.
+        both_ways: host link in each direction, while both are used; default: `host_link`.
         link: to other devices of the host.
         network: to devices of other hosts.
-        devices: of a host; None: all.
+        devices: devices of a host; None: all.
         replicas: devices that the program runs on.
-        apart: whether devices have memory of their own; where they have not, loads take no time.
-        disk_read, disk_write: of the host's disk.
-        host_copy: of host memory, between what the disk reads or writes and entries of devices with
-            memory of their own.
-        adding: the fraction of an accumulator's time that a product which adds to it does not hide:
-            0.5 to 0.6 of large ones, more of small ones (cublasLt on an H200).
-        gap: seconds between two kernels.
-        copy: seconds that a transfer takes besides its bytes.
-        run: seconds of the host to dispatch an executable.
-        launch: and for each kernel of it.
-        put: seconds of the host to dispatch a transfer of one or more arrays.
-        put_array: and for each array of it.
-        enqueued: executions that are dispatched ahead of the device at most.
+        has_own_memory: true if devices have memory of their own; else loads take no time.
+        disk_read, disk_write: the host's disk.
+        host_copy: copies in host memory between disk buffers and the entries of devices with memory
+            of their own.
+        accumulate_exposed: fraction of an accumulator's memory time that a fused product does not
+            hide: 0.5 to 0.6 of large ones, more of small ones (cublasLt on an H200).
+        kernel_gap_s: seconds between two kernels.
+        copy_latency_s: seconds of a transfer besides its bytes.
+        dispatch_s: seconds of the host to dispatch an executable.
+        kernel_launch_s: seconds of the host for each of its kernels.
+        transfer_dispatch_s: seconds of the host to dispatch a transfer of one or more arrays.
+        per_array_s: seconds of the host for each of its arrays.
+        max_in_flight: largest number of executions that are dispatched ahead of the device.
     """
 
     flops: float
@@ -63,16 +63,15 @@ class Rates:
     max_in_flight: int = 32
 
     def product_seconds(self, flops: float, float8_flops: float = 0) -> float:
-        """Seconds of matrix products, `float8_flops` among them."""
+        """Return the seconds of matrix products; `flops` include `float8_flops`."""
         return (flops - float8_flops) / self.flops + float8_flops / self.float8_flops
 
     def kernel_seconds(self, counts: Mapping[Kernel, int]) -> float:
-        """Seconds of kernels, so many of each, one after the other."""
+        """Return the seconds of kernels without overlap."""
         return sum(count * self._kernel(kernel) for kernel, count in counts.items())
 
     def _kernel(self, kernel: Kernel) -> float:
-        """Of what it computes and what it moves, the longer; products add to accumulators when they
-        are done."""
+        """Return the seconds of a kernel: the longer of compute and memory traffic."""
         rate = self.float8_flops if kernel.float8 else self.flops
         if kernel.attention and self.attention:
             size = min((n for n in self.attention if n >= kernel.attention), default=None)
@@ -81,14 +80,16 @@ class Rates:
         return max(computes, kernel.nbytes / self.bandwidth) + self.kernel_gap_s
 
     def transfer_seconds(self, nbytes: int, both_ways: bool = False) -> float:
-        """Seconds of a transfer between host and device, or of one while another goes the other
-        way."""
+        """Return the seconds of a transfer between host and device.
+
+        Args:
+            both_ways: true if another transfer uses the opposite direction.
+        """
         rate = self.both_ways if both_ways and self.both_ways else self.host_link
         return self.copy_latency_s + nbytes / rate
 
     def collective_seconds(self, collectives: Iterable[Collective]) -> float:
-        """Seconds of collectives, each on the slowest link that a ring over its group uses, if
-        neighbours share hosts."""
+        """Return the seconds of collectives as rings, each at the rate of its slowest link."""
         return sum(c.sent / self._link(c) for c in collectives)
 
     def _link(self, collective: Collective) -> float:

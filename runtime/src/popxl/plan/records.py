@@ -1,4 +1,4 @@
-"""What a plan says."""
+"""The records of a plan: costs of regions, kernels, collectives, memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Collective:
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter" or another tag of the op.
         group_size: replicas of a group.
-        consecutive: whether the replicas of a group are neighbours, which share fast links first.
-        count: how many one replica takes part in.
-        nbytes: bytes of the whole value (of the group's shards together), summed over `count`.
+        consecutive: true if the replicas of a group are neighbours, which share fast links first.
+        count: number of collectives of one replica.
+        nbytes: bytes of the full value (of the group's shards together), summed over `count`.
     """
 
     kind: str
@@ -37,15 +37,15 @@ class Collective:
 
 
 class Kernel(NamedTuple):
-    """What a device does without a pause.
+    """A kernel of a device.
 
     Attributes:
-        nbytes: that it reads from and writes to device memory.
-        flops: of matrix products.
-        float8: whether their operands are.
-        attention: features of a head, of attention as one kernel; 0: it is none.
-        backward: of attention: whether it is the gradients'.
-        added: bytes of `nbytes` that an accumulator is, read and written, which a product adds to.
+        nbytes: bytes read from and written to device memory.
+        flops: FLOPs of matrix products.
+        float8: true if their operands are float8.
+        attention: head dimension of fused attention; 0: another kernel.
+        backward: true for attention's backward pass.
+        added: bytes of `nbytes` for an accumulator that a product adds to, read and written.
     """
 
     nbytes: int
@@ -58,21 +58,21 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionCost:
-    """A labelled part of the program (see `popxl.plan.part`), on one replica and in one run.
+    """The cost of a labelled region (`popxl.plan.part`) on one replica in one run.
 
     Attributes:
-        name: the label; "" for what has none.
+        name: the label; "" for ops without one.
         flops: operations of matrix products and convolutions, 2 for each multiply-add.
         float8_flops: those among them whose operands are float8.
         arithmetic: other arithmetic operations, one for each element.
         device_traffic: bytes that kernels read from and write to device memory.
         host_to_device, device_to_host: bytes of remote loads and stores and of host streams.
-        disk_read, disk_written: bytes of remote loads and stores of entries on disk, also of those
-            that memory still has.
+        disk_read, disk_written: bytes of remote loads and stores of entries on disk, cached ones
+            included.
         collectives: by kind and group.
         ops: number of executions by op.
-        device_bytes: most bytes of intermediate values that are live while the part runs, those of
-            other parts included.
+        device_bytes: peak bytes of intermediate values that are live while the region runs, those
+            of other regions included.
     """
 
     name: str
@@ -96,14 +96,14 @@ class RegionCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """What lives as long as a program does, in bytes of one replica.
+    """Permanent storage of a program, in bytes of one replica.
 
     Attributes:
         variables: device bytes of variables and large constants that live on the device.
         streams: device bytes of host streams: all transfers of a run, in both directions.
         remote: host bytes of remote buffers, as they are stored; without entries on disk.
         disk: bytes of the entries on disk.
-        resident: device bytes of entries of remote buffers that stay there; among `variables`.
+        resident: device bytes of entries of remote buffers on the device; part of `variables`.
     """
 
     variables: int
@@ -120,27 +120,27 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse(Storage):
-    """What a program stores, and what it needs while it runs, in bytes of one replica.
+    """Memory of a program while it runs, in bytes of one replica.
 
     Attributes:
-        temporaries: most device bytes of intermediate values at any time.
+        temporaries: peak device bytes of intermediate values.
     """
 
     temporaries: int
 
     @property
     def device(self) -> int:
-        """Everything but the remote buffers."""
+        """Device bytes: variables, streams and temporaries."""
         return self.variables + self.streams + self.temporaries
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(MemoryUse):
-    """What a run of a program needs and does, on one replica unless it says otherwise.
+    """Memory and work of a run of a program on one replica.
 
     Attributes:
         replicas: devices that run the program.
-        parts: in order of first execution.
+        parts: costs of the regions, in order of first execution.
     """
 
     replicas: int

@@ -1,4 +1,4 @@
-"""What a machine has for a program: device memory, and files to measure a disk with."""
+"""Resources of the local machine: device memory, and scratch files to measure a disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl._storage.scratch_files import Scratch, ScratchFile, slot_bytes
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
-    """Bytes that a program may use on each of `replicas` devices; None if that is host memory.
+    """Return the bytes that a program may use on each of `replicas` devices; None for host memory.
 
     Args:
         device_desc: as for `popxl.Session`.
@@ -31,13 +31,13 @@ def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | 
 def scratch_file(
     folder: str | os.PathLike[str], count: int, nbytes: int
 ) -> Iterator[tuple[ScratchFile, int]]:
-    """A file as entries on disk are in, which is removed afterwards, and what each takes in it.
+    """Open a scratch file for entries, removed afterwards; yields it and the bytes of a slot.
 
-    `file.write(i * each, data)` and `file.read(i * each, data)` are thread-safe.
+    `file.write(i * slot, data)` and `file.read(i * slot, data)` are thread-safe.
 
     Args:
-        count: of entries.
-        nbytes: of an entry.
+        count: number of entries.
+        nbytes: bytes of an entry.
 
     Raises:
         DiskError: the folder is in use, or the disk is full.

@@ -1,4 +1,4 @@
-"""What a segment does, read off the function that XLA would compile."""
+"""The cost of a segment, read off the function that XLA would compile."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from popxl._schedule.segment import Segment
     from popxl.plan.rates import Rates
 
-Key = tuple[str, int, bool]  # of collectives: kind, size of the group, whether it is consecutive
+Key = tuple[str, int, bool]  # of collectives: kind, group size, true if consecutive
 
 
 @dataclass
 class Cost:
-    """Sums over the kernels of a part.
+    """Cost sums over the kernels of a region.
 
     Attributes:
         flops, float8_flops, arithmetic, traffic: see `popxl.plan.RegionCost`.
         collectives: number and bytes, by key.
-        kernels: how many of each.
+        kernels: number of each kernel.
     """
 
     flops: int = 0
@@ -62,7 +62,7 @@ class Cost:
                 mine[what] += times * n
 
     def seconds(self, rates: Rates) -> float:
-        """Its kernels and then its collectives, one after the other, as one stream runs them."""
+        """Return the seconds of its kernels and collectives on one stream, without overlap."""
         collectives = (
             Collective(*key, counts["count"], counts["nbytes"])
             for key, counts in self.collectives.items()
@@ -72,28 +72,28 @@ class Cost:
 
 @dataclass(frozen=True)
 class SegmentCost:
-    """What one execution of a segment does, on one replica.
+    """The cost of one execution of a segment on one replica.
 
     Attributes:
-        parts: work by label of the ops; "": of the part that runs the segment.
-        temporaries: an estimate of the bytes it takes besides its arguments and results.
+        parts: costs by label of the ops; "": the region that runs the segment.
+        temporaries: estimated bytes of its temporaries.
     """
 
     parts: dict[str, Cost]
     temporaries: int
 
     def dispatch(self, rates: Rates) -> float:
-        """How long the host takes to dispatch it."""
+        """Return the seconds of the host to dispatch it."""
         kernels = sum(sum(cost.kernels.values()) for cost in self.parts.values())
         return rates.dispatch_s + rates.kernel_launch_s * kernels
 
     def seconds(self, rates: Rates) -> float:
-        """How long it takes; see `Work.seconds`."""
+        """Return its seconds on the device, see `Cost.seconds`."""
         return sum(cost.seconds(rates) for cost in self.parts.values())
 
 
 def trace_cost(segment: Segment) -> SegmentCost:
-    """Trace `segment` with shapes, and add up what its primitives do."""
+    """Trace `segment` with shapes, and sum the costs of its primitives."""
     context = program_context(segment)
     specs = [
         jax.ShapeDtypeStruct(spec.shape, spec.dtype.as_jax()) for spec, _ in argument_specs(segment)
@@ -126,7 +126,7 @@ class CostCounter:
                 self._node(node, times, liveness, reads)
 
     def _add_costliest_branch(self, node: PrimitiveNode, times: int) -> None:
-        """Of branches that exclude each other the one with the most work counts."""
+        """Add the cost of the most expensive branch of a conditional."""
         counters = [CostCounter(self._replicas, self._platform) for _ in node.branches]
         for counter, branch in zip(counters, node.branches, strict=True):
             counter.count(branch, 1)
@@ -151,8 +151,8 @@ class CostCounter:
         if node.name in COLLECTIVES:
             self._collective(node, cost, times)
         elif flops or bytes_moved:
-            into = liveness.fused_add(node)
-            added = 0 if into is None else 2 * sum(nbytes(v.aval) for v in into.outputs)
+            addition = liveness.fused_add(node)
+            added = 0 if addition is None else 2 * sum(nbytes(v.aval) for v in addition.outputs)
             cost.kernels[Kernel(bytes_moved, flops, float8, *attention_of(node), added)] += times
         for kernel in liveness.extra_kernels(node):
             cost.flops += times * kernel.flops
@@ -161,8 +161,10 @@ class CostCounter:
 
     @staticmethod
     def _bytes_moved(node: PrimitiveNode, liveness: LivenessModel, reads: dict[Any, int]) -> int:
-        """Bytes that a kernel reads and writes. What is scattered goes to its rows alone, unless
-        the array is needed as it was, and XLA copies it."""
+        """Return the bytes that a kernel reads and writes.
+
+        A scatter writes only its rows, unless the array is still needed and XLA copies it.
+        """
         if liveness.scatters_in_place(node):
             return 3 * nbytes(node.atoms[2].aval) + nbytes(node.atoms[1].aval)
         extra, added = liveness.extra_bytes(node), liveness.fused_add(node)

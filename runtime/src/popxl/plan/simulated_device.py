@@ -1,8 +1,8 @@
-"""A device that is not there: the walker drives it, and clocks take the place of its streams.
+"""A simulated device: the schedule executor drives it, and each stream is a clock.
 
 The rules are those of XLA's GPU client (StreamExecutor):
 
-- Executables run one after the other, each once its arguments are there.
+- Executables run one after the other, each once its arguments are available.
 - A copy starts when all compute dispatched before it is done, since the memory that it goes to may
   be in use until then. Copies are put on four streams in turn, and wait for what is before them on
   their stream; so the executor keeps the directions on streams of their own
@@ -53,11 +53,11 @@ Stream = Literal["compute", "copies in", "copies out", "disk", "host"]
 
 @dataclass(frozen=True)
 class Span:
-    """What a stream does from `start` to `end` (seconds).
+    """An activity of a stream from `start` to `end` (seconds).
 
     Attributes:
-        part: of the program (see `popxl.plan.part`), of what the walker dispatches at that time.
-        nbytes: that are moved.
+        part: label of the region (`popxl.plan.part`) that dispatched it.
+        nbytes: bytes that are transferred.
     """
 
     stream: Stream
@@ -69,7 +69,7 @@ class Span:
 
 
 class SimulatedArray:
-    """An array of which there is only its size and the time at which it is there."""
+    """An array without data: its size, and the time from which it is available."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class SimulatedArray:
     ) -> None:
         """
         Args:
-            held: it is in the device's memory.
-            given: an array of the same size, whose memory it takes.
+            held: true if it is in device memory.
+            given: a donated array of equal size, whose memory it takes.
         """
         self.nbytes, self.ready = nbytes, ready
         self._device, self._deleted = device, False
@@ -97,17 +97,17 @@ class SimulatedArray:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is in the device's memory."""
+        """True if it is in device memory."""
         return self._at is not None
 
     def release(self) -> None:
-        """Give the device's memory back."""
+        """Free its device memory."""
         if self._at is not None:
             self._device.free(self._at, self.nbytes)
             self._at = None
 
     def delete(self) -> None:
-        """Give the memory away."""
+        """Free its memory, and mark it as deleted."""
         self.release()
         self._deleted = True
 
@@ -126,13 +126,12 @@ class SimulatedDevice:
     """Clocks of the streams of one device and its host, in seconds.
 
     Attributes:
-        host: the host's clock.
-        part: of the program that the host dispatches.
-        live, peak: bytes of device memory that are taken, and the most that were.
-        heap: where they are.
-        spans: what the streams did, in the order in which it was dispatched.
-        exposed: seconds in which nothing was computed, by part: because of transfers, and because
-            the host had not dispatched more.
+        host: clock of the host.
+        part: label of the region that the host dispatches.
+        live, peak: allocated bytes of device memory, and their peak.
+        allocator: addresses of the allocations.
+        spans: activities of the streams, in order of dispatch.
+        exposed: idle seconds by region: those that wait for transfers, and for the host.
     """
 
     def __init__(
@@ -161,12 +160,12 @@ class SimulatedDevice:
 
     @property
     def end(self) -> float:
-        """When everything that was dispatched is done."""
+        """Time at which everything dispatched is done."""
         return max(self.host, self._compute, self._in.end, self._out.end, self._disk.clock)
 
     # ---- memory ---------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
-        """Take memory; returns its address."""
+        """Allocate device memory; returns its address."""
         while self._leaving and self._leaving[0][0] <= self.host:
             self._leaving.popleft()
         self.live += nbytes
@@ -174,17 +173,17 @@ class SimulatedDevice:
         return self.allocator.allocate(nbytes)
 
     def free(self, at: int, nbytes: int) -> None:
-        """Give memory back."""
+        """Free device memory."""
         self.live -= nbytes
         self.allocator.free(at)
 
     def array(self, nbytes: int, on_device: bool) -> SimulatedArray:
-        """An array that is there from the beginning."""
+        """Return an array that is available from the start."""
         return SimulatedArray(self, nbytes, held=on_device)
 
     # ---- the host -------------------------------------------------------------------------------
     def wait_until(self, time: float) -> None:
-        """Let the host wait."""
+        """Make the host wait until a time."""
         if time > self.host:
             self.host = self._waited_until = time
 
@@ -192,7 +191,7 @@ class SimulatedDevice:
         self.spans.append(Span("host", name, self.part, self.host, self.host + seconds))
         self.host += seconds
 
-    # ---- what the walker asks for ---------------------------------------------------------------
+    # ---- interface of the executor --------------------------------------------------------------
     def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Any]:
         """Run a segment."""
         if len(self._ends) >= self.rates.max_in_flight:
@@ -226,16 +225,16 @@ class SimulatedDevice:
         return self._compute
 
     def number(self, value: int, spec: Any) -> None:
-        """Numbers are kept on the device: nothing is sent."""
+        """Do nothing: numbers are on the device already."""
 
     def copy(self, array: SimulatedArray) -> SimulatedArray:
-        """A copy in device memory."""
+        """Copy an array in device memory."""
         self._dispatch("copy", self.rates.dispatch_s)
         end = self._run("copy", array.ready, 2 * array.nbytes / self.rates.bandwidth)
         return SimulatedArray(self, array.nbytes, end)
 
     def put(self, arrays: Sequence[SimulatedArray], to: Sequence[str]) -> list[SimulatedArray]:
-        """Move arrays; `to` says "device" or "host" of each. With each goes a spacer."""
+        """Transfer arrays, each "to" the device or the host, and a spacer copy with each."""
         cost = self.rates.transfer_dispatch_s + 2 * self.rates.per_array_s * len(arrays)
         self._dispatch(f"move {len(arrays)} arrays", cost)
         return [
@@ -244,7 +243,7 @@ class SimulatedDevice:
         ]
 
     def _stream(self) -> int:
-        """The stream of the next copy."""
+        """Return the stream of the next copy."""
         self._copies += 1
         return self._copies % STREAMS
 
@@ -270,7 +269,7 @@ class SimulatedDevice:
     def _copy(
         self, array: SimulatedArray, way: LinkDirection, other: LinkDirection
     ) -> tuple[float, float]:
-        """Move an array over the host link; returns when that begins and ends."""
+        """Transfer an array over the host link; returns its start and end time."""
         stream = self._stream()
         after = max(self.host, self._compute, array.ready, self._streams[stream])
         both = other.end > max(after, way.end)
@@ -280,15 +279,15 @@ class SimulatedDevice:
 
     # ---- the disk -------------------------------------------------------------------------------
     def read(self, entry: SimulatedArray) -> None:
-        """Wait until an entry on disk is in host memory."""
+        """Read an entry from disk; the host waits for it."""
         self._disk.read(entry)
 
     def write(self, entry: SimulatedArray) -> None:
-        """Put an entry on disk, once it is in host memory."""
+        """Write an entry to disk once it is in host memory."""
         self._disk.write(entry)
 
     def settle(self) -> None:
-        """Let everything be written."""
+        """Finish all pending writes."""
         self._disk.settle()
 
 
@@ -296,30 +295,29 @@ _END = itemgetter(1)
 
 
 def _of_size(arrays: Sequence[SimulatedArray], nbytes: int) -> SimulatedArray | None:
-    """The first of the arrays in device memory with so many bytes."""
+    """Return the first array in device memory with `nbytes`; None if there is none."""
     return next((a for a in arrays if a.nbytes == nbytes and a.is_held), None)
 
 
 def _results(segment: Segment) -> tuple[list[int], int]:
-    """Bytes of a segment's results, and how many streams it gives back, which have their memory."""
+    """Return the bytes of a segment's results, and its number of streams, which take no memory."""
     sizes = [nbytes_of([spec]) for spec in segment.result_specs]
     return sizes, len(result_specs(segment)) - len(sizes)
 
 
 class LinkDirection:
-    """One direction of the host link: it moves one array after the other, first what can begin
-    first.
+    """One direction of the host link: transfers one array at a time, the first available first.
 
     Attributes:
-        end: when it is free for ever.
+        end: time from which it is free.
     """
 
     def __init__(self) -> None:
         self.end = 0.0
-        self._gaps: list[tuple[float, float]] = []  # before that, in which it is free, in order
+        self._gaps: list[tuple[float, float]] = []  # free intervals before `end`, in order
 
     def reserve(self, after: float, seconds: float, now: float) -> tuple[float, float]:
-        """Take it for so long, not before `after`; forget what was free before `now`."""
+        """Reserve it for `seconds`, not before `after`; drops free intervals before `now`."""
         gaps = self._gaps
         if gaps and gaps[0][1] <= now:
             del gaps[: bisect_right(gaps, now, key=_END)]
@@ -337,7 +335,7 @@ class LinkDirection:
 
 
 class SimulatedDisk:
-    """The clock of the host's disk, which does one thing at a time, and of its copies, likewise."""
+    """Clocks of the host's disk and of copies to its buffers, each with one operation at a time."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device, self.clock, self._copies = device, 0.0, 0.0
@@ -349,11 +347,11 @@ class SimulatedDisk:
         self._waiting = 0  # bytes of both
 
     def settle(self) -> None:
-        """See `Device.settle`."""
+        """Finish all pending writes."""
         self._begin(math.inf)
 
     def read(self, entry: SimulatedArray) -> None:
-        """See `Device.read`. What is not written yet is still in memory."""
+        """Read an entry; one that is not written yet is still in memory."""
         device = self._device
         while not fits_window(self._ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
             self._may_read, nbytes = self._ahead.popleft()
@@ -368,7 +366,7 @@ class SimulatedDisk:
         self._ahead_bytes += entry.nbytes
 
     def write(self, entry: SimulatedArray) -> None:
-        """See `Device.write`. The host waits while too much is to be written."""
+        """Queue a write; the host waits while the queue is full."""
         self._begin(self._device.host)
         while not fits_window(self._waiting, entry.nbytes, WRITE_BEHIND_BYTES):
             if not self._unwritten:
@@ -379,7 +377,7 @@ class SimulatedDisk:
         self._waiting += entry.nbytes
 
     def _begin(self, time: float) -> None:
-        """Begin what can be written until then; forget what is written by the host's clock."""
+        """Start the writes that are possible until `time`; drop those that are done."""
         while self._behind and self._behind[0].ready <= time:
             entry = self._behind.popleft()
             start = max(self.clock, self._copied(entry.ready, entry))
@@ -390,7 +388,7 @@ class SimulatedDisk:
             self._waiting -= self._unwritten.popleft()[1].nbytes
 
     def _copied(self, ready: float, entry: SimulatedArray) -> float:
-        """When an entry, which is there at `ready`, is copied within the host's memory."""
+        """Return the time at which an entry, available at `ready`, is copied in host memory."""
         rates = self._device.rates
         if rates.has_own_memory:
             ready = self._copies = max(self._copies, ready) + entry.nbytes / rates.host_copy
@@ -401,9 +399,9 @@ class SimulatedDisk:
         device.spans.append(Span("disk", name, device.part, start, self.clock, entry.nbytes))
 
 
-# ---- what the walker needs besides --------------------------------------------------------------
+# ---- adapters of the executor --------------------------------------------------------------
 class DrivenDevice(Protocol):
-    """A device that the walker can drive without arrays: simulated, or threads that sleep."""
+    """A device without data for the schedule executor: simulated, or sleeping threads."""
 
     part: str
     has_own_memory: bool
@@ -475,12 +473,12 @@ class SimulatedEntries:
 
 
 def _first(index: Index) -> int:
-    """Replicas are alike: of indices that differ between them the first counts."""
+    """Return the index of the first replica, which stands for all."""
     return index[0] if isinstance(index, tuple) else index
 
 
 def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
-    """Walk through a run of a program on a device without arrays."""
+    """Run a schedule on a device without data."""
     steps = [step for routine in schedule.routines for step in routine.steps]
     sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
@@ -497,7 +495,7 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
 
     def fetch(array: Any) -> int:
         array.block_until_ready()
-        return 0  # what it will be nobody knows
+        return 0  # the value is unknown
 
     executor = ScheduleExecutor(
         device.call, device.number, device.copy, mover, NoGlobals(), fetched, telling_part, fetch
@@ -517,7 +515,7 @@ class NoneByKey(dict[Any, Any]):
 
 
 class NoGlobals(RunGlobals):
-    """Streams and constants, which are on the device as long as the program runs."""
+    """Streams and constants, which are always on the device."""
 
     def __init__(self) -> None:
         super().__init__(NoneByKey(), NoneByKey(), NoneByKey())

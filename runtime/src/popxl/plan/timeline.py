@@ -1,4 +1,4 @@
-"""How long a run of a program takes, and what it waits for: the walker on a simulated device."""
+"""Timeline of a simulated run: its time, exposed transfers and peak memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from popxl.plan.rates import Rates
 from popxl.plan.segment_cost import SegmentCost, trace_cost
 from popxl.plan.simulated_device import STREAMS, SimulatedDevice, Span, Stream, drive_device
 
-_FIRST = 2  # iterations of a long loop until streams and disk are in their stride
+_FIRST = 2  # iterations of a long loop until streams and disk are in a steady state
 
 
 @dataclass(frozen=True)
 class ExposedTime:
-    """Seconds in which a device computes nothing.
+    """Seconds in which a device is idle.
 
     Attributes:
-        transfers: it waits for entries, or the host waits for stores.
-        dispatch: it waits for the host to dispatch more.
+        transfers: it waits for loads, or the host waits for stores.
+        dispatch: it waits for the host's dispatch.
     """
 
     transfers: float = 0.0
@@ -41,12 +41,12 @@ class Timeline:
     """A simulated run of a program on one device.
 
     Attributes:
-        seconds: from the first dispatch until the last transfer has arrived.
-        computing: seconds in which segments run.
-        exposed: the rest of `seconds`, by part of the program. What is left when nothing is
-            computed any more is under the part that was last.
-        peak: most bytes of device memory that are taken at a time, besides variables and host
-            streams: resident entries, intermediate values, entries and rows on their way.
+        seconds: from the first dispatch to the end of the last transfer.
+        compute_seconds: seconds in which segments run.
+        exposed: the other seconds by region; those after the last computation count for the last
+            region.
+        peak: peak bytes of device memory, without variables and host streams: resident entries,
+            intermediate values, entries and activations in transfer.
         extent: `peak` with the gaps that XLA's allocator leaves (`popxl.plan.device_allocator`).
         window: bytes that loads might be ahead (see `popxl._storage.prefetch`).
         spans: what each stream did; of a long loop in its first iterations
@@ -62,7 +62,7 @@ class Timeline:
     spans: Sequence[Span]
 
     def extrapolate(self, shorter: Timeline, times: float) -> Timeline:
-        """The run with `times` as many seconds more as it has more than a shorter one."""
+        """Extrapolate from a shorter run: add `times` the difference."""
 
         def further(ours: float, theirs: float) -> float:
             return ours + times * (ours - theirs)
@@ -83,7 +83,7 @@ class Timeline:
 
     @property
     def loads(self) -> int:
-        """Entries that are copied to the device."""
+        """Number of entries that are copied to the device."""
         return sum(span.stream == "copies in" for span in self.spans)
 
     @property
@@ -92,7 +92,7 @@ class Timeline:
         return sum(exposed.transfers for exposed in self.exposed.values())
 
     def trace(self) -> dict[str, Any]:
-        """The streams in the format of Chrome's trace viewer, which Perfetto reads."""
+        """Return the streams in the format of Chrome's trace viewer, which Perfetto reads."""
         threads = {name: i for i, name in enumerate(get_args(Stream), 1)}
         names: list[dict[str, Any]] = [
             {"ph": "M", "pid": 1, "tid": i, "name": "thread_name", "args": {"name": name}}
@@ -125,15 +125,13 @@ def timeline(
 ) -> Timeline:
     """Simulate a run: the walker drives a simulated device (`popxl.plan.simulated_device`).
 
-    A segment takes the time of its slowest resource (`Work.seconds`); what the timeline adds is
-    what transfers and dispatching leave exposed. Numbers that only devices know are taken to be 0,
-    and streams are on the device.
+    A segment takes the time of `Cost.seconds`; the timeline adds exposed transfers and dispatch.
+    Numbers that only devices know are taken to be 0, and streams are on the device.
 
     Args:
-        works: what segments do; if not given they are traced.
+        segment_costs: costs of the segments; default: they are traced.
         window: bytes that loads may be ahead; default: two layers' entries.
-        temporaries: bytes that a segment takes besides its arguments and results; default: as
-            estimated.
+        temporaries: returns the bytes of a segment's temporaries; default: the estimate.
     """
     if segment_costs is None:
         segment_costs = {segment: trace_cost(segment) for segment in schedule.segments}
@@ -158,8 +156,7 @@ def timeline(
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Let Python look for no cycles among objects inside: a third of the time of what makes many
-    that live, and leaves none."""
+    """Context without garbage collection, which would take a third of the time of a simulation."""
     was = gc.isenabled()
     gc.disable()
     try:
