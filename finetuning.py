@@ -20,7 +20,7 @@ from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
 from data.loader import Loader
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.hardware.disk_offload import process_bytes
 from planning.requirements import finetuning_requirements
 from run.records.throughput import peak_host_bytes

@@ -20,7 +20,7 @@ import numpy as np
 
 from config.flags import Unused
 from config.sections import RunConfig
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.requirements import generation_requirements
 from run.throughput import MachineUse, report_throughput
 from sessions.generation import GenerationSession as GenerationSession

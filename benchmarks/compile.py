@@ -24,8 +24,8 @@ from typing import Any
 import popxl
 from config.sections import RunConfig
 from finetuning import UNUSED
+from modelling.model_family import get_family
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from planning.hardware.resource_errors import explain_resource_errors
 from run.records.throughput import peak_host_bytes
 from run.throughput import read_throughput_line

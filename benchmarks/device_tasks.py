@@ -34,7 +34,7 @@ from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.devices import device_desc, platform
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from planning.hardware.local_machine import machine_from_table, measure_local_machine
 from planning.hardware.machines import Machine, machine

@@ -28,7 +28,7 @@ from config.sections import RunConfig
 from files.atomic_writing import write_text
 from finetuning import measure
 from finetuning import summary as summary_of
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.hardware.disk_offload import process_bytes
 from planning.hardware.local_machine import disk_rates
 from planning.hardware.machines import machine

@@ -25,7 +25,7 @@ from config.sections import RunConfig
 from config.task import Seq2SeqData
 from data.samples import IGNORE_INDEX, Batch
 from data.seq2seq import EncodedExamples, PackedExamples
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from sessions.generation import GenerationSession
 from sessions.training import TrainingSession
 

@@ -39,7 +39,7 @@ from config.errors import UserError
 from config.sections import RunConfig
 from data.loader import Loader
 from data.samples import Batch
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.checkpoint_manager import DISK_SHARD_BYTES
 from run.initial_state import resolve_initial_state
 from run.records.throughput import peak_host_bytes

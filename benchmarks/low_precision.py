@@ -39,7 +39,7 @@ from config.presets import merge, preset_data
 from config.sections import RunConfig
 from data.loader import Loader
 from data.pipeline import Pipeline
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import OPTIMIZER
 from modelling.weights.optimizer_state import float32_weight
 from sessions.session import compile_session

@@ -21,7 +21,7 @@ from jax import lax
 from config.sections import Optimizer, RunConfig
 from data.samples import IGNORE_INDEX, Batch
 from huggingface.torch_model import build_torch_model
-from modelling.spec import get_family
+from modelling.model_family import get_family
 
 Tree = Any
 

@@ -277,8 +277,8 @@ def _tensors_on(hosts: int) -> Any:
     import popxl
     from config.families import config_class_of
     from config.presets import merge, preset_data
+    from modelling.model_family import get_family
     from modelling.phases.training import build_training
-    from modelling.spec import get_family
     from modelling.weights import ShardReader
 
     data = preset_data("finetuning", "xxl_pod64")

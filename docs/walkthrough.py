@@ -12,7 +12,7 @@ from config.presets import load_config
 from config.t5 import T5Config
 from data.loader import Loader
 from data.pipeline import Pipeline
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.hardware.machines import machine
 from planning.report import make_report
 from planning.requirements import finetuning_requirements

@@ -1,4 +1,5 @@
-"""A decoder alone, described once: training, prefill, decode and the weight map use it."""
+"""The specification of a decoder-only model, from which training, generation and the weight map are
+derived."""
 
 from __future__ import annotations
 
@@ -18,21 +19,21 @@ HEAD = "head"
 
 
 def layer_name(index: int) -> str:
-    """Name of a layer."""
+    """Returns the name of a layer in the weight map."""
     return f"layer.{index}"
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A family's model; modules are made anew at each call, inside `use_run_config`.
+    """The parts of a decoder-only model. Each call builds new modules, inside `use_run_config`.
 
     Attributes:
-        embeddings, head: its beginning and end.
-        layer_types: of each layer in turn; blocks of all types have the same variables.
-        block: a block of a type, `build(x, ctx)`.
+        embeddings, head: the input and the output layer.
+        layer_types: the type of each layer; blocks of all types have the same variables.
+        block: builds a block of a type, `build(x, ctx)`.
         hf_layers: Hugging Face's path of the list of blocks.
-        experts: a group of a layer's, where they are phases of their own in training.
-        usage: what is counted of experts; None: nothing.
+        experts: builds a group of a layer's experts, if groups are phases of their own in training.
+        expert_usage: how the usage of experts is counted; None: it is not.
     """
 
     embeddings: Callable[[], Embeddings]
@@ -45,52 +46,53 @@ class DecoderSpec:
 
     @property
     def layer_names(self) -> list[str]:
-        """Names of the layers in turn."""
+        """The name of each layer in the weight map."""
         return [layer_name(i) for i in range(len(self.layer_types))]
 
 
-def decoder_weight_map(config: RunConfig, decoder: DecoderSpec) -> WeightMap:
-    """Derive the weight map for the phases of `modelling.phases.build_decoder_only_phases`."""
-    groups = config.execution.expert_groups
+def decoder_weight_map(config: RunConfig, spec: DecoderSpec) -> WeightMap:
+    """Derives the weight map for the phases of `modelling.phases.build_decoder_only_phases`."""
+    expert_groups = config.execution.expert_groups
     with use_run_config(config):
-        embeddings, head = decoder.embeddings(), decoder.head()
-        blocks = {kind: decoder.block(kind) for kind in dict.fromkeys(decoder.layer_types)}
-    words, names = collect_mappings(embeddings, ""), HfTensorNames()
-    if head.tied:  # some files hold a copy of the embedding
-        names = HfTensorNames(aliases={"lm_head.weight": words[0].weights[0].name})
+        embeddings, head = spec.embeddings(), spec.head()
+        blocks = {
+            layer_type: spec.block(layer_type) for layer_type in dict.fromkeys(spec.layer_types)
+        }
+    embedding_mappings, names = collect_mappings(embeddings, ""), HfTensorNames()
+    if head.tied:  # some files have a copy of the embedding
+        names = HfTensorNames(aliases={"lm_head.weight": embedding_mappings[0].weights[0].name})
     layers: dict[str, tuple[WeightMapping, ...]] = {}
-    of_experts: dict[str, tuple[WeightMapping, ...]] = {}
-    for i, (name, layer_type) in enumerate(
-        zip(decoder.layer_names, decoder.layer_types, strict=True)
-    ):
-        block, hf_path = blocks[layer_type], f"{decoder.hf_layers}.{i}"
-        rows, names = collect_mappings(block, hf_path), names | collect_file_names(block, hf_path)
-        if groups > 1:
-            rows, held = _without_experts(name, rows, groups)
-            of_experts |= held
-        layers[name] = tuple(rows)
+    groups: dict[str, tuple[WeightMapping, ...]] = {}
+    for i, (name, layer_type) in enumerate(zip(spec.layer_names, spec.layer_types, strict=True)):
+        block, hf_path = blocks[layer_type], f"{spec.hf_layers}.{i}"
+        mappings = collect_mappings(block, hf_path)
+        names |= collect_file_names(block, hf_path)
+        if expert_groups > 1:
+            mappings, groups_of_layer = _split_off_experts(name, mappings, expert_groups)
+            groups |= groups_of_layer
+        layers[name] = tuple(mappings)
     phases = {
         "embeddings": (EMBEDDINGS,),
         "layer": tuple(layers),
-        **({"experts": tuple(of_experts)} if of_experts else {}),
+        **({"experts": tuple(groups)} if groups else {}),
         "head": (HEAD,),
     }
+    ends = {EMBEDDINGS: tuple(embedding_mappings), HEAD: tuple(collect_mappings(head, ""))}
     return WeightMap(
-        {EMBEDDINGS: tuple(words), **layers, **of_experts, HEAD: tuple(collect_mappings(head, ""))},
+        {EMBEDDINGS: ends[EMBEDDINGS], **layers, **groups, HEAD: ends[HEAD]},
         phases,
         config.execution.tensor_parallel,
         names,
     )
 
 
-def _without_experts(
-    layer: str, rows: Sequence[WeightMapping], groups: int
+def _split_off_experts(
+    layer: str, mappings: Sequence[WeightMapping], expert_groups: int
 ) -> tuple[list[WeightMapping], dict[str, tuple[WeightMapping, ...]]]:
-    """The rows of a layer that are not of its experts, and those of each group of experts."""
-    held = [row for row in rows if ".experts." in row.path]
-    own = [row for row in rows if ".experts." not in row.path]
-    numbers = range(groups)
-    return own, {
-        f"{layer}{EXPERT_GROUP}{g}": tuple(row.expert_slice(g, groups) for row in held)
-        for g in numbers
+    """Returns a layer's mappings without its experts', and those of each group of experts."""
+    experts = [m for m in mappings if ".experts." in m.path]
+    others = [m for m in mappings if ".experts." not in m.path]
+    return others, {
+        f"{layer}{EXPERT_GROUP}{g}": tuple(m.expert_slice(g, expert_groups) for m in experts)
+        for g in range(expert_groups)
     }

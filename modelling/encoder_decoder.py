@@ -1,4 +1,5 @@
-"""An encoder-decoder, described once: training, generation and the weight map use it."""
+"""The specification of an encoder-decoder, from which training, generation and the weight map are
+derived."""
 
 from __future__ import annotations
 
@@ -17,43 +18,45 @@ from modelling.weights.hf_tensor_names import HfTensorNames
 
 DECODER_EMBEDDINGS, ENCODER_HEAD = "decoder_embeddings", "encoder_head"
 TOKENS = "tokens"
-"""The part of embeddings that has the table, which belongs to the encoder's."""
+"""The module of embeddings that has the embedding weight, which the encoder's owns."""
 
 ModuleT = TypeVar("ModuleT", bound=Module)
 
 
 @dataclass(frozen=True)
 class BlockStack:
-    """The blocks of an encoder or of a decoder. They have the same variables, but for a
-    `PositionBias` of the first that the others share.
+    """The blocks of an encoder or a decoder.
+
+    They have the same variables, except for a `PositionBias` that the first block owns and all
+    share.
 
     Attributes:
-        layers: their number.
-        block: a block, the first or another: `build(x, ctx)`.
+        num_layers: number of blocks.
+        block: builds the first block (True) or another one (False), `build(x, ctx)`.
         hf_layers: Hugging Face's path of the list of blocks.
     """
 
-    layers: int
+    num_layers: int
     block: Callable[[bool], Module]
     hf_layers: str
 
     def position_bias(self) -> tuple[str, PositionBias] | None:
-        """The path in the first block of what it lends to the others, and the module."""
+        """Returns the path and the module of the first block's position bias, if it has one."""
         return next(find_modules(self.block(True), PositionBias), None)
 
 
 @dataclass(frozen=True)
 class EncoderDecoderSpec:
-    """A family's model; modules are made anew at each call, inside `use_run_config`.
+    """The parts of an encoder-decoder. Each call builds new modules, inside `use_run_config`.
 
     Attributes:
-        embeddings: the beginning of the encoder, whose `tokens` have the table.
+        embeddings: the input layer of the encoder, whose `tokens` own the embedding weight.
         encoder, decoder: the blocks.
-        head: the end of the decoder.
-        hf_tables: other names of the table in files, besides that of a tied head.
-        encoder_head: the end of the encoder; None: there is none.
-        decoder_embeddings: the beginning of the decoder, if it has variables besides the table;
-            None: that of the encoder.
+        head: the output layer of the decoder.
+        hf_embedding_names: other names of the embedding weight in files, besides a tied head's.
+        encoder_head: the output layer of the encoder; None: it has none.
+        decoder_embeddings: the input layer of the decoder, if it has variables besides the
+            embedding weight; None: the encoder's.
     """
 
     embeddings: Callable[[], Embeddings]
@@ -66,58 +69,60 @@ class EncoderDecoderSpec:
 
     @property
     def stacks(self) -> dict[str, BlockStack]:
-        """Both stacks by name."""
+        """Encoder and decoder by name."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
 
-def encoder_decoder_weight_map(config: RunConfig, model: EncoderDecoderSpec) -> WeightMap:
-    """Derive the weight map for the phases of `modelling.phases.build_encoder_decoder_phases`.
+def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> WeightMap:
+    """Derives the weight map for the phases of `modelling.phases.build_encoder_decoder_phases`.
 
-    The table of tokens belongs to the encoder's embeddings, also where the head is tied to it.
+    The embedding weight belongs to the encoder's embeddings, even if the head is tied to it.
     """
     layers: dict[str, tuple[WeightMapping, ...]] = {}
     phases: dict[str, tuple[str, ...]] = {}
 
-    def add(name: str, make: Callable[[], Module] | None) -> None:
+    def add_layer(name: str, make: Callable[[], Module] | None) -> None:
         if make is not None:
             layers[name], phases[name] = tuple(collect_mappings(make(), "")), (name,)
 
     def add_stack(title: str, stack: BlockStack) -> None:
-        names = tuple(layer_name(title, i) for i in range(stack.layers))
+        names = tuple(layer_name(title, i) for i in range(stack.num_layers))
         first, other = (stack.block(is_first) for is_first in (True, False))
         for i, name in enumerate(names):
-            layers[name] = tuple(collect_mappings(other if i else first, f"{stack.hf_layers}.{i}"))
-        count = len([*find_modules(first, PositionBias)])
-        phases.update({f"first_{title}_layer": names[:count]} if count else {})
-        phases[f"{title}_block"] = names[count:]
+            block = other if i else first
+            layers[name] = tuple(collect_mappings(block, f"{stack.hf_layers}.{i}"))
+        num_first = len(
+            [*find_modules(first, PositionBias)]
+        )  # the first layer is a phase of its own
+        phases.update({f"first_{title}_layer": names[:num_first]} if num_first else {})
+        phases[f"{title}_block"] = names[num_first:]
 
     with use_run_config(config):
-        add(EMBEDDINGS, model.embeddings)
-        add_stack("encoder", model.encoder)
-        add(ENCODER_HEAD, model.encoder_head)
-        add(DECODER_EMBEDDINGS, model.decoder_embeddings)
-        add_stack("decoder", model.decoder)
-        add(HEAD, model.head)
-        is_tied = model.head().tied
-    words = layers[EMBEDDINGS][0].weights[0].name
-    copies = [*model.hf_embedding_names, *(["lm_head.weight"] if is_tied else [])]
-    parts = config.execution.tensor_parallel
-    rows = [row for of_layer in layers.values() for row in of_layer]
-    buffers = frozenset(row.weights[0].name for row in rows if row.is_buffer)
-    names = HfTensorNames(dict.fromkeys(copies, words), buffers=buffers)
-    return WeightMap(layers, phases, parts, names)
+        add_layer(EMBEDDINGS, spec.embeddings)
+        add_stack("encoder", spec.encoder)
+        add_layer(ENCODER_HEAD, spec.encoder_head)
+        add_layer(DECODER_EMBEDDINGS, spec.decoder_embeddings)
+        add_stack("decoder", spec.decoder)
+        add_layer(HEAD, spec.head)
+        is_tied = spec.head().tied
+    embedding = layers[EMBEDDINGS][0].weights[0].name
+    aliases = [*spec.hf_embedding_names, *(["lm_head.weight"] if is_tied else [])]
+    mappings = [mapping for layer in layers.values() for mapping in layer]
+    buffers = frozenset(m.weights[0].name for m in mappings if m.is_buffer)
+    names = HfTensorNames(dict.fromkeys(aliases, embedding), buffers=buffers)
+    return WeightMap(layers, phases, config.execution.tensor_parallel, names)
 
 
 def layer_name(stack: str, index: int) -> str:
-    """Name of a layer of a stack."""
+    """Returns the name of a stack's layer in the weight map."""
     return f"{stack}.{index}"
 
 
 def find_modules(
-    module: addons.Module, kind: type[ModuleT], path: str = ""
+    module: addons.Module, cls: type[ModuleT], path: str = ""
 ) -> Iterator[tuple[str, ModuleT]]:
-    """Yield the parts of a module that are of a class, after their paths."""
+    """Yields path and module of all submodules of a class."""
     for name, child in module.named_children().items():
-        if isinstance(child, kind):
+        if isinstance(child, cls):
             yield f"{path}{name}", child
-        yield from find_modules(child, kind, f"{path}{name}.")
+        yield from find_modules(child, cls, f"{path}{name}.")

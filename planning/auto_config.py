@@ -34,7 +34,7 @@ from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split
 from modelling.devices import device_desc
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.expert_group_count import min_groups
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import Machine, machine, machine_for_device_kind

@@ -14,7 +14,7 @@ from planning.hardware.disk_offload import usable_host_bytes
 from planning.hardware.memory_check import NotEnoughMemoryError, check_memory
 
 if TYPE_CHECKING:
-    from modelling.spec import ModelFamily
+    from modelling.model_family import ModelFamily
 
 
 def build_generation_program(

@@ -115,7 +115,7 @@ class SavedOrModel:
         """What its adapter_config.json says, that the head is apart from the embedding, where PEFT
         trained one of them alone, and new rows with the tokenizer that they are for."""
         fields: dict[str, Any] = {"adapter": read_adapter_config(folder)}
-        from modelling.spec import get_family
+        from modelling.model_family import get_family
         from modelling.weights.lora import unties_head
 
         adapted = {module for some in adapter_modules(folder) for module in some or ()}
@@ -153,7 +153,7 @@ class SavedOrModel:
                 f"there are: {', '.join([*known, *TEXT_MODEL_TYPES])}"
             )
         # It imports JAX, which takes seconds: mistakes in the command line come first.
-        from modelling.spec import load_family
+        from modelling.model_family import load_family
 
         family = load_family(known[kind])
         model = family.from_config_json(found.hf_config)

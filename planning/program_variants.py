@@ -11,9 +11,9 @@ import popxl
 from config.run import Device
 from config.sections import RunConfig
 from modelling.devices import platform
+from modelling.model_family import get_family
 from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training
-from modelling.spec import get_family
 
 _MIN_SHARE = 0.02  # smallest fraction of the FLOPs of layer types that are worth a simulation
 MIN_GAIN = 0.01  # smallest fraction of the time that is worth more memory

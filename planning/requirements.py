@@ -10,7 +10,7 @@ from config.memory_lower_bound import ITEM_BYTES
 from config.sections import RunConfig
 from modelling.generation import build_resident, build_streamed
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.mapping import is_adapter, is_quantizable
 from planning.hardware.disk_offload import offload_to_disk

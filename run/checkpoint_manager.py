@@ -19,7 +19,7 @@ from data.tokenizer import Tokenizer, save_tokenizer
 from files.formatting import format_bytes, format_name
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import dump_yaml
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import total_nbytes
 from run.best_checkpoint import NO_BASE, BestCheckpoint
 from run.checkpoint_mirror import CheckpointMirror

@@ -32,7 +32,7 @@ from huggingface.model_folders import (
 )
 from huggingface.peft_files import make_adapter_config, write_adapter
 from huggingface.pretrained import RANDOM
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import (
     adapted_modules,

@@ -23,7 +23,7 @@ from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from files.json_files import JsonObject
 from huggingface.pretrained import RANDOM
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import FP8, OPTIMIZER, WeightMap
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.hardware.announce_devices import announce_devices

@@ -24,7 +24,7 @@ from huggingface.model_folders import ModelFiles, read_hf_config, read_hf_direct
 from huggingface.multimodal import headless_prefix, multimodal_type, text_model_config, text_tensors
 from huggingface.peft_files import adapter_tensors
 from huggingface.pretrained import RANDOM, local_model
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
 from modelling.weights.mapping import is_adapter, is_trainable

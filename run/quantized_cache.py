@@ -54,10 +54,10 @@ class QuantizedCache(ArraysView):
         self._known, self._folder = known, folder
         self._fails = False
 
-    def packed(
+    def get_quantized(
         self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
     ) -> Sequence[np.ndarray]:
-        """See `modelling.quantisation.CachesQuantized`."""
+        """See `modelling.quantization.QuantizedWeightCache`."""
         read = {name: self[name] for name in names if name not in self._known}
         digests = [self._known[name] if name in self._known else sha256_of_array(read[name])
                    for name in names]  # fmt: skip

@@ -27,8 +27,8 @@ from data.samples import Samples
 from files.errors import WriteError
 from files.formatting import format_path
 from files.run_folder import RunFolder
+from modelling.model_family import get_family
 from modelling.objectives import make_objective
-from modelling.spec import get_family
 from run.base_model_ref import BaseModelRef, metadata_of
 from run.initial_state import InitialState
 from run.logps_cache import (

@@ -28,7 +28,7 @@ from files.folder_lock import lock_folder
 from files.formatting import format_path
 from files.run_folder import RunFolder
 from huggingface.model_folders import check_can_create
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import without_optimizer_state
 from planning.hardware.announce_devices import announce_devices, describe_devices
 from planning.hardware.memory_check import check_lower_bound

@@ -14,7 +14,7 @@ from checkpoints.safetensors_files import sha256_of_array
 from checkpoints.tensor_files import reader_pool
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.mxfp4 import mxfp4_fields
 from modelling.weights.variables import OPTIMIZER

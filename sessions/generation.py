@@ -13,7 +13,7 @@ from data.loader import BatchSharding
 from data.samples import EMPTY_SLOT, concatenate_sequences, pack_sequences
 from modelling.generation import DecodingStrategy
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import Variables
 from planning.generation_placement import build_generation_program
 from popxl_addons import NamedTensors

@@ -13,9 +13,9 @@ from config.metrics import Tally, added
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch, Samples
+from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
 from modelling.phases.evaluation import build_loss
-from modelling.spec import get_family
 from sessions.aux_metrics import tally_of
 from sessions.session import ModelSession
 

@@ -18,9 +18,9 @@ from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch
 from modelling.layers import EXPERT_USAGE, LOSS_STATS
+from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
 from modelling.phases.training import TrainingProgram, build_training
-from modelling.spec import get_family
 from modelling.weights import ShardReader, Variables
 from planning.placement_search import build_best_program
 from planning.program_variants import Variant

@@ -20,7 +20,7 @@ from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from files.run_folder import CONFIG
 from files.yaml_files import dump_yaml
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from tests.children import PYTHON_PATH
 from tests.test_documented_commands import ROOT, SCRIPTS
 

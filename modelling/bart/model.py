@@ -30,7 +30,7 @@ from modelling.layers import (
     activation,
     parameter,
 )
-from modelling.spec import encoder_decoder_family
+from modelling.model_family import encoder_decoder_family
 from popxl import Tensor, ops
 
 EPSILON = 1e-5

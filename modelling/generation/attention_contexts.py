@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from modelling.generation.kv_cache import KVCacheLayout, update_cache
 from modelling.generation.prompts import repeat_interleave
 from modelling.layers import BlockContext, Module, RopeTables, gather_rope_tables
-from modelling.layers.wrapped import LayerWrapper
+from modelling.layers.layer_wrapper import LayerWrapper
 from popxl import Tensor
 
 

@@ -39,8 +39,8 @@ from modelling.layers.encoder_decoder import (
     StackContext,
     with_packed_positions,
 )
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.packing import Packing
-from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor, TensorSpec, ops
 
 
@@ -246,8 +246,8 @@ class EncoderDecoderGenerator:
     def _layers(self, name: str) -> LayerModules:
         """Create the blocks of a stack without position biases of their own."""
         stack = self._model.stacks[name]
-        names = [layer_name(name, i) for i in range(stack.layers)]
-        return self._adapters.build_layers(names, [False] * stack.layers, stack.block)
+        names = [layer_name(name, i) for i in range(stack.num_layers)]
+        return self._adapters.build_layers(names, [False] * stack.num_layers, stack.block)
 
     def _position_bias(self, executor: Executor, stack: str, length: int) -> list[Tensor]:
         """Position bias between `length` positions, from the variables of the first layer."""

@@ -19,7 +19,7 @@ from modelling.generation.generator import (
     no_layer_inputs,
 )
 from modelling.layers import LayerModules, LMHeadLoss, ParallelGroups
-from modelling.layers.wrapped import unwrap
+from modelling.layers.layer_wrapper import unwrap
 from popxl import Tensor, TensorSpec
 from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import popxl
 from config.sections import RunConfig
-from modelling.building import build_ir
 from modelling.generation.decode_loop import generate_tokens
 from modelling.generation.generator import Generator, GeneratorFactory
 from modelling.generation.greedy_search import Greedy
 from modelling.generation.resident_executor import ResidentModel
 from modelling.generation.search import DecodingStrategy, SearchContext
+from modelling.ir_building import build_ir
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 

@@ -12,7 +12,7 @@ from modelling.generation.kv_cache import reorder_cache
 from modelling.generation.layer_pass import LayerPass
 from modelling.generation.streamed_weights import ModelWeights
 from modelling.layers import LayerModules
-from modelling.layers.wrapped import LayerWrapper, rename_variables
+from modelling.layers.layer_wrapper import LayerWrapper, rename_variables
 from modelling.phases.buffers import LayerIO
 from modelling.phases.settings import PhaseSettings
 from popxl import Tensor

@@ -14,7 +14,6 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.building import build_ir
 from modelling.generation.conditional_call import any_prompt
 from modelling.generation.generator import Generator, GeneratorFactory
 from modelling.generation.greedy_search import Greedy
@@ -23,8 +22,9 @@ from modelling.generation.resident_program import GenerationProgram
 from modelling.generation.search import DecodingStrategy, Search, SearchContext
 from modelling.generation.streamed_executor import ONCE, Caches, StreamedExecutor
 from modelling.generation.streamed_weights import ModelWeights
+from modelling.ir_building import build_ir
 from modelling.layers import LMHeadLoss
-from modelling.layers.wrapped import LayerWrapper
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.phases.buffers import InputBuffers, loop_over_layers
 from modelling.phases.settings import PhaseSettings
 from modelling.weights import WeightMap

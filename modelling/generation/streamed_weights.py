@@ -11,7 +11,7 @@ from modelling.generation.layer_pass import LayerPass
 from modelling.phases.buffers import loop_over_layers
 from modelling.phases.phase_variables import PhaseVariables
 from modelling.phases.settings import PhaseSettings
-from modelling.quantisation import QUANT_FIELDS
+from modelling.quantization import QUANT_FIELDS
 from modelling.weights import WeightMapping
 from modelling.weights.weight_map import without_expert_group
 from popxl import Tensor, ops

@@ -9,13 +9,13 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.building import build_ir
 from modelling.generation.conditional_call import any_prompt
 from modelling.generation.decode_loop import decode_more
 from modelling.generation.generator import GeneratorFactory
 from modelling.generation.resident_executor import ResidentModel
 from modelling.generation.resident_program import GenerationProgram, declare_program
 from modelling.generation.search import DecodingStrategy, Search, SearchContext
+from modelling.ir_building import build_ir
 from modelling.layers import ParallelGroups
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors

@@ -27,7 +27,7 @@ from modelling.layers import (
     RopeTables,
     VocabularyEmbedding,
 )
-from modelling.spec import decoder_family
+from modelling.model_family import decoder_family
 from popxl import Tensor, ops
 from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_constants
 

@@ -5,6 +5,7 @@ Activations are (batch, length, hidden), equal on all replicas of a tensor-paral
 heads or of the feed-forward features.
 """
 
+from modelling.layers.activation_layout import ActivationLayout as ActivationLayout
 from modelling.layers.activations import activation as activation
 from modelling.layers.attention import Attention as Attention
 from modelling.layers.attention import AttentionSpec as AttentionSpec
@@ -12,8 +13,7 @@ from modelling.layers.attention import merge_heads as merge_heads
 from modelling.layers.attention import packed_qk_ids as packed_qk_ids
 from modelling.layers.attention import split_heads as split_heads
 from modelling.layers.attention import transpose_heads as transpose_heads
-from modelling.layers.axes import ActivationLayout as ActivationLayout
-from modelling.layers.context import BlockContext as BlockContext
+from modelling.layers.block_context import BlockContext as BlockContext
 from modelling.layers.dropout import Dropout as Dropout
 from modelling.layers.embedding import Embeddings as Embeddings
 from modelling.layers.embedding import VocabularyEmbedding as VocabularyEmbedding
@@ -27,7 +27,7 @@ from modelling.layers.experts import Experts as Experts
 from modelling.layers.experts import ExpertUsage as ExpertUsage
 from modelling.layers.experts import MoE as MoE
 from modelling.layers.experts import Router as Router
-from modelling.layers.kinds import LayerModules as LayerModules
+from modelling.layers.layer_modules import LayerModules as LayerModules
 from modelling.layers.linear import FusedLinear as FusedLinear
 from modelling.layers.linear import Linear as Linear
 from modelling.layers.lm_head import LMHead as LMHead

@@ -14,8 +14,8 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
+from modelling.layers.chunk_loop import ChunkLoop
 from modelling.layers.dropout import Dropout
-from modelling.layers.slices import ChunkLoop
 from popxl import Tensor, ops
 
 QUERIES = 2

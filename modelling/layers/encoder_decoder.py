@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from data.preference_samples import answers_per_example
 from modelling.layers.attention import transpose_heads
-from modelling.layers.context import BlockContext
+from modelling.layers.block_context import BlockContext
 from modelling.layers.embedding import Embeddings
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.linear import FusedLinear
 from modelling.layers.module import Module
 from modelling.layers.multi_head_attention import MultiHeadAttention
 from modelling.layers.packing import Packing
 from modelling.layers.run_config import current_run_config
-from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor
 
 PaddingMask = tuple[Sequence[Tensor], Tensor | None]

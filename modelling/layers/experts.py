@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import popxl
-from modelling.layers.context import BlockContext
+from modelling.layers.block_context import BlockContext
 from modelling.layers.lora import ExpertAdapter
 from modelling.layers.module import Module, cast, fused_parameter, parameter
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames

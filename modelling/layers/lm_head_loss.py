@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelling.fp8 import fp8_head
+from modelling.layers.chunk_loop import ChunkLoop
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.experts import ExpertUsage
 from modelling.layers.lm_head import Bias, LMHead
 from modelling.layers.module import Module
-from modelling.layers.slices import ChunkLoop
 from modelling.objectives import LOSS_WEIGHT, make_objective
 from popxl import Tensor
 

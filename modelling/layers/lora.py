@@ -16,7 +16,7 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from modelling.layers.dropout import NO_DROPOUT, Dropout
-from modelling.layers.kinds import LayerModules
+from modelling.layers.layer_modules import LayerModules
 from modelling.layers.module import Module, cast, declare
 from modelling.weights import LoraSpec, WeightMap, WeightMapping
 from modelling.weights.lora import add_adapters

@@ -15,10 +15,10 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.axes import ActivationLayout
+from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import current_run_config
-from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
+from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.mapping import Weight, WeightMapping
 from popxl import ReplicaGrouping, Tensor, ops

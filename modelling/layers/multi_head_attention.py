@@ -13,7 +13,7 @@ from modelling.layers.attention import (
     split_heads,
     transpose_heads,
 )
-from modelling.layers.context import BlockContext
+from modelling.layers.block_context import BlockContext
 from modelling.layers.dropout import Dropout
 from modelling.layers.module import Module
 from popxl import Tensor

@@ -14,7 +14,7 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from config.task import Seq2SeqData
-from modelling.layers.axes import ActivationLayout
+from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.masking import padding_bias, segment_bias
 from modelling.layers.module import cast
 from popxl import Tensor, ops

@@ -45,7 +45,7 @@ from modelling.layers import (
 )
 from modelling.llama.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.llama.rotary import Rope
-from modelling.spec import decoder_family
+from modelling.model_family import decoder_family
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from popxl import Tensor, ops
 

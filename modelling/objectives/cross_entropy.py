@@ -15,7 +15,7 @@ from popxl import Tensor, ops
 from popxl_addons.ops.cross_entropy_sharded_loss import cross_entropy_sharded_loss
 
 if TYPE_CHECKING:
-    from modelling.layers.axes import ActivationLayout
+    from modelling.layers.activation_layout import ActivationLayout
     from modelling.layers.parallel import ParallelGroups
 
 

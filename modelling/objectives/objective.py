@@ -14,7 +14,7 @@ from data.samples import Batch
 from popxl import Tensor, TensorSpec
 
 if TYPE_CHECKING:
-    from modelling.layers.axes import ActivationLayout
+    from modelling.layers.activation_layout import ActivationLayout
     from modelling.layers.parallel import ParallelGroups
 
 LOSS_WEIGHT = "weight"

@@ -29,7 +29,7 @@ from popxl import Tensor, TensorSpec, ops
 if TYPE_CHECKING:
     from config.run import Training
     from config.sections import RunConfig
-    from modelling.layers.axes import ActivationLayout
+    from modelling.layers.activation_layout import ActivationLayout
     from modelling.layers.parallel import ParallelGroups
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from modelling.layers import BlockContext, Module, MoE, seed_adapters
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.module import iter_modules
-from modelling.layers.wrapped import LayerWrapper
 from popxl import Tensor, TensorSpec
 
 

@@ -27,8 +27,8 @@ from modelling.layers.encoder_decoder import (
     StackContext,
     with_packed_positions,
 )
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.packing import Packing
-from modelling.layers.wrapped import LayerWrapper
 from modelling.phases.buffers import ActivationRows, InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
@@ -144,7 +144,7 @@ def _build_stack(
     stack, runs, shared = model.stacks[name], list[PhaseRun](), dict[str, Phase]()
     bias, layer = stack.position_bias(), 0
     first = {} if bias is None else {f"first_{name}_layer": 1}
-    rest = settings.layers_per_phase(f"{name}_block", stack.layers - len(first))
+    rest = settings.layers_per_phase(f"{name}_block", stack.num_layers - len(first))
     for title, layers in (first | rest).items():
         if layers:
             input_has_grad = any(layer_io.grad for layer_io in extra_inputs.values())

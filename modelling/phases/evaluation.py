@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.building import build_ir
+from modelling.ir_building import build_ir
 from modelling.layers.lm_head_loss import LOSS_STATS
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings

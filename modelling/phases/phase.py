@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import popxl
 import popxl_addons as addons
-from modelling.layers.wrapped import PositionalInputs, layer_class_name
+from modelling.layers.layer_wrapper import PositionalInputs, layer_class_name
 from modelling.phases.buffers import LayerIO
 from modelling.phases.fp8_state import FP8State
 from modelling.phases.gradient_sums import GradientSums

@@ -15,7 +15,7 @@ import popxl
 import popxl_addons as addons
 from config.model import QuantConfig
 from modelling.phases.settings import PhaseSettings
-from modelling.quantisation import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
+from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.building import build_ir
 from modelling.devices import platform
+from modelling.ir_building import build_ir
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs, UpdateInputs

@@ -26,9 +26,9 @@ from modelling.layers import (
     VocabularyEmbedding,
     activation,
 )
-from modelling.spec import encoder_decoder_family
-from modelling.t5.biases import RelativePositionBias
+from modelling.model_family import encoder_decoder_family
 from modelling.t5.config_json import from_config_json, normalize_config_json, to_config_json
+from modelling.t5.relative_position import RelativePositionBias
 from popxl import Tensor
 
 

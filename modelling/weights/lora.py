@@ -25,7 +25,7 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from config.values import listed
 from files.formatting import format_name, format_names, format_path
-from modelling.quantisation import fake_quantize
+from modelling.quantization import fake_quantize
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
 from modelling.weights.mapping import (
     EMBEDDING,

@@ -15,7 +15,7 @@ import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
-from modelling.quantisation import QUANT_FIELDS, CachesQuantized, QuantizedWeight, quantize
+from modelling.quantization import QUANT_FIELDS, QuantizedWeight, QuantizedWeightCache, quantize
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.mapping import (
     EMBEDDING,
@@ -207,7 +207,7 @@ class WeightMap:
             if isinstance(source.variable, NamedTensors):
                 data = partial(self._quantized_data, source, tensors)
                 fields = QuantizedWeight(data, source.variable)
-                readers.update({v: partial(fields.of, v) for v in fields.variables})
+                readers.update({v: partial(fields.take, v) for v in fields.variables})
             else:
                 readers[source.variable] = self._reader(source, tensors)
         return readers
@@ -234,7 +234,7 @@ class WeightMap:
         def compute(tensors: Arrays) -> Sequence[np.ndarray]:
             return quantize(self._host_data(source, tensors), fields, mapping.input_axis)
 
-        if not isinstance(tensors, CachesQuantized):
+        if not isinstance(tensors, QuantizedWeightCache):
             return compute(tensors)
         shapes = [w.shape for w in mapping.weights]
         layout: tuple[object, ...] = mapping.axis, mapping.num_shards(self.tensor_parallel)
@@ -242,7 +242,7 @@ class WeightMap:
         if mapping.expert_parallel:  # part of the key on disk, which is older than the name
             layout += ("shared out",)
         key = f"{shapes} {layout} {fields.packed.shape}"
-        return tensors.packed(source.tensor_names, key, compute)
+        return tensors.get_quantized(source.tensor_names, key, compute)
 
     def _typed_data(self, source: VariableSource, tensors: Arrays) -> np.ndarray:
         """Host data of a variable in its dtype; for a residual, of the rounding residual."""

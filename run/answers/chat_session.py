@@ -23,7 +23,7 @@ from data.sources import DataError
 from data.tokenizer import warn_truncated
 from files.formatting import format_value
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.answers.generate import read_line
 from run.initial_state import InitialState, load_inference_weights
 from sessions.generation import GenerationSession

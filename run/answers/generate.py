@@ -28,7 +28,7 @@ from files.file_location import FileLocation
 from files.formatting import format_path
 from huggingface.pretrained import read_pretrained
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.origins import exported_task
 from run.initial_state import InitialState, load_inference_weights
 from run.startup_warnings import length_warnings

@@ -15,7 +15,7 @@ from data.samples import Prompts
 from data.tokenizer import Tokenizer
 from huggingface.torch_model import NEEDS_TORCH, build_torch_model, generate, has_torch
 from modelling.generation import Greedy
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights.lora import merge_adapters
 from planning.hardware.memory_check import check_lower_bound
 from run.initial_state import InitialState, load_weights

@@ -15,8 +15,8 @@ from data.label_candidates import LabelCandidates
 from data.pipeline import Pipeline
 from data.samples import Samples
 from data.task import Task, task_from_config
+from modelling.model_family import get_family
 from modelling.objectives import make_objective
-from modelling.spec import get_family
 from run.evaluation.eval_result import EvalResult, Prediction
 from run.evaluation.predictors import GenerativePredictor, LabelPredictor
 from run.evaluation.text_metrics import NO_LABEL, TEXT_METRICS

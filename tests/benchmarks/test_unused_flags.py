@@ -14,7 +14,7 @@ from config.base import leaves
 from config.flags import flag_of
 from config.gptj import GPTJConfig
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.test_options_in_programs import OPTIONS, UNSEEN
 

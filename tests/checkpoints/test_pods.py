@@ -22,8 +22,8 @@ from checkpoints.tensor_shards import shard_mask
 from config.families import config_class_of
 from config.presets import merge, preset_data, preset_names
 from config.sections import RunConfig
+from modelling.model_family import get_family
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from modelling.weights import ShardReader
 from popxl._run import device_variables
 from popxl._storage.replica_arrays import stored_entry

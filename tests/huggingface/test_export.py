@@ -22,7 +22,7 @@ from config.sections import RunConfig
 from data.task import NLI_LABELS
 from data.tokenizer import Tokenizer as RunTokenizer
 from files.json_files import read_object
-from modelling.spec import get_family, load_family
+from modelling.model_family import get_family, load_family
 from run.evaluation.eval_result import EvalResult
 from run.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from terminal.command_line import read_command_line

@@ -17,7 +17,7 @@ from config.errors import ConfigError
 from config.families import FAMILIES
 from config.sections import RunConfig
 from huggingface.multimodal import text_tensor_name
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.origins import ORIGINS
 from run.model_weights import read_weights
 from sessions.loss_evaluation import LossSession

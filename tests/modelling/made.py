@@ -10,7 +10,7 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.gptj import model as gptj
 from modelling.layers import use_run_config
-from modelling.layers.wrapped import LayerWrapper, PositionalInputs
+from modelling.layers.layer_wrapper import LayerWrapper, PositionalInputs
 from modelling.phases.block_wrappers import TrainingBlock
 from modelling.phases.encoder_decoder import StackBlock
 from modelling.t5 import model as t5

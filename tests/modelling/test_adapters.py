@@ -14,7 +14,7 @@ import torch
 
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters, merge_adapters
 from modelling.weights.mapping import is_trainable

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from modelling.spec import ModelFamily
+from modelling.model_family import ModelFamily
 from run.records.metrics_jsonl import read_metrics
 from tests.children import WITHOUT_TORCH
 

@@ -10,7 +10,7 @@ from config.errors import ConfigError
 from config.families import FAMILIES, kinds
 from files.json_files import JsonObject
 from huggingface.multimodal import text_model_config
-from modelling.spec import load_family
+from modelling.model_family import load_family
 from tests.huggingface.published import SUPPORTED, facts, small
 
 MODELS = {

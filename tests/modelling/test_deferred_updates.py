@@ -17,7 +17,7 @@ import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.llama.hf import hf_config

@@ -17,7 +17,7 @@ from config.optimizer_state import MASTER_WEIGHT as MASTER_SLOT
 from config.presets import load_config
 from config.sections import RunConfig
 from config.t5 import T5Config
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.requirements import finetuning_requirements
 from run.initial_state import resolve_initial_state
 from sessions.training import TrainingSession

@@ -20,9 +20,9 @@ from data.samples import Samples
 from modelling.generation import build_resident, build_streamed
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.generation.token_by_token import build_token_by_token
+from modelling.model_family import get_family
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession
@@ -269,7 +269,8 @@ def test_every_option_of_a_program_is_in_a_table() -> None:
 
 
 def test_programs_of_configurations_are_built_in_one_way() -> None:
-    """`modelling.building`, which sets what all layers follow; a benchmark's own have no model."""
+    """`modelling.ir_building`, which sets what all layers follow; a benchmark's own have no
+    model."""
     found = {
         path.relative_to(ROOT).as_posix()
         for room in ("modelling", "sessions", "run", "planning", "benchmarks")
@@ -279,7 +280,7 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
     own = {
         *(f"benchmarks/{n}.py" for n in ("device_tasks", "accumulation", "accumulation_programs")),
     }
-    assert found - own == {"modelling/building.py"}
+    assert found - own == {"modelling/ir_building.py"}
 
 
 # ---- results ------------------------------------------------------------------------------------

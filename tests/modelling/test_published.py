@@ -13,7 +13,7 @@ import transformers
 from config.families import FAMILIES, kinds
 from config.sections import RunConfig
 from files.json_files import JsonObject
-from modelling.spec import load_family
+from modelling.model_family import load_family
 from tests.modelling.published import PUBLISHED
 
 

@@ -17,7 +17,7 @@ import tests.modelling.t5.training as t5
 from checkpoints import CheckpointStore
 from config.errors import ConfigError
 from config.sections import RunConfig
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import without_optimizer_state
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.requirements import finetuning_requirements

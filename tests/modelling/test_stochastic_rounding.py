@@ -17,7 +17,7 @@ from config.t5 import T5Config
 from data.loader import Loader
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.gptj.training import batches

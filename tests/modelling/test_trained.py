@@ -18,9 +18,9 @@ import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
 from modelling.generation import build_streamed
+from modelling.model_family import get_family
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from planning.requirements import finetuning_requirements
 from popxl._run.schedule_executor import ScheduleExecutor
 from tests.modelling.gptj.hf import hf_model, small_config

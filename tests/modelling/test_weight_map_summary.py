@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelling.layers import LMHeadLoss
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import Weight, WeightMap, WeightMapping, WeightsError
 from popxl_addons import NamedTensors
 from sessions.generation import GenerationSession
@@ -53,6 +53,8 @@ def test_a_module_reached_by_two_paths_is_found(session, monkeypatch: pytest.Mon
     config = small_config()
     weight_map = get_family(config).weight_map(config)
     monkeypatch.setattr(LMHeadLoss, "__init__", twice)
-    monkeypatch.setattr("modelling.spec.ModelFamily.weight_map", lambda self, config: weight_map)
+    monkeypatch.setattr(
+        "modelling.model_family.ModelFamily.weight_map", lambda self, config: weight_map
+    )
     with pytest.raises(WeightsError, match="head.*(again|lm_head)"):
         session(config)

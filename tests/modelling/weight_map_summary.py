@@ -12,7 +12,7 @@ from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.llama.config_json import MIXTURES
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from tests.modelling.llama.hf import SETTINGS, hf_config, our_config
 

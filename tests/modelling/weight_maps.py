@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from config.sections import RunConfig
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import WeightMap
 
 

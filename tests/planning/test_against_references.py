@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import popxl
 from config.presets import merge
 from modelling.generation import build_resident
+from modelling.model_family import get_family
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from planning.requirements import Requirements, finetuning_requirements
 from tests.modelling.gptj.hf import hf_model as hf_gptj
 from tests.modelling.t5.hf import hf_model as hf_t5

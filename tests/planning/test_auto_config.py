@@ -30,7 +30,7 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from data.pipeline import Pipeline
 from files.yaml_files import dump_yaml, read_yaml
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.auto_config import with_generation_lengths
 from planning.hardware.machines import machines
 from planning.origins import ORIGINS

@@ -14,7 +14,7 @@ import inference
 import planning.report
 import popxl
 from modelling.generation import Greedy
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.generation_placement import build_generation_program
 from planning.hardware import disk_offload, memory_check
 from planning.hardware.disk_offload import check_fits, offload_if_needed

@@ -26,7 +26,7 @@ from files.json_files import read_object
 from files.yaml_files import dump_yaml
 from huggingface.model_folders import read_hf_directory
 from huggingface.multimodal import TEXT_MODEL_TYPES
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.t5.config_json import from_config_json
 from planning.origins import ORIGINS
 from run.hf_export import export_model

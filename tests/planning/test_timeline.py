@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import popxl
+from modelling.model_family import get_family
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from planning.hardware.machines import machine
 from planning.requirements import finetuning_requirements
 from popxl._schedule.lookahead import default_window

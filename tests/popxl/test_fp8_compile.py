@@ -84,7 +84,7 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from jax.sharding import Mesh
 from modelling.phases.training import build_training
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from popxl._compile.xla_compile import compile_lowered
 from popxl._run.program import Program
 from popxl._compile.segment_function import lower_segment

@@ -28,7 +28,7 @@ from config.t5 import T5Config
 from data.task import SAMPLE_FOLDER
 from files.yaml_files import dump_yaml
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.model_weights import MODEL
 from tests.robustness.damage import (
     damaged,

@@ -46,7 +46,7 @@ from files.json_files import read_json
 from files.run_folder import RunFolder
 from huggingface.hub import DataUnavailable, load_tokenizer
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.answers.generate import read_stdin_lines
 from run.initial_state import load_weights, resolve_initial_state
 from run.model_weights import MODEL

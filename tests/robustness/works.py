@@ -34,7 +34,7 @@ from data.seq2seq import SEQ2SEQ
 from data.sources import FileSource
 from data.task import SAMPLE_FOLDER, TASKS
 from files.folder_lock import lock_folder
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.initial_state import InitialState, load_weights, resolve_initial_state
 from run.records.metrics_jsonl import MetricsFile, read_metrics
 from terminal.entry_point import entry_point

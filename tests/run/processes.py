@@ -22,7 +22,7 @@ from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
 from data.loader import Loader
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights import without_optimizer_state
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession

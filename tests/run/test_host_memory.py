@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from terminal.command_line import read_command_line
 from tests.modelling.sessions import fine_tuning
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from checkpoints import CheckpointStore
 from huggingface.model_folders import write_hf_directory
 from run.initial_state import resolve_initial_state
@@ -101,7 +101,7 @@ import numpy as np
 import popxl
 from terminal.command_line import read_command_line
 from tests.modelling.sessions import fine_tuning
-from modelling.spec import get_family
+from modelling.model_family import get_family
 
 config = read_command_line("", "finetuning", "tiny", sys.argv[1:]).config
 family = get_family(config)

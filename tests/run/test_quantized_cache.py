@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints.safetensors_files import sha256_of_array, sha256_of_bytes
 from config.model import QuantConfig
-from modelling.quantisation import QUANT_FIELDS, quantize, quantized_shapes
+from modelling.quantization import QUANT_FIELDS, quantize, quantized_shapes
 from popxl_addons import NamedTensors
 from run import quantized_cache
 from run.quantized_cache import QuantizedCache
@@ -42,7 +42,9 @@ def made(tmp_path: Path, making: Making) -> Callable[..., Sequence[np.ndarray]]:
         known: Mapping[str, str] | None = None,
         form: str = "4",
     ) -> Sequence[np.ndarray]:
-        return QuantizedCache(weights, known or {}, tmp_path / "packed").packed("ab", form, making)
+        return QuantizedCache(weights, known or {}, tmp_path / "packed").get_quantized(
+            "ab", form, making
+        )
 
     return of
 
@@ -117,6 +119,6 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path, making, capsys) -> 
     packed = QuantizedCache(WEIGHTS, {}, tmp_path / "packed")
     with full_disk(100):
         for form in ("4", "8"):
-            check(packed.packed("ab", form, making))
+            check(packed.get_quantized("ab", form, making))
     assert capsys.readouterr().err.count("File too large; the next start quantises again") == 1
     assert not list((tmp_path / "packed").iterdir())

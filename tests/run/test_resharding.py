@@ -15,7 +15,7 @@ import pytest
 from checkpoints import CheckpointStore
 from config.sections import RunConfig
 from data.samples import Batch
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.initial_state import resolve_initial_state
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import training as gptj_training

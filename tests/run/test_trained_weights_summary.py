@@ -8,7 +8,7 @@ from typing import Any
 import peft
 import pytest
 
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.startup_warnings import trained_weights_summary
 from tests.modelling.llama import hf
 

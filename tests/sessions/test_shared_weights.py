@@ -12,7 +12,7 @@ import pytest
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.generation import Greedy
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from data.seq2seq import shift_right
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from modelling.weights.mapping import is_linear
 from tests.modelling.bart.hf import PAD, START, our_config, weights_of, without_bias
 from tests.modelling.weight_maps import base_weight_map

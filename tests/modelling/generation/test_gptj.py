@@ -8,7 +8,7 @@ import torch
 
 from config.gptj import GPTJConfig
 from modelling.generation import Beam
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from sessions.generation import GenerationSession
 from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
 from tests.modelling.generation.harness import (

@@ -12,7 +12,7 @@ import pytest
 
 from config.llama import LlamaConfig
 from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.generation_placement import build_generation_program
 from popxl.plan import storage_of
 from sessions.generation import GenerationSession

@@ -11,7 +11,7 @@ import pytest
 
 from config.sections import RunConfig
 from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.generation_placement import build_generation_program
 from popxl.plan import plan_of
 from sessions.generation import GenerationSession

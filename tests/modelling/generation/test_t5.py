@@ -13,8 +13,8 @@ import popxl
 from config.t5 import T5Config
 from modelling.generation import Beam, Sampling
 from modelling.layers import LMHeadLoss
-from modelling.layers.wrapped import LayerWrapper
-from modelling.spec import get_family
+from modelling.layers.layer_wrapper import LayerWrapper
+from modelling.model_family import get_family
 from modelling.t5 import model as t5
 from popxl import Tensor
 from popxl_addons import NamedTensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.t5 import T5Config
 from modelling.layers import BlockContext
-from modelling.layers.wrapped import LayerWrapper
+from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.t5.model import T5MLP
 from popxl import Tensor
 from tests.modelling.made import Made

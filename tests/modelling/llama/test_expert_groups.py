@@ -11,9 +11,9 @@ import pytest
 
 import popxl
 from config.errors import ConfigError
+from modelling.model_family import get_family
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from config.llama import LlamaConfig
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from sessions.generation import GenerationSession
 from tests.modelling.llama.hf import LENGTH, VOCABULARY, hf_config, hf_model, our_config, weights_of
 from tests.modelling.llama.training import batches

@@ -9,8 +9,8 @@ import pytest
 
 import popxl
 from config.sections import FP8, RunConfig
+from modelling.model_family import get_family
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.t5.training import our_config
 from tests.slow import slow

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from modelling.model_family import get_family
 from modelling.phases.training import build_training
-from modelling.spec import get_family
 from popxl._schedule.schedule import Routine, Run
 from popxl._schedule.schedule_builder import build_schedule
 from tests.modelling.gptj.hf import small_config

@@ -13,7 +13,7 @@ from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.initial_state import load_weights, resolve_initial_state
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession

@@ -11,7 +11,7 @@ import popxl
 import popxl_addons as addons
 from config.t5 import T5Config
 from modelling.layers import MASK_VALUE
-from modelling.t5.biases import RelativePositionBias, relative_position_bucket
+from modelling.t5.relative_position import RelativePositionBias, relative_position_bucket
 from tests.modelling.made import Made
 
 

@@ -15,7 +15,7 @@ from config.gptj import GPTJConfig
 from config.presets import load_config
 from config.t5 import T5Config
 from huggingface.model_folders import write_hf_directory
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from run.evaluation.compare_with_hf import AnswerComparison, GeneratedText, HfComparison
 from tests.slow import slow
 

@@ -26,7 +26,7 @@ from data.label_candidates import LabelCandidates
 from data.pipeline import Pipeline
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
-from modelling.spec import get_family
+from modelling.model_family import get_family
 from planning.origins import ORIGINS
 from run.evaluation.predictors import LabelPredictor
 from run.evaluation.text_metrics import NO_LABEL, macro_f1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from config.toy import ToyConfig, ToyModel
 from modelling import layers as nn
 from modelling.decoder import DecoderSpec
-from modelling.spec import decoder_family
+from modelling.model_family import decoder_family
 from modelling.toy.config_json import from_config_json, to_config_json
 from popxl import Tensor, ops
 

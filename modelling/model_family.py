@@ -1,4 +1,4 @@
-"""A model family is one record: what the scripts need to know of it."""
+"""Model families: what the scripts know about a family is one record."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from modelling.weights.trainable import (
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A family of models.
+    """A family of models, such as T5 or Llama.
 
     Attributes:
         sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.
-        layout: builds the phases of training in the current Ir.
-        generator: says how its models generate.
-        base_weight_map: which Hugging Face tensors are in which variables, for a configuration.
-        to_config_json: content of config.json, next to the weights in a Hugging Face folder.
-        from_config_json: the inverse: fields of the model's configuration. Raises ConfigError if
-            the file is of a model which the family does not have.
+        build_phases: builds the phases of training in the current Ir.
+        generator: returns the generator of a configuration, for a number of sequences per prompt.
+        base_weight_map: returns the weight map of a configuration, without adapters.
+        to_config_json: returns the content of config.json for a configuration.
+        from_config_json: the inverse: returns the fields of the model section. Raises ConfigError
+            for models that the family does not have.
         infers_tied_head: True if a config.json can leave open whether the head is the embedding: it
             is if the files have no other.
         normalize_config_json: for a configuration, a config.json as `to_config_json` writes it;
@@ -62,7 +62,7 @@ class ModelFamily:
     )
 
     def weight_map(self, config: RunConfig) -> WeightMap:
-        """The table of a configured model with its adapters, which says what is trained.
+        """Returns the weight map of a configuration, with adapters and what is trainable.
 
         Raises:
             ConfigError: see `add_adapters` and `mark_trainable`.
@@ -80,25 +80,26 @@ def decoder_family(
     make_spec: Callable[[Any], DecoderSpec],
     to_config_json: Callable[[Any], dict[str, Any]],
     from_config_json: Callable[[JsonObject], dict[str, Any]],
-    **others: Any,
+    **fields: Any,
 ) -> ModelFamily:
-    """Return the record of a family of decoders alone.
+    """Returns the record of a family of decoder-only models.
 
     Args:
-        decoder_of: the description of a configured model.
-        others: further fields of the record.
+        make_spec: returns the specification of a configured model.
+        to_config_json, from_config_json: see `ModelFamily`.
+        fields: further fields of the record.
     """
 
     def base_weight_map(config: Any) -> WeightMap:
         return decoder_weight_map(config, make_spec(config))
 
     def build_phases(settings: PhaseSettings) -> PhasePlan:
-        return build_decoder_only_phases(settings, *described(settings.config))
+        return build_decoder_only_phases(settings, *build_parts(settings.config))
 
     def generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
-        return DecoderOnlyGenerator(config, *described(config), sequences)
+        return DecoderOnlyGenerator(config, *build_parts(config), sequences)
 
-    def described(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
+    def build_parts(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
         return make_spec(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
@@ -108,29 +109,29 @@ def decoder_family(
         base_weight_map,
         to_config_json,
         from_config_json,
-        **others,
+        **fields,
     )
 
 
 def encoder_decoder_family(
-    model_of: Callable[[Any], EncoderDecoderSpec],
+    make_spec: Callable[[Any], EncoderDecoderSpec],
     to_config_json: Callable[[Any], dict[str, Any]],
     from_config_json: Callable[[JsonObject], dict[str, Any]],
-    **others: Any,
+    **fields: Any,
 ) -> ModelFamily:
-    """Return the record of a family of encoder-decoders; arguments as for `decoder_family`."""
+    """Returns the record of a family of encoder-decoders; arguments as for `decoder_family`."""
 
     def base_weight_map(config: Any) -> WeightMap:
-        return encoder_decoder_weight_map(config, model_of(config))
+        return encoder_decoder_weight_map(config, make_spec(config))
 
     def build_phases(settings: PhaseSettings) -> PhasePlan:
-        return build_encoder_decoder_phases(settings, *modules(settings.config))
+        return build_encoder_decoder_phases(settings, *build_parts(settings.config))
 
     def generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
-        return EncoderDecoderGenerator(config, *modules(config), sequences)
+        return EncoderDecoderGenerator(config, *build_parts(config), sequences)
 
-    def modules(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:
-        return model_of(config), LayerAdapters(config, base_weight_map)
+    def build_parts(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:
+        return make_spec(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
         SEQ2SEQ,
@@ -139,16 +140,16 @@ def encoder_decoder_family(
         base_weight_map,
         to_config_json,
         from_config_json,
-        **others,
+        **fields,
     )
 
 
 def get_family(config: RunConfig) -> ModelFamily:
-    """The record of a configuration's family."""
+    """Returns the record of a configuration's family."""
     return load_family(config.family)
 
 
 def load_family(name: str) -> ModelFamily:
-    """The record of a family of the registry."""
+    """Imports the record of a family of the registry, `config.families.FAMILIES`."""
     family: ModelFamily = import_module(FAMILIES[name].record).FAMILY
     return family

@@ -17,7 +17,7 @@ from config.presets import load_config
 from config.sections import Model, RunConfig
 from config.t5 import T5Config
 from modelling.layers import Linear
-from modelling.quantisation import QUANT_FIELDS, quantize, quantized_shapes
+from modelling.quantization import QUANT_FIELDS, quantize, quantized_shapes
 from popxl import ops
 from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5

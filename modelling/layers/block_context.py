@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import popxl
+from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.attention import packed_qk_ids
-from modelling.layers.axes import ActivationLayout
 from modelling.layers.dropout import Dropout
 from modelling.layers.residual import add_residual
 from modelling.layers.rotary import RopeTables, packed_rope_tables

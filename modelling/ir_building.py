@@ -1,4 +1,4 @@
-"""Build the program of a configuration. Training, evaluation and generation all do it this way."""
+"""Builds the Ir of a configuration, for training, evaluation and generation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from popxl_addons.patterns import apply_pre_alias_patterns
 
 @contextmanager
 def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
-    """Build an Ir for the replicas of a configuration, which all processes share equally.
+    """Builds an Ir for the replicas of a configuration, of which each process has equally many.
 
-    What the context adds goes to the main graph. Linear layers made in it multiply in FP8 if the
-    configuration says so.
+    Ops in the context go to the main graph; linear layers created in it use FP8 if it is
+    configured.
 
     Yields:
         The Ir, complete when the context ends, and its replica groups.
