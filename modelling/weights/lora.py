@@ -1,4 +1,4 @@
-"""LoRA's weights: their rows in the table, their names in PEFT's files, and merging."""
+"""LoRA weights: their mappings, their names in PEFT's files, initialization and merging."""
 
 from __future__ import annotations
 
@@ -43,22 +43,21 @@ from modelling.weights.mapping import (
 from modelling.weights.weight_map import TrainableTokens, WeightMap
 
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-"""Ends of PEFT's names, after the module's; the last one is of DoRA's norms."""
+"""Ends of PEFT's tensor names, after the module's name; `MAGNITUDE` is DoRA's."""
 EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
-"""The same of an embedding: its A is (rank, tokens), its B (features, rank)."""
+"""Ends of PEFT's names for an embedding: A is (rank, tokens), B is (features, rank)."""
 DELTA = "token_adapter.trainable_tokens_delta"
-"""The same of rows of tokens."""
+"""End of PEFT's name for the trainable rows of tokens."""
 
 
 def add_adapters(weight_map: WeightMap, adapter: Adapter, targets: str) -> WeightMap:
-    """The table of a model with adapters, which are trained, and `modules_to_save`; all else is
-    frozen.
+    """Add the mappings of LoRA adapters; all weights but these and `modules_to_save` are frozen.
 
     Args:
-        targets: those of the family, where `adapter` names none.
+        targets: the family's default target modules, if `adapter` names none.
 
     Raises:
-        ConfigError: no linear map is meant, or something else besides.
+        ConfigError: the targets match no linear layer, or other modules as well.
     """
     if not adapter.rank:
         return weight_map
@@ -73,77 +72,81 @@ def add_adapters(weight_map: WeightMap, adapter: Adapter, targets: str) -> Weigh
 
 
 def module_name(weight: str) -> str:
-    """The module that has a weight or a bias."""
+    """Name of the module that a weight or a bias belongs to."""
     return weight.rpartition(".")[0]
 
 
 # ---- for adapter_config.json --------------------------------------------------------------------
 def adapted_modules(weight_map: WeightMap) -> tuple[list[str], list[str]]:
-    """The modules that have adapters, and all others, by their names in files."""
+    """Names in files of the modules with adapters, and of all other modules."""
     adapters = [a for mapping in weight_map.mappings for a in mapping.adapters if not a.parameter]
     adapted = dict.fromkeys(name for a in adapters for name in (a.module, *a.tied))
     return list(adapted), [name for name in _module_names(weight_map.base) if name not in adapted]
 
 
 def tied_modules(weight_map: WeightMap) -> list[list[str]]:
-    """The modules that have one adapter together."""
+    """Groups of modules that share one adapter."""
     return [
         [a.module, *a.tied] for mapping in weight_map.mappings for a in mapping.adapters if a.tied
     ]
 
 
 def saved_modules(weight_map: WeightMap) -> list[str]:
-    """The modules of the weights that are trained in full beside adapters, likewise. Of a tied
-    weight, all that have it."""
+    """Names in files of the modules whose weights are trained in full next to adapters.
+
+    A tied weight counts for every module that has it.
+    """
     return _module_names(weight_map.filter(is_trainable).base)
 
 
 def adapted_parameters(weight_map: WeightMap) -> list[str]:
-    """The experts' parameters that have adapters, by their names in files."""
+    """Names in files of the experts' parameters with adapters."""
     return list(
         dict.fromkeys(a.parameter for r in weight_map.mappings for a in r.adapters if a.parameter)
     )
 
 
 def add_tied_copies(weight_map: WeightMap, tensors: Arrays) -> Arrays:
-    """Tensors of files, and those of tied modules: PEFT has a tensor for each module."""
+    """Add the tensors of tied modules to those of files: PEFT has one for each module."""
     tied = {alias: name for alias, name in weight_map.hf_names.aliases.items() if name in tensors}
-    turned = weight_map.hf_names.transposed
-    copies = ArraysView(tensors, renamed=tied, transform=lambda a, t: t.T if a in turned else t)
+    transposed = weight_map.hf_names.transposed
+    copies = ArraysView(tensors, renamed=tied, transform=lambda a, t: t.T if a in transposed else t)
     return OverlayArrays(copies, tensors)
 
 
 def has_tied_head(weight_map: WeightMap, names: Collection[str]) -> bool:
-    """Decide whether some weights are of an embedding that is a decoder's head too, or of its
-    adapter: PEFT's `ensure_weight_tying`, which it knows for such pairs alone."""
-    own, *tied = map(module_name, weight_map.embedding_names)
-    return len(tied) == 1 and own in map(module_name, names)
+    """True if the weights belong to an embedding, or its adapter, that is tied to one head.
+
+    It is PEFT's `ensure_weight_tying`, which supports such pairs only.
+    """
+    embedding, *tied = map(module_name, weight_map.embedding_names)
+    return len(tied) == 1 and embedding in map(module_name, names)
 
 
 def unties_head(
     weight_map: WeightMap, adapted: Collection[str], is_tied: bool, folder: str
 ) -> bool:
-    """Decide whether an adapter's model has a head apart from the embedding that its base has.
+    """True if an adapter unties the head from the embedding that it is tied to in the base model.
 
     Args:
-        table: of the base model, without adapters.
-        adapted: modules that the adapter has tensors of.
+        weight_map: weight map of the base model, without adapters.
+        adapted: modules of which the adapter has tensors.
         is_tied: the adapter's `ensure_weight_tying`.
-        folder: of the adapter, for messages.
+        folder: folder of the adapter, for messages.
 
     Raises:
-        ConfigError: it parts weights that are one in this model.
+        ConfigError: it unties modules that this model cannot have untied.
     """
     tied = [module_name(name) for name in weight_map.embedding_names]
-    there = [module for module in tied if module in adapted]
-    if not there or len(tied) == 1:
+    trained = [module for module in tied if module in adapted]
+    if not trained or len(tied) == 1:
         return False
     if len(tied) == 2:  # an embedding and a head
         return not is_tied
-    missing = [module for module in tied[1:] if module not in adapted]  # the first one is not used
+    missing = [module for module in tied[1:] if module not in adapted]  # the first has no use
     if missing:
         raise ConfigError(
-            f"the adapter in {format_path(folder)} trains {format_names(there)} apart from "
+            f"the adapter in {format_path(folder)} trains {format_names(trained)} apart from "
             f"{format_names(missing)}, which are one weight in this model: train it with "
             f"modules_to_save {','.join(tied)}"
         )
@@ -151,15 +154,15 @@ def unties_head(
 
 
 def _module_names(weight_map: WeightMap) -> list[str]:
-    """The modules of a table's weights, each once."""
-    of_weight = _file_modules_of(weight_map)
-    return list(dict.fromkeys(name for weight in weight_map.weights for name in of_weight(weight)))
+    """Names in files of the modules of all weights, each once."""
+    modules = _file_modules_of(weight_map)
+    return list(dict.fromkeys(name for weight in weight_map.weights for name in modules(weight)))
 
 
 def _file_modules_of(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
-    """Return a function from a weight to its modules in files: its own, then those tied to it."""
-    joined = weight_map.hf_names.fused.items()
-    fused = {own: name for name, x in joined if x.stack is None for own in x.weights}
+    """Returns a function from a weight to its module in files, then the modules tied to it."""
+    tensors = weight_map.hf_names.fused.items()
+    fused = {weight: name for name, x in tensors if x.stack is None for weight in x.weights}
     tied = defaultdict[str, list[str]](list)
     for alias, name in weight_map.hf_names.aliases.items():
         tied[name].append(alias)
@@ -168,11 +171,12 @@ def _file_modules_of(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
     ]
 
 
-# ---- rows ---------------------------------------------------------------------------------------
+# ---- mappings -----------------------------------------------------------------------------------
 class _AdapterMapper:
-    """Finds the adapters of linear maps, as files have these: a row may have several, or a part of
-    one. Those of experts are of the parameters that stack their maps.
+    """Creates the mappings of adapters of a weight map.
 
+    An adapter belongs to a linear layer in files: a mapping can have several, or a slice of one.
+    Adapters of experts belong to the parameters that stack the experts' layers.
     """
 
     def __init__(self, weight_map: WeightMap, adapter: Adapter, targets: str) -> None:
@@ -180,15 +184,10 @@ class _AdapterMapper:
         self._targets = "" if adapter.target_parameters else targets
         self._requested = adapter.targets or self._targets
         self._file_modules = _file_modules_of(weight_map)
-        maps = {
-            w.name
-            for mapping in weight_map.mappings
-            if mapping.expert_matrices
-            for w in mapping.weights
-        }
-        parameters = {
-            n: x for n, x in weight_map.hf_names.fused.items() if maps.issuperset(x.weights)
-        }
+        expert_mappings = [m for m in weight_map.mappings if m.expert_matrices]
+        expert_weights = {w.name for mapping in expert_mappings for w in mapping.weights}
+        fused = weight_map.hf_names.fused.items()
+        parameters = {n: x for n, x in fused if expert_weights.issuperset(x.weights)}
         ends = listed(adapter.target_parameters)
         adapted = {n: x for n, x in parameters.items() if any(ends_with(n, end) for end in ends)}
         self._parameters, self._has_experts = list(parameters), bool(adapted)
@@ -207,23 +206,27 @@ class _AdapterMapper:
 
     @property
     def file_names(self) -> HfTensorNames:
-        """In files some of the matrices B are parts of one, and those of experts; modules that are
-        tied to an embedding have its matrices, a head their transposes."""
-        fused = {name: FusedWeights.from_weights(parts) for name, parts in self._fused.items()}
+        """Names of the adapters' tensors in files.
+
+        Files fuse some matrices B and stack those of experts. Modules that are tied to an
+        embedding have its matrices, a tied head their transposes.
+        """
+        fused = {name: FusedWeights.from_weights(names) for name, names in self._fused.items()}
         return HfTensorNames(self._aliases, fused | self._stacked, frozenset(self._transposed))
 
     def with_adapter_mappings(self, mappings: Sequence[WeightMapping]) -> tuple[WeightMapping, ...]:
-        """The rows of a layer, and those of its adapters."""
+        """Returns the mappings of a layer, followed by those of its adapters."""
         owners: dict[str, str] = {}
-        own, more = [], list[WeightMapping]()
+        base, adapter_mappings = [], list[WeightMapping]()
         for mapping in mappings:
             adapters = tuple(self._adapters(mapping, owners))
-            own.append(replace(mapping, trainable=self._is_saved(mapping), adapters=adapters))
-            for _, of_path in groupby(adapters, lambda adapter: adapter.path):
-                more += self._adapter_mappings(mapping, list(of_path))
-        return (*own, *more)
+            base.append(replace(mapping, trainable=self._is_saved(mapping), adapters=adapters))
+            for _, group in groupby(adapters, lambda adapter: adapter.path):
+                adapter_mappings += self._adapter_mappings(mapping, list(group))
+        return (*base, *adapter_mappings)
 
     def _is_saved(self, mapping: WeightMapping) -> bool:
+        """True if `modules_to_save` has the mapping's weights."""
         saved = [any(map(self._settings.is_saved, self._file_modules(w))) for w in mapping.weights]
         if any(saved) and not all(saved):
             names = ", ".join(w.name for w in mapping.weights)
@@ -234,28 +237,28 @@ class _AdapterMapper:
         return all(saved)
 
     def _adapters(self, mapping: WeightMapping, owners: dict[str, str]) -> Iterator[LoraSpec]:
-        """The adapters of a row's weights: of experts, one for each matrix in files.
+        """Yield the adapters of a mapping's weights; of experts, one for each matrix in files.
 
         Args:
-            owners: paths of adapters that have an A, by module; new ones are added.
+            owners: paths of the adapters that own an A, by module; new ones are added.
         """
         linear, settings = mapping.path.removesuffix(".weight"), self._settings
         for weight in mapping.weights if mapping.expert_matrices else ():
             if weight.name in self._matrices:
                 name, group = self._matrices[weight.name]
-                of = settings.rank_of(name), settings.scale_of(name), False
-                path = f"{linear}_adapter"
-                yield LoraSpec(module_name(weight.name), group, path, *of, path, parameter=name)
-        parts = groupby(mapping.weights, lambda weight: self._file_modules(weight)[0])
-        for number, (module, weights) in enumerate(parts if can_have_adapter(mapping) else ()):
-            own = list(weights)
-            names = self._file_modules(own[0])
+                rank, scale = settings.rank_of(name), settings.scale_of(name)
+                path, module = f"{linear}_adapter", module_name(weight.name)
+                yield LoraSpec(module, group, path, rank, scale, False, path, parameter=name)
+        modules = groupby(mapping.weights, lambda weight: self._file_modules(weight)[0])
+        for number, (module, group) in enumerate(modules if can_have_adapter(mapping) else ()):
+            weights = list(group)
+            names = self._file_modules(weights[0])
             if self._is_target(mapping, names):
                 embeds = mapping.path == EMBEDDING
                 path = f"{linear}.adapters" + ("" if is_vocabulary(mapping) else f".{number}")
                 yield LoraSpec(
                     module,
-                    tuple(w.name for w in own),
+                    tuple(w.name for w in weights),
                     path,
                     settings.rank_of(*names),
                     settings.scale_of(*names),
@@ -266,7 +269,7 @@ class _AdapterMapper:
                 )
 
     def _is_target(self, mapping: WeightMapping, names: Sequence[str]) -> bool:
-        """Decide whether any of a map's names means that it has an adapter."""
+        """True if the targets match any of a module's names."""
         if self._requested == ALL_LINEAR and not is_linear(mapping):
             return False
         return any(self._settings.is_adapted(name, self._targets) for name in names)
@@ -274,9 +277,9 @@ class _AdapterMapper:
     def _adapter_mappings(
         self, mapping: WeightMapping, adapters: Sequence[LoraSpec]
     ) -> Iterator[WeightMapping]:
-        """The rows of adapters side by side: A, unless another has it, B, and DoRA's norms.
+        """Yield the mappings of consecutive adapters: A if they own it, B, and DoRA's magnitude.
 
-        What A has in common with inputs that are sharded, or B with outputs, is sharded like them.
+        A is sharded like the layer's inputs, B like its outputs, if these are sharded.
         """
         first = adapters[0]
         if first.embeds:
@@ -285,29 +288,34 @@ class _AdapterMapper:
         shapes, a, b, m = {w.name: w.shape for w in mapping.weights}, [], [], []
         for adapter in adapters:
             features = shapes[adapter.weights[0]][1]
-            std = (3 * features) ** -0.5  # from -1 / sqrt(features) to its opposite, as in PEFT
+            std = (3 * features) ** -0.5  # uniform in ±1 / sqrt(features), as in PEFT
             a.append(Weight(f"{adapter.module}.{A}", (adapter.rank, features), std, uniform=True))
             for name in adapter.weights:
                 outputs, module = shapes[name][0], module_name(name)
                 b.append(Weight(f"{module}.{B}", (outputs, adapter.rank), 0.0))
                 m.append(Weight(f"{module}.{MAGNITUDE}", (outputs,)))
         if mapping.expert_matrices:
-            cut_in, cut = (
-                mapping.transpose,
-                replace(mapping, expert_matrices=0, adapters=(), trainable=True),
-            )
-            whole = replace(cut, is_sharded=mapping.expert_parallel)
+            inputs_sharded = mapping.transpose
+            sharded = replace(mapping, expert_matrices=0, adapters=(), trainable=True)
+            full = replace(sharded, is_sharded=mapping.expert_parallel)
         else:
-            cut_in, whole = mapping.axis == 0, WeightMapping("", (), transpose=True)
-            cut = replace(whole, axis=0 if cut_in else 1, shard_replicas=mapping.shard_replicas)
-        of_a, of_b = (cut, whole) if cut_in else (whole, cut)
+            inputs_sharded = mapping.axis == 0
+            full = WeightMapping("", (), transpose=True)
+            axis, replicas = 0 if inputs_sharded else 1, mapping.shard_replicas
+            sharded = replace(full, axis=axis, shard_replicas=replicas)
+        a_mapping, b_mapping = (sharded, full) if inputs_sharded else (full, sharded)
         if first.owner == first.path:
-            yield replace(of_a, path=f"{first.path}.lora_A", weights=tuple(a), is_adapter=True)
-        yield self._joined_mapping(of_b, f"{first.path}.lora_B", first, B, b)
+            yield replace(a_mapping, path=f"{first.path}.lora_A", weights=tuple(a), is_adapter=True)
+        yield self._joined_mapping(b_mapping, f"{first.path}.lora_B", first, B, b)
         if first.dora:
-            replicas = of_b.shard_replicas
-            norms = WeightMapping("", (), axis=0, is_sharded=not cut_in, shard_replicas=replicas)
-            yield self._joined_mapping(norms, f"{first.path}.magnitude", first, MAGNITUDE, m)
+            magnitude = WeightMapping(
+                "",
+                (),
+                axis=0,
+                is_sharded=not inputs_sharded,
+                shard_replicas=b_mapping.shard_replicas,
+            )
+            yield self._joined_mapping(magnitude, f"{first.path}.magnitude", first, MAGNITUDE, m)
 
     def _joined_mapping(
         self,
@@ -317,16 +325,16 @@ class _AdapterMapper:
         end: str,
         weights: Sequence[Weight],
     ) -> WeightMapping:
-        """The row of what an adapter has for each of its weights, joined where files join them."""
-        names, whole = [w.name for w in weights], f"{adapter.module}.{end}"
-        if names != [whole] and not adapter.parameter:
-            self._fused[whole] += names
+        """Mapping of a tensor per weight of an adapter, which files fuse like the weights."""
+        names, fused = [w.name for w in weights], f"{adapter.module}.{end}"
+        if names != [fused] and not adapter.parameter:
+            self._fused[fused] += names
         return replace(mapping, path=path, weights=tuple(weights), is_adapter=True)
 
     def _embedding_adapter_mappings(
         self, weight: Weight, adapter: LoraSpec
     ) -> Iterator[WeightMapping]:
-        """A, which is 0 at first, and B, as in PEFT; a head that is tied has their transposes."""
+        """Yield the mappings of A, initially 0, and B; a tied head has their transposes."""
         (tokens, features), rank = weight.shape, adapter.rank
         names = [f"{adapter.module}.{end}" for end in (EMBEDDING_A, EMBEDDING_B)]
         a, b = Weight(names[0], (rank, tokens), 0.0), Weight(names[1], (features, rank), 1.0)
@@ -339,55 +347,57 @@ class _AdapterMapper:
             self._aliases |= dict(zip(copies, names, strict=True))
             self._transposed += copies if is_head else []
 
-    # ---- what settings may say ------------------------------------------------------------------
+    # ---- checks of the settings -----------------------------------------------------------------
     def check(self, adapted: WeightMap) -> None:
-        """Check that there are adapters, of what can have one alone, and that every name in the
-        settings means a module.
+        """Check that the targets match only modules that can have adapters, and at least one, and
+        that each name in the settings matches a module.
 
         Raises:
-            ConfigError: a name means none, or something else.
+            ConfigError: a name matches no module, or one that cannot have an adapter.
         """
         settings, experts = self._settings, self._parameters
         _check_each("target_parameters", listed(settings.target_parameters), experts, ends_with)
-        able, others = dict[str, None](), dict[str, None]()
+        adaptable, unsupported = dict[str, None](), dict[str, None]()
         for mapping in self._weight_map.mappings:
             for names in map(self._file_modules, mapping.weights):
                 if can_have_adapter(mapping):
-                    able |= dict.fromkeys(names)
+                    adaptable |= dict.fromkeys(names)
                 elif self._is_target(mapping, names):
-                    others[names[0]] = None
-        wrong = sorted(others.keys() - able.keys())
+                    unsupported[names[0]] = None
+        wrong = sorted(unsupported.keys() - adaptable.keys())
         if wrong or not adapted.has_adapters:
-            what = f"{wrong[0]}, which is" if wrong else "what is"
-            more = f"; adapter.target_parameters means experts: {experts[0]}" if experts else ""
+            module = f"{wrong[0]}, which is" if wrong else "what is"
+            hint = f"; adapter.target_parameters means experts: {experts[0]}" if experts else ""
             raise ConfigError(
-                f"adapter.targets {format_name(self._requested)} means {what} no linear map and no "
-                f"embedding: these are {', '.join(_last_parts(able))}{more}"
+                f"adapter.targets {format_name(self._requested)} means {module} no linear map and "
+                f"no embedding: these are {', '.join(_last_parts(adaptable))}{hint}"
             )
-        self._check_layers_alone(adapted)
+        self._check_layer_settings(adapted)
         if is_names(self._requested) and self._requested != ALL_LINEAR:
-            _check_each("targets", listed(self._requested), able, ends_with)
-        saved, every = listed(settings.modules_to_save), _module_names(self._weight_map)
-        _check_each("modules_to_save", saved, every, is_within)
-        named = [*adapted_modules(adapted)[0], *adapted_parameters(adapted)]
+            _check_each("targets", listed(self._requested), adaptable, ends_with)
+        saved, modules = listed(settings.modules_to_save), _module_names(self._weight_map)
+        _check_each("modules_to_save", saved, modules, is_within)
+        adapted_names = [*adapted_modules(adapted)[0], *adapted_parameters(adapted)]
         for field in PATTERNS:
-            _check_each(field, settings.patterns(field), named, matches_end)
+            _check_each(field, settings.patterns(field), adapted_names, matches_end)
 
-    def _check_layers_alone(self, adapted: WeightMap) -> None:
-        """Raise ConfigError for an adapter of experts, or at an end of the model, with settings
-        that are of layers alone. PEFT drops nothing out at an embedding."""
+    def _check_layer_settings(self, adapted: WeightMap) -> None:
+        """Raise ConfigError if experts, embedding or head have adapters with dropout or DoRA.
+
+        Only linear layers in blocks support these. PEFT applies no dropout at an embedding.
+        """
         drops, dora = self._settings.dropout > 0, self._settings.dora
-        others = [("target_parameters", "experts", drops)] if self._has_experts else []
+        targets = [("target_parameters", "experts", drops)] if self._has_experts else []
         for mapping in filter(is_vocabulary, adapted.mappings):
             for adapter in mapping.adapters:
                 is_head = mapping.path == HEAD or module_name(HEAD) in adapter.tied
-                others.append(("targets", adapter.module, is_head and drops))
-        for field, meant, drops in others:
-            for name, given in (("dropout", drops), ("dora", dora)):
-                if given:
+                targets.append(("targets", adapter.module, is_head and drops))
+        for field, target, has_dropout in targets:
+            for name, is_set in (("dropout", has_dropout), ("dora", dora)):
+                if is_set:
                     raise ConfigError(
                         f"adapter.{name} is for linear maps of layers, but adapter.{field} means "
-                        f"{meant}, too: leave one of the two out"
+                        f"{target}, too: leave one of the two out"
                     )
 
 
@@ -395,28 +405,29 @@ def _check_each(
     field: str,
     names: Iterable[str],
     modules: Iterable[str],
-    means: Callable[[str, str], bool],
+    matches: Callable[[str, str], bool],
 ) -> None:
-    """Raise ConfigError for the first name that means none of the modules.
+    """Raise ConfigError for the first name that matches none of the modules.
 
     Args:
-        means: of a module and a name.
+        matches: `matches(module, name)`.
     """
     modules = list(modules)
     for name in names:
-        if not any(means(module, name) for module in modules):
+        if not any(matches(module, name) for module in modules):
             close = nearest(name, _last_parts(modules))
             raise ConfigError(f"adapter.{field}: {format_name(name, 40)} means no module{close}")
 
 
 def _last_parts(modules: Iterable[str]) -> list[str]:
-    """The last parts of names, each once."""
+    """Last components of module names, each once."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))
 
 
 def peft_module_name(parameter: str, adapted: Iterable[str]) -> str:
-    """The module whose name begins those of a parameter's matrices in files. PEFT wraps a module
-    once for each of its parameters, the last one outermost.
+    """Module name that prefixes the adapter of a parameter in files.
+
+    PEFT wraps a module once for each of its parameters, the last one outermost.
 
     Args:
         adapted: all parameters with adapters, in their modules' order.
@@ -426,14 +437,14 @@ def peft_module_name(parameter: str, adapted: Iterable[str]) -> str:
     return module + ".base_layer" * (len(siblings) - 1 - siblings.index(parameter))
 
 
-# ---- rows of tokens -----------------------------------------------------------------------------
+# ---- trainable tokens ---------------------------------------------------------------------------
 def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
-    """The table with rows for `adapter.trainable_tokens`, which are trained beside a frozen
-    embedding, and a head that is not tied to it.
+    """Add the mappings of `adapter.trainable_tokens`: trainable rows of a frozen embedding, and of
+    an untied head.
 
     Raises:
-        ConfigError: the weight is trained in full as well, or has an adapter; or a weight with an
-            adapter has new rows, whatever their training.
+        ConfigError: the weight is trainable in full as well, or has an adapter; or a weight with
+            an adapter has rows for new tokens.
     """
     tokens = config.trained_tokens
     _check_new_rows(weight_map, config)
@@ -443,47 +454,39 @@ def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
         )
     if not tokens:
         return weight_map
-    if (
-        any(mapping.path == HEAD for mapping in weight_map.mappings)
-        and len(weight_map.embedding_names) > 1
-    ):
+    has_head = any(mapping.path == HEAD for mapping in weight_map.mappings)
+    if has_head and len(weight_map.embedding_names) > 1:
         raise ConfigError(
             "adapter.trainable_tokens is for decoders, and for a T5 whose head is its embedding: "
             "PEFT would tie this head to it; give --adapter.modules_to_save shared lm_head"
         )
     paths = {EMBEDDING, *([HEAD] if config.adapter.trainable_tokens_head else [])}
-    layers, own = dict(weight_map.layers), dict(weight_map.trainable_tokens)
-    for layer, mapping in [
-        (n, mapping)
-        for n, mappings in layers.items()
-        for mapping in mappings
-        if mapping.path in paths
-    ]:
+    layers, trainable_tokens = dict(weight_map.layers), dict(weight_map.trainable_tokens)
+    pairs = [(name, mapping) for name, mappings in layers.items() for mapping in mappings]
+    for layer, mapping in pairs:
+        if mapping.path not in paths:
+            continue
         (weight,) = mapping.weights
         if mapping.trainable or mapping.adapters:
-            other = "all of which adapter.modules_to_save trains"
-            other = "which has an adapter" if mapping.adapters else other
+            reason = "all of which adapter.modules_to_save trains"
+            reason = "which has an adapter" if mapping.adapters else reason
             raise ConfigError(
-                f"adapter.trainable_tokens trains some rows of {weight.name}, {other}: leave one "
+                f"adapter.trainable_tokens trains some rows of {weight.name}, {reason}: leave one "
                 "of the two out"
             )
         delta = Weight(f"{module_name(weight.name)}.{DELTA}", (len(tokens), weight.shape[1]))
         path = mapping.path.replace(".weight", ".rows.delta")
         layers[layer] = (*layers[layer], WeightMapping(path, (delta,), is_adapter=True))
-        own[weight.name] = TrainableTokens(delta.name, tokens)
-    return replace(weight_map, layers=layers, trainable_tokens=own)
+        trainable_tokens[weight.name] = TrainableTokens(delta.name, tokens)
+    return replace(weight_map, layers=layers, trainable_tokens=trainable_tokens)
 
 
 def _check_new_rows(weight_map: WeightMap, config: RunConfig) -> None:
-    """Raise ConfigError for an adapter of a weight with new rows: PEFT's base has no such rows."""
+    """Raise ConfigError if a weight with new rows has an adapter; PEFT's base lacks such rows."""
     if config.model.new_rows is None:
         return
-    for module in (
-        a.module
-        for mapping in weight_map.mappings
-        if is_vocabulary(mapping)
-        for a in mapping.adapters
-    ):
+    mappings = filter(is_vocabulary, weight_map.mappings)
+    for module in (adapter.module for mapping in mappings for adapter in mapping.adapters):
         raise ConfigError(
             f"adapter.targets means {module}, which has rows for new tokens: give "
             f"--adapter.modules_to_save {module} in its place"
@@ -491,29 +494,30 @@ def _check_new_rows(weight_map: WeightMap, config: RunConfig) -> None:
 
 
 def has_trainable_tokens(weight_map: WeightMap, name: str, rows: Iterable[int]) -> bool:
-    """Decide whether all of some rows of a weight are trained apart from it."""
-    return name in weight_map.trainable_tokens and {*rows} <= {
-        *weight_map.trainable_tokens[name].rows
-    }
+    """True if all `rows` of a weight are among its trainable tokens."""
+    tokens = weight_map.trainable_tokens.get(name)
+    return tokens is not None and {*rows} <= {*tokens.rows}
 
 
 # ---- values -------------------------------------------------------------------------------------
 def merge_adapters(
     weight_map: WeightMap, weights: Arrays, dtype: np.dtype, quant: QuantConfig | None = None
 ) -> Arrays:
-    """The weights of the base model, each merged when it is asked for.
+    """Returns the weights of the base model with adapters merged into them when they are read.
 
     Args:
-        weights: of the model with adapters.
-        dtype: of the result.
-        few_bits: merge into what is left of weights that are held so; None: into the weights.
+        weights: weights of the model with adapters.
+        dtype: data type of the result.
+        quant: merge into weights that are quantized and dequantized; None: into exact weights.
     """
     adapters, base = dict(_adapted_weights(weight_map)), weights
     names = dict.fromkeys(w.name for w in weight_map.base.weights)
     if quant is not None:
         quantized = [w.name for w in weight_map.filter(is_quantizable).weights]
-        left = ArraysView(weights, quantized, lambda name, weight: fake_quantize(weight, quant))
-        base = OverlayArrays(left, weights)
+        dequantized = ArraysView(
+            weights, quantized, lambda name, weight: fake_quantize(weight, quant)
+        )
+        base = OverlayArrays(dequantized, weights)
 
     def merge_weight(name: str, weight: np.ndarray) -> np.ndarray:
         if name in weight_map.trainable_tokens:
@@ -527,28 +531,31 @@ def merge_adapters(
 
 
 def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
-    """The weights of new adapters, which change nothing: DoRA's norms are those of the base."""
-    makers = {
+    """Initial adapter weights, with which the model computes the same as the base model.
+
+    DoRA magnitudes are the norms of the base weights.
+    """
+    readers = {
         f"{module_name(name)}.{MAGNITUDE}": partial(_row_norms, base, name)
         for name, adapter in _adapted_weights(weight_map)
         if adapter.dora
     }
-    makers |= {
-        r.delta: partial(_initial_token_rows, base, name, r)
-        for name, r in weight_map.trainable_tokens.items()
+    readers |= {
+        tokens.delta: partial(_initial_token_rows, base, name, tokens)
+        for name, tokens in weight_map.trainable_tokens.items()
     }
-    return OverlayArrays(LazyArrays(makers), weight_map.filter(is_adapter).init_weights(seed))
+    return OverlayArrays(LazyArrays(readers), weight_map.filter(is_adapter).init_weights(seed))
 
 
 def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LoraSpec]]:
-    """Each weight that has an adapter, and this."""
+    """Names of the weights with adapters, and these adapters."""
     return [
         (name, a) for mapping in weight_map.mappings for a in mapping.adapters for name in a.weights
     ]
 
 
 def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: LoraSpec) -> np.ndarray:
-    """W + scale * B A, float32, with DoRA's norms."""
+    """W + scale * B A, with DoRA's magnitudes: float32 (out features, in features)."""
     module = module_name(name)
     if adapter.embeds:
         b, a = (weights[f"{module}.{end}"].T for end in (EMBEDDING_A, EMBEDDING_B))
@@ -561,10 +568,12 @@ def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: Lora
 
 
 def _row_norms(base: Arrays, name: str) -> np.ndarray:
+    """Norms of the rows of a weight, float32 (out features,)."""
     norms: np.ndarray = np.linalg.norm(base[name].astype(np.float32), axis=1)
     return norms
 
 
 def _initial_token_rows(base: Arrays, name: str, tokens: TrainableTokens) -> np.ndarray:
-    found: np.ndarray = base[name][list(tokens.rows)].astype(np.float32)
-    return found
+    """Initial values of trainable tokens, float32 (tokens, hidden)."""
+    rows: np.ndarray = base[name][list(tokens.rows)].astype(np.float32)
+    return rows
