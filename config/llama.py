@@ -411,13 +411,13 @@ class LlamaConfig(RunConfig):
             )
         optimizer = self.training.optimizer
         shares = self.execution.expert_parallel and parts > 1
-        if shares and not optimizer.record.allows_shard_replicas:
+        if shares and not optimizer.spec.allows_shard_replicas:
             raise ContradictionError(
                 f"{optimizer.name} with execution.expert_parallel is not supported: take adamw",
                 {"execution.expert_parallel": False},
                 "training.optimizer.name",
             )
-        if parts > heads and not optimizer.record.allows_shard_replicas:
+        if parts > heads and not optimizer.spec.allows_shard_replicas:
             raise ConfigError(
                 f"{optimizer.name} with execution.tensor_parallel {parts} above "
                 f"model.num_key_value_heads {heads} is not supported: take adamw"

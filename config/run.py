@@ -111,7 +111,7 @@ class Optimizer(Section):
     """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
 
     @property
-    def record(self) -> OptimizerSpec:
+    def spec(self) -> OptimizerSpec:
         """The registry's entry for this optimizer."""
         return OPTIMIZERS[self.name]
 
@@ -122,7 +122,7 @@ class Optimizer(Section):
 
     def slots(self, rank: int) -> tuple[StateSlot, ...]:
         """What it keeps for a weight of so many axes, besides the step's number."""
-        return self.record.slots_for(self, rank)
+        return self.spec.slots_for(self, rank)
 
 
 SMOOTHED = ("dpo", "simpo", "cpo")

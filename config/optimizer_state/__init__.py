@@ -1,4 +1,4 @@
-"""Optimizers and the state that each keeps for a weight: a registry, one line each."""
+"""Registry of optimizers and of the state that they store for each weight."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATE_SLOTS = {
     slot.name: slot
     for slot in (
         *(STEP_COUNTER, MASTER_WEIGHT, RESIDUAL_SLOTS["8bit_residual8"]),
-        *(slot for record in OPTIMIZERS.values() for slot in record.slots),
+        *(slot for spec in OPTIMIZERS.values() for slot in spec.slots),
     )
 }
-"""All that optimizers may keep, by name."""
+"""State slots of all optimizers, by name."""

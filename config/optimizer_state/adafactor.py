@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adafactor(Section):
-    """What Adafactor has in place of AdamW's betas and eps. HF: transformers' Adafactor."""
+    """Settings of Adafactor, in place of AdamW's betas and eps. HF: transformers' Adafactor."""
 
     beta1: Probability | None = None
-    """Decay per step of the mean of the updates. null: none is kept."""
+    """Decay of the moving average of updates. null: no moving average."""
 
     decay_rate: PositiveFloat = 0.8
-    """The mean of the squared gradients decays by 1 - step^-decay_rate. HF: its negative."""
+    """Exponent of the second moment's decay, 1 - step^-decay_rate. HF: its negative."""
 
     eps: PositiveFloat = 1e-30
     """Added to squared gradients. HF: eps[0]."""
 
     clip_threshold: PositiveFloat = 1.0
-    """Largest root mean square of an update, before the learning rate."""
+    """Maximum root mean square of an update, before the learning rate."""
 
     scale_parameter: bool = True
     """Multiply the learning rate by the root mean square of the weight."""
 
     min_scale: PositiveFloat = 1e-3
-    """Least root mean square that a weight counts as. HF: eps[1]."""
+    """Minimum root mean square of a weight in scale_parameter. HF: eps[1]."""
 
 
 FACTORED_SECOND_MOMENT = (replace(SECOND_MOMENT, per="row"), replace(SECOND_MOMENT, per="column"))
@@ -50,16 +50,16 @@ def _slots_for(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
 def _build_step(
     optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
-    """Each weight of a variable counts as a matrix of its own, whether it is sharded or not."""
+    """Build the update, which treats each weight of a variable as one matrix, sharded or not."""
     from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
 
-    own = optimizer.adafactor
+    settings = optimizer.adafactor
     return AdafactorOptimizerStep, {
-        "beta1": own.beta1,
-        "decay_rate": -own.decay_rate,
-        "eps": (own.eps, own.min_scale),
-        "clip_threshold": own.clip_threshold,
-        "scale_parameter": own.scale_parameter,
+        "beta1": settings.beta1,
+        "decay_rate": -settings.decay_rate,
+        "eps": (settings.eps, settings.min_scale),
+        "clip_threshold": settings.clip_threshold,
+        "scale_parameter": settings.scale_parameter,
         "matrix_layout": matrix_layout(),
     }
 

@@ -20,7 +20,7 @@ QUANTIZED_MOMENTS = (
     StateSlot("second_order_codes", dtype="uint8"),
     StateSlot("second_order_scales", "block", "bfloat16"),
 )
-"""The moments of a matrix in 8 bits; vectors are few, and keep float32."""
+"""8-bit moments of matrices; the moments of vectors, which are few, stay float32."""
 
 
 def _slots_for(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
@@ -39,11 +39,11 @@ def _build_step(
     import popxl
     from popxl_addons.optimizers import Adam8bitOptimizerStep, AdamOptimizerStep
 
-    own = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
+    kwargs = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
     if _is_8bit(optimizer, rank):
-        return Adam8bitOptimizerStep, {**own, "axis": matrix_layout().unsharded_axis}
+        return Adam8bitOptimizerStep, {**kwargs, "axis": matrix_layout().unsharded_axis}
     first, second = (popxl.dtype.from_name(slot.dtype) for slot in _slots_for(optimizer, rank))
-    return AdamOptimizerStep, {**own, "first_order_dtype": first, "second_order_dtype": second}
+    return AdamOptimizerStep, {**kwargs, "first_order_dtype": first, "second_order_dtype": second}
 
 
 ADAMW = OptimizerSpec((FIRST_MOMENT, SECOND_MOMENT, *QUANTIZED_MOMENTS), _slots_for, _build_step)

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for a weight, and its record."""
+"""State slots: the tensors that an optimizer stores for each weight; and optimizer specs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """An array that is kept for each weight.
+    """A tensor of optimizer state that is stored for each weight.
 
     Attributes:
-        of: what it is, such as a moment.
-        over: an element for each of the weight's, for each of its rows or columns, for each group
-            of 32 neighbours, or one for all.
+        quantity: name of the stored quantity, such as a moment.
+        per: granularity: one value per element, row, column or block of 32 elements of the weight,
+            or one value per weight.
     """
 
     quantity: str
@@ -29,63 +29,63 @@ class StateSlot:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes of one value."""
         return {"float32": 4, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1}[self.dtype]
 
     @property
     def name(self) -> str:
-        """In checkpoints, and in the update's graph."""
+        """Name in checkpoints and in the optimizer's graph."""
         return f"{self.quantity}_{self.per}s" if self.per in ("row", "column") else self.quantity
 
     @property
     def transposed(self) -> StateSlot:
-        """The slot of the transposed weight: rows and columns change places."""
+        """Slot of the transposed weight, with rows and columns exchanged."""
         axes: dict[str, Any] = {"row": "column", "column": "row"}
         return replace(self, per=axes.get(self.per, self.per))
 
     def shape(self, weight: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
-        """For a weight of a shape, whose groups are along an axis."""
+        """Shape of the tensor for a weight's shape; `axis` is that of quantization blocks."""
         if self.per == "block":
             from popxl_addons.optimizers.state_8bit import scales_shape
 
             return scales_shape(weight, axis % len(weight))
-        of = {"element": weight, "row": weight[:1], "column": weight[1:], "weight": ()}
-        return of[self.per]
+        shapes = {"element": weight, "row": weight[:1], "column": weight[1:], "weight": ()}
+        return shapes[self.per]
 
     def nbytes(self, weight: tuple[int, ...]) -> int:
-        """For a weight of a shape."""
+        """Bytes of the tensor for a weight's shape."""
         return math.prod(self.shape(weight)) * self.itemsize
 
 
 FIRST_MOMENT, SECOND_MOMENT = StateSlot("first_order"), StateSlot("second_order")
 STEP_COUNTER = StateSlot("step", "weight")
-"""The number of the step, which every optimizer keeps."""
+"""Step counter, which every optimizer stores."""
 
 MASTER_WEIGHT = StateSlot("master")
-"""The float32 copy of a 16-bit weight (execution.master_weights), which any optimizer may keep."""
+"""Float32 copy of a 16-bit weight (execution.master_weights), for any optimizer."""
 
 RESIDUAL = "residual"
 RESIDUAL_SLOTS = {
     "8bit_residual8": StateSlot(RESIDUAL, dtype="int8"),
     "8bit_residual16": StateSlot(RESIDUAL, dtype="int16"),
 }
-"""What rounding to 16 bits took from a weight, which any optimizer may keep, by its `state`."""
+"""Residual of rounding a weight to 16 bits, by the optimizer's `state`; for any optimizer."""
 
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """All that a run needs to know of an optimizer.
+    """State slots and update module of an optimizer.
 
-    The functions take its fields, `training.optimizer`. The runtime is imported when a graph is
-    made: configurations are read without it.
+    The functions take the fields of `training.optimizer` and a variable's rank. They import the
+    runtime only when they build a graph, so configurations can be read without it.
 
     Attributes:
-        slots: what it may keep for a weight, besides `STEP_COUNTER`.
-        keeps: which of them it keeps for a weight of so many axes.
-        step: the module that updates a variable of so many axes, and its settings that other
-            optimizers do not have. `MatrixLayout` says which matrices the variable belongs to.
-        shared_parts: whether replicas of a tensor-parallel group may hold the same part of a
-            weight.
+        slots: all slots that the optimizer can have, besides `STEP_COUNTER`.
+        slots_for: returns the slots for a weight.
+        build_step: returns the module that updates a variable, and keyword arguments of its
+            `build` that are specific to the optimizer. Its last argument returns the layout of the
+            variable's matrices.
+        allows_shard_replicas: True if several tensor-parallel replicas may hold the same shard.
     """
 
     slots: tuple[StateSlot, ...]

@@ -122,7 +122,7 @@ def _build_update_graph(
     optimizer = settings.config.training.optimizer
     rank = len(factory.shape_on_replica)
     master = None if spec.dtype == popxl.float32 else settings.config.master_slot
-    step, kwargs = optimizer.record.build_step(optimizer, rank, matrix_layout)
+    step, kwargs = optimizer.spec.build_step(optimizer, rank, matrix_layout)
     module = step() if master is None else with_master_weight(step, master)()
     clipping = {}
     if optimizer.gradient_clipping is not None:

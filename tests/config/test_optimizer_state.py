@@ -26,7 +26,7 @@ def taken(
     optimizer: Optimizer, shape: tuple[int, ...], kept: StateSlot | None
 ) -> dict[str, object]:
     """Shapes and types of the state that an update takes, by name."""
-    step, own = optimizer.record.build_step(optimizer, len(shape), MatrixLayout)
+    step, own = optimizer.spec.build_step(optimizer, len(shape), MatrixLayout)
     module = step() if kept is None else with_master_weight(step, kept)()
     with popxl.Ir().main_graph:
         var = popxl.TensorSpec(shape, popxl.float32 if kept is None else popxl.bfloat16)

@@ -1,4 +1,4 @@
-"""What optimizers share: numbers that may be tensors, gradients, state like a variable."""
+"""Base class of optimizer steps: loss scaling, gradient clipping, optimizer state."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Number = float | popxl.Tensor
 
 
 def to_float32(t: popxl.Tensor) -> popxl.Tensor:
-    """`t` in float32."""
+    """Cast a tensor to float32."""
     return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
 
 
 def as_tensor(x: Number) -> popxl.Tensor:
-    """A number as a float32 tensor."""
+    """Convert a number or a scalar tensor to a float32 tensor."""
     return to_float32(x) if isinstance(x, popxl.Tensor) else popxl.constant(x, popxl.float32)
 
 
-def has_effect(x: Number, off: float) -> bool:
-    """Whether a number has an effect, as far as is known: it is a tensor, or is not `off`."""
-    return isinstance(x, popxl.Tensor) or x != off
+def has_effect(x: Number, neutral: float) -> bool:
+    """True if a number differs from its neutral value, or is a tensor, whose value is unknown."""
+    return isinstance(x, popxl.Tensor) or x != neutral
 
 
 class OptimizerStep(Module):
-    """One step of an optimizer for one variable, in place. Arithmetic is float32.
+    """One in-place step of an optimizer for one variable, with float32 arithmetic.
 
     Args:
         cache: reuse the graph for variables of the same shape and the same settings.
@@ -41,7 +41,7 @@ class OptimizerStep(Module):
         global_norm: popxl.Tensor | None,
         global_norm_max: Number | None,
     ) -> popxl.Tensor:
-        """The gradient in float32, without loss scaling, clipped to a norm of all gradients.
+        """Remove loss scaling from the gradient and clip it to a global norm; returns float32.
 
         Raises:
             ValueError: its shape is not the variable's, or only one of the norms is given.
@@ -68,17 +68,21 @@ class OptimizerStep(Module):
         group: ReplicaGrouping | None,
         shape: tuple[int, ...] | None = None,
     ) -> popxl.Tensor:
-        """State of zeros like `var`, which may be a replica's part, or of another whole `shape`."""
+        """Add a state variable of zeros, sharded like `var`.
+
+        Args:
+            shape: full shape; default: that of `var`.
+        """
         shape = tuple(var.meta_shape or var.shape) if shape is None else shape
         if not var.meta_shape:
             return self.add_variable_input(name, zeros(shape), dtype, True, group)
-        whole = popxl.gcg().ir.replica_grouping() if group is None else group
-        shards = shards_of(var.spec, whole.group_size)
+        group = popxl.gcg().ir.replica_grouping() if group is None else group
+        shards = shards_of(var.spec, group.group_size)
         return self.add_replica_sharded_variable_input(
-            name, zeros(shape), dtype, True, whole, shards
+            name, zeros(shape), dtype, True, group, shards
         )
 
     def increment_step(self) -> popxl.Tensor:
-        """The number of this step, from 1: a float32 scalar that is counted up."""
+        """Increment the step counter; returns the number of this step from 1, float32 scalar."""
         counter = self.add_variable_input("step", zeros(()), popxl.float32, by_ref=True)
         return ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))

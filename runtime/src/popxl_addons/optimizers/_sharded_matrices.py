@@ -1,7 +1,7 @@
-"""Sums over rows and columns of matrices of which a replica holds some elements.
+"""Row and column means of matrices that are sharded over replicas.
 
-A variable holds matrices side by side, cut along one axis over groups of replicas (tensor
-parallelism); of what replicas hold alike, each may keep a flat part (replicated tensor sharding).
+A variable holds matrices side by side, sharded along one axis by tensor parallelism. Replicas with
+equal values can hold flat shards of them (replicated tensor sharding).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from popxl_addons.sharding import shards_of
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """The matrices that a variable belongs to.
+    """Layout of the matrices in a variable.
 
     Attributes:
-        count: matrices of equal size, side by side along the last axis.
-        axis: along which they are cut into equal parts; None: not cut.
-        across: the replicas that together hold all parts; None: those that share the variable.
+        count: number of matrices of equal size, side by side along the last axis.
+        axis: axis along which they are sharded by tensor parallelism; None: not sharded.
+        shard_group: replicas that together hold all shards; None: those that share the variable.
     """
 
     count: int = 1
@@ -32,39 +32,42 @@ class MatrixLayout:
 
     @property
     def unsharded_axis(self) -> int:
-        """An axis along which matrices are neither cut nor side by side."""
+        """Axis along which matrices are neither sharded nor side by side."""
         return 0 if self.axis == 1 or (self.axis is None and self.count > 1) else 1
 
 
 class ShardedMatrices:
-    """A replica's elements of a variable as `count` blocks of the rows that they lie in.
+    """A replica's shard of a variable, viewed as `count` matrices of the rows that it covers.
 
-    Anything but a matrix counts as one row.
+    A variable that is no matrix counts as one row.
 
     Args:
-        var: the variable, or a replica's part of it.
+        var: the variable, or a replica's flat shard of it.
         group: replicas that share the variable.
+        layout: layout of the matrices in the variable.
 
     Attributes:
-        rows, columns, count: of the variable on a replica, whole; `columns` is that of one matrix.
-        height: rows that a replica's elements lie in, at most.
+        rows: number of rows of the full variable on a replica.
+        columns: number of columns of one matrix.
+        count: number of matrices.
+        height: maximum number of rows that a shard covers.
     """
 
-    def __init__(self, var: popxl.Tensor, group: ReplicaGrouping, whole: MatrixLayout) -> None:
+    def __init__(self, var: popxl.Tensor, group: ReplicaGrouping, layout: MatrixLayout) -> None:
         shape = tuple(var.meta_shape or var.shape)
         self.is_matrix = len(shape) == 2
         rows, width = shape if self.is_matrix else (1, math.prod(shape))
-        axis = whole.axis if self.is_matrix or whole.axis is None else 1
-        if width % whole.count or (whole.count > 1 and axis == 0):
+        axis = layout.axis if self.is_matrix or layout.axis is None else 1
+        if width % layout.count or (layout.count > 1 and axis == 0):
             raise ValueError(
-                f"{var.id!r} of shape {shape} does not hold {whole.count} matrices side by side"
+                f"{var.id!r} of shape {shape} does not hold {layout.count} matrices side by side"
             )
         self._spec, self._group, self._axis = var.spec, group, axis
         self._shard_group = (
-            group if whole.axis is None or whole.shard_group is None else whole.shard_group
+            group if layout.axis is None or layout.shard_group is None else layout.shard_group
         )
         self._shards = shards_of(var.spec, group.group_size)
-        self.rows, self.count, self.columns = rows, whole.count, width // whole.count
+        self.rows, self.count, self.columns = rows, layout.count, width // layout.count
         self._width, part = width, math.prod(var.shape)
         self.height = rows
         if self._shards > 1:
@@ -72,7 +75,7 @@ class ShardedMatrices:
             self._find_start(part)
 
     def _find_start(self, part: int) -> None:
-        """Where this replica's elements begin: the row, and the place in it."""
+        """Compute the first row and column of this replica's flat shard of `part` elements."""
         copies = self._group.group_size // self._shards
         first = np.arange(self._group.group_size) // copies * part
         row = np.minimum(first // self._width, self.rows)
@@ -82,12 +85,12 @@ class ShardedMatrices:
         )
 
     def replicas_with_equal_means(self, axis: int) -> ReplicaGrouping:
-        """The replicas whose means along an axis, of rows (0) or columns, are the same."""
+        """Replicas with equal means of the rows (axis 0) or of the columns (axis 1)."""
         return self._group if self._axis == axis else self._shard_group
 
     # ---- layout ---------------------------------------------------------------------------------
     def blocks(self, t: popxl.Tensor) -> popxl.Tensor:
-        """Elements like the variable's -> (height, count, columns), zeros around them."""
+        """Reshape a shard like the variable's to (height, count, columns), padded with zeros."""
         shape = (self.height, self.count, self.columns)
         if self._shards == 1:
             return t.reshape(shape)
@@ -96,23 +99,23 @@ class ShardedMatrices:
         return ops.dynamic_update(zeros, self._first_column, t, (0,), part, True).reshape(shape)
 
     def elements(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """The inverse of `blocks`."""
+        """Returns the elements of (height, count, columns) in the variable's shape."""
         if self._shards == 1:
             return blocks.reshape(self._spec.shape)
         part = (math.prod(self._spec.shape),)
         return ops.dynamic_slice(blocks.flatten(), self._first_column, (0,), part, True)
 
     def local_rows(self, t: popxl.Tensor) -> popxl.Tensor:
-        """(rows, count) -> (height, count): those of this replica's elements, ones past the end."""
+        """Select the rows of this shard: (rows, count) -> (height, count), 1 past the end."""
         if self._shards == 1:
             return t
         ones = ops.init((self.height, self.count), t.dtype) + 1
         longer = ops.concat([t, ones], 0)
         return ops.dynamic_slice(longer, self._first_row, (0,), (self.height,), True)
 
-    # ---- means over whole matrices --------------------------------------------------------------
+    # ---- means over full matrices ---------------------------------------------------------------
     def row_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Means of the rows of each matrix: (height, count, columns) -> (rows, count)."""
+        """Row means of each matrix: (height, count, columns) -> (rows, count)."""
         sums = ops.sum(blocks, 2)
         if self._shards > 1:
             zeros = ops.init((self.rows + self.height, self.count), sums.dtype)
@@ -121,7 +124,7 @@ class ShardedMatrices:
         return self._sum(sums, self._axis == 1) / (self.columns * self._num_shards(1))
 
     def column_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Means of the columns: (height, count, columns) -> (count, columns)."""
+        """Column means of each matrix: (height, count, columns) -> (count, columns)."""
         return self._sum(ops.sum(blocks, 0), self._axis == 0) / (self.rows * self._num_shards(0))
 
     def means(self, blocks: popxl.Tensor) -> popxl.Tensor:
@@ -130,15 +133,15 @@ class ShardedMatrices:
         return self._sum(ops.sum(blocks, (0, 2)), self._axis is not None) / elements
 
     def mean_of_means(self, rows: popxl.Tensor, columns: popxl.Tensor) -> popxl.Tensor:
-        """Mean of each matrix (count,), from those of rows or columns, whichever are all here."""
+        """Mean of each matrix (count,) from row or column means, whichever are not sharded."""
         return ops.mean(columns, 1) if self._axis == 0 else ops.mean(rows, 0)
 
     def _num_shards(self, axis: int) -> int:
-        """Into how many parts the matrices are cut along an axis."""
+        """Number of shards of the matrices along an axis."""
         return self._shard_group.group_size // self._group.group_size if self._axis == axis else 1
 
     def _sum(self, t: popxl.Tensor, over_shards: bool) -> popxl.Tensor:
-        """The sum over replicas of what their elements add up to; those held twice count once."""
+        """Sum over replicas, where elements that several replicas hold count once."""
         group = self._shard_group if over_shards else self._group
         if over_shards and self._shards == 1:
             copies = self._group.group_size

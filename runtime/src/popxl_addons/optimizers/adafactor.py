@@ -1,4 +1,4 @@
-"""Adafactor: adaptive steps whose second moments take memory of a row and a column."""
+"""Adafactor: second moments of matrices are factored into a row and a column."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["AdafactorOptimizerStep", "MatrixLayout"]
 
 
 class AdafactorOptimizerStep(OptimizerStep):
-    """One step of Adafactor (Shazeer and Stern, 2018, arXiv:1804.04235) for one variable, in place.
+    """One in-place step of Adafactor (Shazeer and Stern, 2018, arXiv:1804.04235) for one variable.
 
-    It computes what `transformers.optimization.Adafactor` does. Variables, all float32: `step`, a
-    scalar; for a matrix (n, m) `second_order_rows` (n,), or (count * n,) one matrix after the other
-    if there are several, and `second_order_columns` (m,), the means of the moving average of
-    squared gradients; for anything else `second_order`, of its shape; with `beta1` also
-    `first_order`, of the variable's shape. State of the variable's shape is sharded as it is.
+    It computes the same as `transformers.optimization.Adafactor`. Variables, all float32: `step`, a
+    scalar; for a matrix (n, m) `second_order_rows` (n,), or (count * n,) for several matrices one
+    after the other, and `second_order_columns` (m,), the row and column means of the moving average
+    of squared gradients; otherwise `second_order`, of the variable's shape; with `beta1` also
+    `first_order`, of the variable's shape. State of the variable's shape is sharded like it.
 
     Args:
         cache: reuse the graph for variables of the same shape and the same settings.
@@ -53,23 +53,24 @@ class AdafactorOptimizerStep(OptimizerStep):
         """Update `var` and the state.
 
         Args:
-            var: the variable, or a replica's part of it.
+            var: the variable, or a replica's shard of it.
             grad: its gradient, of the same shape and any floating-point dtype.
             replica_grouping: replicas that share the value of the variable.
-            lr: learning rate. None: it follows from the step (see `relative_step`).
-            eps: added to squared gradients; the least size that a variable counts as.
-            clip_threshold: largest root mean square of an update, before the learning rate.
+            lr: learning rate. None: computed from the step (see `relative_step`).
+            eps: added to squared gradients; minimum root mean square of the variable in
+                `scale_parameter`.
+            clip_threshold: maximum root mean square of an update, before the learning rate.
             decay_rate: the second moments decay by 1 - step**decay_rate.
-            beta1: decay of the mean of updates. None: there is none.
-            weight_decay: the variable shrinks by this times the learning rate, in each step.
-            scale_parameter: multiply the learning rate by the variable's root mean square.
-            relative_step: the learning rate is 1 / sqrt(step), at most 0.01. Default: if there is
-                no `lr`.
-            warmup_init: let it begin with 1e-6 * step, if that is less.
-            loss_scaling: by which the loss was multiplied: the gradient is divided by it.
+            beta1: decay of the moving average of updates. None: no moving average.
+            weight_decay: decoupled weight decay, times the learning rate.
+            scale_parameter: True multiplies the learning rate by the variable's root mean square.
+            relative_step: True if the learning rate is 1 / sqrt(step), at most 0.01. Default: True
+                without `lr`.
+            warmup_init: True bounds the learning rate by 1e-6 * step.
+            loss_scaling: factor on the loss, by which the gradient is divided.
             global_norm: norm of all gradients, without loss scaling.
-            global_norm_max: scale the gradients down so that the norm is at most this.
-            whole: what matrices the variable belongs to. Default: it is one itself.
+            global_norm_max: gradients are scaled down so that the norm is at most this.
+            matrix_layout: layout of the matrices in the variable. Default: it is one matrix.
 
         Raises:
             ValueError: shapes differ, only one of the norms is given, both or none of a learning
@@ -85,26 +86,26 @@ class AdafactorOptimizerStep(OptimizerStep):
         gradient = self.unscale_and_clip(var, grad, loss_scaling, global_norm, global_norm_max)
         matrices = ShardedMatrices(var, group, matrix_layout or MatrixLayout())
         step = self.increment_step()
-        rate = _relative_step(step, warmup_init) if lr is None else as_tensor(lr)
+        base_lr = _relative_step(step, warmup_init) if lr is None else as_tensor(lr)
         decay = 1 - ops.pow(step, as_tensor(decay_rate))
 
         direction = self._direction(var, gradient, matrices, group, decay, eps[0])
-        length = ops.sqrt(matrices.means(direction * direction))
+        update_rms = ops.sqrt(matrices.means(direction * direction))
         one = popxl.constant(1.0, popxl.float32)
-        rates = rate / ops.maximum(length / clip_threshold, one)
-        shrinking = rate * one
+        lrs = base_lr / ops.maximum(update_rms / clip_threshold, one)
+        decay_lrs = base_lr * one
         if scale_parameter:
             value = matrices.blocks(to_float32(var))
-            size = ops.sqrt(matrices.means(value * value))
-            scale = ops.maximum(size, as_tensor(eps[1]))
-            rates, shrinking = rates * scale, rate * scale
-        update = matrices.elements(direction * _per_matrix(rates, matrices))
+            weight_rms = ops.sqrt(matrices.means(value * value))
+            scale = ops.maximum(weight_rms, as_tensor(eps[1]))
+            lrs, decay_lrs = lrs * scale, base_lr * scale
+        update = matrices.elements(direction * _per_matrix(lrs, matrices))
         if beta1 is not None:
             mean = self.add_state_like("first_order", var, popxl.float32, group)
             update = ops.var_updates.accumulate_moving_average_(mean, update, beta1)
         if has_effect(weight_decay, 0):
-            taken = matrices.blocks(to_float32(var)) * _per_matrix(shrinking, matrices)
-            update = update + matrices.elements(taken) * as_tensor(weight_decay)
+            decayed = matrices.blocks(to_float32(var)) * _per_matrix(decay_lrs, matrices)
+            update = update + matrices.elements(decayed) * as_tensor(weight_decay)
         ops.var_updates.accumulate_(var, update, -1.0)
 
     def _direction(
@@ -116,7 +117,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         decay: popxl.Tensor,
         eps: float,
     ) -> popxl.Tensor:
-        """The gradient over the root of the second moment: (height, count, columns)."""
+        """Gradient divided by the root of the second moment: (height, count, columns)."""
         average = ops.var_updates.accumulate_moving_average_
         if not matrices.is_matrix:
             second = self.add_state_like("second_order", var, popxl.float32, group)
@@ -136,18 +137,18 @@ class AdafactorOptimizerStep(OptimizerStep):
         return blocks / root / ops.sqrt(column)
 
     def _factor(self, name: str, axis: int, matrices: ShardedMatrices) -> popxl.Tensor:
-        """State of a number for each row (axis 0) or column of each matrix, one after the other."""
+        """Add state with one value per row (axis 0) or column (axis 1) of each matrix."""
         elements = matrices.count * (matrices.columns if axis else matrices.rows)
         group = matrices.replicas_with_equal_means(axis)
         return self.add_variable_input(name, zeros((elements,)), popxl.float32, True, group)
 
 
 def _relative_step(step: popxl.Tensor, warmup: bool) -> popxl.Tensor:
-    """The smaller of 1 / sqrt(step) and 0.01, or 1e-6 * step."""
-    least = 1e6 / step if warmup else popxl.constant(100.0, popxl.float32)
-    return 1 / ops.maximum(least, ops.sqrt(step))
+    """Learning rate min(1 / sqrt(step), 0.01), or with warm-up min(1 / sqrt(step), 1e-6 * step)."""
+    min_inverse = 1e6 / step if warmup else popxl.constant(100.0, popxl.float32)
+    return 1 / ops.maximum(min_inverse, ops.sqrt(step))
 
 
 def _per_matrix(values: popxl.Tensor, matrices: ShardedMatrices) -> popxl.Tensor:
-    """A number for each matrix, or for all, to multiply blocks with."""
+    """Reshape one value per matrix, or a scalar, to broadcast with (height, count, columns)."""
     return values.reshape((1, -1 if values.rank else 1, 1))

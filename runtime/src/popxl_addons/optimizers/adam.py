@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay."""
+"""AdamW: Adam with decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ __all__ = ["AdamOptimizerStep"]
 
 
 class AdamOptimizerStep(OptimizerStep):
-    """One step of AdamW (Loshchilov and Hutter, 2019) for one variable, in place.
+    """One in-place step of AdamW (Loshchilov and Hutter, 2019) for one variable.
 
-    Variables: `first_order` and `second_order`, of the dtypes that are given and the shape of the
-    variable, and, with bias correction, `step` (float32 scalar). For a replica's part of a variable
-    they are parts too.
+    Variables: `first_order` and `second_order`, of the given dtypes and the variable's shape,
+    sharded like it; and with bias correction `step` (float32 scalar).
 
     Arithmetic is float32; each value is rounded once, when it is stored.
 
@@ -54,16 +53,16 @@ class AdamOptimizerStep(OptimizerStep):
         """Update `var` and the state.
 
         Args:
-            var: the variable, or a replica's part of it.
+            var: the variable, or a replica's shard of it.
             grad: its gradient, of the same shape and any floating-point dtype.
             replica_grouping: replicas that share the value of the variable.
             lr: learning rate. All numbers may be scalar tensors instead.
             eps: added to the root of the second moment, after bias correction.
-            weight_decay: the variable shrinks by lr * weight_decay in each step.
-            bias_correction: divide the moments by 1 - beta**step.
-            loss_scaling: by which the loss was multiplied: the gradient is divided by it.
+            weight_decay: decoupled weight decay, times the learning rate.
+            bias_correction: True divides the moments by 1 - beta**step.
+            loss_scaling: factor on the loss, by which the gradient is divided.
             global_norm: norm of all gradients, without loss scaling.
-            global_norm_max: scale the gradients down so that the norm is at most this.
+            global_norm_max: gradients are scaled down so that the norm is at most this.
 
         Raises:
             ValueError: shapes differ, or only one of the norms is given.
@@ -90,7 +89,7 @@ class AdamOptimizerStep(OptimizerStep):
         beta2: Number,
         dtypes: tuple[popxl.dtype, popxl.dtype],
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
-        """Update the moving averages of gradients and of their squares; returns them in float32."""
+        """Update the first and second moment; returns them as float32."""
         updates = ops.var_updates
         first = self.add_state_like("first_order", var, dtypes[0], group)
         second = self.add_state_like("second_order", var, dtypes[1], group)

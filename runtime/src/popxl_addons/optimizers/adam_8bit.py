@@ -1,4 +1,4 @@
-"""AdamW whose moments take 8 bits."""
+"""AdamW with 8-bit moments."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _dequantize_second_moment = jax_op(name="dequantize_second_moment", no_grad=_NO_
 
 
 class Adam8bitOptimizerStep(AdamOptimizerStep):
-    """`AdamOptimizerStep` with moments in 8 bits (FlashOptim, arXiv:2602.23349), see `state_8bit`.
+    """`AdamOptimizerStep` with 8-bit moments (FlashOptim, arXiv:2602.23349); see `state_8bit`.
 
-    Variables: `first_order_codes` (int8) and `second_order_codes` (uint8), of the shape of the
-    variable, `first_order_scales` and `second_order_scales` (bfloat16), for each 32 neighbours
-    along `axis` one, and `step`. What is kept is expanded, updated in float32 and packed again.
+    Variables: `first_order_codes` (int8) and `second_order_codes` (uint8), of the variable's shape,
+    `first_order_scales` and `second_order_scales` (bfloat16), one per block of 32 elements along
+    `axis`, and `step`. Moments are dequantized, updated in float32 and quantized again.
 
     Args:
         cache: reuse the graph for variables of the same shape and the same settings.
@@ -49,14 +49,14 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
         axis: int,
         **settings: Any,
     ) -> None:
-        """Update `var` and the state; see `AdamOptimizerStep.build`.
+        """Update `var` and the state; further arguments as for `AdamOptimizerStep.build`.
 
         Args:
-            axis: of the whole variable, along which neighbours share a scale.
+            axis: axis of the full variable along which consecutive elements share a scale.
 
         Raises:
-            ValueError: besides what it says there, the variable has no such axis, or a replica's
-                part of it cuts a group.
+            ValueError: as for `AdamOptimizerStep.build`; or the variable has no such axis, or
+                shards split a block.
         """
         shape = tuple(var.meta_shape or var.shape)
         if not -len(shape) <= axis < len(shape):
@@ -93,9 +93,10 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
     def _quant_blocks(
         self, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> state_8bit.QuantBlocks:
-        whole = popxl.gcg().ir.replica_grouping() if group is None else group
+        """Quantization blocks of a replica's shard of the variable."""
+        group = popxl.gcg().ir.replica_grouping() if group is None else group
         shape = tuple(var.meta_shape or var.shape)
-        shards = shards_of(var.spec, whole.group_size)
+        shards = shards_of(var.spec, group.group_size)
         blocks = state_8bit.QuantBlocks.along_axis(self._axis, shape, shards)
         if blocks is None:
             raise ValueError(
@@ -107,7 +108,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
     def _state(
         self, name: str, dtype: popxl.dtype, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
-        """The codes of a moment, and their scales."""
+        """Add the codes of a moment and their scales."""
         scales = state_8bit.scales_shape(tuple(var.meta_shape or var.shape), self._axis)
         return (
             self.add_state_like(f"{name}_codes", var, dtype, group),
@@ -116,6 +117,6 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
 
 
 def _moving_average(average: popxl.Tensor, value: popxl.Tensor, beta: Number) -> popxl.Tensor:
-    """A moving average after one more value."""
-    keep = to_float32(beta) if isinstance(beta, popxl.Tensor) else beta
-    return average * keep + value * (1 - keep)
+    """Update a moving average with one value."""
+    decay = to_float32(beta) if isinstance(beta, popxl.Tensor) else beta
+    return average * decay + value * (1 - decay)
