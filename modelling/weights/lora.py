@@ -250,8 +250,8 @@ class _AdapterMapper:
                 path, module = f"{linear}_adapter", module_name(weight.name)
                 yield LoraSpec(module, group, path, rank, scale, False, path, parameter=name)
         modules = groupby(mapping.weights, lambda weight: self._file_modules(weight)[0])
-        for number, (module, group) in enumerate(modules if can_have_adapter(mapping) else ()):
-            weights = list(group)
+        for number, (module, members) in enumerate(modules if can_have_adapter(mapping) else ()):
+            weights = list(members)
             names = self._file_modules(weights[0])
             if self._is_target(mapping, names):
                 embeds = mapping.path == EMBEDDING
