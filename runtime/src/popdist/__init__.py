@@ -1,11 +1,11 @@
 """Multi-process programs: initialization, rank and world size, and small collectives on the host.
 
-A process is one of several if it was told so: by arguments of `init`, by the environment variables
+The process group comes from the arguments of `init`, from the environment variables
 `POPDIST_NUM_INSTANCES`, `POPDIST_INSTANCE_INDEX` and `POPDIST_COORDINATOR` (which `python3 -m
-popdist.run` sets), by Open MPI's `mpirun` or by Slurm's `srun`. `popxl.Session` calls `init` for a
-program that is for all of them, `popxl.Ir(replication="popdist")`.
+popdist.run` sets), from Open MPI's `mpirun` or from Slurm's `srun`. `popxl.Session` calls `init`
+for programs with `popxl.Ir(replication="popdist")`.
 
-Names in capitals and small letters are PopDist's; the functions at the end are additions.
+Names in camel case are PopDist's; the functions at the end are additions.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def local_process_count() -> int:
 def fail(text: str, code: int) -> NoReturn:
     """Prints an error and exits this process; the others notice, and exit too.
 
-    Of processes that fail alike the first one says so.
+    If several processes fail with the same text, only the first one prints it.
     """
     if _joined is None:
         _sys.stderr.write(f"{text}\n")

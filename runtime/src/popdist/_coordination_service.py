@@ -1,22 +1,22 @@
 """JAX's coordination service, in a process of its own behind an authenticated port.
 
-In process 0 itself it would end with it, and its end makes JAX abort all other processes before
-they can say what happened. This one lives for as long as any of them does, and heeds no signal: a
-launcher, Slurm for one, sends its signals to everything that a job has started.
+Process 0 starts it. Inside process 0 it would end with that process, and JAX would abort all other
+processes before they can report what happened. It lives until all processes have ended, and ignores
+signals, since launchers such as Slurm send theirs to everything that a job has started.
 
-At the coordinator's port there is the door. It says a number; who knocks says which run it belongs
-to, which of how many processes it is, and shows by a code over both that it knows the run's secret.
-The first connection of a process stays open, as its lifeline, which the system closes when the
-process has ended. It brings the indices of others that have ended, each a word of `INDEX_BYTES`
-bytes. The second leads to JAX's service, which listens at a socket that only this user can open.
-Whoever says anything else is turned away.
+Each connection to the coordinator's port starts with a handshake: the coordinator sends a random
+challenge, the process answers with its run, index, world size and an HMAC with the run's secret.
+The first connection of a process is its lifeline: it stays open until the operating system closes
+it at the end of the process, and delivers the indices of other processes that have ended,
+`INDEX_BYTES` bytes each. The second is relayed to JAX's service, which listens on a Unix socket of
+this user. Other connections are rejected.
 
     python _coordination_service.py HOST PORT PROCESSES RUN
 
-On standard output, `ready` says that it serves, and `refused WHO: WHY` tells of a stranger. The end
-of that output says that process 0 is the only one left. A line `bye` on standard input says that
-process 0 has parted from the others; if its input ends without, process 0 has died, and what others
-are left must end soon.
+reads POPDIST_SECRET and POPDIST_SILENCE. It prints `ready` when it serves, `refused WHO: WHY` for
+each rejected connection, and closes standard output when only process 0 is left. Process 0 writes
+`bye` to its standard input after a normal shutdown; end of input without it means that process 0
+has died, and that the other processes will end soon.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from contextlib import suppress
 
 INDEX_BYTES = 4  # bytes
 CHALLENGE = struct.Struct("!8s16s")
-"""What the door says: `MAGIC`, a random number."""
+"""Challenge of the coordinator: `MAGIC`, a random number."""
 
 HELLO = struct.Struct("!8s16sIII16s32s")
-"""What a process says: `MAGIC`, its run's digest, its index, the number of processes, what it comes
-for, a random number, `auth_code` the door's number and all of this before."""
+"""Hello of a process: `MAGIC`, run digest, index, number of processes, LIFELINE or SERVICE, a random
+number, `auth_code` of the challenge and the fields before."""
 
 ANSWER = struct.Struct("!8sI32s")
-"""What it hears: `MAGIC`, one of the words below, `auth_code` its number and the word."""
+"""Answer of the coordinator: `MAGIC`, one of the statuses below, `auth_code` of both."""
 
 MAGIC = b"popdist3"
 LIFELINE, SERVICE = range(2)
@@ -61,12 +61,12 @@ REASONS = {
     OTHER_SECRET: "it has another secret",
 }
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-LINGER = 30.0  # seconds more than others take at most to notice that process 0 is gone
+LINGER = 30.0  # seconds beyond the time in which other processes notice that process 0 is gone
 _NEVER = 7 * 24 * 3600  # seconds: processes watch each other themselves
 _PORT_WAIT = 15.0  # seconds more than the service of a run before lingers
-_HELLO_TIMEOUT = 10.0  # seconds in which who knocks must have said who it is
-_MAX_PENDING = 64  # who may knock at the same time and say nothing
-_MAX_NOTES = 5  # strangers that are told of
+_HELLO_TIMEOUT = 10.0  # seconds for a new connection to authenticate
+_MAX_PENDING = 64  # connections that have not authenticated yet
+_MAX_NOTES = 5  # rejected connections that are reported
 _CHUNK_BYTES = 2**16  # bytes
 _SPARE_FILES = 128  # open files beyond those of the processes
 
@@ -311,7 +311,7 @@ def main(host: str, port: int, processes: int, run: str) -> None:
         heartbeat_timeout=_NEVER,
         cluster_register_timeout=_NEVER,
         shutdown_timeout=1,
-        recoverable=True,  # a process that is gone is reported, instead of ending all others
+        recoverable=True,  # a lost process is reported, instead of ending all others
     )
     print("ready", flush=True)
     Coordinator(server, path, processes, run, os.environ.get("POPDIST_SECRET", "")).serve()

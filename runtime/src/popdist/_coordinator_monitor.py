@@ -1,6 +1,6 @@
 """Coordinator monitor: exits this process when the coordination service or the launcher is gone.
 
-It asks the service nothing, so that a service that hangs cannot hold it.
+It sends no requests to the service, so that a hung service cannot block it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CoordinatorMonitor:
 
         Args:
             lifeline: a connection to the service.
-            process_name: this process, in words.
+            process_name: of this process, for messages.
             address: the service's address.
             silence_timeout: seconds after which it is gone.
         """
@@ -72,7 +72,7 @@ class CoordinatorMonitor:
     def _run(self) -> None:
         previous = time.monotonic()
         while not self._stopped.wait(CHECK_INTERVAL):
-            # While this process was stopped itself, it could not hear the service.
+            # A process that was paused could not receive anything from the service.
             elapsed, previous = time.monotonic() - previous, time.monotonic()
             self._silent_seconds += min(elapsed, MAX_PAUSE)
             if self._launched and not is_started_by_launcher():

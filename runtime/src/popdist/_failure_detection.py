@@ -1,11 +1,12 @@
 """Detection of lost processes: heartbeats, closed connections, and which lost process to name.
 
-A process that leaves after its work says so, and one that fails says that it has ended. One that is
-killed says nothing, but the system closes its connection; one whose host is gone falls silent.
+A process that leaves after its work publishes LEFT; one that fails publishes ENDED. The connection
+of a killed process is closed by the operating system; a process whose host is lost stops its
+heartbeat.
 
-Those who end because of another all come to the board first, and only the first of them names it.
-That is the right one: nobody has ended because of another before. The service serves one request
-after the other, so there is one first.
+All processes that exit because of a lost one increment a counter first, and only the first of them
+names the lost process. It names the right one: nobody had exited because of another before. The
+service handles one request at a time, so exactly one process is first.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from popdist._process_info import SILENCE
 
 CHECK_INTERVAL = 1.0  # seconds between looks at who is there
 LEFT, ENDED = "left", "ended"  # last words, or their beginning
-MAX_PAUSE = 5.0  # seconds between looks, at most, that count as silence of others
-_MAX_READERS = 64  # processes that read each second what all have told
-_LEAVE_TIMEOUT = 10.0  # seconds that a process waits for one that has left: one of them is wrong
-_LOST_NAME_TIMEOUT = 5_000  # milliseconds between the first who names a process and its name
+MAX_PAUSE = 5.0  # seconds between checks that count, at most, as silence of a peer
+_MAX_READERS = 64  # processes that read all statuses every second
+_LEAVE_TIMEOUT = 10.0  # seconds that a process waits in a collective for one that has left
+_LOST_NAME_TIMEOUT = 5_000  # milliseconds for the first process to name the lost one
 _STATUS, _NAMED = "popdist/status", "popdist/named"
 _LOST_COUNT, _LOST = f"{_NAMED}/asked", f"{_NAMED}/lost"
 
@@ -29,8 +30,9 @@ def lost_processes(statuses: Mapping[int, str], unheard: Set[int]) -> set[int]:
     """Returns the processes that are gone without having left properly.
 
     Args:
-        statuses: the last word of each process.
-        unheard: those whose connection is closed, seen before the words, or that are silent.
+        statuses: last published status of each process.
+        unheard: processes whose connection was closed before the statuses were read, or that are
+            silent.
     """
     left = {i for i, status in statuses.items() if status == LEFT}
     ended = {i for i, status in statuses.items() if status.startswith(ENDED)}
@@ -95,10 +97,10 @@ class PeerMonitor:
 
         Args:
             count: of all processes.
-            closed: gives those whose connection was closed since it was asked last.
-            waiting_on_peers: not empty while this process can do nothing without all the others.
+            closed: returns the processes whose connection was closed since the last call.
+            waiting_on_peers: not empty while this process waits in a collective.
             silence_timeout: seconds; a process that was not heard of for so long is gone.
-            activity: gives what its main thread does, for the others to read.
+            activity: returns what the main thread is doing, to be published.
         """
         self._activity = activity
         # All that read all are the square of the processes: of many, each reads less often.
@@ -144,7 +146,7 @@ class PeerMonitor:
             return None
         statuses = (
             self._status_board.statuses()
-        )  # after `_closed`: who leaves tells so before it ends
+        )  # after `_closed`: a process publishes LEFT before it ends
         for index, status in statuses.items():
             if self._last_status[index][0] != status:
                 self._last_status[index] = status, self._now

@@ -16,7 +16,7 @@ def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> l
     """Returns the GPUs of a process among those that it sees, by index; None: all of them.
 
     Processes of a host that see the same GPUs share them equally, in order. Those that see
-    different ones were given theirs by whoever started them.
+    different GPUs were assigned by their launcher.
 
     Args:
         processes: host and visible GPUs of each process.

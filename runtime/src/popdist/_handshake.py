@@ -19,7 +19,7 @@ def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: floa
     """Connects to the coordinator, for its LIFELINE or SERVICE request (`_coordination_service`).
 
     Raises:
-        DistributedError: nobody opens within so many seconds, or the run there is another.
+        DistributedError: the coordinator does not answer in time, or belongs to another run.
     """
     end, reason = time.monotonic() + timeout, "nobody answers there"
     while time.monotonic() < end:

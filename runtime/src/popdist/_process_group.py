@@ -37,10 +37,10 @@ from popdist._rpc_stats import CountingClient, RpcStats
 from popdist._stdout_filter import GlooOutputFilter
 
 RENDEZVOUS_TIMEOUT = 120  # seconds that all processes have to come
-SHUTDOWN_WAIT = 10.0  # seconds that process 0 waits at its end for the others to end
-_DUPLICATE_WAIT = 3.0  # seconds that a process which fails waits for others that fail alike
+SHUTDOWN_WAIT = 10.0  # seconds that process 0 waits for the others at shutdown
+_DUPLICATE_WAIT = 3.0  # seconds that a failing process waits for others with the same error
 _REPLY_TIMEOUT = 20.0  # seconds that a process which ends because of another waits for the service
-_EXTRA_CHECKS = 5  # of others at one that is silent, and of this process at them
+_EXTRA_CHECKS = 5  # further checks until a silent process counts as lost
 _DISCONNECT_TIMEOUT = 60  # seconds for the service to hear that a process parts
 _FAILURES, _ALL = "popdist/said", "popdist/all"
 _STATUS = re.compile(r"([A-Z_]{5,}): ")  # of XLA, before what has failed
@@ -61,10 +61,10 @@ class ProcessGroup:
         self._counting = threading.Lock()
         self._leaving = threading.Event()
         self._waiting_on_peers: set[object] = set()
-        self._failed: float | None = None  # when something failed that needs the others
+        self._failed: float | None = None  # time at which a collective failed
         self._server: subprocess.Popen[str] | None = None
         self._alone = threading.Event()  # set when process 0 is the only one left
-        self._ended_indices = b""  # a part of one from the door
+        self._ended_indices = b""  # incomplete index from the coordinator
         self.activity = ""  # what this process does
         self._silence = info.silence_timeout
         # Collectives connect each process to every other one.

@@ -39,8 +39,8 @@ class ProcessInfo:
         index: from 0.
         count: how many there are.
         coordinator: HOST:PORT at which they meet; None: JAX finds the host.
-        run: what tells this run from another that comes to the same port.
-        secret: what all of its processes know, and nobody else.
+        run: name of the run, which another run at the same port does not have.
+        secret: shared by the processes of the run.
         silence_timeout: seconds after which a process that was not heard of is gone.
     """
 
@@ -146,7 +146,7 @@ def process_info_from_env() -> ProcessInfo:
     single process.
 
     Raises:
-        DistributedError: what it tells cannot be.
+        DistributedError: the variables are invalid.
     """
     if os.environ.get(NUM_INSTANCES):
         count, index = env_int(NUM_INSTANCES, 1), env_int(INSTANCE_INDEX, 0)

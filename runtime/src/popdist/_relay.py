@@ -1,8 +1,8 @@
 """Relay to the coordination service, so that JAX does not abort when the service is gone.
 
-JAX aborts a process, with a stack trace, as soon as that connection breaks. So its client connects
-to a relay in this process, which hands everything on and keeps the connection open when the service
-is gone: `popdist._coordinator_monitor` then ends the process with a sentence.
+JAX aborts a process with a stack trace as soon as its connection to the service breaks. Its client
+therefore connects to a relay inside this process, which forwards all data and keeps the connection
+open when the service is gone; `popdist._coordinator_monitor` then exits with one sentence.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python3 -m popdist.run --processes 4 -- python3 run_finetuning.py --config tiny
 
-They meet on 127.0.0.1; nothing listens on another address. Signals go on to all of them. When one
-fails, the others are ended, and the last line says which it was. Standard input goes to process 0.
-The exit code is that of the first to fail, 128 + N for signal N, or 0.
+They meet on 127.0.0.1; nothing listens on another address. Signals are forwarded to all processes.
+When one fails, the others are killed, and the last line names it. Standard input goes to process 0.
+The exit code is that of the first process to fail, 128 + N for signal N, or 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from popdist._process_info import (
     silence_timeout,
 )
 
-GRACE = 5.0  # seconds that the others have to end by themselves
+GRACE = 5.0  # seconds for the other processes to end by themselves
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _USER_ERROR = 2
 MAX_PROCESSES = 1024  # processes on one machine, and replicas
@@ -152,7 +152,7 @@ def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         )
     code = processes[first].returncode
     if code > 0 and all(p.returncode == code for p in processes):
-        return code  # they have failed alike, and said why
+        return code  # all failed in the same way, and printed why
     if code > 0:
         return _print_error(f"process {first} of {count} ended with code {code}", code)
     cause = f"was ended by {signal.Signals(-code).name}"

@@ -1,7 +1,6 @@
 """Alias analysis: which tensors share storage through in-place ops and views.
 
-Chains of changes and of views are as long as a program makes them, so nothing here recurses along
-them.
+Chains of in-place ops and of views can be long, so nothing here recurses along them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Functionalization: the pure form of a graph, which is scheduled, compiled and planned.
 
-What a program writes mutates: ops in place, views that write through to what they show, inputs by
-reference. Its functional form does not. A tensor that owns its storage has a `Value` for each state
-that it goes through, bound once; what changes it makes the next one. The inputs that a graph
-changes are further outputs, one for each owner. Reading a view is a node that computes it from its
-owners, writing one a node that makes new owners. Both branches of a conditional return the same
-owners; the one that leaves an owner alone returns the value it was given. A loop carries the owners
-that its body changes.
+Programs mutate tensors: in-place ops, views that write through to their owners, inputs by
+reference. In the functional form, a tensor that owns its storage has one `Value` for each state,
+bound once; a mutation makes the next value. Inputs that a graph changes become further outputs, one
+for each owner. Reading a view is a node that computes it from its owners; writing to a view is a
+node that makes new owners. Both branches of a conditional return the same owners, and a branch that
+does not change an owner returns its input. A loop carries the owners that its body changes.
 
-So below this form order is data flow, and two values share memory only where they are one value.
+In this form, order is data flow, and two values share memory only if they are one value.
 `print(graph.functional)` shows it.
 """
 
@@ -128,8 +127,8 @@ class FunctionalGraph:
         nodes: in program order.
         outputs: values of its outputs, then those of the inputs that it changes at its end.
         changed: these inputs.
-        is_outlined: it is compiled apart.
-        saved: values of the tensors that `Outlined.saved` names.
+        is_outlined: it is compiled separately.
+        saved: values of the tensors in `Outlined.saved`.
         is_branch: it is a branch, with further owners of the caller as inputs and outputs.
     """
 
@@ -197,7 +196,7 @@ class NodeCopier:
     """Copies nodes into another graph and maps their values.
 
     Attributes:
-        new: what stands for values there; others, such as constants, stand for themselves.
+        mapping: copies of values; values without one, such as constants, stay.
         nodes: the copies.
     """
 

@@ -29,8 +29,8 @@ class Memo(local):
     def get_or_compute(self, results: MutableMapping[Any, T], key: Any, make: Callable[[], T]) -> T:
         """Returns `results[key]`, computed by `make` on first use.
 
-        What is asked for too deep is made before what waits for it, which begins again: `make` has
-        no effects that would be wrong twice.
+        A computation nested too deep runs first, and its callers start again, so `make` must not
+        have effects that would be wrong twice.
         """
         if key in results:
             return results[key]

@@ -85,7 +85,7 @@ def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> Tenso
 
     meta: tuple[int, ...] = ()
     if "elementwise" in op.defn.tags or op.inplace is not None:
-        # The shard of an elementwise result stands for the same part of the same whole.
+        # An elementwise result of shards is a shard of the same full tensor.
         meta = common_meta_shape(s.meta_shape for s in inputs if s.shape == tuple(shape))
     return TensorSpec(tuple(shape), dtypes.dtype.as_dtype(np.dtype(dtype)), meta)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 _MAX_INDEX_BITS = 128
-"""Views of views are computed one by one up to so many bits, of the numbers of elements of all: of
-longer chains XLA makes index arithmetic that overflows, and recurses until it dies."""
+"""Largest sum of index bits over a chain of views that is computed view by view: for longer chains
+XLA's index arithmetic overflows and recurses until the process dies."""
 
 
 class MergedViews(AliasAnalysis):

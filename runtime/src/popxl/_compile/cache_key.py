@@ -1,9 +1,9 @@
 """Cache key of a compiled segment: a digest of everything that reaches the compiler.
 
-The text form of an Ir is for people: it shortens constants and leaves out what ops mean. Here every
-fact that reaches the compiler is written down, and none that does not: no ids of objects, no source
-locations, no values of variables or of constants that are arguments of the program. A fact that
-cannot be written down makes the program uncacheable; it never makes two programs look the same.
+The printed form of an Ir shortens constants and omits the meaning of ops. The key includes every
+fact that reaches the compiler and no other: no object ids, no source locations, no values of
+variables or of constants that are arguments. A fact that cannot be described makes the program
+uncacheable; two different programs never have equal keys.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _JAX_SETTINGS = (
     "jax_threefry_partitionable",
 )
 _PATH_OPTIONS = {"cachePath", "dotChecks", "enableEngineCaching", "logDir"}
-# Custom calls that every process can run: XLA's own, and kernels that travel in the executable.
+# Custom calls that every process can run: XLA's own, and kernels inside the executable.
 _BUILTIN_CALLS = re.compile(r"Sharding$|SPMD|TopK$|__gpu\$|tpu_custom_call$")
 
 

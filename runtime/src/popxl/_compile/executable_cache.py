@@ -1,10 +1,9 @@
 """Executable cache on disk: a second start neither traces nor compiles.
 
-One file for each segment, named by the digest of everything that determines it. A file is a line
-of JSON (format, key, signature, digest of what follows) and the executable as XLA serialises it. A
-file that does not fit in any way is replaced.
+There is one file for each segment, named by its cache key: a line of JSON (format, key, signature,
+digest of the rest) and the executable as XLA serializes it. An invalid file is replaced.
 
-Loading an executable runs it: the folder must be as private as the program itself.
+Loading an executable runs it, so the folder must be as private as the program itself.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Startup:
     """Time, traces and compilations of creating a session.
 
     Attributes:
-        seconds: wall-clock time of the whole.
+        seconds: wall-clock time.
         from_cache: whether the executable was loaded from the cache (`POPXL_CACHE_DIR`).
         traces: how often JAX traced the program; 0 if it came from the cache.
         compiles: how often XLA compiled it; 0 if it came from the cache.

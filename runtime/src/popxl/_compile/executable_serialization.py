@@ -1,7 +1,7 @@
 """Serialization of compiled segments, without pickle and without tracing again.
 
-XLA serialises an executable to bytes by itself. What JAX keeps with it (order, shapes and
-shardings of arguments and results) follows from the segment, so nothing else has to be stored.
+XLA serializes an executable to bytes. Everything else that JAX keeps with it (order, shapes and
+shardings of arguments and results) follows from the segment, so it is not stored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Limit on the number of ops that XLA fuses into one CPU kernel.
 
-It makes one kernel of ops that work on elements, however many they are, and the time that it takes
-to compile one grows faster than the kernel: with 500 steps of a chain and its gradient in one, it
-does not end.
+XLA fuses elementwise ops without a limit, and the compile time of a kernel grows faster than its
+size: with 500 steps of a chain and its gradient in one kernel, compilation does not finish.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class FusionLimiter:
     """Tracks which ops XLA could fuse into the kernel of each value, while a segment is traced."""
 
     def __init__(self) -> None:
-        # By the identity of an array, which is kept so that no other has it.
+        # By the id of an array, which is referenced here so that its id stays unique.
         self._ops: dict[int, tuple[Any, frozenset[int]]] = {}
         self._numbers = count()
 

@@ -1,7 +1,7 @@
 """Lowering of ops to JAX: runs the nodes of functional graphs while JAX traces a segment.
 
-`SegmentTracer` holds the state that ops of the segment touch by themselves: data and positions of
-host streams, faults found, numbers of random roundings. Values of a graph are a dict by `Value`.
+`SegmentTracer` holds the state that ops change directly: stream data and positions, faults, and the
+number of stochastic roundings. The values of a graph are a dict by `Value`.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class SegmentTracer:
         """Returns the array of a value or constant."""
         if value in values:
             return values[value]
-        # Never kept: an array made while tracing a loop body must not be used outside it.
+        # Not cached: an array made while tracing a loop body must not be used outside it.
         t: Any = value.tensor
         constant = self.constants.get(t._content)
         return jnp.asarray(device_view(t._data)) if constant is None else constant

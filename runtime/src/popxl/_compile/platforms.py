@@ -1,7 +1,7 @@
 """CPU, GPU and TPU: compiler options, host memory, launchers and movers of each platform.
 
-Nothing else in the engine asks which platform it is. What ops are traced to differs as well:
-`popxl.ops._reductions.traced_platform` tells them.
+No other module of the engine asks for the platform, except ops that are traced differently for
+each: they call `popxl.ops._reductions.traced_platform`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Gpu(Platform):
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         options = super().options(lowered)
-        # XLA records graphs anew where addresses change, as those of entries do in each call
+        # XLA records CUDA graphs again when addresses change, as those of entries do in each call
         # (openxla/xla#35315).
         if _CUDA_GRAPHS not in os.environ.get("XLA_FLAGS", ""):
             options[_CUDA_GRAPHS] = ""

@@ -109,7 +109,7 @@ def lower_segment(segment: Segment, mesh: Any, specs: Any) -> Any:
         return mapped(*args)
 
     # Unused arguments are kept, so that the executable's arguments are exactly the segment's.
-    # XLA would say that results of no elements are not cut.
+    # Without out_shardings XLA would report results without elements as not sharded.
     jitted = jax.jit(
         popxl_segment,
         donate_argnums=donated_argnums(segment),

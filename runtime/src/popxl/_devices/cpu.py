@@ -1,10 +1,10 @@
 """XLA's CPU backend: version check, virtual devices, compiler options, host arrays, launcher.
 
-- Some versions of JAX were wrong on CPUs alone: newer ones than were tested are refused.
-- Replicas are virtual devices; to make more of them the backend has to be started anew.
-- What the compiler may do depends on what the program holds.
-- The host's memory is the device's: XLA adopts arrays of the host, and the host sees XLA's.
-- Executables are launched by turns from several threads, or only so many at a time.
+- JAX versions newer than the tested ones are refused: some were wrong on CPUs alone.
+- Replicas are virtual devices; more of them need a restart of the backend.
+- Compiler options depend on the ops of a program.
+- Host and device share memory: XLA aliases host arrays, and the host sees XLA's arrays.
+- Executables are launched from several threads, or with a limit on the unfinished ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detection of forked processes: a fork inherits the devices' memory, but not XLA's threads.
 
-There nothing runs, and nothing may be cleaned up: a client of devices waits for its threads when it
-is destroyed, and files belong to the process that goes on.
+Nothing can run in a fork, and nothing may be cleaned up there: the destructor of a device client
+waits for threads that do not exist, and files belong to the parent process.
 """
 
 from __future__ import annotations

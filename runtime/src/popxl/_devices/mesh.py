@@ -52,7 +52,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
 
     Raises:
         DeviceError: a process has fewer devices than its replicas, or none of the platform.
-        DistributedError: there are not so many processes.
+        DistributedError: the number of processes is another.
     """
     forks.check_not_forked()
     prepare_environment()
@@ -155,7 +155,7 @@ _FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRA
 
 def prepare_environment() -> None:
     """Sets XLA's environment variables before a backend starts; values of the user stay."""
-    if _PINNED not in os.environ:  # by default it is 64; ours holds the whole model state
+    if _PINNED not in os.environ:  # the default, 64, is too small for the model state
         os.environ[_PINNED] = str(_pinned_gb())
     if _FRACTION not in os.environ and _OLD_FRACTION not in os.environ:
         os.environ[_FRACTION] = str(MEMORY_FRACTION)  # by default it is 0.75

@@ -53,7 +53,7 @@ class Op:
         self.outputs: list[Tensor] = []
         self.attrs = dict(attrs)
         self.inplace, self.view = inplace, view
-        self.site_modified: set[int] = set()  # inputs a call site was told it modifies
+        self.site_modified: set[int] = set()  # inputs marked as modified at this call site
         self.location = context.get_source_location()
         self.ipu = ctx.ipu_id
         self.io = ctx.io_tile_set

@@ -134,7 +134,7 @@ _REGISTRY: dict[str, OpDef] = {}
 def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) -> OpDef:
     """Registers an op definition and returns it. Arguments as for `OpDef`; `tags` any iterable.
 
-    `home` is the calling module; a function that defines ops on behalf of others must pass theirs.
+    `home` is the calling module; a function that defines ops for another module passes its name.
     """
     kwargs.setdefault("home", sys._getframe(1).f_globals.get("__name__", ""))
     if name in _REGISTRY:

@@ -1,8 +1,8 @@
 """Sharding arithmetic: how a tensor is split over replicas.
 
-A whole of n elements in `count` shards: the flat whole is padded with zeros and cut into shards of
-ceil(n / count) elements. Over a group of more replicas than shards, consecutive members hold one
-copy: the i-th member of the group has shard i % count.
+A tensor of n elements is flattened, padded with zeros and split into `count` shards of
+ceil(n / count) elements. In a group with more replicas than shards, replica i of the group holds
+shard i % count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 class MetaShape(tuple[int, ...]):
     """Full shape of a tensor that is a shard; () for a tensor that is not sharded.
 
-    To programs it is a plain tuple. It also knows into how many shards the whole is cut, so that
+    To programs it is a plain tuple. It also holds the number of shards, so that
     the number goes wherever programs pass the shape on: buffers, loaded tensors, graph inputs.
 
     Attributes:

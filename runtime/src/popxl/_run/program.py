@@ -1,8 +1,8 @@
 """A compiled program: its schedule, and an executable for each segment.
 
-A run takes the state from the session and gives it back; if it fails, the state is gone. After a
-run the session alone has variables and entries: the program keeps constants, numbers, and arrays
-that are on their way until `Program.wait_all`.
+A run takes the state from the session and returns it; a failed run loses it. Between runs the
+session alone owns variables and entries: the program keeps constants, scalars, and pending arrays
+until `Program.wait_all`.
 """
 
 from __future__ import annotations
@@ -362,7 +362,7 @@ class Program:
     def _check_faults(self, faults: jax.Array) -> None:
         rules = self._rules
         broken = [(i, *rules[int(n) - 1]) for i, n in enumerate(replica_scalars(faults)) if n]
-        if broken:  # what one replica made, collectives bring to others
+        if broken:  # collectives spread a fault to other replicas
             replica, op, rule = min(broken, key=lambda b: "collective" in b[1].defn.tags)
             raise poplar_application_runtime_error(
                 f"graph {op.graph.id!r}, replica {replica}: `{op}` ({op.location}): {rule}"

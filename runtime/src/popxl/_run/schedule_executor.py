@@ -1,12 +1,13 @@
 """Executor of schedules: dispatches steps asynchronously and waits only where it must.
 
-JAX runs what it is asked to in the background. So the executor asks for the next layer's entries
-while the devices still compute the current one; it waits for values that it has to know, and when
-arrays of more than a limit of bytes were asked for and are not there yet. A mover decides when
-entries move (`popxl._storage.in_place_mover`).
+JAX runs dispatched work in the background, so the executor can dispatch the loads of the next layer
+while the devices still compute the current one. It waits for scalars that the host needs, and when
+more than a limit of bytes is pending. A mover decides when entries move
+(`popxl._storage.in_place_mover`, `popxl._storage.prefetch`).
 
-One thread walks, and alone has registers, state and entries. Others only launch what it waits for
-(`popxl._devices.cpu.CpuLauncher`), and read and write files (`popxl._storage.disk_queue`).
+One thread executes the schedule and owns registers, state and entries. Other threads only launch
+executables for it (`popxl._devices.cpu.CpuLauncher`), and read and write files
+(`popxl._storage.disk_queue`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class ScheduleExecutor:
         call: runs a segment: `call(segment, arguments) -> results`.
         scalar: brings a number to the devices: `number(value, spec) -> array`.
         copy: an array of its own memory with the same values.
-        fetched: is told the numbers that are fetched.
+        fetched: receives the fetched scalars.
         observer: passes the steps on, see `popxl._schedule.schedule_walk`.
         fetch: waits for a number: `fetch(array) -> number`.
     """

@@ -1,9 +1,8 @@
 """Timing of a program's parts, measured by the host while it executes the schedule.
 
-Two questions have two answers. As a program runs, the host asks for work and the devices do it
-later: what can be seen is how long the host takes to ask, and how long it waits. If the host waits
-for every step of the schedule before it asks for the next, each step's own time is seen, and
-nothing overlaps. `Timing.synchronize` chooses.
+A run is asynchronous: its times are how long the host takes to dispatch, and how long it waits.
+With `Timing.synchronize` the host waits for each step before it dispatches the next one: its times
+are each step's own, and nothing overlaps.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class Timing:
             ops of several parts share are joined by " + ".
         segments: by name.
         num_runs: runs of the program.
-        seconds: of these runs in all. What is in no part is bringing inputs, and waiting for and
-            fetching results.
+        seconds: of these runs in all, including transfers of inputs and outputs, which are in no
+            part.
     """
 
     synchronize: bool = False

@@ -38,7 +38,7 @@ def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
     """Decides donations and copies of all steps of `routine`, in place.
 
     Args:
-        donatable_inputs: inputs that callers may be asked to donate.
+        donatable_inputs: inputs that callers can be asked to donate.
     """
     _DonationPass(routine, frozenset(donatable_inputs)).run()
 
@@ -216,7 +216,7 @@ def copy_shared_entries(routines: Sequence[Routine]) -> None:
     used.
 
     Args:
-        routines: those that others call come first.
+        routines: callees first.
     """
     anywhere = set().union(*(r.donated_buffers for r in routines))
     returned: dict[Routine, list[tuple[int, Load | Store]]] = {}

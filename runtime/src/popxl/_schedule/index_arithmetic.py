@@ -1,8 +1,8 @@
 """Integer arithmetic on the host: loop counters and offsets into remote buffers.
 
-The host folds sums, differences, products, quotients and remainders (of rings of entries) of
-counters and constants, which wrap around as on the device. XLA computes everything else, and the
-host waits for it. Such values have one element, and are Python ints.
+The host folds sums, differences, products, quotients and remainders of counters and constants, with
+the device's wrap-around. Everything else is computed by XLA, and the host waits for it. Host
+scalars have one element and are Python ints.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Inlining of calls before a graph is scheduled, and barriers around outlined graphs.
 
-Calls of graphs that do little but move entries are written out where they stand, so that their
-transfers and the segments around them are ordered together. A call of an outlined graph becomes one
-of what the caller uses of it. Boundaries, which XLA merges no kernel across, keep the bits the same
-at all its calls: at the values that are saved, and between the call and what surrounds it.
+Calls of graphs that do little but move entries are inlined, so that their transfers and the
+segments around them are ordered together. A call of an outlined graph computes only the outputs
+that the caller uses. Barriers, across which XLA does not fuse, keep the bits equal at all calls of
+an outlined graph: at saved values, and between the call and its surroundings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Look-ahead: the loads, stores and runs that a schedule will execute next.
 
-The indices of entries follow from constants, counters and numbers that were fetched, so a walk
-with numbers alone, which runs nothing, is ahead of the executor by as much as one likes. It stops
-where a number is needed that only the devices know, and goes on once it was fetched.
+Indices of entries follow from constants, counters and fetched scalars, so a walk over the schedule
+with scalars alone, without arrays, can run ahead of the executor. It stops where it needs a scalar
+that only the devices know, and continues once the executor has fetched it.
 """
 
 from __future__ import annotations

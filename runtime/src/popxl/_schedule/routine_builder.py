@@ -1,9 +1,9 @@
 """Builder of routines: assigns values to registers and nodes to segments.
 
-Device nodes are added to the segment that is open. It takes arguments as its nodes read values that
-it has not made, and gives as results what later steps ask for. Loads come before it and stores
-after it, so it stays open until the host has to wait for one of its values. Zeros and what views
-show are made by every segment that reads them, and take no memory between segments.
+Device nodes are added to the open segment. Values that its nodes read become arguments, and values
+that later steps read become results. Loads are placed before the segment and stores after it, so it
+stays open until the host must wait for one of its values. Zeros and views are computed by every
+segment that reads them, and take no memory between segments.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _SegmentBuilder:
         pending_stores: stores that follow it.
         loaded_bytes, num_loads: of the loads before it.
         rounding_offset: random roundings before it.
-        run: its step, once it is closed; it may still be asked for results.
+        run: its step, once it is closed; later steps can still add results.
     """
 
     segment: Segment

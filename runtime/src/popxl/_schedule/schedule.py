@@ -1,9 +1,9 @@
 """The schedule of a program, as data: `print(session.schedule)` shows it.
 
-A program becomes a `Routine` for its main graph, with one more for each graph that holds steps of
-the host. A routine's steps act on numbered registers, which are resolved when it is built: arrays
-on the devices, or numbers that the host knows. Every register is given a value once in a frame of
-the routine; a tensor that is changed in place moves on to another register.
+A program becomes a `Routine` for its main graph, and one for each graph with host steps. Steps read
+and write numbered registers, which hold arrays on the devices or scalars of the host. Each register
+is written once in a frame of its routine; a tensor that is changed in place moves to another
+register.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class Schedule:
     Attributes:
         graph: the main graph in functional form: its inputs are the variables on the device.
         main: its routine.
-        routines: all of them; those that others call come first.
+        routines: all of them, callees first.
         segments: what the devices run.
         window: bytes on one replica of loads that are dispatched before the runs that precede them,
             and of stores on their way; None: host and device share their memory.

@@ -1,9 +1,8 @@
 """Builder of schedules: which nodes the host executes, and how the others form segments.
 
-Device nodes between host-executed ones are grouped: a load moves in front of the open segment, a
-store waits until it is closed. So a segment is closed only where the host has to wait for it, where
-a buffer is loaded from after it was stored to, or where `_MAX_LOADED_BYTES` or
-`_MAX_LOADED_ENTRIES` were loaded for it.
+Device nodes between host nodes are grouped into segments: loads are placed before the open segment,
+stores after it. A segment is closed only where the host must wait for it, where a buffer is loaded
+from after a store to it, or where its loads reach `_MAX_LOADED_BYTES` or `_MAX_LOADED_ENTRIES`.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class _GraphScheduler:
         self._inputs = tuple(range(len(graph.inputs)))  # the first registers
         self._control_flow = ControlFlow(self._builder, program.routine)
 
-    # ---- whole ----------------------------------------------------------------------------------
+    # ---- routine --------------------------------------------------------------------------------
     def build(self) -> Routine:
         builder = self._builder
         self._walk()

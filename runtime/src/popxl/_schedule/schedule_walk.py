@@ -1,8 +1,8 @@
 """Iteration over a schedule's steps in execution order, with calls, loops and branches expanded.
 
-A walk keeps the registers and follows calls, loops and branches; who iterates over it does each
-step: the executor with arrays, the look-ahead with numbers. An observer is a generator between the
-two: it passes the steps on, and sees the registers before and after each.
+The walk keeps the registers; its caller executes the steps: the executor with arrays, the
+look-ahead with scalars. An observer is a generator between the two, which sees the registers before
+and after each step.
 """
 
 from __future__ import annotations

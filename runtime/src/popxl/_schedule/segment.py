@@ -1,8 +1,8 @@
 """Segments: the parts of a program that run on the devices, each compiled once.
 
-A segment is a list of nodes of a functional graph, the values that they take, and those that later
-steps ask for. Its function takes and returns flat lists of arrays, of which each replica sees its
-part (`popxl._compile.segment_function`).
+A segment is a list of nodes of a functional graph, with the values that it takes and those that
+later steps read. Its function takes and returns flat lists of arrays, of which each replica has its
+own part (`popxl._compile.segment_function`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Storage of a remote buffer in a session: one array for each entry.
 
-An entry lives in the host's memory, or stays in the device's if its buffer says so (`resident`), or
-lies in a file (`on_disk`). On CPU the first two are the same, and a load is no copy. An entry that
-nothing was stored to is zeros, which are made when it is first loaded. An entry may also be that of
-another program, which lends it (`share_entry`).
+An entry is in host memory, on the device (`resident`) or in a file (`on_disk`). On CPUs host and
+device memory are the same, and a load copies nothing. An entry that was never stored to is zeros,
+created at its first load. An entry can also be shared with another session (`share_entry`).
 """
 
 from __future__ import annotations
@@ -222,7 +221,7 @@ class BufferStorage:
 
     def _zeros(self, index: int) -> jax.Array:
         dtype, sharding = self.buffer.tensor_dtype.as_jax(), self._sharding(index)
-        # Made by XLA's threads, while the executor goes on; of no elements it would not be cut.
+        # XLA's threads create it while the executor continues; JAX cannot shard an empty array.
         if not self._needs_transfer and 0 not in self._shape:
             return jax.numpy.zeros(self._shape, dtype, device=sharding)
         return put_array(np.broadcast_to(np.zeros((), dtype), self._shape), sharding)

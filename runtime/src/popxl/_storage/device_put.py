@@ -44,7 +44,7 @@ def device_put_batch(arrays: Sequence[jax.Array], to: Sequence[NamedSharding]) -
     """Copies arrays between host and device memory in one transfer.
 
     Of arrays that several processes share, each moves what it has: JAX would compile a program for
-    each transfer of a whole one.
+    each transfer of a global array.
     """
     if all(array.is_fully_addressable for array in arrays):
         return jax.device_put(list(arrays), list(to))

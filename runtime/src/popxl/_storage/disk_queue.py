@@ -1,12 +1,12 @@
 """Disk queue of remote-buffer entries: asynchronous writes, and reads ahead of loads.
 
-A store hands an array to a thread, and a load of what is not written yet takes that array. Threads
-read what comes next (`popxl._schedule.lookahead`), within a number of bytes. The memory of what is
-written takes what is read (`popxl._storage.entry_memory`).
+A store hands its array to a thread, and a load of an entry that is still being written returns that
+array. Threads read the next entries (`popxl._schedule.lookahead`) within a window of bytes. The
+memory of written arrays is reused for reads (`popxl._storage.entry_memory`).
 
-The thread that walks owns the order of events; of several that share a folder one walks at a time.
-They and the folder's threads share what waits to be written and what is read ahead, under
-`Traffic.changed`. After a run nothing is read ahead; what waits to be written stays until it is.
+The executing thread owns the order of events; of the programs that share a folder, one runs at a
+time. It shares the pending writes and reads with the folder's threads, under
+`DiskQueue.write_done`. At the end of a run, read-ahead is dropped, and pending writes continue.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ DISK_WINDOW = 2**28
 and the arrays that are kept to be used again."""
 
 READ_AHEAD_BYTES = DISK_WINDOW
-"""Bytes that are read before they are asked for."""
+"""Bytes that are read ahead of their loads."""
 
 WRITE_BEHIND_BYTES = DISK_WINDOW
 """Bytes of stored entries that may wait for the disk, or one; a store waits until it is among
 them."""
 
 _MAX_LOOKAHEAD = 256  # events
-_MAX_PENDING_READS = 64  # reads: with so many on their way, or there, nobody looks for more
+_MAX_PENDING_READS = 64  # pending and finished reads; with more, the look-ahead pauses
 
 
 def fits_window(pop_read_ahead: int, nbytes: int, window: int) -> bool:
@@ -112,7 +112,7 @@ class DiskQueue:
         The garbage collector may find that out in a thread of the disk, which cannot wait for
         itself: then another does.
         """
-        if forks.is_forked():  # it is that of the process that goes on
+        if forks.is_forked():  # the files belong to the parent process
             return
         if self.scratch.is_pool_thread:
             threading.Thread(target=self.close, name="popxl-close").start()
@@ -225,7 +225,7 @@ class _PendingRead:
     """An entry that is being read from a file.
 
     Args:
-        future: is told the array, or what went wrong.
+        future: receives the array or an exception.
         array: makes the array when all `requests` are done.
     """
 
@@ -256,7 +256,7 @@ class _PendingRead:
             if self._error is not None:
                 raise self._error
             self._future.set_result(self._array())
-        except BaseException as error:  # whoever waits must hear of it
+        except BaseException as error:  # the waiting thread must see it
             self._future.set_exception(error)
 
 

@@ -1,13 +1,13 @@
 """Host values of a session's variables, which the user reads and writes.
 
-A session begins with the data of the program's variables. Whatever it is given or brings to the
-host from then on is its own: two sessions of one program do not see each other's values. Arrays
-are shared until one of the sessions changes or shows its own, which is live: the user may hold it.
-A session that begins later begins with what any session brought to the host last.
+A session starts with the data of the program's variables. What is written to it or downloaded from
+its devices belongs to it alone: two sessions of one program do not see each other's values. Arrays
+are shared until one of the sessions changes its array or returns it to the user, who can hold it.
+A session that is created later starts with the values that any session downloaded last.
 
-Each session may have a thread of its own. Only the owner of an array writes to it, under the Ir's
-lock. What sessions share and nobody owns is never written; what another session owns is copied
-under the lock where it is read. A memory map is one for all: its users take turns.
+Each session can run in a thread of its own. Only the owner of an array writes to it, under the Ir's
+lock. Shared arrays without an owner are never written; another session's array is copied under the
+lock when it is read. A memory map is shared by all sessions, which use it one after the other.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Source = Callable[[], np.ndarray]
 class SharedValue:
     """A variable's value in another session, for `Session.write_variables_data`.
 
-    Where both are entries of remote buffers that are alike, the value is not copied: the entry
-    belongs to both, until the program that borrows it stores to it.
+    If both variables are entries of equal remote buffers, the entry is shared without a copy,
+    until the second program stores to it.
 
     Attributes:
         state: gives that session's `ProgramState`, or None.

@@ -1,8 +1,7 @@
 """In-place mover: loads and stores of entries where host and device share memory.
 
-The movers of a run, this one and `popxl._storage.prefetch`, are asked alike;
-`popxl._compile.platforms` chooses. A mover has the entries until the run is finished, and then only
-what is on its way.
+It has the interface of `popxl._storage.prefetch.PrefetchMover`; `popxl._compile.platforms` chooses
+one. A mover holds the entries until the run is finished, and pending arrays afterwards.
 """
 
 from __future__ import annotations

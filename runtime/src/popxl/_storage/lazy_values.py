@@ -23,8 +23,7 @@ def compute_ahead(
 ) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
     """Yields the variables, each with a function that returns its value.
 
-    Threads make the values of some before they are asked for. So many wait as take no more memory
-    than the largest of them alone, at least one.
+    Threads compute values ahead of their use, within the memory of the largest of them.
 
     Args:
         concurrent: those whose values threads may make.

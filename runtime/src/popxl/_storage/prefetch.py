@@ -1,10 +1,10 @@
 """Prefetch: copies of entries to the device are issued ahead of the runs before them.
 
 On a GPU a copy to the device starts only after all compute that was dispatched before it, since
-the memory it goes to may still be in use by that (XLA's allocator hands it out at dispatch). A load
-that is dispatched where it stands in the program therefore overlaps nothing, however far the host
-runs ahead. So before each run the loads are dispatched that come after it, within a window of
-bytes, and never before a store to the same entry that precedes them.
+that compute can still use the memory (XLA's allocator reuses memory at dispatch). A load dispatched
+where the program has it therefore overlaps nothing, however far the host runs ahead. So before each
+run, the loads that follow it are dispatched, within a window of bytes, and never before an earlier
+store to the same entry.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def replica_shards(
         replica = (shard.index[0].start or 0) // rows
         if only not in (None, replica):
             continue
-        # JAX keeps what it copies from a device with the array that was asked for it; this array
+        # JAX caches the host copy in the array that it was made from; this array
         # goes at once.
         held = jax.make_array_from_single_device_arrays(
             shard.data.shape, shard.data.sharding, [shard.data]

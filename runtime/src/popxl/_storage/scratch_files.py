@@ -1,14 +1,14 @@
 """Scratch files for remote-buffer entries on disk: direct I/O with checksums.
 
-Requests are large, aligned, and past the page cache where the file system allows it (O_DIRECT):
-what is read is needed once, and the cache would take the memory that the files are to save. They
-are made by threads in calls that release Python's lock.
+Requests are large and aligned, and bypass the page cache where the file system allows it
+(O_DIRECT): data is read once, and the cache would take the memory that the files are to save.
+Threads make them in calls that release Python's lock.
 
-A checksum of what each request wrote stays in memory: what is read must have it. Files lose their
-names when they are made, so that the kernel frees them with the process, however that ends.
+A checksum of each written request stays in memory and is compared when it is read. Files are
+unlinked when they are created, so that the kernel frees them when the process ends in any way.
 
-Staging memory is each thread's own. A slot is written by one thread at a time, and not read
-meanwhile; who uses a file sees to that (`popxl._storage.disk_queue`).
+Each thread has its own staging memory. A slot is written by one thread at a time, and not read at
+the same time; `popxl._storage.disk_queue` makes sure of that.
 """
 
 from __future__ import annotations
