@@ -45,7 +45,7 @@ CHALLENGE = struct.Struct("!8s16s")
 """Challenge of the coordinator: `MAGIC`, a random number."""
 
 HELLO = struct.Struct("!8s16sIII16s32s")
-"""Hello of a process: `MAGIC`, run digest, index, number of processes, LIFELINE or SERVICE, a random
+"""Hello of a process: `MAGIC`, run digest, index, number of processes, LIFELINE or SERVICE, random
 number, `auth_code` of the challenge and the fields before."""
 
 ANSWER = struct.Struct("!8sI32s")

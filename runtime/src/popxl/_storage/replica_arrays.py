@@ -130,8 +130,7 @@ def replica_shards(
         replica = (shard.index[0].start or 0) // rows
         if only not in (None, replica):
             continue
-        # JAX caches the host copy in the array that it was made from; this array
-        # goes at once.
+        # JAX caches the host copy in the array that it was made from: this one is dropped at once.
         held = jax.make_array_from_single_device_arrays(
             shard.data.shape, shard.data.sharding, [shard.data]
         )
