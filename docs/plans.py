@@ -18,17 +18,17 @@ from planning.advice import with_advice
 from planning.program_variants import VariantCache
 from planning.report_text import format_report
 from planning.simulated_step_times import (
-    HEAD,
-    HEAD_OF_LAYOUTS,
-    Case,
-    best_layout,
-    row,
-    row_of_layout,
+    LAYOUT_TABLE_HEAD,
+    STEP_TABLE_HEAD,
+    StepCase,
+    layout_table_row,
+    plan_best_layout,
+    step_table_row,
 )
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "planning.md"
-CASES: tuple[Case, ...] = (
+CASES: tuple[StepCase, ...] = (
     ("gptj_6B_gpu", "h200", None),
     ("xl_gpu", "h200", None),
     ("xxl_gpu", "h200", 128),
@@ -57,8 +57,8 @@ def with_tables(text: str) -> str:
     """The document with the tables of simulated steps as they should be; each step in a process of
     its own, which gives back the gigabytes that simulated programs take."""
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        rows = "\n".join([HEAD, *pool.map(row, CASES)])
-        ways = "\n".join([HEAD_OF_LAYOUTS, *pool.map(row_of_layout, LAYOUTS)])
+        rows = "\n".join([STEP_TABLE_HEAD, *pool.map(step_table_row, CASES)])
+        ways = "\n".join([LAYOUT_TABLE_HEAD, *pool.map(layout_table_row, LAYOUTS)])
     text = _TABLE.sub(lambda match: f"{match[1]}{rows}\n{match[2]}", text)
     return _LAYOUTS.sub(lambda match: f"{match[1]}{ways}\n{match[2]}", text)
 
@@ -66,7 +66,7 @@ def with_tables(text: str) -> str:
 def _head(preset: str, devices: int, on: str) -> str:
     """The facts of the whole, without what was placed."""
     programs = VariantCache()
-    made = with_advice(best_layout(preset, on, devices, programs), programs)
+    made = with_advice(plan_best_layout(preset, on, devices, programs), programs)
     return format_report(made).partition("\nplacement ")[0]
 
 

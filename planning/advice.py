@@ -8,7 +8,7 @@ from planning.program_variants import VariantCache
 from planning.report import Report
 
 
-def with_advice(made: Report, programs: VariantCache, is_told: bool = False) -> Report:
+def with_advice(report: Report, programs: VariantCache, is_told: bool = False) -> Report:
     """Add advice on batch size and optimizer state to a plan; arguments as for
     `with_batch_advice`."""
-    return with_state_advice(with_batch_advice(made, programs, is_told), programs)
+    return with_state_advice(with_batch_advice(report, programs, is_told), programs)

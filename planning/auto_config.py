@@ -1,5 +1,7 @@
-"""What the program chooses where no preset says how to run a model: by the model, the data and the
-machine. What is given is kept."""
+"""Automatic settings: values for fields that neither the user nor a preset set.
+
+Values that the user set stay.
+"""
 
 from __future__ import annotations
 
@@ -47,50 +49,50 @@ from popxl import hardware
 from terminal.command_line import CommandLine
 from terminal.screen import say
 
-LONGEST = 2048
-"""Tokens of a sample, unless a person asks for more."""
+MAX_SAMPLE_TOKENS = 2048
+"""Largest number of tokens of a sample that is chosen."""
 
 MAX_CONTEXT = 2**17
-"""Tokens that a model reads and writes to answer, unless a person asks for more."""
+"""Largest context length, prompt and answer together, that is chosen for generation."""
 
-WRITTEN = 256
-"""Tokens of an answer, and of a usual prompt, where no data say how long they are."""
+DEFAULT_NEW_TOKENS = 256
+"""Tokens of an answer, and of a typical prompt, without data to measure."""
 
-USUAL_BATCH, MIN_BATCH, STEPS_OF_EPOCH = 32, 8, 20
-"""Samples of an optimizer step: fewer, where an epoch would have fewer steps than that."""
+DEFAULT_BATCH_SIZE, MIN_BATCH_SIZE, MIN_STEPS_PER_EPOCH = 32, 8, 20
+"""Samples of an optimizer step; down to the minimum if an epoch would have too few steps."""
 
-TOKENS_AT_ONCE = {"cpu": 2**12, "gpu": 2**14, "tpu": 2**14}
-"""Tokens of a micro-batch that keep a device busy."""
+TARGET_TOKENS = {"cpu": 2**12, "gpu": 2**14, "tpu": 2**14}
+"""Tokens of a micro-batch that keep a device busy, by platform."""
 
-RATES = {
+LEARNING_RATES = {
     "seq2seq": ((1.5e8, 3e-4), (5e8, 1e-4), (1.5e9, 5e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
     "causal_lm": ((1.5e8, 1e-4), (5e8, 5e-5), (1.5e9, 2e-5), (5e9, 1e-5), (float("inf"), 5e-6)),
 }
-"""Learning rates of full fine-tuning with AdamW, by shape and for models of fewer parameters than
-that: those of the presets."""
+"""Learning rates of full fine-tuning with AdamW by sample format: pairs (parameters, learning rate)
+for models with fewer parameters, as in the presets."""
 
-ADAPTER_RATE = 2e-4
-"""That of adapters, of any model."""
+ADAPTER_LEARNING_RATE = 2e-4
+"""Learning rate of adapters, for any model."""
 
-PREFERENCES = 0.05
-"""The factor on it where preferences are learned: they lead far from the reference soon."""
+PREFERENCE_FACTOR = 0.05
+"""Factor on the learning rate of preference training, which drifts from the reference soon."""
 
-WARMUP = 0.1
+WARMUP_PROPORTION = 0.1
 
 MIN_GAIN = 0.02
-"""The fraction of the time for whose gain another micro-batch than the usual is chosen."""
+"""Smallest fraction of the time for whose gain another micro-batch size is chosen."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What a choice depends on of a machine.
+    """The devices for which settings are chosen.
 
     Attributes:
         platform: "cpu", "gpu" or "tpu".
-        bfloat16: whether its devices multiply that at full rate.
-        count: how many devices a run can have, those of all processes.
-        memory: bytes for intermediate values, of a device, or of the host it shares.
-        machine: to simulate runs on; None: devices share the host's memory.
+        bfloat16: true if the devices multiply bfloat16 at full rate.
+        count: number of devices of all processes.
+        memory: bytes of a device, or of the host whose memory it shares.
+        machine: the machine for simulated runs; None: devices share the host's memory.
     """
 
     platform: str
@@ -100,8 +102,8 @@ class Devices:
     machine: Machine | None = None
 
     @classmethod
-    def of(cls, machine: Machine) -> Devices:
-        """The devices of one host of a machine."""
+    def from_machine(cls, machine: Machine) -> Devices:
+        """Return the devices of one host of a machine."""
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
         on = machine if accelerated else None
@@ -109,56 +111,57 @@ class Devices:
         return cls(machine.platform, bfloat16, count, machine.usable_bytes, on)
 
     @classmethod
-    def here(cls, config: RunConfig) -> Devices:
-        """The devices at hand.
+    def local(cls, config: RunConfig) -> Devices:
+        """Return the local devices.
 
         Raises:
-            DeviceError: there is none of the kind.
+            DeviceError: there is none of the configured platform.
         """
         desc, instances = device_desc(config), popdist.getNumInstances()
         platform = hardware.platform(desc)
         count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
         memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
-        least = min(popdist.all_gather_object(memory))  # all processes choose alike
+        min_memory = min(popdist.all_gather_object(memory))  # all processes choose equally
         on = None
         if platform != "cpu":
             kind = hardware.device_kinds(desc, 1)[0]
-            tabled = machine_for_device_kind(kind) or machine("h100")
+            listed = machine_for_device_kind(kind) or machine("h100")
             local = hardware.device_count(desc)
-            if instances > 1:  # each may have some of a host's
-                local = max(local, tabled.devices or 1)
-            host = min(popdist.all_gather_object(host_memory() or tabled.host_memory))
-            on = replace(tabled.with_usable_bytes(least), devices=local, host_memory=host)
-        return cls(platform, hardware.has_bfloat16(desc), count, least, on)
+            if instances > 1:  # each may have a part of a host's devices
+                local = max(local, listed.devices or 1)
+            host = min(popdist.all_gather_object(host_memory() or listed.host_memory))
+            on = replace(listed.with_usable_bytes(min_memory), devices=local, host_memory=host)
+        return cls(platform, hardware.has_bfloat16(desc), count, min_memory, on)
 
 
 @dataclass(frozen=True)
 class AutoConfig:
-    """Settings that are being completed.
+    """Settings whose open fields are being chosen.
 
     Attributes:
-        devices: to run on.
-        at_once: samples of a micro-batch that keep a device busy; None: as many as are given.
-        simulated: samples a second by the size of the micro-batch, where runs were simulated.
+        devices: the devices of the run.
+        target_micro_batch: samples of a micro-batch that keep a device busy; None: the configured
+            number.
+        simulated: simulated samples per second by micro-batch size.
     """
 
     settings: Settings
     devices: Devices
-    at_once: int | None = None
+    target_micro_batch: int | None = None
     simulated: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def config(self) -> RunConfig:
-        """The configuration, as far as it is complete."""
+        """The configuration with the choices so far."""
         return self.settings.config
 
     @property
-    def given(self) -> frozenset[str]:
-        """Dotted names of the fields that are not to be chosen."""
+    def set_names(self) -> frozenset[str]:
+        """Dotted names of the fields with a value of the user or a preset."""
         return self.settings.names
 
     def with_values(self, **fields: Any) -> AutoConfig:
-        """With values of the fields that are open, by dotted name with `__` for the dots."""
+        """Return a copy with values of open fields, by dotted name with `__` for the dots."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
         return replace(self, settings=self.settings.choose(named))
 
@@ -173,20 +176,21 @@ def resolve_auto_fields(
     data_cache: DataCache | None = None,
     programs: VariantCache | None = None,
 ) -> CommandLine:
-    """The command line with a complete configuration. Says in a line what was chosen: of presets,
-    how devices share training where they do not say it.
+    """Choose the open fields of a command line's configuration, and print them in a line.
+
+    With a preset, only an open parallel layout is chosen.
 
     Args:
-        splits: the data that are read; none: what is asked is not known yet.
-        trains: for training, of the first split.
-        only_plans: there need not be any data.
-        machine: to choose for; None: the one at hand.
+        splits: the data splits that are read; none: prompts are not known yet.
+        trains: choose for training on the first split.
+        only_plans: data may be missing.
+        machine: the machine to choose for; None: the local one.
         count: devices to use; None: all of the machine.
-        data_cache: what the run shares; the data that are read stay there.
-        programs: where those that are tried stay.
+        data_cache: cache for the data that are read.
+        programs: cache of traced programs.
 
     Raises:
-        UserError: nothing says which data, or they cannot be had; there is no device of the kind.
+        UserError: data are not named or not available, or there is no such device.
     """
     settings, shares = line.settings, trains and line.settings.shares_openly
     if not (settings.is_open or shares):
@@ -206,36 +210,38 @@ def resolve_auto_fields(
         splits = (*splits, "validation")
     programs = programs or VariantCache()
     with explain_resource_errors(line.preset, line.config):
-        devices = Devices.here(line.config) if machine is None else Devices.of(machine)
-        made = AutoConfig(settings, devices if count is None else replace(devices, count=count))
+        devices = Devices.local(line.config) if machine is None else Devices.from_machine(machine)
+        choices = AutoConfig(settings, devices if count is None else replace(devices, count=count))
         if settings.is_open:
-            made = _chosen(made, splits, trains, data_cache or DataCache(), answers)
+            choices = _resolve(choices, splits, trains, data_cache or DataCache(), answers)
         if shares:
-            made = _with_layout(made, line.preset, programs)
+            choices = _with_layout(choices, line.preset, programs)
         if settings.is_open and trains:
-            made = _with_micro_batch(made, programs)
-    if told := _told(made, trains):
-        say(told)
-    return replace(line, config=made.config, settings=made.settings)
+            choices = _with_micro_batch(choices, programs)
+    if summary := _summary(choices, trains):
+        say(summary)
+    return replace(line, config=choices.config, settings=choices.settings)
 
 
-def _chosen(
+def _resolve(
     choices: AutoConfig, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
 ) -> AutoConfig:
     config = choices.config
-    shape = get_family(config).sample_format
+    sample_format = get_family(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
     choices = choices.with_values(model__precision=bits)
-    data = Pipeline(choices.config, shape, data_cache) if splits else None
+    data = Pipeline(choices.config, sample_format, data_cache) if splits else None
     lengths = None if data is None else measure_lengths(data, splits)
     if answers:
-        choices = _with_lengths_of_answers(choices, shape)
+        choices = _with_answer_lengths(choices, sample_format)
     else:
-        choices = _with_lengths(choices, shape, lengths)
+        choices = _with_training_lengths(choices, sample_format, lengths)
     if trains:
         is_plain = data is not None and data.task.row_format == "language_modeling"
-        choices = choices.with_values(**_habits(choices.config, shape, is_plain))
-    choices = _with_batch(choices, shape, lengths if trains else None, lengths is not None)
+        choices = choices.with_values(
+            **_finetuning_defaults(choices.config, sample_format, is_plain)
+        )
+    choices = _with_batch(choices, sample_format, lengths if trains else None, lengths is not None)
     if not trains:
         return choices
     groups = min_groups(choices.config, choices.devices.memory)
@@ -243,134 +249,148 @@ def _chosen(
 
 
 def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
-    """Whether the data of splits are named, or none are asked for."""
+    """Return True if the data of all splits are named."""
     return not splits or bool(
         {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & given
     )
 
 
-def _with_lengths(
-    choices: AutoConfig, shape: SampleFormat, lengths: LengthStats | None
+def _with_training_lengths(
+    choices: AutoConfig, sample_format: SampleFormat, lengths: LengthStats | None
 ) -> AutoConfig:
-    """As long as the longest texts, up to `LONGEST` and what the model was made for."""
+    """Choose the lengths of the longest texts, up to `MAX_SAMPLE_TOKENS` and the context length."""
     config = choices.config
-    most = min(LONGEST, _context(config)) * (
-        answers_per_example(config) if shape.trains_whole_chats else 1
+    most = min(MAX_SAMPLE_TOKENS, _context_length(config)) * (
+        answers_per_example(config) if sample_format.trains_whole_chats else 1
     )
     multiple = length_multiple(config)
 
     def fitting(tokens: int) -> int:
         return max(min(ceil(tokens / multiple) * multiple, most // multiple * multiple), multiple)
 
-    written = fitting(min(WRITTEN, most // 2) if lengths is None else lengths.target)
+    written = fitting(min(DEFAULT_NEW_TOKENS, most // 2) if lengths is None else lengths.target)
     read = fitting((most - written) if lengths is None else lengths.longest)
-    fields = {"model__sequence_length": read, f"model__{shape.output_field}": written}
+    fields = {"model__sequence_length": read, f"model__{sample_format.output_field}": written}
     return choices.with_values(**fields)
 
 
-def _with_lengths_of_answers(choices: AutoConfig, shape: SampleFormat) -> AutoConfig:
-    """Prompts may be as long as the model reads besides what it writes."""
-    usual = min(WRITTEN, _context(choices.config) // 2)
-    choices = choices.with_values(**{f"model__{shape.output_field}": usual})
+def _with_answer_lengths(choices: AutoConfig, sample_format: SampleFormat) -> AutoConfig:
+    """Choose the longest prompts that leave space for the answer in the context."""
+    usual = min(DEFAULT_NEW_TOKENS, _context_length(choices.config) // 2)
+    choices = choices.with_values(**{f"model__{sample_format.output_field}": usual})
     config = choices.config
-    written = config.generation.max_tokens or shape.output_length(config)
-    read = _read_besides(config, _context(config), written)
+    written = config.generation.max_tokens or sample_format.output_length(config)
+    read = _max_prompt_length(config, _context_length(config), written)
     return choices.with_values(model__sequence_length=read)
 
 
-def _read_besides(config: RunConfig, most: int, written: int) -> int:
-    """Tokens of the longest prompt where so many are written after it, of at most `most`."""
+def _max_prompt_length(config: RunConfig, most: int, written: int) -> int:
+    """Return the largest prompt length with `written` new tokens in a context of `most`."""
     multiple = length_multiple(config)
     return max((most - written) // multiple, 1) * multiple
 
 
 def with_generation_lengths(line: CommandLine) -> CommandLine:
-    """The command line for writing with a saved run, whose lengths follow from its data: a prompt
-    may be as long as the model reads, and an answer to data of one's own is not cut sooner."""
+    """Return the command line with lengths for generation with a saved run.
+
+    The run's lengths follow from its training data. For generation a prompt may fill the model's
+    context, and answers to a user's data are not truncated earlier.
+    """
     config, (run, *over) = line.config, line.settings.layers
     flags = [flattened(layer.values) for layer in over]
     of_run = run.is_whole and any(f.get("checkpoint.load") == run.name for f in flags)
-    given, shape = set[str]().union(*flags), get_family(config).sample_format
-    shares = shape is SEQ2SEQ and "data.examples_per_sample" in given  # prompts share samples
+    given, sample_format = set[str]().union(*flags), get_family(config).sample_format
+    shares = (
+        sample_format is SEQ2SEQ and "data.examples_per_sample" in given
+    )  # prompts share samples
     if not of_run or line.preset != run.name or shares:
         return line
-    most = max(_context(config), config.model.sequence_length)
-    written = shape.max_new_tokens(config)
+    most = max(_context_length(config), config.model.sequence_length)
+    written = sample_format.max_new_tokens(config)
     if config.data.train is not None and config.generation.max_tokens is None:
-        written = min(max(written, WRITTEN), most // 2)
-    read = _read_besides(config, most, written)
-    if shape is SEQ2SEQ:  # what is written takes no place from it
+        written = min(max(written, DEFAULT_NEW_TOKENS), most // 2)
+    read = _max_prompt_length(config, most, written)
+    if sample_format is SEQ2SEQ:  # what is written takes no place from it
         read = max(read, config.model.sequence_length)
     fields = {"model.sequence_length": read, "generation.max_tokens": written}
-    if shape is SEQ2SEQ:
+    if sample_format is SEQ2SEQ:
         fields["data.examples_per_sample"] = 1
     new = {name: value for name, value in fields.items() if name not in given}
     return replace(line, config=config.changed(new))
 
 
-def _context(config: RunConfig) -> int:
-    """Tokens that the model was made for, up to `MAX_CONTEXT`; `LONGEST` if it knows no limit."""
-    return min(MAX_CONTEXT, config.model.max_position_embeddings or LONGEST)
+def _context_length(config: RunConfig) -> int:
+    """Return the context length, up to `MAX_CONTEXT`; `MAX_SAMPLE_TOKENS` without a limit."""
+    return min(MAX_CONTEXT, config.model.max_position_embeddings or MAX_SAMPLE_TOKENS)
 
 
-def _habits(config: RunConfig, shape: SampleFormat, is_plain: bool) -> dict[str, Any]:
-    """What suits fine-tuning by the habit of the field, beyond the defaults of the fields.
+def _finetuning_defaults(
+    config: RunConfig, sample_format: SampleFormat, is_plain: bool
+) -> dict[str, Any]:
+    """Return customary values of fine-tuning that differ from the fields' defaults.
 
     Args:
-        is_plain: the data are documents, which are learned whole.
+        is_plain: the data are documents, of which all tokens count in the loss.
     """
     size = config.min_weights()
-    of_shape = next(rate for most, rate in RATES[shape.name] if size < most)
-    rate = ADAPTER_RATE if config.adapter.rank else of_shape
-    rate *= PREFERENCES if config.training.preference_type else 1
-    learned = {} if shape is SEQ2SEQ else {"data__loss_on": "all" if is_plain else "completion"}
+    default = next(rate for most, rate in LEARNING_RATES[sample_format.name] if size < most)
+    rate = ADAPTER_LEARNING_RATE if config.adapter.rank else default
+    rate *= PREFERENCE_FACTOR if config.training.preference_type else 1
+    learned = (
+        {} if sample_format is SEQ2SEQ else {"data__loss_on": "all" if is_plain else "completion"}
+    )
     prefix = "training__optimizer__learning_rate"
-    return {f"{prefix}__maximum": rate, f"{prefix}__warmup_proportion": WARMUP, **learned}
+    return {
+        f"{prefix}__maximum": rate,
+        f"{prefix}__warmup_proportion": WARMUP_PROPORTION,
+        **learned,
+    }
 
 
 def _with_batch(
-    choices: AutoConfig, shape: SampleFormat, lengths: LengthStats | None, measured: bool
+    choices: AutoConfig, sample_format: SampleFormat, lengths: LengthStats | None, measured: bool
 ) -> AutoConfig:
-    """The batch of a step, and how devices and micro-batches share it.
+    """Choose batch size, micro-batch size and data parallelism.
 
     Args:
-        lengths: of the data that are trained on; None: nothing is trained.
-        measured: whether the sequence length is that of data.
+        lengths: length statistics of the training data; None: not for training.
+        measured: true if the sequence length is that of data.
     """
-    e, given = choices.config.execution, choices.given
+    e, given = choices.config.execution, choices.set_names
     whole = None
     if "training.global_batch_size" in given:
         whole = choices.config.training.global_batch_size
-    copies = e.data_parallel
+    dp = e.data_parallel
     if "execution.data_parallel" not in given:
-        copies = _copies(choices, whole)
-    each = (whole or _batch(choices.config, lengths)) // copies or 1
+        dp = _data_parallel_copies(choices, whole)
+    each = (whole or _default_batch_size(choices.config, lengths)) // dp or 1
     if "execution.micro_batch_size" in given:
         micro = e.micro_batch_size
         each = max(each // micro, 1) * micro
     else:
-        most = _most_at_once(choices, shape, measured)
-        choices = replace(choices, at_once=most)
+        most = _max_micro_batch(choices, sample_format, measured)
+        choices = replace(choices, target_micro_batch=most)
         each = each if whole else 1 << each.bit_length() - 1
         micro = largest_divisor(each, most)
     return choices.with_values(
-        training__global_batch_size=each * copies,
+        training__global_batch_size=each * dp,
         execution__micro_batch_size=micro,
-        execution__data_parallel=copies,
+        execution__data_parallel=dp,
     )
 
 
 def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> AutoConfig:
-    """The layout of the devices in which a simulated step is fastest, with micro-batches that fit;
-    says which. Without simulated steps, copies of the model share the batch, as far as it goes.
+    """Choose the parallel layout with the fastest simulated step that fits, and print it.
+
+    Without simulated steps it is data parallel, as far as the batch divides.
 
     Args:
-        name: of the configuration, for people.
+        name: name of the configuration in messages.
     """
     config, devices, on = choices.config, choices.devices, choices.devices.machine
     if devices.count == 1:
         return choices
-    micro = choices.at_once or config.execution.micro_batch_size
+    micro = choices.target_micro_batch or config.execution.micro_batch_size
     ways = list_layouts(config, devices.count, None if choices.settings.by_flag(MICRO) else micro)
     best = (
         ways[0] if on is None else plan_best_training(name, ways, on, programs).requirements.config
@@ -390,23 +410,28 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
 
 
 def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig:
-    """Another size of the micro-batch where simulated runs are faster with it, by at least
-    `MIN_GAIN`: what is larger reads weights less often, and takes memory that could hold state.
-    Larger ones are tried as long as they are faster, and a smaller one where none is.
+    """Choose another micro-batch size if simulated runs are faster by at least `MIN_GAIN`.
+
+    Larger micro-batches read weights less often, and take memory that could hold state. Larger ones
+    are tried as long as they are faster, and a smaller one if none is.
     """
     config, on = choices.config, choices.devices.machine
-    if "execution.micro_batch_size" in choices.given or on is None or not plans_placement(config):
+    if (
+        "execution.micro_batch_size" in choices.set_names
+        or on is None
+        or not plans_placement(config)
+    ):
         return choices
     usual, half = config.execution.micro_batch_size, config.execution.micro_batch_size // 2
     each = config.gradient_accumulation * usual
 
     def seconds(n: int) -> float:
         there = choices.with_values(execution__micro_batch_size=n).config
-        return _simulated(there, on, programs)
+        return _simulate(there, on, programs)
 
     runs = {usual: seconds(usual)}
     for n in (2 * usual, 4 * usual):
-        if each % n or runs[n // 2] == inf:  # what is larger does not fit either
+        if each % n or runs[n // 2] == inf:  # larger ones do not fit either
             break
         runs[n] = seconds(n)
         if runs[n] >= runs[n // 2]:
@@ -421,75 +446,83 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
     return replace(choices.with_values(execution__micro_batch_size=best), simulated=rates)
 
 
-def _simulated(config: RunConfig, on: Machine, programs: VariantCache) -> float:
-    """Seconds of a simulated run of training; infinite where it does not fit."""
+def _simulate(config: RunConfig, on: Machine, programs: VariantCache) -> float:
+    """Return the seconds of a simulated run of training; infinite if it does not fit."""
     every = config.gradient_accumulation
     execution = replace(config.execution, activations="recompute", micro_batches_per_pass=every)
-    again = replace(config, execution=execution)
-    candidates = programs.variants(config, on.target)
-    if not may_fit(candidates, config, on):
+    recomputing = replace(config, execution=execution)
+    variants = programs.variants(config, on.target)
+    if not may_fit(variants, config, on):
         return inf
-    best = search_placement(candidates, again, on).best
+    best = search_placement(variants, recomputing, on).best
     return best.seconds if best.fits else inf
 
 
-def _batch(config: RunConfig, lengths: LengthStats | None) -> int:
+def _default_batch_size(config: RunConfig, lengths: LengthStats | None) -> int:
     if lengths is None:
-        return USUAL_BATCH
+        return DEFAULT_BATCH_SIZE
     per_sample = getattr(config.data, "examples_per_sample", 1)
     packed = lengths.examples * lengths.mean / config.model.sequence_length
     samples = max(packed, lengths.examples / per_sample)
-    size = USUAL_BATCH
-    while size > MIN_BATCH and samples / size < STEPS_OF_EPOCH:
+    size = DEFAULT_BATCH_SIZE
+    while size > MIN_BATCH_SIZE and samples / size < MIN_STEPS_PER_EPOCH:
         size //= 2
     return size
 
 
-def _copies(choices: AutoConfig, batch: int | None) -> int:
-    """Data-parallel copies: all devices there are, as far as the batch can be shared."""
+def _data_parallel_copies(choices: AutoConfig, batch: int | None) -> int:
+    """Return the data parallelism: all devices, as far as the batch divides."""
     most = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
         return most
     return largest_divisor(batch, most)
 
 
-def _most_at_once(choices: AutoConfig, shape: SampleFormat, measured: bool) -> int:
-    """Samples of a micro-batch: enough to keep a device busy, in a quarter of its memory."""
+def _max_micro_batch(choices: AutoConfig, sample_format: SampleFormat, measured: bool) -> int:
+    """Return the samples that keep a device busy and fit a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
     if not measured:
-        config = config.changed({"model.sequence_length": min(length, LONGEST - WRITTEN)})
-    usual = length if measured else min(length, WRITTEN)
-    tokens = TOKENS_AT_ONCE[choices.devices.platform] // usual
-    return int(max(min(tokens, choices.devices.memory / 4 / _bytes_of_sample(config, shape)), 1))
+        config = config.changed(
+            {"model.sequence_length": min(length, MAX_SAMPLE_TOKENS - DEFAULT_NEW_TOKENS)}
+        )
+    usual = length if measured else min(length, DEFAULT_NEW_TOKENS)
+    tokens = TARGET_TOKENS[choices.devices.platform] // usual
+    return int(
+        max(min(tokens, choices.devices.memory / 4 / _bytes_per_sample(config, sample_format)), 1)
+    )
 
 
-def _bytes_of_sample(config: RunConfig, shape: SampleFormat) -> float:
-    """About what a layer's backward pass, or the loss, takes for a sample, in float32."""
+def _bytes_per_sample(config: RunConfig, sample_format: SampleFormat) -> float:
+    """Estimate the bytes of a sample in a layer's backward pass or in the loss, in float32."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
     heads = config.tensor_parallel_sizes().get(m.path("num_attention_heads"), 1)
     scores = 3 * heads * m.sequence_length**2 // config.execution.attention_slices
-    logits = 3 * shape.num_predictions(config) * m.vocab_size
+    logits = 3 * sample_format.num_predictions(config) * m.vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 
 
-def _why(made: AutoConfig) -> str:
-    """Samples a second of the sizes that were simulated."""
-    if not made.simulated:
+def _format_simulated(choices: AutoConfig) -> str:
+    """Format the simulated samples per second of each micro-batch size."""
+    if not choices.simulated:
         return ""
-    of = ", ".join(f"{rate:,.1f} with {n}" for n, rate in sorted(made.simulated.items()))
-    return f" (simulated samples/s: {of})"
+    rates = ", ".join(f"{rate:,.1f} with {n}" for n, rate in sorted(choices.simulated.items()))
+    return f" (simulated samples/s: {rates})"
 
 
-def _told(made: AutoConfig, trains: bool) -> str | None:
-    """What was chosen, in a line; None if all was given."""
-    c, chosen = made.config, made.settings.choices
-    pieces = [text for fields, text in _pieces(c, trains, _why(made)) if fields & chosen.keys()]
+def _summary(choices: AutoConfig, trains: bool) -> str | None:
+    """Format the chosen values in a line; None if none was chosen."""
+    c, chosen = choices.config, choices.settings.choices
+    pieces = [
+        text
+        for fields, text in _summary_items(c, trains, _format_simulated(choices))
+        if fields & chosen.keys()
+    ]
     return f"chosen: {', '.join(pieces)} (flags change it)" if pieces else None
 
 
-def _pieces(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
-    """What may be chosen, as fields and in words."""
+def _summary_items(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
+    """List the fields that can be chosen, each with the text of its value."""
     e, t, output = c.execution, c.training, get_family(c).sample_format.output_field
     read = f"sequence_length {c.model.sequence_length}"
     always = [

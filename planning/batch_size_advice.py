@@ -20,7 +20,7 @@ MIN_GAIN = 1.25
 MIN_FRACTION = 0.8
 """Fraction of the fastest batch's samples per second that the advised batch achieves."""
 
-TOKENS_AT_ONCE = 2**14
+TARGET_TOKENS = 2**14
 """Tokens of a micro-batch per tensor-parallel device: larger ones are no faster."""
 
 
@@ -37,7 +37,7 @@ def with_batch_advice(made: Report, programs: VariantCache, is_told: bool = Fals
     layouts = [ParallelLayout(config, first.seconds, first.fits)]
     for factor in FACTORS:
         larger = config.changed({BATCH: factor * config.training.global_batch_size})
-        micro = None if is_told else max(TOKENS_AT_ONCE // tokens_per_sample(config), 1)
+        micro = None if is_told else max(TARGET_TOKENS // tokens_per_sample(config), 1)
         configs = list_layouts(larger, config.replicas, micro)
         configs = [c for c in configs if not is_told or c.execution == config.execution]
         fastest = promising_layouts(configs, on, programs)[0]

@@ -1,10 +1,10 @@
-"""Whether a model can be trained on a machine, how, and how long it takes.
+"""Print how a model trains fastest on a machine, if it fits, and how long that takes.
 
     python3 -m planning.fit google/flan-t5-xl
     python3 -m planning.fit Qwen/Qwen3-32B --machine h200 --devices 8 --tokens 1e9
 
 Takes a preset, a Hugging Face folder, its config.json or a model of the hub, and any field of the
-configuration as a flag. Without `--machine` it is the one at hand, whose disk is measured where
+configuration as a flag. Without `--machine` it is the local machine, whose disk is measured if
 `--execution.disk` names a folder.
 """
 
@@ -25,14 +25,14 @@ from planning.hardware.resource_errors import explain_resource_errors
 from planning.origins import ORIGINS
 from planning.plan_options import add_devices_option
 from planning.report import Report
-from planning.report_text import faster_state, format_bytes, larger_batch
+from planning.report_text import format_batch_advice, format_bytes, format_state_advice
 from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 
 
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan and print."""
+    """Plan training and generation, and print the result."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
     from planning.advice import with_advice
     from planning.auto_config import resolve_auto_fields
@@ -52,17 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             line, trains=True, machine=target, count=count, programs=programs
         )
         config = line.config
-        made = plan_best_training(line.preset, [config], target, programs)
-        made = with_advice(made, programs, line.settings.is_layout_told)
-        written = plan_generation(line.preset, config, target)
-    print("\n".join(format_fit(made, options.tokens)))
-    print("\n".join(format_generation(written)))
+        report = plan_best_training(line.preset, [config], target, programs)
+        report = with_advice(report, programs, line.settings.is_layout_told)
+        generation = plan_generation(line.preset, config, target)
+    print("\n".join(format_fit(report, options.tokens)))
+    print("\n".join(format_generation(generation)))
 
 
 def _read(arguments: list[str]) -> CommandLine:
-    """A command line whose first word is the model."""
+    """Read a command line whose first argument is the model."""
     if arguments and not arguments[0].startswith("-"):
-        arguments = [*_named(arguments[0]), *arguments[1:]]
+        arguments = [*_model_options(arguments[0]), *arguments[1:]]
     elif not {"-h", "--help", "--help-all"} & set(arguments):
         raise ConfigError(
             "name a model first: python3 -m planning.fit MODEL, a preset, a Hugging Face folder, "
@@ -73,8 +73,8 @@ def _read(arguments: list[str]) -> CommandLine:
     )
 
 
-def _named(model: str) -> list[str]:
-    """How the command line of training names a model."""
+def _model_options(model: str) -> list[str]:
+    """Return the training options that select a model."""
     path = Path(model)
     if model in preset_names("finetuning") or path.suffix in (".yml", ".yaml"):
         return ["--config", model]
@@ -82,12 +82,12 @@ def _named(model: str) -> list[str]:
         if path.name != "config.json":
             raise ConfigError(f"{format_path(model)} must be called config.json")
         return ["--model", str(path.parent)]
-    preset = None if path.exists() else _published(model)
+    preset = None if path.exists() else _preset_for(model)
     return ["--config", preset] if preset else ["--model", model]
 
 
-def _published(model: str) -> str | None:
-    """The preset that trains a published model on one device; None if there is none."""
+def _preset_for(model: str) -> str | None:
+    """Return the preset that trains a published model on one device; None if there is none."""
     for name in preset_names("finetuning"):
         data = preset_data("finetuning", name)
         execution = data.get("execution", {})
@@ -102,7 +102,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--machine",
         metavar="NAME",
         help=f"{', '.join(machines())}, or a YAML file with the fields of "
-        "planning/hardware/machines.yml (default: the machine at hand)",
+        "planning/hardware/machines.yml (default: the local machine)",
     )
     add_devices_option(parser)
     parser.add_argument(
@@ -124,54 +124,58 @@ def _tokens(text: str) -> float:
     return number
 
 
-# ---- the screen ---------------------------------------------------------------------------------
-def format_fit(made: Report, tokens: float) -> list[str]:
-    """What training needs, as lines for people."""
-    requirements, c = made.requirements, made.requirements.config
+# ---- output -------------------------------------------------------------------------------------
+def format_fit(report: Report, tokens: float) -> list[str]:
+    """Format the plan of training as lines of text."""
+    requirements, c = report.requirements, report.requirements.config
     e = c.execution
     lines = [
-        f"{made.preset}: {requirements.parameters / 1e6:,.1f} M parameters in {c.model.precision}, "
-        f"{c.training.optimizer.name}",
-        f"machine     {_machine(made.machine)}",
-        f"fits        {_fits(made)}",
+        f"{report.preset}: {requirements.parameters / 1e6:,.1f} M parameters in "
+        f"{c.model.precision}, {c.training.optimizer.name}",
+        f"machine     {_format_machine(report.machine)}",
+        f"fits        {_format_fits(report)}",
         f"devices     {c.replicas} = {e.data_parallel} data parallel × {e.tensor_parallel} tensor "
         f"parallel, micro-batches of {e.micro_batch_size}",
-        *(f"{name:12}{_share(*share)}" for name, share in _memory_lines(made)),
+        *(f"{name:12}{_format_share(*share)}" for name, share in _memory_lines(report)),
     ]
     if requirements.placement is not None:
-        lines.append(f"placement   on each device, all the time: {_kept(requirements.placement)}")
-    state = [f"state       {text}" for text in [faster_state(made)] if text]
-    if not made.fits:
+        lines.append(
+            f"placement   on each device, all the time: {_format_resident(requirements.placement)}"
+        )
+    state = [f"state       {text}" for text in [format_state_advice(report)] if text]
+    if not report.fits:
         return [*lines, *state]
     batch = c.training.global_batch_size
-    hours = tokens / made.tokens_per_second / 3600
+    hours = tokens / report.tokens_per_second / 3600
     return [
         *lines,
-        f"step        {made.expected_seconds:,.2f} s for {batch} samples of up to "
+        f"step        {report.expected_seconds:,.2f} s for {batch} samples of up to "
         f"{requirements.tokens // requirements.samples} tokens: "
-        f"{made.tokens_per_second:,.0f} tokens/s{_waits(made)}",
-        *(f"small batch {text}" for text in [larger_batch(made)] if text),
+        f"{report.tokens_per_second:,.0f} tokens/s{_format_waits(report)}",
+        *(f"small batch {text}" for text in [format_batch_advice(report)] if text),
         *state,
-        f"training    {tokens:,.0f} tokens take {_duration(hours)}",
+        f"training    {tokens:,.0f} tokens take {_format_duration(hours)}",
     ]
 
 
-def format_generation(made: Report) -> list[str]:
-    """What generation on one device needs."""
-    if not made.fits:
+def format_generation(report: Report) -> list[str]:
+    """Format the plan of generation on one device as lines of text."""
+    if not report.fits:
         return ["generation  does not fit one device"]
-    where = "layer by layer" if made.requirements.streamed else "weights on the device"
+    where = "layer by layer" if report.requirements.streamed else "weights on the device"
     memory = ", ".join(
-        f"{format_bytes(needed)} {name}" for name, (needed, _) in made.memory_use.items() if needed
+        f"{format_bytes(needed)} {name}"
+        for name, (needed, _) in report.memory_use.items()
+        if needed
     )
     return [
-        f"generation  on one device, {where}: {memory}; {made.tokens_per_second:,.0f} tokens/s for "
-        f"{made.requirements.samples} prompts at once"
+        f"generation  on one device, {where}: {memory}; {report.tokens_per_second:,.0f} tokens/s "
+        f"for {report.requirements.samples} prompts at once"
     ]
 
 
-def _kept(placement: popxl.plan.Placement) -> str:
-    """The four largest kinds of entries that stay on the device, and how much of the others."""
+def _format_resident(placement: popxl.plan.Placement) -> str:
+    """Format the bytes of the four largest kinds of entries on the device, and of the others."""
     sums: Counter[str] = Counter()
     for kind in placement.kinds:
         sums[kind.label.removesuffix(" that many layers read")] += kind.nbytes
@@ -180,7 +184,7 @@ def _kept(placement: popxl.plan.Placement) -> str:
     return ", ".join(f"{n / 1e9:.1f} GB of {what}" for what, n in largest if n >= 1e8) or "nothing"
 
 
-def _machine(on: Machine) -> str:
+def _format_machine(on: Machine) -> str:
     devices = "" if on.platform == "cpu" else f" of {format_bytes(on.memory)}"
     return (
         f"{on.title}{devices}, {format_bytes(on.host_memory)} host memory, "
@@ -189,31 +193,31 @@ def _machine(on: Machine) -> str:
     )
 
 
-def _fits(made: Report) -> str:
-    if made.fits:
-        folder = made.requirements.config.execution.disk
-        return f"yes, with --execution.disk {folder}" if made.plan.disk else "yes"
-    lacking = [name for name, (needed, there) in made.memory_use.items() if needed > there]
+def _format_fits(report: Report) -> str:
+    if report.fits:
+        folder = report.requirements.config.execution.disk
+        return f"yes, with --execution.disk {folder}" if report.plan.disk else "yes"
+    lacking = [name for name, (needed, there) in report.memory_use.items() if needed > there]
     return f"NO: not enough {' and '.join(lacking)}"
 
 
-def _memory_lines(made: Report) -> list[tuple[str, tuple[float, float]]]:
+def _memory_lines(report: Report) -> list[tuple[str, tuple[float, float]]]:
     short = {"device memory": "device", "host memory": "host", "memory": "memory"}
-    return [(short.get(name, name), share) for name, share in made.memory_use.items()]
+    return [(short.get(name, name), share) for name, share in report.memory_use.items()]
 
 
-def _share(needed: float, there: float) -> str:
+def _format_share(needed: float, there: float) -> str:
     return f"{format_bytes(needed)} of {format_bytes(there)}"
 
 
-def _waits(made: Report) -> str:
-    timeline = made.timeline
+def _format_waits(report: Report) -> str:
+    timeline = report.timeline
     if timeline is None or not timeline.seconds:
         return ""
     return f"; {timeline.exposed_transfers / timeline.seconds:.0%} of it waiting for transfers"
 
 
-def _duration(hours: float) -> str:
+def _format_duration(hours: float) -> str:
     return f"{hours:,.1f} hours" if hours < 100 else f"{hours / 24:,.1f} days"
 
 

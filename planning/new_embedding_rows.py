@@ -1,4 +1,4 @@
-"""Rows of the embedding for tokens that the model which is loaded does not have."""
+"""New rows of the embedding, for tokens that the loaded model does not have."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from terminal.screen import say
 ADDED = "model.add_tokens"
 
 
-def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
-    """The embedding's fields for new tokens, by dotted names; empty: there are none.
+def choose_new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
+    """Choose the configuration's fields for new embedding rows, by dotted name, and print the rows.
 
-    They are those of `model.add_tokens`, and those of a tokenizer that is not the model's own.
-    Other rows that the vocabulary's size asks for are new too. Says which are.
+    New are the tokens of `model.add_tokens`, those of another tokenizer, and further rows of the
+    configured vocabulary size.
 
     Args:
-        model_rows: of the embedding that is loaded.
+        model_rows: rows of the loaded embedding.
+
+    Returns:
+        The fields; empty without new rows.
 
     Raises:
-        UserError: the tokenizer cannot be had.
+        UserError: the tokenizer is not available.
     """
     config = settings.config
     rows_field = config.model.path("vocab_size")
@@ -55,18 +58,18 @@ def new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
     return {rows_field: rows, config.model.path("new_rows"): named}
 
 
-def asks_for_rows(settings: Settings) -> bool:
-    """Decide whether settings may ask for other rows than the model has."""
+def may_need_new_rows(settings: Settings) -> bool:
+    """Return True if the settings can require other rows than the model has."""
     config = settings.config
     asked = settings.by_flag(config.model.path("vocab_size"))
-    return asked or bool(config.model.add_tokens) or not _has_own(config)
+    return asked or bool(config.model.add_tokens) or not _uses_model_tokenizer(config)
 
 
-def is_model(settings: Settings) -> bool:
-    """Decide whether new tokens can be added to what is loaded: a Hugging Face model.
+def loads_hf_model(settings: Settings) -> bool:
+    """Return True if the loaded weights are a Hugging Face model, which can get new tokens.
 
     Raises:
-        ConfigError: a flag adds some to a run.
+        ConfigError: a flag adds tokens to a run.
     """
     load = settings.config.checkpoint.load
     if load is None or load == RANDOM:
@@ -82,27 +85,27 @@ def is_model(settings: Settings) -> bool:
 
 
 def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
-    """Tokens by number that have no row yet, or one that nothing uses."""
+    """Return the tokens, by id, without a row, or with an unused one."""
     names, load = listed(config.model.add_tokens), str(config.checkpoint.load)
-    is_own = _has_own(config)
+    is_own = _uses_model_tokenizer(config)
     if is_own and not names:
         return {}
     base = load_tokenizer(config.data.tokenizer or load)
-    known = set(base.get_vocab().values()) if is_own else _numbers(load, model_rows)
+    known = set(base.get_vocab().values()) if is_own else _token_ids(load, model_rows)
     add_tokens(base, names)
     vocabulary = base.get_vocab()
     wanted = [*names, *([] if is_own else vocabulary)]
     return {n: t for t in wanted if (n := vocabulary[t]) not in known or n >= model_rows}
 
 
-def _has_own(config: RunConfig) -> bool:
-    """Decide whether the tokenizer is that of the model."""
+def _uses_model_tokenizer(config: RunConfig) -> bool:
+    """Return True if the tokenizer is the model's own."""
     given, load = config.data.tokenizer, str(config.checkpoint.load)
     return given is None or os.path.realpath(given) == os.path.realpath(load)
 
 
-def _numbers(model: str, rows: int) -> set[int]:
-    """Numbers of the tokens that a model knows: of its own tokenizer, else all of its rows."""
+def _token_ids(model: str, rows: int) -> set[int]:
+    """Return the token ids of a model's own tokenizer; without one, of all its rows."""
     try:
         return set(load_tokenizer(model).get_vocab().values())
     except DataUnavailable:

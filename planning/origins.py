@@ -37,7 +37,7 @@ from huggingface.peft_files import (
     ties_weights,
 )
 from huggingface.pretrained import RANDOM, local_model, read_pretrained
-from planning.new_embedding_rows import asks_for_rows, is_model, new_rows
+from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
 
 OF_ONE_RUN = ("checkpoint", "eval")
 """Sections that say where a run started, what it saved and what it was evaluated on: another one
@@ -138,10 +138,10 @@ class SavedOrModel:
     def vocabulary(self, settings: Settings) -> Mapping[str, Any]:
         """Rows for tokens that are added to a Hugging Face model."""
         load = str(settings.config.checkpoint.load)
-        if not (asks_for_rows(settings) and is_model(settings)):
+        if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
         described = flattened({"model": self.described(load)["model"]})
-        return new_rows(settings, described[settings.config.model.path("vocab_size")])
+        return choose_new_rows(settings, described[settings.config.model.path("vocab_size")])
 
     def described(self, name: str) -> Mapping[str, Any]:
         """The model's sizes, weights and tokenizer."""

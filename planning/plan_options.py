@@ -1,4 +1,4 @@
-"""The command line of plans: `--plan`, and where a plan goes besides the screen."""
+"""The options of plans (`--plan`, `--plan-json`, ...) and their output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # planning takes seconds to import, and the options are read 
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a script whose program can be planned."""
+    """Add the options of a script whose program can be planned."""
     group = parser.add_argument_group("plan")
     group.add_argument(
         "--plan",
@@ -51,7 +51,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_devices_option(parser: argparse.ArgumentParser) -> None:
-    """The option of a script that trains, or plans that."""
+    """Add the option `--devices` of a script that trains or plans training."""
     parser.add_argument(
         "--devices",
         type=count_option,
@@ -61,8 +61,7 @@ def add_devices_option(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_machine(line: CommandLine) -> Machine | None:
-    """The machine that a plan is for: that of the command line, else a preset's likely one; None:
-    that at hand.
+    """Return the machine of a plan: the option's, else a preset's likely one; None: the local one.
 
     Raises:
         UserError: it is not in the hardware table.
@@ -75,7 +74,7 @@ def plan_machine(line: CommandLine) -> Machine | None:
 
 
 class RequirementsFn(Protocol):
-    """Says what a program needs."""
+    """Computes the requirements of a program."""
 
     def __call__(self, config: RunConfig, target: str = "cpu") -> Requirements: ...
 
@@ -89,17 +88,17 @@ def _files(options: argparse.Namespace) -> dict[str, str | None]:
 
 
 def wants_plan(options: argparse.Namespace) -> bool:
-    """Whether a plan is asked for."""
+    """Return True if the options ask for a plan."""
     return options.plan or any(path is not None for path in _files(options).values())
 
 
 def show_plan(
     line: CommandLine, requirements_fn: RequirementsFn, programs: VariantCache | None = None
 ) -> bool:
-    """Show the plan if the command line asks for one, and say whether it did.
+    """Print and write the plan if the command line asks for one; returns True if it does.
 
     Args:
-        programs: those that there are already.
+        programs: cache of traced programs.
 
     Raises:
         UserError: the machine is not in the hardware table, or a file cannot be written.
@@ -119,36 +118,36 @@ def show_plan(
     from planning.report_text import format_report
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
-    made = make_report(line.preset, requirements_fn(line.config, target.target), target)
-    made = with_advice(made, programs or VariantCache(), line.settings.is_layout_told)
+    report = make_report(line.preset, requirements_fn(line.config, target.target), target)
+    report = with_advice(report, programs or VariantCache(), line.settings.is_layout_told)
     if options.plan:
-        print(format_report(made))
+        print(format_report(report))
     if options.plan_json is not None:
-        _write_json(made, Path(options.plan_json))
+        _write_json(report, Path(options.plan_json))
     if options.plan_picture is not None:
-        plot_report(made, Path(options.plan_picture))
+        plot_report(report, Path(options.plan_picture))
         print(f"the picture is in {options.plan_picture}", file=sys.stderr)
     if options.plan_trace is not None:
-        _write_trace(made, Path(options.plan_trace))
+        _write_trace(report, Path(options.plan_trace))
     return True
 
 
 def default_machine(config: RunConfig) -> Machine:
-    """The machine that such a configuration is likely to run on."""
+    """Return the machine on which a configuration is likely to run."""
     small = config.replicas == 1 and config.model.precision == "float32"
     return machine("laptop" if small else "h100")
 
 
-def _write_json(made: Report, path: Path) -> None:
-    write_text("the plan", path, json.dumps(made.as_dict(), indent=2) + "\n")
+def _write_json(report: Report, path: Path) -> None:
+    write_text("the plan", path, json.dumps(report.as_dict(), indent=2) + "\n")
     print(f"the plan is in {path}", file=sys.stderr)
 
 
-def _write_trace(made: Report, path: Path) -> None:
-    if made.timeline is None:
+def _write_trace(report: Report, path: Path) -> None:
+    if report.timeline is None:
         raise UserError(
-            f"--plan-trace: on {made.machine.title} devices share the host's memory, so nothing is "
-            "transferred: name a GPU with --machine"
+            f"--plan-trace: on {report.machine.title} devices share the host's memory, so nothing "
+            "is transferred: name a GPU with --machine"
         )
-    write_text("the trace", path, json.dumps(made.timeline.trace()) + "\n")
+    write_text("the trace", path, json.dumps(report.timeline.trace()) + "\n")
     print(f"the trace is in {path}: open it in ui.perfetto.dev", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The report of a plan: the rows of its table, and totals."""
+"""The report of a plan on a machine: table rows by phase, totals, and advice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class ReportRow:
     """A phase in one direction, such as forward, on one device.
 
     Attributes:
-        phase, direction: the parts of the label; direction "" if it has none.
+        phase, direction: from the label `phase/direction`; direction "" without one.
+        part: cost of the region.
+        times: seconds by resource.
     """
 
     phase: str
@@ -32,11 +34,11 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class LargerBatch:
-    """A batch that keeps the devices busy, where a plan's own does not.
+    """A larger batch that keeps the devices busy.
 
     Attributes:
-        samples: of a step.
-        gain: about how many times the samples a second.
+        samples: samples of a step.
+        gain: estimated factor of the samples per second.
     """
 
     samples: int
@@ -45,11 +47,11 @@ class LargerBatch:
 
 @dataclass(frozen=True)
 class FasterState:
-    """Optimizer state with which a step is faster than the plan's own, or which alone fits.
+    """An optimizer state with which a step is faster, or which alone fits.
 
     Attributes:
-        state: `training.optimizer.state`.
-        seconds: of a step, simulated.
+        state: value of `training.optimizer.state`.
+        seconds: seconds of a simulated step.
     """
 
     state: str
@@ -61,13 +63,13 @@ class Report:
     """A plan on a machine.
 
     Attributes:
-        rows: in order of execution.
-        reached: what programs reach of the machine's rates.
-        timeline: a simulated run; None where host and devices share their memory, and nothing is
-            on disk.
-        instead: the program without given values that save memory alone.
+        rows: costs by phase, in order of execution.
+        achieved: rates of the machine that programs achieve.
+        timeline: a simulated run; None if host and devices share their memory, and nothing is on
+            disk.
+        without_memory_options: the trial without options that only save memory, if it fits.
         larger_batch: see `planning.batch_size_advice`.
-        other_state: see `planning.optimizer_state_advice`.
+        faster_state: see `planning.optimizer_state_advice`.
     """
 
     preset: str
@@ -86,12 +88,12 @@ class Report:
 
     @property
     def hosts(self) -> int:
-        """Hosts that the devices take."""
+        """Number of hosts."""
         return self.machine.hosts(self.plan.replicas)
 
     @property
     def bytes_per_host(self) -> int:
-        """Bytes of remote buffers on one host, if all its devices are taken."""
+        """Bytes of remote buffers on one host, if all its devices are used."""
         return self.plan.remote * self._replicas_per_host
 
     @property
@@ -106,8 +108,10 @@ class Report:
 
     @property
     def memory_use(self) -> dict[str, tuple[float, float]]:
-        """Bytes needed and bytes there are, of each kind of memory of the machine; of the host's,
-        those that `execution.host_memory` allows."""
+        """Needed and available bytes of each memory of the machine.
+
+        `execution.host_memory` limits those of the host.
+        """
         machine, plan = self.machine, self.plan
         host = usable_host_bytes_on(self.requirements.config, machine)
         limited = plan.disk or host < machine.host_memory  # which holds the program, too
@@ -125,27 +129,26 @@ class Report:
 
     @property
     def device_bytes(self) -> int:
-        """Device bytes of one replica, with what is on its way and gaps between arrays."""
+        """Device bytes of one replica, with transfers and gaps between arrays."""
         if self.timeline is None or self.machine.platform == "cpu":
             return self.plan.device
         return self.plan.on_device + self.timeline.extent
 
     @property
     def fits(self) -> bool:
-        """Whether the program has room in the machine's memories."""
-        return all(needed <= there for needed, there in self.memory_use.values())
+        """True if the program fits each memory of the machine."""
+        return all(needed <= available for needed, available in self.memory_use.values())
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds of a run: simulated, where there is a timeline, else the bound at the rates that
-        programs reach."""
+        """Seconds of a run: simulated with a timeline, else the lower bound at achieved rates."""
         if self.timeline is not None:
             return self.timeline.seconds
         return sum(resource_times(row.part, self.achieved).seconds for row in self.rows)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of `Needs.tokens` in a second of `expected_seconds`."""
+        """`Requirements.tokens` per second of `expected_seconds`."""
         return self.requirements.tokens / self.expected_seconds
 
     @property
@@ -155,7 +158,7 @@ class Report:
 
     @property
     def utilisation(self) -> float:
-        """Fraction of that bound in which the matrix units work at their peak."""
+        """Fraction of the lower bound in which the matrix units work at their peak."""
         return self._utilisation(self.seconds)
 
     @property
@@ -167,12 +170,12 @@ class Report:
         return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
 
     def idle_time(self, row: ReportRow) -> popxl.plan.ExposedTime:
-        """Seconds of the simulated run in which nothing is computed in a phase."""
+        """Return the idle seconds of a phase in the simulated run."""
         by_label = {} if self.timeline is None else self.timeline.exposed
         return by_label.get(row.part.name, popxl.plan.ExposedTime())
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return the report as JSON data."""
         requirements, plan = self.requirements, self.plan
         return {
             "preset": self.preset,
@@ -197,32 +200,34 @@ class Report:
             "tokens_per_second": self.tokens_per_second if self.seconds else None,
             "weights": "streamed" if requirements.streamed else None,
             "utilisation": self.utilisation,
-            "simulated": None if self.timeline is None else _simulated(self, self.timeline),
+            "simulated": None if self.timeline is None else _timeline_as_dict(self, self.timeline),
             "larger_batch": None if self.larger_batch is None else asdict(self.larger_batch),
             "faster_state": None if self.faster_state is None else asdict(self.faster_state),
             "execution": asdict(requirements.config.execution),
             "placement": None
             if requirements.placement is None
-            else _placement(requirements.placement),
+            else _placement_as_dict(requirements.placement),
             "activations": None
             if requirements.chosen is None
-            else _activations(requirements.chosen),
-            "phases": [_row(row) | {"exposed": asdict(self.idle_time(row))} for row in self.rows],
+            else _trials_as_dicts(requirements.chosen),
+            "phases": [
+                _row_as_dict(row) | {"exposed": asdict(self.idle_time(row))} for row in self.rows
+            ],
         }
 
 
 def make_report(preset: str, requirements: Requirements, machine: Machine) -> Report:
-    """Put a plan on a machine.
+    """Make the report of a plan on a machine.
 
-    Where the weights do not fit, generation that may choose is planned layer by layer, as it runs
-    (`planning.generation_placement`).
+    Generation with `generation.weights` auto is planned with streamed weights if resident ones do
+    not fit, as it runs (`planning.generation_placement`).
     """
-    made = _report(preset, requirements, machine)
-    streamed = None if made.fits else streamed_requirements(requirements, machine.target)
-    return made if streamed is None else _report(preset, streamed, machine)
+    report = _make_report(preset, requirements, machine)
+    streamed = None if report.fits else streamed_requirements(requirements, machine.target)
+    return report if streamed is None else _make_report(preset, streamed, machine)
 
 
-def _report(preset: str, requirements: Requirements, machine: Machine) -> Report:
+def _make_report(preset: str, requirements: Requirements, machine: Machine) -> Report:
     requirements = plan_on(requirements, machine)
     precision, replicas = requirements.config.model.precision, requirements.plan.replicas
     rates, achieved = (
@@ -239,15 +244,15 @@ def _report(preset: str, requirements: Requirements, machine: Machine) -> Report
         timeline = requirements.placement.timeline
     elif machine.platform != "cpu" or requirements.plan.disk:
         timeline = requirements.traced.timeline(achieved)
-    instead = None
+    faster_trial = None
     if requirements.variants is not None and requirements.chosen is not None:
-        instead = try_without_memory_options(
+        faster_trial = try_without_memory_options(
             requirements.variants, requirements.config, machine, requirements.chosen.best
         )
-    return Report(preset, requirements, machine, rows, achieved, timeline, instead)
+    return Report(preset, requirements, machine, rows, achieved, timeline, faster_trial)
 
 
-def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
+def _placement_as_dict(placement: popxl.plan.Placement) -> dict[str, Any]:
     return {
         "seconds_with_all_in_host_memory": placement.all_host_timeline.seconds,
         "room_bytes": placement.free_bytes,
@@ -255,7 +260,7 @@ def _placement(placement: popxl.plan.Placement) -> dict[str, Any]:
     }
 
 
-def _activations(chosen: PlacementResult) -> list[dict[str, Any]]:
+def _trials_as_dicts(chosen: PlacementResult) -> list[dict[str, Any]]:
     return [
         {
             "micro_batches_per_pass": trial.variant.per_pass,
@@ -267,7 +272,7 @@ def _activations(chosen: PlacementResult) -> list[dict[str, Any]]:
     ]
 
 
-def _simulated(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:
+def _timeline_as_dict(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:
     return {
         "seconds": timeline.seconds,
         "samples_per_second": report.requirements.samples / timeline.seconds,
@@ -277,9 +282,9 @@ def _simulated(report: Report, timeline: popxl.plan.Timeline) -> dict[str, Any]:
     }
 
 
-def _row(row: ReportRow) -> dict[str, Any]:
+def _row_as_dict(row: ReportRow) -> dict[str, Any]:
     collectives = [asdict(c) | {"sent": c.sent} for c in row.part.collectives]
-    facts = asdict(row.part) | {"collectives": collectives, "code_loads": row.part.code_loads}
-    del facts["name"]
+    costs = asdict(row.part) | {"collectives": collectives, "code_loads": row.part.code_loads}
+    del costs["name"]
     seconds = asdict(row.times) | {"estimate": row.times.seconds, "bound": row.times.bound}
-    return {"phase": row.phase, "direction": row.direction} | facts | {"seconds": seconds}
+    return {"phase": row.phase, "direction": row.direction} | costs | {"seconds": seconds}

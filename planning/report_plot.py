@@ -1,4 +1,4 @@
-"""A plan as a picture: each phase's use of each resource."""
+"""The report of a plan as a plot: seconds by phase and resource, and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from files.atomic_writing import write_file
 from planning.report import Report
 from planning.report_text import format_bytes, format_devices
 
-COLOURS = {
+COLORS = {
     "compute": "#1f5fa8",
     "memory": "#6aa84f",
     "host": "#b3541e",
@@ -25,7 +25,7 @@ _WIDTH, _MARGIN = 10, 0.15  # inches
 
 
 def plot_report(report: Report, path: Path) -> None:
-    """Draw times by resource and memory of the phases into a PNG file.
+    """Plot the times by resource and the memory of each phase to a PNG file.
 
     Raises:
         WriteError: it cannot be written.
@@ -34,8 +34,8 @@ def plot_report(report: Report, path: Path) -> None:
     figure = Figure(figsize=(_WIDTH, 0.42 * len(report.rows) + 2), dpi=120, layout=layout)
     FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
-    _draw_times(left, report)
-    _draw_memory(right, report)
+    _plot_times(left, report)
+    _plot_memory(right, report)
     figure.suptitle(
         f"{report.preset}, {report.requirements.kind}: {_devices(report)}, "
         f"{report.seconds:.3g} s a run, {format_bytes(report.plan.host or report.plan.device)} "
@@ -55,26 +55,26 @@ def _devices(report: Report) -> str:
     return f"{count} device{'s' if count > 1 else ''} {format_devices(report)}"
 
 
-def _draw_times(axes: Axes, report: Report) -> None:
+def _plot_times(axes: Axes, report: Report) -> None:
     names = [f"{row.phase} {row.direction}".strip() for row in report.rows]
     places = np.arange(len(names))
-    height = 0.8 / len(COLOURS)
-    for i, (resource, colour) in enumerate(COLOURS.items()):
+    height = 0.8 / len(COLORS)
+    for i, (resource, color) in enumerate(COLORS.items()):
         seconds = [getattr(row.times, resource) * 1e3 for row in report.rows]
         axes.barh(
-            places + (i - (len(COLOURS) - 1) / 2) * height,
+            places + (i - (len(COLORS) - 1) / 2) * height,
             seconds,
             height,
-            color=colour,
+            color=color,
             label=resource,
         )
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set_xlabel("ms, if nothing else were needed")
-    axes.legend(frameon=False, ncols=len(COLOURS), loc="lower left", bbox_to_anchor=(0, 1))
+    axes.legend(frameon=False, ncols=len(COLORS), loc="lower left", bbox_to_anchor=(0, 1))
 
 
-def _draw_memory(axes: Axes, report: Report) -> None:
+def _plot_memory(axes: Axes, report: Report) -> None:
     live = [row.part.device_bytes / 1e6 for row in report.rows]
     axes.barh(np.arange(len(live)), live, 0.6, color="0.55")
     axes.set_xlabel("MB of intermediate values")

@@ -1,4 +1,4 @@
-"""A plan as text for people."""
+"""The report of a plan as text."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _REST = {
 
 
 @dataclass(frozen=True)
-class _Units:
-    """Units of a table's numbers, and how many of the basic unit they are."""
+class TableUnits:
+    """Units of a table's numbers, each with its factor."""
 
     flops: tuple[str, float]
     bytes: tuple[str, float]
 
     @classmethod
-    def fitting(cls, report: Report) -> _Units:
-        """Those in which the largest rows have digits before the point."""
+    def for_report(cls, report: Report) -> TableUnits:
+        """Return units in which the largest numbers are above 1."""
         if max(row.part.device_traffic for row in report.rows) < 1e9:
             return cls(("GFLOP", 1e9), ("MB", 1e6))
         return cls(("TFLOP", 1e12), ("GB", 1e9))
 
 
 def format_report(report: Report) -> str:
-    """Totals, a table of the phases with its legend, and the collectives."""
-    closing = [*_collectives(report), *_hints(report)]
-    blocks = [_facts(report), _table(report), _legend(report), closing]
+    """Format a report: totals, a table of the phases with its legend, and the collectives."""
+    closing = [*_collectives(report), *_hint_lines(report)]
+    blocks = [_totals(report), _table(report), _legend(report), closing]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _facts(report: Report) -> list[str]:
+def _totals(report: Report) -> list[str]:
     requirements, plan = report.requirements, report.plan
     c = requirements.config
     e = c.execution
@@ -53,19 +53,19 @@ def _facts(report: Report) -> list[str]:
         f"parameters in {c.model.precision}",
         f"devices      {plan.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp, "
         f"{format_devices(report)}",
-        f"fits         {_fits(report)}",
+        f"fits         {_format_fits(report)}",
     ]
     if requirements.kind == "finetuning":
         lines += [
             f"batch        {c.training.global_batch_size} = {e.micro_batch_size} micro × "
             f"{c.gradient_accumulation} accumulation × {e.data_parallel} dp",
             f"state        {format_bytes(requirements.state)} = parameters × "
-            f"{requirements.state / requirements.parameters:.4g} bytes ({_state(report)})",
+            f"{requirements.state / requirements.parameters:.4g} bytes ({_format_state(report)})",
             f"buffers      {format_bytes(stored)}: the state and {format_bytes(activations)} of "
             "activations and inputs",
             f"host memory  {format_bytes(plan.host)} of them; "
             f"{format_bytes(report.bytes_per_host)} a host",
-            *_disk(report),
+            *_disk_lines(report),
         ]
     else:
         loops = "micro-batches of a pass" if requirements.streamed else "device iterations"
@@ -73,26 +73,27 @@ def _facts(report: Report) -> list[str]:
         lines += [
             f"batch        {requirements.samples} = {e.micro_batch_size} micro × "
             f"{e.data_parallel} dp × {requirements.samples // at_once} {loops}",
-            f"weights      {_weights(report)}",
+            f"weights      {_format_weights(report)}",
             f"writes       {requirements.tokens:,} tokens a run at most, "
             f"{report.tokens_per_second:,.1f} tokens/s",
         ]
         if plan.disk:
-            lines += _disk(report)
+            lines += _disk_lines(report)
     lines += [
-        f"device       {format_bytes(report.device_bytes)} each: {', '.join(_on_device(report))}",
+        f"device       {format_bytes(report.device_bytes)} each: "
+        f"{', '.join(_device_items(report))}",
         f"work         {requirements.flops_per_sample / 1e9:,.2f} GFLOP a sample in matrix "
         "products",
         f"bound        {report.seconds:,.3f} s a run, {requirements.samples / report.seconds:,.1f} "
         f"samples/s at best: matrix units busy {report.utilisation:.0%}",
     ]
-    advice = [*_larger_batch(report), *_faster_state(report)]
-    tried = [*advice, *_activations(report), *_instead(report)]
-    return [*lines, *_simulated(report), *tried, *_placement(report)]
+    advice = [*_batch_advice_lines(report), *_state_advice_lines(report)]
+    tried = [*advice, *_pass_lines(report), *_memory_option_lines(report)]
+    return [*lines, *_simulated_lines(report), *tried, *_placement_lines(report)]
 
 
-def _state(report: Report) -> str:
-    """What is kept for each parameter, in bytes."""
+def _format_state(report: Report) -> str:
+    """Format the bytes of state per parameter."""
     requirements, c = report.requirements, report.requirements.config
     kept = c.master_slot
     more = "" if kept is None else f", {kept.name} {kept.itemsize}"
@@ -101,8 +102,8 @@ def _state(report: Report) -> str:
     return f"weight, gradient {gradient}, moments {moments:.2g}{more}"
 
 
-def _weights(report: Report) -> str:
-    """Which of the two programs generates."""
+def _format_weights(report: Report) -> str:
+    """Format where the weights are in generation."""
     if not report.requirements.streamed:
         return "resident: on the device, all the time"
     return (
@@ -111,8 +112,8 @@ def _weights(report: Report) -> str:
     )
 
 
-def _disk(report: Report) -> list[str]:
-    """What is on disk, and what a run moves."""
+def _disk_lines(report: Report) -> list[str]:
+    """Lines on the bytes on disk, and those that a run reads and writes."""
     if not report.plan.disk:
         return []
     read, written = (
@@ -126,7 +127,7 @@ def _disk(report: Report) -> list[str]:
     ]
 
 
-def _on_device(report: Report) -> list[str]:
+def _device_items(report: Report) -> list[str]:
     plan, timeline = report.plan, report.timeline
     between, on_its_way, gaps = plan.temporaries, "", []
     if timeline is not None and report.machine.platform != "cpu":
@@ -142,14 +143,14 @@ def _on_device(report: Report) -> list[str]:
     ]
 
 
-def _larger_batch(report: Report) -> list[str]:
-    """How large a batch would feed the devices."""
-    text = larger_batch(report)
+def _batch_advice_lines(report: Report) -> list[str]:
+    """Line with the advice on the batch size, if any."""
+    text = format_batch_advice(report)
     return [] if text is None else [f"small batch  {text}"]
 
 
-def larger_batch(report: Report) -> str | None:
-    """That the batch is too small for the devices, and which one is not; None: it is not."""
+def format_batch_advice(report: Report) -> str | None:
+    """Format the advice on the batch size; None without advice."""
     larger = report.larger_batch
     if larger is None:
         return None
@@ -160,14 +161,14 @@ def larger_batch(report: Report) -> str | None:
     )
 
 
-def _faster_state(report: Report) -> list[str]:
-    """The optimizer state that is faster."""
-    text = faster_state(report)
+def _state_advice_lines(report: Report) -> list[str]:
+    """Line with the advice on the optimizer state, if any."""
+    text = format_state_advice(report)
     return [] if text is None else [f"state pays   {text}"]
 
 
-def faster_state(report: Report) -> str | None:
-    """With which optimizer state a step is faster, or fits; None: there is none."""
+def format_state_advice(report: Report) -> str | None:
+    """Format the advice on the optimizer state; None without advice."""
     other = report.faster_state
     if other is None:
         return None
@@ -176,8 +177,8 @@ def faster_state(report: Report) -> str | None:
     return f"with --training.optimizer.state {other.state}: {fits}{seconds} s a step"
 
 
-def _instead(report: Report) -> list[str]:
-    """What given values cost that save memory alone."""
+def _memory_option_lines(report: Report) -> list[str]:
+    """Line on the time that options cost which only save memory."""
     if report.without_memory_options is None or report.requirements.chosen is None:
         return []
     given, best = report.requirements.config.execution, report.requirements.chosen.best
@@ -191,8 +192,8 @@ def _instead(report: Report) -> list[str]:
     ]
 
 
-def _placement(report: Report) -> list[str]:
-    """What the plan keeps on the device, and why."""
+def _placement_lines(report: Report) -> list[str]:
+    """Lines on the entries that the plan keeps on the device."""
     placement = report.requirements.placement
     if placement is None:
         return []
@@ -211,8 +212,8 @@ def _placement(report: Report) -> list[str]:
     ]
 
 
-def _activations(report: Report) -> list[str]:
-    """How micro-batches pass the layers, which of these save activations, and why."""
+def _pass_lines(report: Report) -> list[str]:
+    """Line on the micro-batches per pass and the layers that save activations, with all trials."""
     chosen = report.requirements.chosen
     if chosen is None or len(chosen.tried) < 2:
         return []
@@ -224,8 +225,8 @@ def _activations(report: Report) -> list[str]:
     return [f"passes       {chosen.best.title}: {chosen.best.seconds:,.3f} s; {others}"]
 
 
-def _simulated(report: Report) -> list[str]:
-    """What a simulated run adds to the bound."""
+def _simulated_lines(report: Report) -> list[str]:
+    """Line on the simulated run."""
     timeline = report.timeline
     if timeline is None:
         return []
@@ -239,7 +240,7 @@ def _simulated(report: Report) -> list[str]:
     ]
 
 
-def _fits(report: Report) -> str:
+def _format_fits(report: Report) -> str:
     memory_use = [
         f"{format_bytes(needed)} of {format_bytes(there)} {name}"
         for name, (needed, there) in report.memory_use.items()
@@ -252,19 +253,19 @@ def _fits(report: Report) -> str:
 
 
 def _table(report: Report) -> list[str]:
-    units = _Units.fitting(report)
-    rows = [_head(units), *(_cells(row, report, units) for row in report.rows)]
+    units = TableUnits.for_report(report)
+    rows = [_table_head(units), *(_table_row(row, report, units) for row in report.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [_line(row, widths) for row in rows]
+    return [_format_row(row, widths) for row in rows]
 
 
-def _head(units: _Units) -> tuple[str, ...]:
+def _table_head(units: TableUnits) -> tuple[str, ...]:
     name = units.bytes[0]
     return ("phase", "", units.flops[0], f"device {name}", f"from host {name}", f"to host {name}",
             f"sent {name}", "live MB", "ms", "bound by", "waits ms")  # fmt: skip
 
 
-def _cells(row: ReportRow, report: Report, units: _Units) -> tuple[str, ...]:
+def _table_row(row: ReportRow, report: Report, units: TableUnits) -> tuple[str, ...]:
     part = row.part
     sent = sum(c.sent for c in part.collectives)
     per_flop, per_byte = units.flops[1], units.bytes[1]
@@ -278,7 +279,7 @@ def _cells(row: ReportRow, report: Report, units: _Units) -> tuple[str, ...]:
 
 
 def _legend(report: Report) -> list[str]:
-    """What the columns mean, and the rows that are not phases."""
+    """Lines that explain the columns, and the rows that are not phases."""
     names = {row.phase for row in report.rows}
     lines = [_LEGEND]
     if "inputs" in names:
@@ -288,7 +289,7 @@ def _legend(report: Report) -> list[str]:
     return lines
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
     left = {0, 1, 9}  # names
     padded = (
         text.ljust(width) if i in left else text.rjust(width)
@@ -312,8 +313,8 @@ def _collectives(report: Report) -> list[str]:
     ]
 
 
-def _hints(report: Report) -> list[str]:
-    """What the configuration asks of Graphcore's hardware, which XLA decides itself."""
+def _hint_lines(report: Report) -> list[str]:
+    """Line on options for Graphcore's hardware, which XLA ignores."""
     execution = report.requirements.config.execution
     loads = sum(row.part.code_loads for row in report.rows)
     hints = [f"code_load: {loads} loads of layers' code"] if execution.code_load else []
@@ -324,7 +325,7 @@ def _hints(report: Report) -> list[str]:
 
 
 def format_devices(report: Report) -> str:
-    """Where the devices are: on 8 hosts of 8 (NVIDIA H100 SXM)."""
+    """Format the hosts of the devices, as in "on 8 hosts of 8 (NVIDIA H100 SXM)"."""
     machine, hosts = report.machine, report.hosts
     if machine.devices is None:
         return f"on {machine.title}"
@@ -332,11 +333,11 @@ def format_devices(report: Report) -> str:
 
 
 def format_two_digits(number: float) -> str:
-    """What is simulated, as text: 1,200, 34, 5.6."""
+    """Format a simulated number with two digits: 1,200, 34, 5.6."""
     rounded = float(f"{number:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as text: 1.50 GB, 20.3 MB."""
+    """Format bytes: 1.50 GB, 20.3 MB."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

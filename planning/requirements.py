@@ -1,4 +1,4 @@
-"""What a configured model's program needs, in the application's terms."""
+"""The requirements of a configured model's program: memory, state and work."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from planning.program_variants import ProgramVariants, VariantCache, with_target
 
 @dataclass(frozen=True)
 class Requirements:
-    """A program's plan and what it is made of.
+    """The plan of a program, with the sizes of the model and its state.
 
     Attributes:
         kind: "finetuning" or "inference".
-        traced: the program, for its timeline.
-        parameters: number of weights of the model.
-        state: bytes of weights, and in fine-tuning of gradients, moments and masters, once.
+        traced: the traced program, for its timeline.
+        parameters: number of parameters of the model.
+        state: bytes of weights, and in training of gradients, moments and master weights, once.
+        samples: samples of a run, over all replicas.
+        tokens: tokens of these samples, padding included; of generation, the largest number of new
+            tokens.
         moments: bytes of the moments.
-        candidates: training programs to choose from.
-        chosen: the one that the plan chose, with which entries stay on the device.
-        samples: samples that a run of the program takes, over all replicas.
-        tokens: that they are, padding included; of generation, those that are written at most.
-        streamed: whether the weights visit the device layer by layer, in generation.
+        streamed: true for generation with streamed weights.
+        variants: variants of a training program.
+        chosen: result of the placement search.
     """
 
     kind: str
@@ -51,45 +52,44 @@ class Requirements:
 
     @property
     def placement(self) -> popxl.plan.Placement | None:
-        """Which entries the plan chose to stay on the device."""
+        """Placement that the plan chose; None without a plan."""
         return None if self.chosen is None else self.chosen.best.placement
 
     @property
     def flops_per_sample(self) -> float:
-        """Operations of matrix products for one sample, recomputation included."""
+        """FLOPs of matrix products per sample, recomputation included."""
         return self.plan.flops * self.plan.replicas / self.samples
 
 
 def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
-    """What a program needs on a machine: there the plan may choose what stays on the device, which
-    layers keep their activations, and what goes to disk."""
+    """Plan a program on a machine: search its placement, and offload to disk if configured."""
     config, has_device_memory = requirements.config, machine.platform != "cpu"
     if requirements.variants is not None and has_device_memory and plans_placement(config):
         chosen = search_placement(requirements.variants, config, machine)
         traced = chosen.best.traced
         requirements = replace(requirements, traced=traced, plan=traced.plan(), chosen=chosen)
     if config.execution.disk is not None:
-        room = usable_host_bytes_on(config, machine)
+        free_bytes = usable_host_bytes_on(config, machine)
         replicas = min(config.replicas, machine.devices or config.replicas)
-        taken = 0 if has_device_memory else requirements.plan.device * replicas
-        offload_to_disk(requirements.traced.ir, int(room) - taken, replicas)
+        used_bytes = 0 if has_device_memory else requirements.plan.device * replicas
+        offload_to_disk(requirements.traced.ir, int(free_bytes) - used_bytes, replicas)
         requirements = replace(requirements, plan=requirements.traced.plan())
     return requirements
 
 
 def usable_host_bytes_on(config: RunConfig, machine: Machine) -> float:
-    """Bytes of host memory that a run may take there."""
-    given = config.execution.host_memory
-    return machine.host_memory if given is None else min(given * 1e9, machine.host_memory)
+    """Return the bytes of host memory that a run may use on a machine."""
+    limit = config.execution.host_memory
+    return machine.host_memory if limit is None else min(limit * 1e9, machine.host_memory)
 
 
 def finetuning_requirements(
     config: RunConfig, target: str = "cpu", programs: VariantCache | None = None
 ) -> Requirements:
-    """What fine-tuning needs, traced for a machine (`Machine.target`).
+    """Return the requirements of fine-tuning, traced for `target` (`Machine.target`).
 
     Args:
-        programs: those that there are already.
+        programs: cache of traced programs.
     """
     family = get_family(config)
     weight_map = family.weight_map(config)
@@ -99,16 +99,16 @@ def finetuning_requirements(
         _parameters(weight_map),
         [weight.shape for weight in weight_map.trainable_weights],
     )
-    rows = [row for row in weight_map.mappings if row.is_updated]
-    kept = [
+    slots = [
         (slot, weight.shape)
-        for row in rows
-        for weight in row.weights
-        for slot in config.optimizer_slots(len(weight.shape), row.is_adapter)
+        for mapping in weight_map.mappings
+        if mapping.is_updated
+        for weight in mapping.weights
+        for slot in config.optimizer_slots(len(weight.shape), mapping.is_adapter)
     ]
-    more = config.master_slot
-    moments = sum(slot.nbytes(shape) for slot, shape in kept if slot != more)
-    masters = sum(slot.nbytes(shape) for slot, shape in kept if slot == more)
+    master = config.master_slot
+    moments = sum(slot.nbytes(shape) for slot, shape in slots if slot != master)
+    masters = sum(slot.nbytes(shape) for slot, shape in slots if slot == master)
     gradients = ITEM_BYTES[config.training.gradient_dtype] * sum(map(math.prod, shapes))
     state = _weight_bytes(config, weight_map) + gradients + moments + masters
     samples = config.training.global_batch_size * config.execution.device_iterations
@@ -118,15 +118,15 @@ def finetuning_requirements(
 
 
 def generation_requirements(config: RunConfig, target: str = "cpu") -> Requirements:
-    """What generation needs, traced for a machine (`Machine.target`)."""
+    """Return the requirements of generation, traced for `target` (`Machine.target`)."""
     config = replace(config, model=replace(config.model, eval=True))
-    family, here = get_family(config), with_target_device(config, target)
+    family, on_target = get_family(config), with_target_device(config, target)
     streamed = config.generation.weights == "streamed"
     strategy, weight_map = strategy_from_config(config), family.weight_map(config)
     if streamed:
-        program = build_streamed(here, family.generator, weight_map, strategy)
+        program = build_streamed(on_target, family.generator, weight_map, strategy)
     else:
-        program = build_resident(here, family.generator, strategy)
+        program = build_resident(on_target, family.generator, strategy)
     execution, count = config.execution, _parameters(weight_map)
     batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, target)
@@ -144,13 +144,13 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Bytes of the weights that generation needs."""
+    """Return the bytes of the weights in generation."""
     config = replace(config, model=replace(config.model, eval=True))
     return _weight_bytes(config, get_family(config).weight_map(config))
 
 
 def streamed_requirements(requirements: Requirements, target: str) -> Requirements | None:
-    """What generation layer by layer needs, where the configuration leaves the choice."""
+    """Return the requirements with streamed weights; None unless `generation.weights` is auto."""
     config = requirements.config
     if requirements.kind != "inference" or config.generation.weights != "auto":
         return None
@@ -159,7 +159,7 @@ def streamed_requirements(requirements: Requirements, target: str) -> Requiremen
 
 
 def tokens_per_sample(config: RunConfig) -> int:
-    """Tokens of a sample, padding included: of both texts, where a model has two."""
+    """Return the tokens of a sample, padding included, of encoder and decoder together."""
     model = config.model
     return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))
 
@@ -169,7 +169,7 @@ def _parameters(weight_map: WeightMap) -> int:
 
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
-    """Bytes of all weights, of which those of adapters are float32."""
+    """Return the bytes of all weights; those of adapters are float32."""
     wide, model = _parameters(weight_map.filter(is_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
     total = (_parameters(weight_map) - wide) * item + wide * 4

@@ -1,4 +1,4 @@
-"""How long a part of a program takes: the slowest of what it needs (a roofline).
+"""Roofline times of a region of a program: the seconds of each resource, and the slowest one.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009: each
 resource alone gives a lower bound on the time, and with everything else hidden behind the slowest
@@ -14,12 +14,12 @@ import popxl
 
 @dataclass(frozen=True)
 class ResourceTimes:
-    """Seconds that a part needs of each resource.
+    """Seconds that a region needs of each resource.
 
     Attributes:
         compute: matrix products and convolutions at the peak rate of the operands' type.
         memory: traffic of device memory.
-        host: transfers from and to host memory; the directions go on at the same time.
+        host: transfers from and to host memory, both directions at the same time.
         network: collectives, on links within a host or between hosts.
         disk: reads and writes of entries on disk, one at a time.
     """
@@ -32,17 +32,17 @@ class ResourceTimes:
 
     @property
     def bound(self) -> str:
-        """The resource that decides."""
+        """Name of the slowest resource."""
         return max(vars(self), key=vars(self).__getitem__)
 
     @property
     def seconds(self) -> float:
-        """The largest time."""
+        """Seconds of the slowest resource."""
         return max(vars(self).values())
 
 
 def resource_times(part: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> ResourceTimes:
-    """Times of a part on a device."""
+    """Compute the times of a region on a device."""
     return ResourceTimes(
         compute=rates.product_seconds(part.flops, part.float8_flops),
         memory=part.device_traffic / rates.bandwidth,

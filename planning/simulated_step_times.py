@@ -1,4 +1,4 @@
-"""Simulated steps of presets on machines, side by side."""
+"""Tables of simulated step times of presets on machines."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from planning.report import Report, make_report
 from planning.report_text import format_bytes, format_two_digits
 from planning.requirements import finetuning_requirements
 
-Case = tuple[str, str, float | None]
-"""A preset, a machine, and gigabytes of host memory if not the machine's."""
+StepCase = tuple[str, str, float | None]
+"""A preset, a machine, and gigabytes of host memory; None: the machine's."""
 
-HEAD = (
+STEP_TABLE_HEAD = (
     "| Preset | Machine | Step | Samples/s | Matrix rate | Waits for transfers | Device | Host |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
 
-HEAD_OF_LAYOUTS = (
+LAYOUT_TABLE_HEAD = (
     "| Preset | Devices | Layout | Micro-batch | A pass | Step | Samples/s |\n"
     "|---|---|---|---|---|---|---|"
 )
 
 
-def row_of_layout(case: tuple[str, str, int]) -> str:
-    """A row of a Markdown table below `HEAD_OF_LAYOUTS`: the layout that a plan chooses.
+def layout_table_row(case: tuple[str, str, int]) -> str:
+    """Format a row of the Markdown table `LAYOUT_TABLE_HEAD`: the layout that a plan chooses.
 
     Args:
-        case: a preset, a machine, and how many of its devices are used.
+        case: a preset, a machine, and the number of its devices.
     """
     preset, _, devices = case
-    made = best_layout(*case)
+    made = plan_best_layout(*case)
     c, chosen = made.requirements.config, made.requirements.chosen
     assert chosen is not None, "the machine has device memory"
     e, taken = c.execution, made.expected_seconds
@@ -53,8 +53,10 @@ def row_of_layout(case: tuple[str, str, int]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def best_layout(preset: str, on: str, devices: int, programs: VariantCache | None = None) -> Report:
-    """The plan of the fastest layout of a fine-tuning preset over devices of a machine."""
+def plan_best_layout(
+    preset: str, on: str, devices: int, programs: VariantCache | None = None
+) -> Report:
+    """Return the plan of the fastest layout of a fine-tuning preset on devices of a machine."""
     config = _config(preset)
     ways = list_layouts(config, devices, config.execution.micro_batch_size)
     return plan_best_training(preset, ways, machine(on), programs)
@@ -65,12 +67,12 @@ def _config(preset: str) -> RunConfig:
     return load_config(config_class_of(data, preset), "finetuning", preset)
 
 
-def simulated(preset: str, on: str, host: float | None = None) -> Report:
-    """The plan of a fine-tuning preset, its placement and its simulated run.
+def simulate_step(preset: str, on: str, host: float | None = None) -> Report:
+    """Return the plan of a fine-tuning preset with its placement and simulated run.
 
     Args:
         on: name of a machine with device memory.
-        host: gigabytes of host memory, if not the machine's.
+        host: gigabytes of host memory; None: the machine's.
 
     Raises:
         UserError: there is no such preset or machine.
@@ -81,10 +83,9 @@ def simulated(preset: str, on: str, host: float | None = None) -> Report:
     return make_report(preset, finetuning_requirements(_config(preset), target.target), target)
 
 
-def row(case: Case) -> str:
-    """A row of a Markdown table below `HEAD`: the fraction of the matrix rate, recomputation
-    included, and what waits."""
-    made = simulated(*case)
+def step_table_row(case: StepCase) -> str:
+    """Format a row of the Markdown table `STEP_TABLE_HEAD` from a simulated step."""
+    made = simulate_step(*case)
     timeline = made.timeline
     assert timeline is not None, "the machine has device memory"
     cells = (

@@ -127,7 +127,7 @@ def test_plain_text_is_learned_whole(name, chosen, tmp_path, capsys):
 def test_long_texts_do_not_take_all_memory(chosen, tmp_path, monkeypatch):
     write_rows(tmp_path / "long.jsonl", 40, "lamp", words=5000)
     config = chosen("--model", "t5", "--data.train", str(tmp_path / "long.jsonl"))
-    assert config.model.sequence_length == choices.LONGEST
+    assert config.model.sequence_length == choices.MAX_SAMPLE_TOKENS
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(30, 8), (400, 16), (3000, 32)])
@@ -256,7 +256,7 @@ def test_a_plan_is_for_the_machine_that_it_names(chosen):
 
 def test_a_plan_needs_no_data(models, chosen):
     config = chosen("--model", "gptj", only_plans=True)
-    longest = min(choices.LONGEST, config.model.max_position_embeddings)
+    longest = min(choices.MAX_SAMPLE_TOKENS, config.model.max_position_embeddings)
     assert config.model.sequence_length + config.model.output_length == longest
     with pytest.raises(ConfigError, match="nothing says which data"):
         chosen("--model", "gptj")
@@ -330,7 +330,7 @@ def test_a_model_reads_all_of_its_length_but_what_it_writes(
     assert made.execution.micro_batch_size == short
     line = read_command_line("", "inference", "tiny", ["--model", "gptj"], origins=ORIGINS)
     planned = choices.resolve_auto_fields(line, ("validation",), only_plans=True).config
-    assert planned.model.sequence_length < choices.LONGEST
+    assert planned.model.sequence_length < choices.MAX_SAMPLE_TOKENS
 
 
 # ---- writing with a run -------------------------------------------------------------------------
