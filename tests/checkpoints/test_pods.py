@@ -26,7 +26,7 @@ from modelling.model_family import get_family
 from modelling.phases.training import build_training
 from modelling.weights import ShardReader
 from popxl._run import device_variables
-from popxl._storage.replica_arrays import stored_entry
+from popxl._storage.replica_arrays import replica_value
 
 DEVICES_OF_A_HOST = 8
 SMALL = {"model": {"hidden_size": 64, "attention": {"heads": 16}, "sequence_length": 16}}
@@ -224,8 +224,8 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
             whole, some = source(), source.some(own)
             held += sum(part.size for part in own)
             for replica in range(8 * process, 8 * process + 8):
-                entry = stored_entry(variable, whole, replica)
-                assert np.array_equal(stored_entry(variable, some, replica), entry), variable
+                entry = replica_value(variable, whole, replica)
+                assert np.array_equal(replica_value(variable, some, replica), entry), variable
         # Padding is held and not read; tensors that one variable joins are read once each.
         assert 0.9 * held < tensors.taken <= held
     # The whole state is 64 times what a replica holds of it, if nothing is held twice.

@@ -216,7 +216,7 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
     held = SimpleNamespace(may_be_on_disk=True, disk_slot=lambda index: (file, index))
     steps = Store(value=0, buffer=buffer, entry_index=0), Load(out=0, buffer=buffer, entry_index=0)
     for value in (1.0, 2.0, 3.0):
-        with behind.run((LookaheadEvent(step, 0) for step in steps), {buffer: held}):
+        with behind.run_context((LookaheadEvent(step, 0) for step in steps), {buffer: held}):
             assert not behind._pending_reads
             file.store(0, jnp.full(1024, value))
             assert not behind._pending_reads

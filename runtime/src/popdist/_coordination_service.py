@@ -104,7 +104,7 @@ class Coordinator:
         self._server, self._service, self._count = server, service, processes
         self._run, self._secret = run_digest(run), secret
         self._members: dict[socket.socket, int] = {}
-        self._seen: set[int] = set()
+        self._joined: set[int] = set()
         self._pending: dict[socket.socket, tuple[bytes, float, str]] = {}  # said, since, who
         self._challenges: dict[socket.socket, bytes] = {}
         self._reported: set[str] = set()
@@ -176,7 +176,7 @@ class Coordinator:
             status = OTHER_SECRET
         elif count != self._count or index >= count:
             status = OTHER_COUNT
-        elif request == LIFELINE and index in self._seen:
+        elif request == LIFELINE and index in self._joined:
             status = INDEX_TAKEN
         with suppress(OSError):
             sock.send(ANSWER.pack(MAGIC, status, auth_code(self._secret, number, bytes([status]))))
@@ -186,7 +186,7 @@ class Coordinator:
         del self._pending[sock], self._challenges[sock]
         if request == LIFELINE:
             self._members[sock] = index
-            self._seen.add(index)
+            self._joined.add(index)
         else:
             self._selector.unregister(sock)
             self._relay_to_jax(sock)
@@ -219,7 +219,7 @@ class Coordinator:
         for other in self._members:
             with suppress(OSError):
                 other.send(ended, socket.MSG_DONTWAIT)
-        if len(self._members) <= 1 and len(self._seen) == self._count:
+        if len(self._members) <= 1 and len(self._joined) == self._count:
             with suppress(OSError):  # it is closed
                 os.close(1)
 

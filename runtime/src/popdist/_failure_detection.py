@@ -114,7 +114,7 @@ class PeerMonitor:
         self._last_status = dict.fromkeys(range(count), ("", 0.0))
         self._closed: set[int] = set()
         self._heartbeat = 0
-        self._now = self._waited = self._read = 0.0  # seconds
+        self._now = self._wait_seconds = self._last_read = 0.0  # seconds
 
     def exit_reason(self, index: int) -> str:
         """Returns why a process that `check` returned is lost, to follow "has"."""
@@ -155,6 +155,8 @@ class PeerMonitor:
         }
         lost = lost_processes(statuses, silent | self._closed)
         left = {index for index, status in statuses.items() if status == LEFT}
-        waited, self._read = self._now - self._read, self._now
-        self._waited = self._waited + waited if left and self._waiting_on_peers else 0.0
-        return min(lost or (left if self._waited > _LEAVE_TIMEOUT else ()), default=None)
+        wait_seconds, self._last_read = self._now - self._last_read, self._now
+        self._wait_seconds = (
+            self._wait_seconds + wait_seconds if left and self._waiting_on_peers else 0.0
+        )
+        return min(lost or (left if self._wait_seconds > _LEAVE_TIMEOUT else ()), default=None)

@@ -58,12 +58,12 @@ class ProcessGroup:
         """
         self.index, self.count = info.index, info.count
         self._gather_counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
-        self._leaving = threading.Event()
+        self._counts_lock = threading.Lock()
+        self._is_shutting_down = threading.Event()
         self._waiting_on_peers: set[object] = set()
         self._failed: float | None = None  # time at which a collective failed
         self._server: subprocess.Popen[str] | None = None
-        self._alone = threading.Event()  # set when process 0 is the only one left
+        self._is_last_process = threading.Event()  # set when process 0 is the only one left
         self._ended_indices = b""  # incomplete index from the coordinator
         self.activity = ""  # what this process does
         self._silence = info.silence_timeout
@@ -173,7 +173,7 @@ class ProcessGroup:
         for line in self._server.stdout:
             with suppress(OSError, ValueError):
                 print(f"note: {line.strip()}, at the coordinator's port", file=sys.stderr)
-        self._alone.set()
+        self._is_last_process.set()
 
     def _newly_ended(self) -> set[int]:
         """Returns the processes whose connections were closed since the last call."""
@@ -213,7 +213,7 @@ class ProcessGroup:
             value: what JSON can hold.
             channel: calls of one channel meet; use one for each thread.
         """
-        with self._counting:
+        with self._counts_lock:
             round_index = self._gather_counts[channel]
             self._gather_counts[channel] += 1
         # Two names, which the service keeps: all have read one before any writes it again, for in
@@ -263,7 +263,7 @@ class ProcessGroup:
             lambda: self.activity,
         )
         previous = time.monotonic()
-        while not self._leaving.wait(CHECK_INTERVAL):
+        while not self._is_shutting_down.wait(CHECK_INTERVAL):
             elapsed, previous = time.monotonic() - previous, time.monotonic()
             try:
                 lost = monitor.check(elapsed)
@@ -283,15 +283,15 @@ class ProcessGroup:
         unanswered.daemon = True
         unanswered.start()
         try:
-            named = self._status_board.declare_lost(lost)
+            declared = self._status_board.declare_lost(lost)
         except Exception:  # better twice than never
-            named = None
-        self._exit_if_declared_lost(named)
-        exit_with_message(text if named is None else "")
+            declared = None
+        self._exit_if_declared_lost(declared)
+        exit_with_message(text if declared is None else "")
 
-    def _exit_if_declared_lost(self, named: int | None) -> None:
+    def _exit_if_declared_lost(self, declared: int | None) -> None:
         """Exits if this process was declared lost because it had been silent."""
-        if named == self.index:
+        if declared == self.index:
             silent = (
                 f"the others have not heard of {self._describe(self.index)} for {self._silence} s "
                 f"({SILENCE}), and have ended"
@@ -336,7 +336,7 @@ class ProcessGroup:
     # ---- the end --------------------------------------------------------------------------------
     def shutdown(self) -> None:
         """Leaves the process group, which can go on; process 0 waits for the others for a while."""
-        if self._leaving.is_set():
+        if self._is_shutting_down.is_set():
             return
         with suppress(Exception):  # the service may be gone
             self._exit_if_declared_lost(self._status_board.declared_lost())  # while it was stopped
@@ -350,7 +350,7 @@ class ProcessGroup:
                 self._server.stdin.flush()
             # The service needs no process 0, but where this is all there is in a container, the
             # service ends with it, and JAX aborts those who are still there.
-            self._alone.wait(SHUTDOWN_WAIT)
+            self._is_last_process.wait(SHUTDOWN_WAIT)
         self._output.close()
 
     def fail(self, text: str, code: int) -> NoReturn:
@@ -380,7 +380,7 @@ class ProcessGroup:
         """Publishes how this process ends, and stops monitoring the others."""
         from jax._src import distributed
 
-        self._leaving.set()
+        self._is_shutting_down.set()
         self._monitor_thread.join()  # before the interpreter ends, which must not find it in an RPC
         distributed.global_state.client = None
         self._coordinator_monitor.reset()

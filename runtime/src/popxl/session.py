@@ -257,7 +257,7 @@ class Session:
             self._check_attached("run")
             _check_is_compiled(self.ir)
             timing = self._program.timing
-            with nullcontext() if timing is None else timing.program():
+            with nullcontext() if timing is None else timing.measure_run():
                 self._run(inputs, outputs, downcast_inputs)
         finally:
             self._turn.release()
@@ -271,7 +271,7 @@ class Session:
         assert self._state is not None
         with _device_memory_named():
             data = self._streams.to_devices(inputs or {}, downcast_inputs)
-        targets = self._streams.checked_outputs(outputs or {})
+        targets = self._streams.check_outputs(outputs or {})
         # The program takes the state over. If it stops, the state is gone.
         seed, state = self._next_seed(), self._state
         self._values.begin_run(device_variables.changeable_variables(self._program))
@@ -426,7 +426,7 @@ class Session:
             values.check(t, Variable, Constant)
         variables = [t for t in tensors if isinstance(t, Variable)]
         for var in variables:
-            values.check_known(var)
+            values.check_not_lost(var)
         if self.is_attached and values.read_only is None:
             self._download(variables)
         return {t: values.live_array(t) for t in tensors}
@@ -450,7 +450,7 @@ class Session:
 
     def _check_readable(self, variable: Variable) -> None:
         self._values.check(variable, Variable)
-        self._values.check_known(variable)
+        self._values.check_not_lost(variable)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
         """All-gather an array over processes, through the devices: (processes, *shape).
@@ -484,7 +484,7 @@ class Session:
                 self._program, self._state, variable, shard.replicas
             )
         else:
-            array = self._values.on_replica(variable, shard.replicas[0])
+            array = self._values.value_on_replica(variable, shard.replicas[0])
         return np.array(array.reshape(-1)[: shard.size]).view(variable.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:

@@ -343,12 +343,12 @@ class _FunctionalizePass(_GraphWriter):
         elif "zeros" in op.defn.tags:
             self._zeros(op.outputs[0], op)
         else:
-            self._simple(op, op_regions)
+            self._plain_op(op, op_regions)
 
     def _zeros(self, t: Tensor, op: Op | None = None) -> None:
         (self.current[t],) = self.add("zeros", op, (), [self.new_value(t)]).outputs
 
-    def _simple(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
+    def _plain_op(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
         inputs = [self.read(t) for t in op.inputs]
         derived = tuple(self._derivative(region) for region in op_regions)
         node = self.add("op", op, inputs, map(self.new_value, op.outputs), derived)

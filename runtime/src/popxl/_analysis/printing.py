@@ -21,26 +21,26 @@ def format_spec(spec: TensorSpec) -> str:
     return f"{text} of {list(spec.meta_shape)}" if spec.meta_shape else text
 
 
-def _declared(t: Tensor) -> str:
+def _format_tensor(t: Tensor) -> str:
     return f"%{short_name(t)}: {'&' if t._by_ref else ''}{format_spec(t.spec)}"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     from popxl.graph import Graph
 
     if isinstance(value, Graph):
         return f"@{value.id}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(_format_value, value)) + "]"
     return str(value)
 
 
 @register_analysis
 def format_op(op: Op) -> str:
     """Formats an op: `%y: float32[2, 2] = matmul(%x, %w)`, with attributes and hints."""
-    lhs = ", ".join(_declared(t) for t in op.outputs)
+    lhs = ", ".join(_format_tensor(t) for t in op.outputs)
     args = ", ".join(f"%{short_name(t)}" for t in op.inputs)
-    attrs = "".join(f" {k}={_value(v)}" for k, v in op.attrs.items() if v is not None)
+    attrs = "".join(f" {k}={_format_value(v)}" for k, v in op.attrs.items() if v is not None)
     modified = f" modifies={sorted(op.site_modified)}" if op.site_modified else ""
     hints = [f"ipu={op.ipu}"] if op.ipu is not None else []
     hints += ["io"] if op.io else []
@@ -53,20 +53,20 @@ def format_graph(graph: Graph) -> str:
     """Formats a graph with its inputs, variables, constants, ops and outputs."""
     from popxl.tensor import Shard, Variable
 
-    ins = ", ".join(_declared(t) for t in graph._inputs)
+    ins = ", ".join(_format_tensor(t) for t in graph._inputs)
     outs = ", ".join(f"%{short_name(t)}" for t in graph._outputs)
     lines = [f"graph @{graph.id}({ins}) -> ({outs}) {{"]
     for t in graph._tensors.values():
         if isinstance(t, Shard):
-            lines.append(f"  {_declared(t)} = shard of %{short_name(t._of)}")
+            lines.append(f"  {_format_tensor(t)} = shard of %{short_name(t._of)}")
         elif hasattr(t, "_data"):
             kind = "variable" if isinstance(t, Variable) else "constant"
-            lines.append(f"  {_declared(t)} = {kind} {_initial(t)}")
+            lines.append(f"  {_format_tensor(t)} = {kind} {_format_initial(t)}")
     lines += [f"  {format_op(op)}" for op in graph._ops]
     return "\n".join([*lines, "}"])
 
 
-def _initial(t: Any) -> str:
+def _format_initial(t: Any) -> str:
     from popxl.tensor import Variable
 
     if not isinstance(t, Variable):
@@ -95,7 +95,7 @@ def first_error_line(error: BaseException) -> str:
 @register_analysis
 def format_node(node: Node) -> str:
     """Formats a functional node: `%v'1 = add_(%v, %c)`, with the graphs that it runs."""
-    lhs = ", ".join(map(_bound, node.outputs))
+    lhs = ", ".join(map(_format_bound, node.outputs))
     args = ", ".join(map(repr, node.inputs))
     name = node.kind if node.op is None else node.op.defn.name
     if node.kind in ("view", "write"):
@@ -104,18 +104,18 @@ def format_node(node: Node) -> str:
         f"@{r.graph.graph.id}" + (f" x {r.count}" if r.count != 1 else "") for r in node.regions
     ]
     values = ((k, v) for k, v in node.attrs.items() if v is not None and not runs)
-    attrs = "".join(f" {k}={_value(v)}" for k, v in values)
+    attrs = "".join(f" {k}={_format_value(v)}" for k, v in values)
     return f"{lhs + ' = ' if lhs else ''}{' '.join([name, *runs])}({args}){attrs}"
 
 
-def _bound(value: Value) -> str:
+def _format_bound(value: Value) -> str:
     return f"{value!r}: {format_spec(value.spec)}"
 
 
 @register_analysis
 def format_functional(form: FunctionalGraph) -> str:
     """Formats the functional form of a graph."""
-    ins = ", ".join(map(_bound, form.inputs))
+    ins = ", ".join(map(_format_bound, form.inputs))
     num_outputs = len(form.outputs) - len(form.changed)
     outs = ", ".join(map(repr, form.outputs[:num_outputs]))
     pairs = zip(form.changed, form.outputs[num_outputs:], strict=True)

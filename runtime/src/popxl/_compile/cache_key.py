@@ -84,12 +84,12 @@ def _environment_lines(program: CompileTarget) -> Iterator[str]:
     yield f"kinds {sorted({d.device_kind for d in devices})}"
     yield f"process {jax.process_index()} of {jax.process_count()}"
     yield f"processor {_processor()}"
-    yield f"switches {sorted(_own_switches(program.platform.compiler_options))}"
+    yield f"switches {sorted(_platform_option_flags(program.platform.compiler_options))}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
     yield from jax_settings()
 
 
-def _own_switches(compiler_options: Mapping[str, Any]) -> Iterator[str]:
+def _platform_option_flags(compiler_options: Mapping[str, Any]) -> Iterator[str]:
     """Yields the platform's compiler options, except those that XLA_FLAGS sets to the same
     value."""
     flags = os.environ.get("XLA_FLAGS", "").split()
@@ -205,7 +205,7 @@ class _SegmentWriter:
             attrs = ", ".join(f"{k}={self.attribute(v)}" for k, v in pairs)
         except Uncacheable as error:
             raise Uncacheable(f"{op.name} at {op.location} has {error}") from None
-        return f"{op.defn.name} {{{attrs}}} {' '.join(_user_defined(op, self._target))}"
+        return f"{op.defn.name} {{{attrs}}} {' '.join(_user_op_lines(op, self._target))}"
 
     def _graph(self, graph: FunctionalGraph) -> str:
         return f"graph:{self._graphs.setdefault(graph, len(self._graphs))}"
@@ -272,7 +272,7 @@ def _is_builtin(defn: OpDef) -> bool:
     return defn.home.partition(".")[0] in _OWN_PACKAGES
 
 
-def _user_defined(op: Op, target: str) -> Iterator[str]:
+def _user_op_lines(op: Op, target: str) -> Iterator[str]:
     """Yields the digest of the StableHLO of a user-defined op, whose code is not in the source
     digest."""
     defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn

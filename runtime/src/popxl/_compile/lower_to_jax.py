@@ -89,7 +89,7 @@ class SegmentTracer:
         """Records a fault if `inputs` break the runtime check of `op`."""
         if op in self.checks and op.defn.check is not None:
             broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
-            self._note_fault(broken, self.checks[op])
+            self._record_fault(broken, self.checks[op])
 
     def watch(self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]) -> None:
         """Records a fault if an op makes NaN (or infinity) from finite inputs. Ops in its regions
@@ -99,7 +99,7 @@ class SegmentTracer:
             return
         if not node.regions or op.defn.execute is not None:
             is_new = self._is_broken(results) & ~self._is_broken(inputs)
-            self._note_fault(is_new, self.watched[op])
+            self._record_fault(is_new, self.watched[op])
 
     def _is_broken(self, arrays: Sequence[jax.Array]) -> jax.Array:
         floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -107,7 +107,7 @@ class SegmentTracer:
         # Never an array of no elements: see `global_function`.
         return jnp.any(jnp.asarray([False, *map(jnp.any, broken)]))
 
-    def _note_fault(self, broken: jax.Array, number: int) -> None:
+    def _record_fault(self, broken: jax.Array, number: int) -> None:
         self.fault = jnp.where(broken & (self.fault == 0), number, self.fault)
 
     @contextmanager
@@ -183,11 +183,11 @@ class SegmentTracer:
         arrays = [self.read(v, values) for v in node.inputs]
         op = node.op
         if op is None:
-            results = self._results(node, arrays)
+            results = self._lower_node(node, arrays)
         else:
             try:
                 with jax.named_scope(op.name), part_scope(node.part):
-                    results = self._results(node, arrays)
+                    results = self._lower_node(node, arrays)
             except popart_exception:
                 raise  # it is for the user already, or names an op of a called graph
             except Exception as error:
@@ -199,7 +199,7 @@ class SegmentTracer:
         self.watch(node, arrays, results)
         values.update(zip(node.outputs, results, strict=True))
 
-    def _results(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
+    def _lower_node(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
         if node.kind == "zeros":
             return [_zeros(node.outputs[0].spec)]
         if node.kind == "barrier":

@@ -14,7 +14,7 @@ from popxl._devices import cpu
 from popxl._schedule.lookahead import default_window, lookahead_events
 from popxl._storage.device_put import device_put_batch, device_put_interleaved
 from popxl._storage.in_place_mover import InPlaceMover
-from popxl._storage.load_preview import loads_ahead
+from popxl._storage.load_preview import prefetched_loads
 from popxl._storage.prefetch import PrefetchMover
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Platform:
     compiler_options: ClassVar[dict[str, Any]] = {}
     device_put = staticmethod(device_put_batch)
 
-    def check(self) -> None:
+    def check_version(self) -> None:
         """Raises if programs are known to be wrong with this version of JAX."""
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Platform:
     def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
         """Sets the prefetch window of a schedule in bytes; None: the entries of two layers."""
         if self.host_memory != "device":
-            schedule.window, schedule.preview = window or default_window(schedule), loads_ahead
+            schedule.window, schedule.preview = window or default_window(schedule), prefetched_loads
 
     def make_mover(
         self,
@@ -131,7 +131,7 @@ class Cpu(Platform):
     name = "cpu"
     host_memory = "device"
     compiler_options: ClassVar[dict[str, Any]] = cpu.COMPILER_OPTIONS
-    check = staticmethod(cpu.check_version)
+    check_version = staticmethod(cpu.check_version)
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         return super().options(lowered) | cpu.compiler_options_for(lowered.as_text())

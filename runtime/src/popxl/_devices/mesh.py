@@ -64,7 +64,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
     if len(devices) < replicas and may_restart and not cpu.is_count_fixed():
         devices = cpu.restart_backend(replicas)
     if len(devices) < replicas:
-        raise _too_few(devices, replicas, "there are")
+        raise _too_few_devices(devices, replicas, "there are")
     return _mesh(devices[:replicas])
 
 
@@ -83,7 +83,7 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
     for process in range(instances):
         local_devices = [d for d in devices if d.process_index == process]
         if len(local_devices) < replicas_per_process:
-            raise _too_few(
+            raise _too_few_devices(
                 local_devices,
                 replicas_per_process,
                 f"for process {process} of {instances} there are",
@@ -113,10 +113,10 @@ def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) ->
         ) from error
 
 
-def _too_few(devices: Sequence[Any], needed: int, there_are: str) -> DeviceError:
+def _too_few_devices(devices: Sequence[Any], needed: int, available: str) -> DeviceError:
     platform = devices[0].platform if devices else "cpu"
     return DeviceError(
-        f"the program has {needed} replicas, but {there_are} {len(devices)} {platform} "
+        f"the program has {needed} replicas, but {available} {len(devices)} {platform} "
         "device(s): lower data_parallel x tensor_parallel (the replication factor), or use a "
         "machine with more devices, or device_desc='cpu' for virtual ones",
         platform,
@@ -156,7 +156,7 @@ _FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRA
 def prepare_environment() -> None:
     """Sets XLA's environment variables before a backend starts; values of the user stay."""
     if _PINNED not in os.environ:  # the default, 64, is too small for the model state
-        os.environ[_PINNED] = str(_pinned_gb())
+        os.environ[_PINNED] = str(_pinned_memory_limit_gb())
     if _FRACTION not in os.environ and _OLD_FRACTION not in os.environ:
         os.environ[_FRACTION] = str(MEMORY_FRACTION)  # by default it is 0.75
     # Replicas of a large layer on few processors may reach a collective minutes apart. XLA would
@@ -166,7 +166,7 @@ def prepare_environment() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --{_PATIENCE}=1800".strip()
 
 
-def _pinned_gb() -> int:
+def _pinned_memory_limit_gb() -> int:
     """Returns the limit of pinned host memory in GiB. The pool doubles and never shrinks, so
     without a limit it could take all memory for a program that needs half."""
     free = host_memory()

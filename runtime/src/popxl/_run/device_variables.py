@@ -112,13 +112,13 @@ def _share_entry(entries: BufferStorage, index: int, shared_value: SharedValue |
 
 def changeable_variables(program: Program) -> set[Variable]:
     """Returns the variables that a run can change."""
-    changed = {_variable_of(t) for t in program.changed}
+    changed = {_variable_of(t) for t in program.changed_variables}
     return changed.union(*(b._variables.values() for b in program.effects.writes))
 
 
 def take_changed_variables(program: Program, state: ProgramState) -> set[Variable]:
     """Returns the variables that runs have changed since the last call."""
-    changed = {_variable_of(t) for t in program.changed}
+    changed = {_variable_of(t) for t in program.changed_variables}
     for buffer, entries in state.entries.items():
         changed.update(v for i, v in buffer._variables.items() if i in entries.stored)
         entries.stored.clear()

@@ -23,7 +23,7 @@ def replica_scalars(x: jax.Array) -> np.ndarray:
     """Returns the scalar of every replica: an array (replicas,) on each process."""
     if x.is_fully_addressable:
         return np.asarray(x)
-    replicated_array = _copier(replicated(x.sharding.mesh))(x)
+    replicated_array = _copy_into(replicated(x.sharding.mesh))(x)
     return np.asarray(replicated_array.addressable_data(0))
 
 
@@ -63,7 +63,7 @@ def all_gather_processes(local: np.ndarray, mesh: Mesh) -> np.ndarray:
         lambda _: local[None], local[None], NamedSharding(across, PartitionSpec(_AXIS))
     )
     replicated_sharding = NamedSharding(across, PartitionSpec(), memory_kind="device")
-    return np.asarray(_copier(replicated_sharding)(put_async).addressable_data(0))
+    return np.asarray(_copy_into(replicated_sharding)(put_async).addressable_data(0))
 
 
 def _positions_in_owner(owners: Sequence[int]) -> list[tuple[int, int]]:
@@ -85,6 +85,6 @@ def _one_device_each(mesh: Mesh) -> Mesh:
 
 
 @cache
-def _copier(sharding: NamedSharding) -> Any:
+def _copy_into(sharding: NamedSharding) -> Any:
     """Returns a compiled copy into a sharding."""
     return jax.jit(lambda x: x, out_shardings=sharding)

@@ -92,7 +92,9 @@ class ProgramState:
         """Context for one run of the program."""
         if self.disk_queue is None:
             return nullcontext()
-        return self.disk_queue.run(lookahead_events(main, fetched.subscribe()), self.entries)
+        return self.disk_queue.run_context(
+            lookahead_events(main, fetched.subscribe()), self.entries
+        )
 
 
 def make_program_context(
@@ -128,7 +130,7 @@ class Program:
     def __init__(self, ir: Ir, mesh: Mesh) -> None:
         self.ir, self.mesh = ir, mesh
         self.platform = get_platform(mesh.devices.flat[0].platform)
-        self.platform.check()
+        self.platform.check_version()
         self.effects: Effects = program_effects(ir)
         self.schedule: Schedule = build_schedule(ir)
         self.platform.set_prefetch_window(self.schedule, self.ir.load_window)
@@ -147,7 +149,7 @@ class Program:
         self.timing: Timing | None = None
 
     @property
-    def changed(self) -> list[Variable | Shard]:
+    def changed_variables(self) -> list[Variable | Shard]:
         """Variables on the device that a run can change."""
         return [self.variables[i] for i in self.schedule.graph.changed]
 

@@ -74,7 +74,7 @@ class ScheduleExecutor:
 
     Args:
         call: runs a segment: `call(segment, arguments) -> results`.
-        scalar: brings a number to the devices: `number(value, spec) -> array`.
+        put_scalar: puts a scalar on the devices: `put_scalar(value, spec) -> array`.
         copy: an array of its own memory with the same values.
         fetched: receives the fetched scalars.
         observer: passes the steps on, see `popxl._schedule.schedule_walk`.
@@ -84,7 +84,7 @@ class ScheduleExecutor:
     def __init__(
         self,
         call: Callable[[Segment, Sequence[jax.Array]], Sequence[jax.Array]],
-        scalar: Callable[[int, Any], jax.Array],
+        put_scalar: Callable[[int, Any], jax.Array],
         copy: Callable[[jax.Array], jax.Array],
         mover: InPlaceMover | PrefetchMover,
         run_globals: RunGlobals,
@@ -92,7 +92,7 @@ class ScheduleExecutor:
         observer: Observer = iter,
         fetch: Callable[[jax.Array], Index] = fetch_scalar,
     ) -> None:
-        self._call, self._put_scalar, self._copy, self._fetch_scalar = call, scalar, copy, fetch
+        self._call, self._put_scalar, self._copy, self._fetch_scalar = call, put_scalar, copy, fetch
         self._mover, self._run_globals, self._fetched = mover, run_globals, fetched
         self._observer = observer
         self._handlers: dict[type[Step], Callable[[Any, Frame], None]] = {

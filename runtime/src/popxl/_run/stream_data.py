@@ -87,14 +87,14 @@ class HostStreams:
         out = {}
         first = popdist.getInstanceIndex() * self._replicas if self._ir._instances > 1 else 0
         for stream in expected:
-            array = self._normalise(stream, inputs[stream], downcast)
+            array = self._normalize(stream, inputs[stream], downcast)
             parts = device_view(np.moveaxis(array, 1, 0))
             local = dict(enumerate(parts, first))
             out[stream] = put_shards_async(local.__getitem__, parts[0], sharding)
         jax.block_until_ready(list(out.values()))  # the caller may change its arrays
         return out
 
-    def _normalise(
+    def _normalize(
         self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
     ) -> np.ndarray:
         """Returns data as (host_transfers, replicas, *shape), in the stream's dtype."""
@@ -130,7 +130,7 @@ class HostStreams:
         except ValueError as error:
             raise ValueError(f"input {stream.tensor_id!r}: {error}") from error
 
-    def checked_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
+    def check_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
         """Returns the user's arrays for the outputs, after checking shapes and dtypes.
 
         Raises:

@@ -59,18 +59,18 @@ class PartTimes:
     host_steps: TimingSums = field(default_factory=TimingSums)
 
     @property
-    def all(self) -> tuple[TimingSums, ...]:
+    def sums(self) -> tuple[TimingSums, ...]:
         return self.loads, self.runs, self.stores, self.host_steps
 
     @property
     def seconds(self) -> float:
         """Seconds that the host spent without waiting."""
-        return sum(sums.seconds for sums in self.all)
+        return sum(sums.seconds for sums in self.sums)
 
     @property
     def wait_seconds(self) -> float:
         """Seconds that the host waited."""
-        return sum(sums.wait_seconds for sums in self.all)
+        return sum(sums.wait_seconds for sums in self.sums)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Timing:
     seconds: float = 0.0
 
     @contextmanager
-    def program(self) -> Iterator[None]:
+    def measure_run(self) -> Iterator[None]:
         """Context that measures one run of the program."""
         start = time.perf_counter()
         yield

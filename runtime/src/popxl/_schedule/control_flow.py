@@ -28,7 +28,7 @@ class ControlFlow:
         zeros = self._zero_inputs(node, region)
         args = {i: self._argument(node, region, i, i in scalar_inputs)
                 for i in range(len(region.inputs)) if i not in zeros}  # fmt: skip
-        self._builder.close()
+        self._builder.close_segment()
         done = 0
         outs: Sequence[Register | None] = ()
         if zeros:  # the first iteration is peeled: what is added to zeros need only be stored
@@ -97,7 +97,7 @@ class ControlFlow:
                 per_iteration,
             ),
         )
-        self._builder.step(step, node)
+        self._builder.add_step(step, node)
         outputs = [register for register, _ in places]
         for k, i in region.carried:
             register = outputs[k]
@@ -161,7 +161,7 @@ class ControlFlow:
             routine = self._routine_of(region.graph, frozenset(), every)
             args = [self._argument(node, region, i, False) for i in range(len(region.inputs))]
             branches.append(CallArgs(routine=routine, args=tuple(args)))
-        builder.close()
+        builder.close_segment()
         outs: list[Register | None] = []
         for k, value in enumerate(node.outputs):
             forwarded = {_forwarded_register(branch, k) for branch in branches}
@@ -174,7 +174,7 @@ class ControlFlow:
             condition=condition, branches=tuple(branches), outs=tuple(outs),
             rounding_offset=builder.rounding_offset,
         )  # fmt: skip
-        builder.step(step, node)
+        builder.add_step(step, node)
 
 
 def _forwarded_register(forwarded: CallArgs, output: int) -> Register | None:

@@ -34,11 +34,11 @@ class LookaheadEvent(NamedTuple):
     """A load, store or run that the schedule will execute.
 
     Attributes:
-        entry: index of the entry; of a run 0.
+        entry_index: index of the entry; of a run 0.
     """
 
     step: Load | Store | Run
-    entry: Index = 0
+    entry_index: Index = 0
 
 
 def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:

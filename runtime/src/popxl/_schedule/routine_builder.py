@@ -113,7 +113,7 @@ class RoutineBuilder:
                 self.registers.new_scalar() if i in numbers else self.registers.new_array(v.spec)
             )
 
-    def step(self, step: Step, node: Node) -> None:
+    def add_step(self, step: Step, node: Node) -> None:
         """Adds a host step for a node."""
         self.steps.append(with_label(step, node))
 
@@ -143,9 +143,9 @@ class RoutineBuilder:
     def fetch(self, value: Value, node: Node) -> Register:
         """Adds a fetch of a scalar from the devices and returns its register."""
         array = self.array_register(value)
-        self.close()
+        self.close_segment()
         number = self.registers.new_scalar()
-        self.step(Fetch(value=array, out=number), node)
+        self.add_step(Fetch(value=array, out=number), node)
         return number
 
     def is_zeros(self, value: Value) -> bool:
@@ -183,7 +183,7 @@ class RoutineBuilder:
                 stack.append((value, True))
                 stack += [(v, False) for v in node.inputs]
 
-    def run(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         """Adds a node to the open segment."""
         for v in node.inputs:
             self.read(v)
@@ -200,7 +200,7 @@ class RoutineBuilder:
     def _new_segment(self) -> _SegmentBuilder:
         return _SegmentBuilder(Segment(f"{self.title}.{len(self._closed_segments)}"))
 
-    def close(self) -> None:
+    def close_segment(self) -> None:
         """Closes the open segment and adds its pending stores."""
         segment_builder = self.open_segment
         if segment_builder.segment.nodes or segment_builder.results:
@@ -220,7 +220,7 @@ class RoutineBuilder:
 
     def finish(self) -> None:
         """Closes the last segment, and sets arguments and results of all segments."""
-        self.close()
+        self.close_segment()
         for segment_builder in self._closed_segments:
             assert segment_builder.run is not None
             segment = segment_builder.segment

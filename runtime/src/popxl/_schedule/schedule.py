@@ -310,10 +310,10 @@ def _routine_lines(routine: Routine, prefetched: Mapping[Run, str]) -> Iterator[
             yield f"  # {part or 'no part'}"
         if isinstance(step, Run) and step in prefetched:
             yield f"  # {prefetched[step]}"
-        yield f"  {step_text(step, routine.constants)}{_last_text(step)}"
+        yield f"  {step_text(step, routine.constants)}{_format_dead_registers(step)}"
 
 
-def _last_text(step: Step) -> str:
+def _format_dead_registers(step: Step) -> str:
     return f"; free {_format_registers(step.dead_registers)}" if step.dead_registers else ""
 
 

@@ -147,7 +147,7 @@ class _GraphScheduler:
             if node.is_on_host:
                 self._schedule_host_node(node)
             else:
-                self._builder.run(node)
+                self._builder.add_node(node)
             self._builder.rounding_offset += count_roundings(node)
 
     def _schedule_host_node(self, node: Node) -> None:
@@ -177,7 +177,7 @@ class _GraphScheduler:
         step = Compute(
             name=node.op.defn.name, rule=rule, ins=tuple(ins), outs=tuple(outs)  # type: ignore[arg-type]
         )  # fmt: skip
-        self._builder.step(step, node)
+        self._builder.add_step(step, node)
         for v, register in zip(node.outputs, outs, strict=True):
             self._builder.bind(v, register)
         return True
@@ -202,7 +202,7 @@ class _GraphScheduler:
             or segment_builder.num_loads >= _MAX_LOADED_ENTRIES
         )
         if segment_builder.segment.nodes and is_full:
-            self._builder.close()
+            self._builder.close_segment()
         self._builder.open_segment.loaded_bytes += nbytes
         self._builder.open_segment.num_loads += 1
 
@@ -212,10 +212,10 @@ class _GraphScheduler:
             node, len(node.inputs) - 1
         )  # before it, what is overwritten
         if self._has_pending_store(buffer):
-            self._builder.close()
+            self._builder.close_segment()
         self._limit_segment_loads(buffer)
         out = self._builder.registers.new_array(value.spec)
-        self._builder.step(Load(out=out, buffer=buffer, entry_index=entry_index), node)
+        self._builder.add_step(Load(out=out, buffer=buffer, entry_index=entry_index), node)
         self._builder.bind(value, out)
 
     def _store(self, node: Node) -> None:
@@ -233,8 +233,8 @@ class _GraphScheduler:
     def _run_outlined_call(self, node: Node) -> None:
         """Adds a call of an outlined graph; a segment holds at most one."""
         if any(map(is_outlined_call, self._builder.open_segment.segment.nodes)):
-            self._builder.close()
-        self._builder.run(node)
+            self._builder.close_segment()
+        self._builder.add_node(node)
 
 
 def _donatable_inputs(graph: FunctionalGraph) -> set[int]:

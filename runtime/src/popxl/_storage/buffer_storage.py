@@ -55,7 +55,7 @@ class BufferStorage:
         self._host = per_replica(mesh, memory)
         self._needs_transfer = self._host != self._device
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
-        self._rows = self._shape[0] // mesh.devices.size
+        self._rows_per_replica = self._shape[0] // mesh.devices.size
         self._arrays: dict[int, jax.Array] = {}
         self._shared_entries: dict[int, tuple[BufferStorage, int]] = {}
         self._disk_indices = {
@@ -68,7 +68,12 @@ class BufferStorage:
             return None
         dtype = self.buffer.tensor_dtype.as_jax()
         memory = EntryMemory(
-            self._shape, self._rows, dtype, self._host, disk_queue.scratch, disk_queue.buffer_pool
+            self._shape,
+            self._rows_per_replica,
+            dtype,
+            self._host,
+            disk_queue.scratch,
+            disk_queue.buffer_pool,
         )
         file = EntryFile(disk_queue, len(self._disk_indices), memory)
         self._closed = weakref.finalize(self, file.close)
@@ -106,7 +111,7 @@ class BufferStorage:
             donate: the entry is left without a value, and the result may be donated.
             copies: the result shares no memory with the entry.
         """
-        self._note(Load, index)
+        self._advance_disk_queue(Load, index)
         if isinstance(index, tuple):
             return self._load_each(index)
         array = self._arrays.get(index)
@@ -140,9 +145,9 @@ class BufferStorage:
         else:
             self._check(index)
             self._set(index, self._move(value, self._sharding(index), copies))
-        self._note(Store, index)
+        self._advance_disk_queue(Store, index)
 
-    def _note(self, kind: type[Load | Store], index: Index) -> None:
+    def _advance_disk_queue(self, kind: type[Load | Store], index: Index) -> None:
         if self._disk_queue is not None:
             self._disk_queue.advance(kind, self.buffer, index)
 
@@ -156,7 +161,7 @@ class BufferStorage:
 
     def load_source(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
         """Returns the entry where it is stored, and the device's sharding; see `load`."""
-        self._note(Load, index)
+        self._advance_disk_queue(Load, index)
         array = self.array(index)
         if donate:
             self._arrays.pop(index, None)  # one of a file, or of another program, is not there
@@ -170,7 +175,7 @@ class BufferStorage:
     def commit_store(self, index: int, array: jax.Array) -> None:
         """Makes an array with `store_sharding` the entry."""
         self._set(index, array)
-        self._note(Store, index)
+        self._advance_disk_queue(Store, index)
 
     def _move(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
         """Returns the array in another memory; a copy if `copies`."""
@@ -267,7 +272,10 @@ class BufferStorage:
 
     def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
         """Returns the local shards of an array, by replica."""
-        return {(s.index[0].start or 0) // self._rows: s.data for s in array.addressable_shards}
+        return {
+            (s.index[0].start or 0) // self._rows_per_replica: s.data
+            for s in array.addressable_shards
+        }
 
 
 def _is_zeros(value: np.ndarray) -> bool:

@@ -52,9 +52,9 @@ _MAX_LOOKAHEAD = 256  # events
 _MAX_PENDING_READS = 64  # pending and finished reads; with more, the look-ahead pauses
 
 
-def fits_window(pop_read_ahead: int, nbytes: int, window: int) -> bool:
+def fits_window(used: int, nbytes: int, window: int) -> bool:
     """True if a window of bytes has room for another item; an empty window takes any item."""
-    return not pop_read_ahead or pop_read_ahead + nbytes <= window
+    return not used or used + nbytes <= window
 
 
 class DiskEntries(Protocol):
@@ -121,7 +121,7 @@ class DiskQueue:
         self.scratch.close()
 
     @contextmanager
-    def run(
+    def run_context(
         self, events: Iterator[LookaheadEvent | None], entries: Mapping[RemoteBuffer, DiskEntries]
     ) -> Iterator[None]:
         """Context for a run of a program.
@@ -159,7 +159,7 @@ class DiskQueue:
             if event is None:
                 break
             if not isinstance(event.step, Run) and event.step.buffer in self._disk_entries:
-                self._upcoming_transfers.append((event.step, event.entry))
+                self._upcoming_transfers.append((event.step, event.entry_index))
                 return True
         return False
 
@@ -274,7 +274,7 @@ class EntryFile:
         self._file = disk_queue.scratch.file(entries * self.nbytes)
         self._pending_writes: dict[int, _PendingWrite] = {}
         self._locks = [threading.Lock() for _ in range(entries)]
-        self._stored_once: set[int] = set()
+        self._stored_indices: set[int] = set()
         self._error: BaseException | None = None
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class EntryFile:
 
     def is_written(self, index: int) -> bool:
         """True if the file has the newest value of the entry."""
-        return index in self._stored_once and index not in self._pending_writes
+        return index in self._stored_indices and index not in self._pending_writes
 
     def store(self, index: int, array: jax.Array) -> None:
         """Replaces an entry asynchronously.
@@ -293,7 +293,7 @@ class EntryFile:
             DiskError: this or another entry could not be written.
         """
         self._check()
-        self._stored_once.add(index)
+        self._stored_indices.add(index)
         disk_queue, pending_write = self.disk_queue, _PendingWrite(array)
         with disk_queue.write_done:
             disk_queue.write_done.wait_for(
@@ -311,7 +311,7 @@ class EntryFile:
         """Resets an entry to zeros, as if it had never been stored."""
         with self.disk_queue.write_done:
             self._pending_writes.pop(index, None)
-            self._stored_once.discard(index)
+            self._stored_indices.discard(index)
         self.disk_queue.pop_read_ahead(self, index)
 
     def load(self, index: int, donates: bool = False) -> tuple[jax.Array, bool] | None:
@@ -324,7 +324,7 @@ class EntryFile:
             DiskError: it cannot be read, or another one could not be written.
         """
         self._check()
-        if index not in self._stored_once:
+        if index not in self._stored_indices:
             return None
         with self.disk_queue.write_done:
             pending_write = self._pending_writes.get(index)

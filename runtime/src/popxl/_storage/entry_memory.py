@@ -43,7 +43,7 @@ class EntryMemory:
         buffer_pool: BufferPool,
     ) -> None:
         self._global_shape, self._part = shape, (rows, *shape[1:])
-        self._rows, self._dtype, self._sharding = max(rows, 1), dtype, sharding
+        self._rows_per_replica, self._dtype, self._sharding = max(rows, 1), dtype, sharding
         self._scratch, self._buffer_pool = scratch, buffer_pool
         slices = sharding.addressable_devices_indices_map(shape)
         at = {self._replica(index): device for device, index in slices.items() if index is not None}
@@ -54,7 +54,7 @@ class EntryMemory:
         self.sizes = [nbytes] * len(self._devices)
 
     def _replica(self, index: tuple[slice, ...]) -> int:
-        return (index[0].start or 0) // self._rows
+        return (index[0].start or 0) // self._rows_per_replica
 
     def _shards(self, array: jax.Array) -> list[jax.Array]:
         of = {self._replica(s.index): s.data for s in array.addressable_shards}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popxl._storage.replica_arrays import host_value, stored_entry
+from popxl._storage.replica_arrays import host_value, replica_value
 from popxl.errors import popart_exception
 from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
@@ -116,7 +116,7 @@ class HostValues:
                 f"variable {t.id!r} was created after this session: make a new session of the Ir"
             )
 
-    def check_known(self, var: Variable) -> None:
+    def check_not_lost(self, var: Variable) -> None:
         """Raises if the value of a variable is lost."""
         if var in self.lost:
             raise popart_exception(
@@ -181,9 +181,9 @@ class HostValues:
         source = self._sources.get(var)
         return source if isinstance(source, SharedValue) else None
 
-    def on_replica(self, var: Variable, replica: int) -> np.ndarray:
+    def value_on_replica(self, var: Variable, replica: int) -> np.ndarray:
         """Returns the part of the value that a replica stores."""
-        return stored_entry(var, self.value(var), replica)
+        return replica_value(var, self.value(var), replica)
 
     def live_array(self, t: Variable | Constant) -> np.ndarray:
         """Returns the session's own array, filled with the value written or read last."""
@@ -193,7 +193,7 @@ class HostValues:
             self.fill(t, self._sources[t]())
         if t._retrieval == "all_replicas":
             if t not in self._replica_arrays:
-                values = host_value(t, lambda replica: self.on_replica(t, replica))
+                values = host_value(t, lambda replica: self.value_on_replica(t, replica))
                 self._replica_arrays[t] = np.array(values)
             return self._replica_arrays[t]
         with self.ir._host_lock:

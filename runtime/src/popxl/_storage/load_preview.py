@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from popxl.remote_buffer import RemoteBuffer
 
 
-def loads_ahead(schedule: Schedule) -> Mapping[Run, str]:
+def prefetched_loads(schedule: Schedule) -> Mapping[Run, str]:
     """Returns, by run, the average number of loads that are prefetched before it, as text; stores
     are taken to finish at once."""
     mover = _RecordingMover(schedule)

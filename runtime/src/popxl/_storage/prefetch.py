@@ -167,7 +167,7 @@ class PrefetchMover:
         """Dispatches the next load and those that follow it before any run or store."""
         batch: list[tuple[Load, int]] = []
         while (event := self._peek()) is not None and isinstance(event.step, Load):
-            step, index = event.step, event.entry
+            step, index = event.step, event.entry_index
             if isinstance(index, tuple):
                 if not self._events_ahead:
                     self._advance()

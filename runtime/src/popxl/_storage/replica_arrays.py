@@ -91,7 +91,7 @@ def _shard(full: np.ndarray, shards: int, index: int) -> np.ndarray:
     )  # fmt: skip
 
 
-def stored_entry(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
+def replica_value(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
     """Returns the part of a variable's `value` that `replica` stores: its group's value, or a
     shard."""
     group = var._grouping.assignment[replica]
@@ -108,7 +108,7 @@ def put_variable(
     """Returns a global array of a variable's `value`; each replica's part has `shape`."""
     spec = np.broadcast_to(device_view(np.zeros(1, value.dtype)).reshape(()), shape)
     return put_shards(
-        lambda replica: device_view(stored_entry(var, value, replica)).reshape(shape),
+        lambda replica: device_view(replica_value(var, value, replica)).reshape(shape),
         spec,
         sharding,
     )
@@ -192,22 +192,22 @@ def variable_shards(var: Variable, owners: tuple[int, ...]) -> IdentityTuple[Var
     Args:
         owners: the process of each replica. Processes and replicas need not be there.
     """
-    groups, sharers = (
+    groups, shard_groups = (
         tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)
     )
     shards = var._shards if var._sharded else 1
-    return _shards(groups, sharers, shards, math.prod(var.shape), owners)
+    return _shards(groups, shard_groups, shards, math.prod(var.shape), owners)
 
 
 @lru_cache(2**12)
 def _shards(
     groups: tuple[tuple[int, ...], ...],
-    sharers: tuple[tuple[int, ...], ...],
+    shard_groups: tuple[tuple[int, ...], ...],
     shards: int,
     size: int,
     owners: tuple[int, ...],
 ) -> IdentityTuple[VariableShard]:
-    index = {replica: i for members in sharers for i, replica in enumerate(members)}
+    index = {replica: i for members in shard_groups for i, replica in enumerate(members)}
     shard_size = max(-(-size // shards), 1)
     parts = []
     for group, members in enumerate(groups):

@@ -55,17 +55,17 @@ _LOCK = "lock"
 _POOL = "popxl-disk"  # what the names of its threads begin with
 
 
-def _aligned(nbytes: int) -> int:
+def _align(nbytes: int) -> int:
     """Returns `nbytes` rounded up to the alignment of direct I/O."""
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
 def slot_bytes(nbytes: int) -> int:
     """Returns the bytes that data of `nbytes` takes in a file or memory block, padding included."""
-    return _aligned(LEAD + nbytes)
+    return _align(LEAD + nbytes)
 
 
-def _mapped(nbytes: int) -> mmap.mmap:
+def _map_memory(nbytes: int) -> mmap.mmap:
     """Returns page-aligned private memory, in huge pages where possible: these cut the kernel's
     time for direct I/O. Shared memory, Python's default, would get small pages."""
     block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -101,7 +101,7 @@ class BlockPool:
             if block is not None:
                 self._free_bytes -= size
         if block is None:
-            block = _mapped(size)
+            block = _map_memory(size)
         array = np.frombuffer(block, np.uint8)
         weakref.finalize(array, self._put_back, block).atexit = False
         return array[LEAD:]
@@ -122,8 +122,8 @@ class Scratch:
         blocks: for what is read.
     """
 
-    _opened: ClassVar[dict[tuple[Path, int], Scratch]] = {}
-    _opening: ClassVar[threading.RLock] = threading.RLock()
+    _instances: ClassVar[dict[tuple[Path, int], Scratch]] = {}
+    _instances_lock: ClassVar[threading.RLock] = threading.RLock()
     """Of these, and of how many use each; the garbage collector may close one meanwhile."""
 
     def __init__(self, folder: Path, process: int = 0, max_free_bytes: int = 2**28) -> None:
@@ -141,22 +141,22 @@ class Scratch:
         self.read = self.written = 0
         self.blocks = BlockPool(max_free_bytes)
         self.pool = ThreadPoolExecutor(THREADS, _POOL)
-        self._count, self._users, self._local = 0, 0, threading.local()
+        self._file_count, self._users, self._local = 0, 0, threading.local()
         self._request_starts: dict[int, float] = {}  # requests under way: thread to monotonic time
-        self._counting, self._closing, self._closed = (
+        self._count_lock, self._is_closing, self._closed = (
             threading.Lock(),
             False,
             threading.Event(),
         )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._locked = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            self._lock_file = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
             raise _error(f"the disk folder {folder} cannot be used", error) from error
         try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._locked)
+            os.close(self._lock_file)
             raise DiskError(
                 f"the disk folder {folder} is in use by another run: give each run its own"
             ) from error
@@ -168,7 +168,7 @@ class Scratch:
             raise_open_file_limit()  # each buffer on disk takes one
             self.direct = self._allows_direct()
         except OSError as error:
-            os.close(self._locked)
+            os.close(self._lock_file)
             raise _error(f"the disk folder {folder} cannot be cleared", error) from error
 
     def _allows_direct(self) -> bool:
@@ -185,8 +185,8 @@ class Scratch:
 
     def nameless_file(self, flags: int) -> int:
         """Creates a file, unlinks it and returns its descriptor."""
-        self._count += 1
-        path = self.folder / str(self._count)
+        self._file_count += 1
+        path = self.folder / str(self._file_count)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | flags, 0o600)
         path.unlink()
         return descriptor
@@ -196,29 +196,29 @@ class Scratch:
         """Returns the folder, which programs of a process share; each user closes it once."""
         key = Path(folder).absolute(), process
         while True:
-            with cls._opening:
-                scratch = cls._opened.get(key)
+            with cls._instances_lock:
+                scratch = cls._instances.get(key)
                 if scratch is None:
-                    scratch = cls._opened[key] = cls(*key)
-                if not scratch._closing:
+                    scratch = cls._instances[key] = cls(*key)
+                if not scratch._is_closing:
                     scratch._users += 1
                     return scratch
             scratch._closed.wait()
 
     def close(self) -> None:
         """Removes the files once the last user has closed the folder."""
-        with self._opening:
+        with self._instances_lock:
             self._users -= 1
-            if self._users > 0 or self._closing:
+            if self._users > 0 or self._is_closing:
                 return
-            self._closing = True
+            self._is_closing = True
         try:
             self.pool.shutdown(wait=True, cancel_futures=True)
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-            os.close(self._locked)
-            with self._opening:
-                self._opened.pop((self.parent, self._process), None)
+            os.close(self._lock_file)
+            with self._instances_lock:
+                self._instances.pop((self.parent, self._process), None)
             self._closed.set()
 
     @property
@@ -236,7 +236,7 @@ class Scratch:
 
     def count(self, read: int = 0, written: int = 0) -> None:
         """Adds to the bytes read and written."""
-        with self._counting:
+        with self._count_lock:
             self.read += read
             self.written += written
 
@@ -258,7 +258,7 @@ class Scratch:
     def staging(self) -> np.ndarray:
         """Returns this thread's staging memory for a request."""
         if not hasattr(self._local, "bytes"):
-            self._local.bytes = np.frombuffer(_mapped(REQUEST), np.uint8)
+            self._local.bytes = np.frombuffer(_map_memory(REQUEST), np.uint8)
         return self._local.bytes
 
 
@@ -277,7 +277,7 @@ class ScratchFile:
         except OSError as error:
             raise self._error("open a file of", nbytes, error) from error
         try:
-            _allocate(self._file, _aligned(max(nbytes, 1)))
+            _allocate(self._file, _align(max(nbytes, 1)))
         except OSError as error:
             self.close()
             raise self._error("have room for", nbytes, error) from error
@@ -344,7 +344,7 @@ class ScratchFile:
         staging = self._scratch.staging()
         end = min(start + REQUEST, slot_bytes(data.size))
         first, last = max(start, LEAD), min(end, LEAD + data.size)
-        page_start, page_end = _aligned(first), last // ALIGNED * ALIGNED
+        page_start, page_end = _align(first), last // ALIGNED * ALIGNED
         if (data.ctypes.data - LEAD) % ALIGNED or page_start >= page_end:
             page_start = page_end = end  # all is staged
 
