@@ -33,18 +33,18 @@ def unwrap_os_errors() -> Iterator[None]:
     except (OSError, UserError):
         raise
     except Exception as error:
-        found = _OS_ERROR.search(str(error))
-        if found is None:
+        match = _OS_ERROR.search(str(error))
+        if match is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
 
 
 @contextmanager
-def write_errors(what: str, path: str | Path) -> Iterator[None]:
+def write_errors(purpose: str, path: str | Path) -> Iterator[None]:
     """Convert an OSError inside the context into a WriteError of one sentence.
 
     Args:
-        what: the file or folder is for, such as "the plan".
+        purpose: the file or folder is for, such as "the plan".
 
     Raises:
         WriteError: "cannot write {what} {path}: {reason}".
@@ -54,46 +54,46 @@ def write_errors(what: str, path: str | Path) -> Iterator[None]:
             yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WriteError(f"cannot write {what} {format_path(path)}: {reason}") from error
+        raise WriteError(f"cannot write {purpose} {format_path(path)}: {reason}") from error
     except ValueError as error:
         if "null" not in str(error):  # "embedded null byte", which no path can have
             raise
-        raise WriteError(f"cannot write {what} {format_path(path)}: {error}") from error
+        raise WriteError(f"cannot write {purpose} {format_path(path)}: {error}") from error
 
 
-def write_text(what: str, path: Path, text: str) -> None:
+def write_text(purpose: str, path: Path, text: str) -> None:
     """Write a text file atomically. Raises as `write_file`."""
-    write_file(what, path, lambda draft: draft.write_text(text, encoding="utf-8"))
+    write_file(purpose, path, lambda draft: draft.write_text(text, encoding="utf-8"))
 
 
-def write_folder(what: str, path: Path, fill: Callable[[Path], object]) -> None:
+def write_folder(purpose: str, path: Path, fill: Callable[[Path], object]) -> None:
     """Write a folder atomically; nothing may exist at `path`.
 
     Args:
-        what: it is, for messages.
+        purpose: it is, for messages.
         fill: called with the path of an empty folder to fill.
 
     Raises:
         WriteError: it cannot be written; no draft is left.
     """
-    with write_errors(what, path):
+    with write_errors(purpose, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as draft:
             draft.mkdir()
             fill(draft)
 
 
-def write_file(what: str, path: Path, write: Callable[[Path], object]) -> None:
+def write_file(purpose: str, path: Path, write: Callable[[Path], object]) -> None:
     """Write a file atomically, and create its parent folders; an existing file is replaced.
 
     Args:
-        what: it is, for messages.
+        purpose: it is, for messages.
         write: called with the path of a draft to write.
 
     Raises:
         WriteError: it cannot be written; no draft is left.
     """
-    with write_errors(what, path):
+    with write_errors(purpose, path):
         if path.exists() and not path.is_file():  # such as /dev/stdout; a folder is an error
             write(path)
             return
@@ -114,10 +114,10 @@ def write_synced(path: Path, text: str) -> None:
     fsync(path)
 
 
-def check_can_write_file(what: str, path: str | Path) -> None:
+def check_can_write_file(purpose: str, path: str | Path) -> None:
     """Raise WriteError unless `write_file` can write to the path; leaves nothing behind."""
     path = Path(path)
-    with write_errors(what, path):
+    with write_errors(purpose, path):
         if _file_mode(path) is not None and stat.S_ISDIR(_file_mode(path) or 0):
             raise IsADirectoryError(errno.EISDIR, "it is a folder: name a file in it")
         if _file_mode(path) is None or stat.S_ISREG(_file_mode(path) or 0):
@@ -125,12 +125,12 @@ def check_can_write_file(what: str, path: str | Path) -> None:
             _check_name_lengths(path)
 
 
-def check_can_write_folder(what: str, path: str | Path) -> None:
+def check_can_write_folder(purpose: str, path: str | Path) -> None:
     """Raise WriteError unless files can be written into the folder, which may not exist yet.
 
     Leaves nothing behind.
     """
-    with write_errors(what, path):
+    with write_errors(purpose, path):
         _probe_folder(Path(path))
         _check_name_lengths(Path(path))
 
@@ -140,18 +140,20 @@ def _probe_folder(folder: Path) -> None:
     absolute = Path(os.path.abspath(folder))
     if absolute.is_symlink() and not absolute.exists():
         raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
-    there = next(place for place in (absolute, *absolute.parents) if _file_mode(place) is not None)
-    if not stat.S_ISDIR(_file_mode(there) or 0):
-        raise NotADirectoryError(errno.ENOTDIR, f"{format_path(there)} is not a folder")
-    with tempfile.TemporaryFile(dir=there) as probe:
+    existing = next(
+        parent for parent in (absolute, *absolute.parents) if _file_mode(parent) is not None
+    )
+    if not stat.S_ISDIR(_file_mode(existing) or 0):
+        raise NotADirectoryError(errno.ENOTDIR, f"{format_path(existing)} is not a folder")
+    with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(b"\0" * 4096)
         probe.flush()
 
 
 def _check_name_lengths(path: Path) -> None:
     absolute = os.path.abspath(path)
-    longest = max(len(os.fsencode(part)) for part in Path(absolute).parts)
-    if longest > _LONGEST_NAME or len(os.fsencode(absolute)) > _LONGEST_PATH:
+    longest_name = max(len(os.fsencode(name)) for name in Path(absolute).parts)
+    if longest_name > _LONGEST_NAME or len(os.fsencode(absolute)) > _LONGEST_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
 

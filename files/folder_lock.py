@@ -73,11 +73,11 @@ def _acquire(descriptor: int, folder: Path, wait: bool) -> None:
         os.pwrite(descriptor, json.dumps(note).encode(), 0)
 
 
-def _describe_holder(note: bytes, path: Path) -> str:
+def _describe_holder(content: bytes, path: Path) -> str:
     """Description of the process that holds the lock, from the lock file's content."""
     try:
-        owner = JsonObject(parse_json(note.decode(errors="replace"), path), str(path))
-        process, host, since = owner.count("process"), owner.text("host"), owner.text("since")
+        holder = JsonObject(parse_json(content.decode(errors="replace"), path), str(path))
+        process, host, since = holder.count("process"), holder.text("host"), holder.text("since")
     except FileError:
         return "another process"
     return f"process {process} on {format_name(host)}, since {format_name(since)},"

@@ -61,7 +61,7 @@ def format_number(value: float) -> str:
 def format_bytes(count: float) -> str:
     """Returns a number of bytes in a fitting unit, such as 131.07 kB."""
     units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    size, unit = next((each for each in units if count >= each[0]), (1, "bytes"))
+    size, unit = next((unit_size for unit_size in units if count >= unit_size[0]), (1, "bytes"))
     return f"{count / size:,.2f} {unit}" if size > 1 else f"{count:,.0f} bytes"
 
 

@@ -19,21 +19,21 @@ MAX_LINE_BYTES = 16 * MEBIBYTE
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def read_json(path: Path, most: int = 64 * MEBIBYTE) -> Any:
+def read_json(path: Path, max_bytes: int = 64 * MEBIBYTE) -> Any:
     """Read a JSON file.
 
     Args:
-        most: bytes above which it is refused.
+        max_bytes: bytes above which it is refused.
 
     Raises:
         FileError: with file and line, if it is not JSON.
     """
-    return parse_json(read_text(path, most), path)
+    return parse_json(read_text(path, max_bytes), path)
 
 
-def read_object(path: Path, most: int = 64 * MEBIBYTE) -> JsonObject:
+def read_object(path: Path, max_bytes: int = 64 * MEBIBYTE) -> JsonObject:
     """Read a JSON file that holds an object. Raises as `read_json`."""
-    return JsonObject(read_json(path, most), format_path(path))
+    return JsonObject(read_json(path, max_bytes), format_path(path))
 
 
 def parse_json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
@@ -64,7 +64,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     Raises:
         FileError: with file and line.
     """
-    place = FileLocation(path, first_line)
+    location = FileLocation(path, first_line)
     check_no_pointer(path, text[:80].encode(errors="replace"))
     try:
         data = json.loads(
@@ -79,23 +79,23 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         line = first_line + error.lineno - 1
         raise FileError(f"{FileLocation(path, line)} is not JSON: {error.msg}") from None
     except UnicodeEncodeError:
-        raise FileError(f"{place}: a text has half a character (a lone surrogate)") from None
+        raise FileError(f"{location}: a text has half a character (a lone surrogate)") from None
     except RecursionError:
-        raise FileError(f"{place} is nested too deep") from None
+        raise FileError(f"{location} is nested too deep") from None
     except ValueError as error:  # also a number of more digits than Python reads
         reason = str(error).partition(";")[0]
-        where = format_path(path) if "\n" in text.strip() else place
-        raise FileError(f"{where} is not JSON: {format_name(reason)}") from None
+        location_text = format_path(path) if "\n" in text.strip() else location
+        raise FileError(f"{location_text} is not JSON: {format_name(reason)}") from None
     return data
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in content if names.count(name) > 1)
-        raise ValueError(f"the name {format_value(twice)} stands twice")
-    return content
+        duplicate = next(name for name in data if names.count(name) > 1)
+        raise ValueError(f"the name {format_value(duplicate)} stands twice")
+    return data
 
 
 def _parse_finite(text: str) -> float:
@@ -116,12 +116,12 @@ class JsonObject:
     kind.
     """
 
-    def __init__(self, data: Any, where: str) -> None:
-        """Args: `where`: the file, or the file and the object's dotted name in it."""
+    def __init__(self, data: Any, location: str) -> None:
+        """Args: `location`: the file, or the file and the object's dotted name in it."""
         if not isinstance(data, dict):
-            raise FileError(f"{where} is {format_value(data)}, but must be an object")
+            raise FileError(f"{location} is {format_value(data)}, but must be an object")
         self.data: dict[str, Any] = data
-        self._where = where
+        self._where = location
 
     def with_data(self, data: Mapping[str, Any]) -> JsonObject:
         """Copy with other data, at the same location for messages."""
@@ -189,8 +189,8 @@ class JsonObject:
     def int_lists(self, name: str) -> list[list[int]]:
         """Read a field that is a list of lists of integers, 0 or more."""
         values = self._typed(name, list, "a list of lists")
-        where = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
-        return [where.counts(i) for i in where.data]
+        lists = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
+        return [lists.counts(i) for i in lists.data]
 
     def text_mapping(self, name: str) -> dict[str, str]:
         """Read a field that is an object of strings."""
@@ -200,9 +200,9 @@ class JsonObject:
     def __contains__(self, name: str) -> bool:
         return name in self.data
 
-    def _typed(self, name: str, kind: type, noun: str) -> Any:
+    def _typed(self, name: str, expected_type: type, noun: str) -> Any:
         value = self._value(name)
-        if not isinstance(value, kind):
+        if not isinstance(value, expected_type):
             raise self.error(name, noun)
         return value
 

@@ -22,18 +22,20 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def from_options(cls, given: str | None, save: str | None, preset: str) -> RunFolder:
+    def from_options(
+        cls, folder: str | None, checkpoint_folder: str | None, preset: str
+    ) -> RunFolder:
         """The folder that an option names, else that of --save, else a new one under runs/."""
-        if given or save:
-            return cls(Path(given or save or ""))
+        if folder or checkpoint_folder:
+            return cls(Path(folder or checkpoint_folder or ""))
         return cls(Path("runs") / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}")
 
     @classmethod
     def from_step_folder(cls, step: Path) -> RunFolder:
         """The run folder that contains a checkpoint's folder, directly or in best/."""
         folder = cls(step.absolute().parent)
-        outer = cls(folder.path.parent)
-        return outer if folder.path == outer.best else folder
+        parent = cls(folder.path.parent)
+        return parent if folder.path == parent.best else folder
 
     @property
     def config(self) -> Path:
@@ -58,8 +60,8 @@ class RunFolder:
     @property
     def records(self) -> list[Path]:
         """Record files that exist, and the tokenizer's files."""
-        kept = self.tokenizer.iterdir() if self.tokenizer.is_dir() else ()
-        return [path for path in (*self.single_records, *kept) if path.is_file()]
+        tokenizer_files = self.tokenizer.iterdir() if self.tokenizer.is_dir() else ()
+        return [path for path in (*self.single_records, *tokenizer_files) if path.is_file()]
 
     @property
     def mirror(self) -> Path:

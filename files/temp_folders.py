@@ -31,11 +31,11 @@ def atomic_path(target: Path) -> Iterator[Path]:
         OSError: the draft cannot be made, flushed or renamed.
     """
     with temp_folder(target.parent) as folder:
-        draft = folder / target.name
-        yield draft
-        for path in (*draft.rglob("*"), draft):
+        temp_path = folder / target.name
+        yield temp_path
+        for path in (*temp_path.rglob("*"), temp_path):
             fsync(path)
-        os.replace(draft, target)
+        os.replace(temp_path, target)
         fsync(target.parent)
 
 
@@ -59,10 +59,10 @@ def temp_folder(parent: Path) -> Iterator[Path]:
 def remove_stale_folders(folder: Path) -> None:
     """Delete temporary folders of processes that have ended; errors are ignored."""
     with suppress(OSError):
-        for draft in folder.iterdir():
-            if _NAME.fullmatch(draft.name):
+        for temp_folder in folder.iterdir():
+            if _NAME.fullmatch(temp_folder.name):
                 with suppress(OSError):
-                    _remove_if_unlocked(draft)
+                    _remove_if_unlocked(temp_folder)
 
 
 def fsync(path: Path) -> None:
@@ -88,10 +88,10 @@ def _create_locked(parent: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _remove_if_unlocked(draft: Path) -> None:
-    lock = open_lock(draft / _LOCK)
+def _remove_if_unlocked(temp_folder: Path) -> None:
+    lock = open_lock(temp_folder / _LOCK)
     try:
         if try_lock(lock):
-            shutil.rmtree(draft)
+            shutil.rmtree(temp_folder)
     finally:
         os.close(lock)

@@ -13,20 +13,20 @@ from files.formatting import format_path
 MEBIBYTE = 2**20
 
 
-def read_bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Read a regular file's bytes.
 
     Args:
-        most: bytes above which it is refused, unread.
+        max_bytes: bytes above which it is refused, unread.
 
     Raises:
         FileError: it is not there, cannot be read, is no regular file, or is too large.
     """
     name, size = format_path(path), check_regular(path)
-    if size > most:
+    if size > max_bytes:
         raise FileError(
-            f"cannot read {name}: it has {size:,} bytes, more than the {most:,} that such a file "
-            "may have"
+            f"cannot read {name}: it has {size:,} bytes, more than the {max_bytes:,} that such a "
+            "file may have"
         )
     try:
         return path.read_bytes()
@@ -54,13 +54,13 @@ def check_regular(path: Path) -> int:
     return status.st_size
 
 
-def read_text(path: Path, most: int = 64 * MEBIBYTE) -> str:
+def read_text(path: Path, max_bytes: int = 64 * MEBIBYTE) -> str:
     """Read a UTF-8 file; a leading byte order mark is dropped.
 
     Raises:
         FileError: as `read_bytes`, or it is not UTF-8, or holds a zero character.
     """
-    return decode_text(read_bytes(path, most), path)
+    return decode_text(read_bytes(path, max_bytes), path)
 
 
 def decode_text(data: bytes, path: Path, first_line: int = 1) -> str:
@@ -77,13 +77,13 @@ def decode_text(data: bytes, path: Path, first_line: int = 1) -> str:
     except UnicodeDecodeError as error:
         raise _line_error(path, first_line, data[: error.start], "is not UTF-8 text") from None
     if "\0" in text:
-        at = data.index(b"\0")
+        offset = data.index(b"\0")
         raise _line_error(
-            path, first_line, data[:at], "has a zero character: it is damaged, or no text"
+            path, first_line, data[:offset], "has a zero character: it is damaged, or no text"
         )
     return text
 
 
-def _line_error(path: Path, first_line: int, before: bytes, what: str) -> FileError:
-    line = first_line + before.count(b"\n")
-    return FileError(f"{FileLocation(path, line)}: {what}")
+def _line_error(path: Path, first_line: int, preceding: bytes, problem: str) -> FileError:
+    line = first_line + preceding.count(b"\n")
+    return FileError(f"{FileLocation(path, line)}: {problem}")

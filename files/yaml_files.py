@@ -37,16 +37,16 @@ class LocatedDict(dict[str, Any]):
     """
 
     def __init__(
-        self, values: Mapping[str, Any] = {}, places: Mapping[str, FileLocation] = {}
+        self, values: Mapping[str, Any] = {}, locations: Mapping[str, FileLocation] = {}
     ) -> None:
         super().__init__(values)
-        self.locations = dict(places)
+        self.locations = dict(locations)
 
 
 def location_prefix(data: Mapping[str, Any], key: str) -> str:
     """Prefix of a message about a value: "file, line n: ", or "" without a file."""
-    place = data.locations.get(key) if isinstance(data, LocatedDict) else None
-    return f"{place}: " if place else ""
+    location = data.locations.get(key) if isinstance(data, LocatedDict) else None
+    return f"{location}: " if location else ""
 
 
 def read_yaml(path: Path) -> LocatedDict:
@@ -69,8 +69,8 @@ def read_yaml(path: Path) -> LocatedDict:
         reason = format_name(str(error).partition("\n")[0])
         raise FileError(f"{format_path(path)} is not YAML: {reason}") from None
     if not isinstance(data, LocatedDict):
-        kind = "nothing" if data is None else type(data).__name__
-        raise FileError(f"{format_path(path)} must hold a mapping, not {kind}")
+        type_name = "nothing" if data is None else type(data).__name__
+        raise FileError(f"{format_path(path)} must hold a mapping, not {type_name}")
     return data
 
 
@@ -105,11 +105,11 @@ def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 if len(stack) > MAX_DEPTH:
                     raise _error(path, event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
-                kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
-                _check_tag(event, (kind,), path)
-                new = _OpenContainer(LocatedDict() if kind == "map" else [], [])
-                _add_value(stack[-1], event, path, new.container)
-                stack.append(new)
+                tag_name = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
+                _check_tag(event, (tag_name,), path)
+                container = _OpenContainer(LocatedDict() if tag_name == "map" else [], [])
+                _add_value(stack[-1], event, path, container.container)
+                stack.append(container)
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 stack.pop()
     return result[0] if result else None
@@ -158,11 +158,11 @@ def _parse_scalar(event: Any, path: Path) -> Any:
     return event.value
 
 
-def _check_tag(event: Any, kinds: tuple[str, ...], path: Path) -> None:
-    if event.tag not in (None, "!", *(_PREFIX + kind for kind in kinds)):
+def _check_tag(event: Any, allowed: tuple[str, ...], path: Path) -> None:
+    if event.tag not in (None, "!", *(_PREFIX + name for name in allowed)):
         tag = format_name(event.tag)
         raise _error(path, event.start_mark, f"the tag {tag} is not read: write a plain value")
 
 
-def _error(path: Path, mark: Any, what: str) -> FileError:
-    return FileError(f"{FileLocation(path, mark.line + 1)}: {what}")
+def _error(path: Path, mark: Any, problem: str) -> FileError:
+    return FileError(f"{FileLocation(path, mark.line + 1)}: {problem}")

@@ -24,14 +24,14 @@ COPIED_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 """Files of the configuration, the tokenizer and its chat template."""
 
 
-def convert(folder: Path, new: Path) -> None:
-    """Convert the model in `folder` and write it to `new`.
+def convert(folder: Path, target: Path) -> None:
+    """Convert the model in `folder` and write it to `target`.
 
     Raises:
         UserError: there are no such files, they cannot be read, or the new folder cannot be
             written.
     """
-    check_can_create(new)
+    check_can_create(target)
     tensors = BinTensors(folder)
     if tensors.missing:
         say(f"left out, as no file has what the index names: {format_names(tensors.missing)}")
@@ -45,8 +45,8 @@ def convert(folder: Path, new: Path) -> None:
                     shutil.copy(path, draft)
 
     settings = read_generation_config(folder)
-    write_hf_directory(new, tensors, hf_config, complete=copy_others, generation=settings)
-    say(f"wrote {len(tensors)} tensors to {new}")
+    write_hf_directory(target, tensors, hf_config, complete=copy_others, generation=settings)
+    say(f"wrote {len(tensors)} tensors to {target}")
 
 
 @entry_point()
@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a model with pytorch_model.bin")
     parser.add_argument("new", type=Path, help="a new folder")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     require_torch()
-    convert(given.folder, given.new)
+    convert(args.folder, args.new)
 
 
 if __name__ == "__main__":

@@ -30,15 +30,17 @@ def make_generation_config(base: Mapping[str, Any], hf_config: Mapping[str, Any]
         base: settings of the model that training began with.
         hf_config: the config.json of the export.
     """
-    own = {name: hf_config[name] for name in TOKEN_FIELDS if name in hf_config}
-    ends = list(dict.fromkeys([*read_eos_token_ids(own), *read_eos_token_ids(base)]))
-    if ends:
-        own["eos_token_id"] = ends if len(ends) > 1 else ends[0]
-    return {**base, **own}
+    model_tokens = {name: hf_config[name] for name in TOKEN_FIELDS if name in hf_config}
+    eos_token_ids = list(
+        dict.fromkeys([*read_eos_token_ids(model_tokens), *read_eos_token_ids(base)])
+    )
+    if eos_token_ids:
+        model_tokens["eos_token_id"] = eos_token_ids if len(eos_token_ids) > 1 else eos_token_ids[0]
+    return {**base, **model_tokens}
 
 
 def read_eos_token_ids(settings: Mapping[str, Any]) -> list[int]:
     """End tokens in `eos_token_id`, which may be an int or a list; invalid ones are dropped."""
-    named = settings.get("eos_token_id")
-    listed = named if isinstance(named, list) else [named]
-    return [token for token in listed if type(token) is int and token >= 0]
+    eos_token_id = settings.get("eos_token_id")
+    token_ids = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
+    return [token for token in token_ids if type(token) is int and token >= 0]

@@ -62,10 +62,10 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
         with _offline_datasets(not reachable):
             return datasets.load_dataset(path, name, split=split)
     except Exception as error:  # its library raises exceptions of many kinds
-        why = explain_hub_error(path, error, reachable, "dataset")
+        problem = explain_hub_error(path, error, reachable, "dataset")
         raise DataUnavailable(
             f"cannot get data set {path}{f'/{name}' if name else ''} from the Hugging Face hub"
-            f" ({why.reason}): {why.advice}, or use --data.dataset sample, or "
+            f" ({problem.reason}): {problem.advice}, or use --data.dataset sample, or "
             "files of your own with --data.train and --data.validation"
         ) from error
 
@@ -79,21 +79,21 @@ def load_saved_split(folder: str, split: str) -> Dataset:
     import datasets
 
     try:
-        found = datasets.load_from_disk(folder)
+        dataset = datasets.load_from_disk(folder)
     except Exception as error:  # its library raises exceptions of many kinds
         reason = format_name(str(error).partition(chr(10))[0], 60)
         raise DataUnavailable(
             f"folder {format_path(folder)} holds no data set that datasets can load ({reason}): "
             "save it again with save_to_disk"
         ) from error
-    if not isinstance(found, datasets.DatasetDict):
-        return found
-    if split not in found:
+    if not isinstance(dataset, datasets.DatasetDict):
+        return dataset
+    if split not in dataset:
         raise DataUnavailable(
-            f"folder {format_path(folder)} has no split {split}, but {format_names(found)}: name "
-            f"one, such as {format_path(folder)}/{next(iter(found), split)}"
+            f"folder {format_path(folder)} has no split {split}, but {format_names(dataset)}: name "
+            f"one, such as {format_path(folder)}/{next(iter(dataset), split)}"
         )
-    return found[split]
+    return dataset[split]
 
 
 def read_class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
@@ -111,11 +111,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """
     from transformers import AutoTokenizer
 
-    local = Path(name).is_dir()
-    if local:
+    is_local = Path(name).is_dir()
+    if is_local:
         check_not_cache(Path(name))
         _check_tokenizer_files(Path(name))
-    reachable = not local and is_reachable()
+    reachable = not is_local and is_reachable()
     try:
         check_growth(_tokenizer_file(name, local_files_only=not reachable))
         special = special_token_arguments(name, local_files_only=not reachable)
@@ -128,31 +128,31 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     except UserError:
         raise
     except Exception as error:  # the tokenizers library raises plain Exception for damaged files
-        if local:
+        if is_local:
             _check_no_code(Path(name))
             raise DataUnavailable(
                 f"folder {format_path(name)} holds no tokenizer that transformers can load "
                 f"({format_name(str(error).partition(chr(10))[0], 60)}): "
                 "give one with tokenizer.json and tokenizer_config.json"
             ) from error
-        why = explain_hub_error(name, error, reachable)
+        problem = explain_hub_error(name, error, reachable)
         raise DataUnavailable(
             f"tokenizer {name} is no folder, and cannot be had from the Hugging Face hub"
-            f" ({why.reason}): {why.advice}, or give a folder with --tokenizer"
+            f" ({problem.reason}): {problem.advice}, or give a folder with --tokenizer"
         ) from error
     check_vocabulary(tokenizer, name)
     return tokenizer
 
 
-def _tokenizer_file(name: str, **where: Any) -> Path:
+def _tokenizer_file(name: str, **options: Any) -> Path:
     """Path of the tokenizer.json, downloaded if the model is on the hub."""
     from transformers.utils import cached_file
 
-    here = Path(name) / TOKENIZER_FILE
-    if not here.is_file() and not Path(name).is_dir():
+    local_file = Path(name) / TOKENIZER_FILE
+    if not local_file.is_file() and not Path(name).is_dir():
         with suppress(OSError):  # what is wrong shows when the tokenizer is loaded
-            return Path(cached_file(name, TOKENIZER_FILE, **where) or here)
-    return here
+            return Path(cached_file(name, TOKENIZER_FILE, **options) or local_file)
+    return local_file
 
 
 def _check_tokenizer_files(folder: Path) -> None:
@@ -164,12 +164,13 @@ def _check_tokenizer_files(folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if not (folder / name).exists():
             continue
-        given = read_object(folder / name)
-        kind = given.data.get("tokenizer_class")
-        if not isinstance(kind, str | None):
+        tokenizer_config = read_object(folder / name)
+        tokenizer_class = tokenizer_config.data.get("tokenizer_class")
+        if not isinstance(tokenizer_class, str | None):
             raise DataUnavailable(
-                f"{format_path(folder / name)} has the tokenizer_class {format_value(kind)}, but "
-                "it must be the name of a class of transformers, or left out"
+                f"{format_path(folder / name)} has the tokenizer_class "
+                f"{format_value(tokenizer_class)}, but it must be the name of a class of "
+                "transformers, or left out"
             )
 
 
@@ -184,13 +185,13 @@ def _check_no_code(folder: Path) -> None:
 
 
 @contextmanager
-def _offline_datasets(wanted: bool) -> Iterator[None]:
+def _offline_datasets(offline: bool) -> Iterator[None]:
     """Set `datasets` to offline mode inside the context; it has no argument for this."""
     from datasets import config
 
-    before = config.HF_HUB_OFFLINE
-    config.HF_HUB_OFFLINE = before or wanted
+    previous = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = previous or offline
     try:
         yield
     finally:
-        config.HF_HUB_OFFLINE = before
+        config.HF_HUB_OFFLINE = previous

@@ -42,10 +42,10 @@ def explain_hub_error(
     response = _response_of(error) or (_access_refused(name, repo) if reachable else None)
     if response is not None:
         return _of_response(name, response, repo)
-    failed = next((one for one in _causes(error) if _is_of_files(one)), None)
-    if isinstance(failed, OSError):
+    file_error = next((cause for cause in _causes(error) if _is_of_files(cause)), None)
+    if isinstance(file_error, OSError):
         return HubProblem(
-            f"the cache {format_path(_cache())} cannot be used ({failed.strerror})",
+            f"the cache {format_path(_cache())} cannot be used ({file_error.strerror})",
             "set HF_HOME to a folder that can be written",
         )
     variable = _offline_variable(repo)
@@ -63,8 +63,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _response_of(error: BaseException) -> Any:
     """HTTP response in an exception's chain; None without one."""
-    responses = (getattr(one, "response", None) for one in _causes(error))
-    return next((one for one in responses if hasattr(one, "status_code")), None)
+    responses = (getattr(cause, "response", None) for cause in _causes(error))
+    return next((cause for cause in responses if hasattr(cause, "status_code")), None)
 
 
 def _access_refused(name: str, repo: str) -> Any:
@@ -107,42 +107,46 @@ def _of_network(variable: str | None) -> HubProblem:
     return HubProblem(f"{constants.ENDPOINT} is not reachable, {missing}", "connect to the network")
 
 
-def _of_response(name: str, response: Any, repo: str) -> HubProblem:
+def _of_response(name: str, response: Any, repo_type: str) -> HubProblem:
     """Explanation of an HTTP error of the hub."""
     from huggingface_hub import constants, get_token
 
-    page = f"{constants.ENDPOINT}/{'datasets/' if repo == 'dataset' else ''}{format_name(name)}"
-    tokens = f"{constants.ENDPOINT}/settings/tokens"
+    page_url = (
+        f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{format_name(name)}"
+    )
+    tokens_url = f"{constants.ENDPOINT}/settings/tokens"
     status, code = response.status_code, response.headers.get("X-Error-Code")
     message = response.headers.get("X-Error-Message")
     has_token = get_token() is not None
     if code == "GatedRepo" and has_token:
         return HubProblem(
             "it is gated, and the account of your token has no access",
-            f"accept its license at {page} with that account, and give the token the right to "
-            f"read gated repositories at {tokens}",
+            f"accept its license at {page_url} with that account, and give the token the right to "
+            f"read gated repositories at {tokens_url}",
         )
     if code == "GatedRepo":
         return HubProblem(
             "it is gated",
-            f"accept its license at {page}, make a token at {tokens}, and give it by {_LOGIN}",
+            f"accept its license at {page_url}, make a token at {tokens_url}, and give it by "
+            f"{_LOGIN}",
         )
     if status == 401 and message == _BAD_TOKEN:
         return HubProblem(
             "the hub does not accept your token",
-            f"make another one at {tokens}, and give it by {_LOGIN}",
+            f"make another one at {tokens_url}, and give it by {_LOGIN}",
         )
     if status == 404 or code == "RepoNotFound" or (status == 401 and not has_token):
         return HubProblem(
-            f"the hub has no such {_NOUNS[repo]}, or it is private",
-            f"check the name at {page}; a private one needs a token, by {_LOGIN}",
+            f"the hub has no such {_NOUNS[repo_type]}, or it is private",
+            f"check the name at {page_url}; a private one needs a token, by {_LOGIN}",
         )
     if status in (401, 403):
         whose = "with your token" if has_token else "without a token"
         reason = f"the hub forbids it {whose}{f' ({format_name(message, 80)})' if message else ''}"
         return HubProblem(
             reason,
-            f"check access at {page}, and the token's rights at {tokens}; give it by {_LOGIN}",
+            f"check access at {page_url}, and the token's rights at {tokens_url}; give it by "
+            f"{_LOGIN}",
         )
     if status == 429:
         advice = "wait some minutes" + ("" if has_token else f", or give a token by {_LOGIN}")
@@ -154,9 +158,9 @@ def check_not_cache(folder: Path) -> None:
     """Raise UserError for a model's folder in the hub's cache, which holds snapshots."""
     if not (folder / "snapshots").is_dir():
         return
-    kind, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME
-    named = f" {format_name(name.replace('--', '/'))}" if kind == "models" and name else ""
+    prefix, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME
+    suggestion = f" {format_name(name.replace('--', '/'))}" if prefix == "models" and name else ""
     raise UserError(
-        f"{format_path(folder)} is a folder of the hub's cache: give the model's name{named}, or "
-        "one of the folders in its snapshots"
+        f"{format_path(folder)} is a folder of the hub's cache: give the model's "
+        f"name{suggestion}, or one of the folders in its snapshots"
     )

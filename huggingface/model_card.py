@@ -107,14 +107,14 @@ class ModelCard:
         from huggingface_hub import EvalResult, ModelCardData
 
         task = "text2text-generation" if self.sequence_to_sequence else "text-generation"
-        known = self.datasets[0] if self.datasets else self.evaluated_on
+        dataset = self.datasets[0] if self.datasets else self.evaluated_on
         results = [
             EvalResult(
-                task, known, self.evaluated_on, name, float(value), dataset_split="validation"
+                task, dataset, self.evaluated_on, name, float(value), dataset_split="validation"
             )
             for name, value in self.metrics.items()
         ]
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "base_model": self.base_model,
             "datasets": list(self.datasets) or None,
             "metrics": list(self.metrics) or None,
@@ -122,7 +122,7 @@ class ModelCard:
         card = ModelCardData(
             library_name="peft" if self.adapter else "transformers", pipeline_tag=task,
             tags=["lora", "popxl-xla"] if self.adapter else ["popxl-xla"],
-            model_name=self.name, eval_results=results or None, **given,
+            model_name=self.name, eval_results=results or None, **fields,
         )  # fmt: skip
         return str(card.to_yaml())
 
@@ -143,16 +143,16 @@ class ModelCard:
         ]
 
     def _use(self) -> str:
-        kind = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
+        auto_class = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
         base = "folder" if self.adapter is None else "base"
         lines = [
             *(["from peft import PeftModel"] if self.adapter else []),
-            f"from transformers import AutoModelFor{kind}, AutoTokenizer",
+            f"from transformers import AutoModelFor{auto_class}, AutoTokenizer",
             "",
             'folder = "."  # this folder, or its name on the hub',
             *([self.adapter.line] if self.adapter else []),
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
-            f"model = AutoModelFor{kind}.from_pretrained({base})",
+            f"model = AutoModelFor{auto_class}.from_pretrained({base})",
             *(self.adapter.loading if self.adapter else []),
             *self._inputs(),
             "tokens = model.generate(**inputs, max_new_tokens=64)",
@@ -161,8 +161,8 @@ class ModelCard:
         code = _code("python", "\n".join(lines))
         if self.prompt is None:
             return code
-        wrote = "" if self.target is None else f", and to write {_inline_code(self.target)}"
-        return f"It was trained to read {_inline_code(self.prompt)}{wrote}.\n\n{code}"
+        target = "" if self.target is None else f", and to write {_inline_code(self.target)}"
+        return f"It was trained to read {_inline_code(self.prompt)}{target}.\n\n{code}"
 
 
 def _table(rows: TableRows, *head: str) -> str:
@@ -193,8 +193,8 @@ def _code(language: str, text: str) -> str:
 
 
 def _longest_backticks(text: str) -> int:
-    longest = here = 0
+    longest = run = 0
     for letter in text:
-        here = here + 1 if letter == "`" else 0
-        longest = max(longest, here)
+        run = run + 1 if letter == "`" else 0
+        longest = max(longest, run)
     return longest

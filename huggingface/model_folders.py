@@ -229,9 +229,9 @@ def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
     if (path / INDEX).is_file():
         index = _read_index(path / INDEX)
         return [path / file for file in sorted(set(index.values()))], index
-    there = sorted({file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)})
-    others = f" (there is {format_names(there)}, which is not read)" if there else ""
-    raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}{others}")
+    other_files = sorted({file.name for pattern in WEIGHT_PATTERNS for file in path.glob(pattern)})
+    note = f" (there is {format_names(other_files)}, which is not read)" if other_files else ""
+    raise CheckpointError(f"neither {WEIGHTS} nor {INDEX} found in {path}{note}")
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> str:

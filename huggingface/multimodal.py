@@ -27,15 +27,15 @@ _TEXT = re.compile(
 
 def multimodal_type(hf_config: Mapping[str, Any]) -> str | None:
     """The `model_type` of a config.json if it is multimodal, else None."""
-    kind = hf_config.get("model_type")
-    return kind if isinstance(kind, str) and kind in TEXT_MODEL_TYPES else None
+    model_type = hf_config.get("model_type")
+    return model_type if isinstance(model_type, str) and model_type in TEXT_MODEL_TYPES else None
 
 
 def headless_prefix(hf_config: Mapping[str, Any], names: Collection[str]) -> str:
     """Prefix that weight names lack in files without a head, as transformers' `base_model_prefix`;
     "" if they have it."""
-    kind = hf_config.get("model_type")
-    prefix = HEADLESS_PREFIXES.get(kind, "") if isinstance(kind, str) else ""
+    model_type = hf_config.get("model_type")
+    prefix = HEADLESS_PREFIXES.get(model_type, "") if isinstance(model_type, str) else ""
     return "" if any(name.startswith(prefix) for name in names) else prefix
 
 
@@ -45,15 +45,15 @@ def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> J
     Args:
         names: of the weights, which say whether the head is the embedding; None: they are not here.
     """
-    data, kind = hf_config.data, multimodal_type(hf_config.data)
-    if kind is None:
+    data, model_type = hf_config.data, multimodal_type(hf_config.data)
+    if model_type is None:
         return hf_config
-    text = {"model_type": TEXT_MODEL_TYPES[kind]} | hf_config.mapping("text_config")
-    of_the_text = (*_SHARED_FIELDS, "quantization_config")
-    text |= {name: data[name] for name in of_the_text if data.get(name) is not None}
+    text_config = {"model_type": TEXT_MODEL_TYPES[model_type]} | hf_config.mapping("text_config")
+    shared_fields = (*_SHARED_FIELDS, "quantization_config")
+    text_config |= {name: data[name] for name in shared_fields if data.get(name) is not None}
     tied = data.get("tie_word_embeddings", True)
-    text["tie_word_embeddings"] = tied if names is None else HEAD_WEIGHTS.isdisjoint(names)
-    return hf_config.with_data(text)
+    text_config["tie_word_embeddings"] = tied if names is None else HEAD_WEIGHTS.isdisjoint(names)
+    return hf_config.with_data(text_config)
 
 
 def text_tensor_name(name: str) -> str | None:
@@ -70,19 +70,23 @@ def text_tensors(files: ModelFiles) -> ArraysView:
     )
 
 
-def with_text_tensors(files: ModelFiles, text: Arrays) -> Arrays:
+def with_text_tensors(files: ModelFiles, text_weights: Arrays) -> Arrays:
     """All weights of a multimodal model, with the text model's replaced."""
     makers = {}
     for name in files:
-        own = text_tensor_name(name)
-        if own is None:
+        text_name = text_tensor_name(name)
+        if text_name is None:
             makers[name] = partial(files.__getitem__, name)
-        elif own in text:
-            makers[name] = partial(text.__getitem__, own)
+        elif text_name in text_weights:
+            makers[name] = partial(text_weights.__getitem__, text_name)
     return LazyArrays(makers)
 
 
-def multimodal_config(base: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+def multimodal_config(
+    base_config: Mapping[str, Any], text_config: Mapping[str, Any]
+) -> dict[str, Any]:
     """A multimodal model's config.json, updated with the trained tokens and task."""
-    changed = {name: text[name] for name in _SHARED_FIELDS if text.get(name) is not None}
-    return {**base, **changed}
+    changed = {
+        name: text_config[name] for name in _SHARED_FIELDS if text_config.get(name) is not None
+    }
+    return {**base_config, **changed}

@@ -62,32 +62,39 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
         raise CheckpointError(
             f"no adapter in {format_path(folder)}: give a folder with {SETTINGS} and {WEIGHTS}"
         )
-    found = read_object(file)
-    _check_supported(found)
+    adapter_config = read_object(file)
+    _check_supported(adapter_config)
     modules = adapter_modules(folder)
-    saved = _read_list(found, "modules_to_save")
+    saved = _read_list(adapter_config, "modules_to_save")
     fields = {
-        "rank": found.count("r"),
-        "alpha": found.number("lora_alpha"),
-        "dropout": found.number("lora_dropout") if "lora_dropout" in found else 0.0,
-        "rslora": found.data.get("use_rslora") is True,
-        "dora": found.data.get("use_dora") is True,
-        "targets": _target_modules(found, modules.low_rank),
-        "target_parameters": ",".join(_read_list(found, "target_parameters")) or None,
+        "rank": adapter_config.count("r"),
+        "alpha": adapter_config.number("lora_alpha"),
+        "dropout": adapter_config.number("lora_dropout")
+        if "lora_dropout" in adapter_config
+        else 0.0,
+        "rslora": adapter_config.data.get("use_rslora") is True,
+        "dora": adapter_config.data.get("use_dora") is True,
+        "targets": _target_modules(adapter_config, modules.low_rank),
+        "target_parameters": ",".join(_read_list(adapter_config, "target_parameters")) or None,
         "modules_to_save": ",".join(_saved_modules(saved, modules.saved)) or None,
     }
-    fields |= _token_fields(found)
-    named = (
-        None if modules.low_rank is None else [*modules.low_rank, *_parameter_names(found, modules)]
+    fields |= _token_fields(adapter_config)
+    names = (
+        None
+        if modules.low_rank is None
+        else [*modules.low_rank, *_parameter_names(adapter_config, modules)]
     )
-    return fields | {name: _format_pattern(found, name, named) for name in PATTERNS}
+    return fields | {name: _format_pattern(adapter_config, name, names) for name in PATTERNS}
 
 
-def _parameter_names(found: JsonObject, modules: AdapterModules) -> list[str]:
+def _parameter_names(adapter_config: JsonObject, modules: AdapterModules) -> list[str]:
     """Full names of the expert parameters that the file can have matrices for."""
-    ends = [name.rpartition(".")[2] for name in _read_list(found, "target_parameters")]
+    suffixes = [name.rpartition(".")[2] for name in _read_list(adapter_config, "target_parameters")]
     return [
-        f"{m}.{end}" for m in modules.low_rank or () for end in ends if _BASE_LAYER not in f"{m}."
+        f"{m}.{end}"
+        for m in modules.low_rank or ()
+        for end in suffixes
+        if _BASE_LAYER not in f"{m}."
     ]
 
 
@@ -109,8 +116,10 @@ def adapter_modules(folder: str | Path) -> AdapterModules:
         return AdapterModules()
     names = list(adapter_tensors(folder))
     low_rank = dict.fromkeys(_LOW_RANK.sub("", n) for n in names if _LOW_RANK.search(n))
-    others = [n for n in names if not (_LOW_RANK.search(n) or _TOKENS.search(n))]
-    return AdapterModules(list(low_rank), list(dict.fromkeys(n.rpartition(".")[0] for n in others)))
+    other_names = [n for n in names if not (_LOW_RANK.search(n) or _TOKENS.search(n))]
+    return AdapterModules(
+        list(low_rank), list(dict.fromkeys(n.rpartition(".")[0] for n in other_names))
+    )
 
 
 def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None:
@@ -127,116 +136,126 @@ def ties_weights(folder: str | Path) -> bool:
     Raises:
         CheckpointError: the head has the embedding's matrices, but another rank or alpha.
     """
-    found = read_object(Path(folder) / SETTINGS)
-    if found.data.get("ensure_weight_tying") is not True:
+    adapter_config = read_object(Path(folder) / SETTINGS)
+    if adapter_config.data.get("ensure_weight_tying") is not True:
         return False
     if not (Path(folder) / WEIGHTS).is_file():
         return True
     tensors = adapter_tensors(folder)
     ends = {".lora_embedding_A": "lora_B.weight", ".lora_embedding_B": "lora_A.weight"}
     pairs = [(n, f"{HEAD_MODULE}.{ends[end]}") for n in tensors for end in ends if n.endswith(end)]
-    pairs = [(own, head) for own, head in pairs if head in tensors]
+    pairs = [(embedding, head) for embedding, head in pairs if head in tensors]
     for field in PATTERNS if pairs else ():
-        pattern = found.mapping(field) if found.data.get(field) else {}
+        pattern = adapter_config.mapping(field) if adapter_config.data.get(field) else {}
         modules = HEAD_MODULE, pairs[0][0].rpartition(".")[0]
         if first_match(pattern, modules[:1], 0) != first_match(pattern, modules[1:], 0):
-            raise found.error(field, f"one that means {' and '.join(modules)} alike")
-    return all(np.array_equal(tensors[own].T, tensors[head]) for own, head in pairs)
+            raise adapter_config.error(field, f"one that means {' and '.join(modules)} alike")
+    return all(np.array_equal(tensors[embedding].T, tensors[head]) for embedding, head in pairs)
 
 
 def _saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
     """Names of all fully saved modules. PEFT saves a resized embedding without listing it."""
-    used = _matching_names(names, modules, is_within)
-    return [*used, *(m for m in modules or () if not any(is_within(m, name) for name in used))]
+    matching = _matching_names(names, modules, is_within)
+    return [
+        *matching,
+        *(m for m in modules or () if not any(is_within(m, name) for name in matching)),
+    ]
 
 
 def _matching_names(
-    names: Sequence[str], modules: Collection[str] | None, means: Callable[[str, str], bool]
+    names: Sequence[str], modules: Collection[str] | None, matches: Callable[[str, str], bool]
 ) -> Sequence[str]:
     """Names that match one of the modules; all if the modules are unknown."""
     if modules is None:
         return names
-    return [name for name in names if any(means(module, name) for module in modules)]
+    return [name for name in names if any(matches(module, name) for module in modules)]
 
 
-def _check_supported(found: JsonObject) -> None:
+def _check_supported(adapter_config: JsonObject) -> None:
     """Raise CheckpointError for settings that are not supported."""
-    kind = found.text("peft_type")
-    if kind != "LORA":
-        raise found.error("peft_type", "LORA")
-    for name, value in found.data.items():
-        unused = value in (None, False, "none", 0) or value == [] or value == {}
+    peft_type = adapter_config.text("peft_type")
+    if peft_type != "LORA":
+        raise adapter_config.error("peft_type", "LORA")
+    for name, value in adapter_config.data.items():
+        is_unused = value in (None, False, "none", 0) or value == [] or value == {}
         if name == "init_lora_weights":
-            unused = value in _INITIAL
-        if not unused and name not in _IGNORED:
-            raise found.error(name, "left out: such adapters are not known")
+            is_unused = value in _INITIAL
+        if not is_unused and name not in _IGNORED:
+            raise adapter_config.error(name, "left out: such adapters are not known")
 
 
-def _token_fields(found: JsonObject) -> dict[str, Any]:
+def _token_fields(adapter_config: JsonObject) -> dict[str, Any]:
     """Fields for trained token rows: a list is for the embedding, an object for modules."""
     field = "trainable_token_indices"
-    value = found.data.get(field)
+    value = adapter_config.data.get(field)
     if not value:
         return {"trainable_tokens": None, "trainable_tokens_head": True}
     if not isinstance(value, dict):
-        return {"trainable_tokens": rows_text(found.counts(field)), "trainable_tokens_head": False}
-    of_modules = found.object(field)
-    tokens = [of_modules.counts(name) for name in value]
+        return {
+            "trainable_tokens": rows_text(adapter_config.counts(field)),
+            "trainable_tokens_head": False,
+        }
+    modules = adapter_config.object(field)
+    tokens = [modules.counts(name) for name in value]
     has_head = [name.rpartition(".")[2] == HEAD_MODULE for name in value]
     if all(has_head) or len(tokens) > 2 or any(one != tokens[0] for one in tokens):
-        raise found.error(field, "the same tokens of the embedding, and of the head")
+        raise adapter_config.error(field, "the same tokens of the embedding, and of the head")
     return {"trainable_tokens": rows_text(tokens[0]), "trainable_tokens_head": any(has_head)}
 
 
-def _read_list(found: JsonObject, name: str) -> Sequence[str]:
-    return found.text_list(name) if found.data.get(name) else []
+def _read_list(adapter_config: JsonObject, name: str) -> Sequence[str]:
+    return adapter_config.text_list(name) if adapter_config.data.get(name) else []
 
 
-def _target_modules(found: JsonObject, modules: Collection[str] | None) -> str | None:
+def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None) -> str | None:
     """Convert `target_modules`; a string is a regular expression for full names."""
-    value = found.data.get("target_modules")
+    value = adapter_config.data.get("target_modules")
     if value == ALL_LINEAR:
         return ALL_LINEAR
-    tied = [HEAD_MODULE] if _ties_head(found, modules) else []
+    tied = [HEAD_MODULE] if _ties_head(adapter_config, modules) else []
     if isinstance(value, str):
         return "|".join([f"({value})", *tied]) if tied or is_names(value) else value
-    if not value and found.data.get("target_parameters"):
+    if not value and adapter_config.data.get("target_parameters"):
         return None
-    names = sorted(found.text_list("target_modules"))
+    names = sorted(adapter_config.text_list("target_modules"))
     if not is_names(",".join(names)):
-        raise found.error("target_modules", "names of modules")
-    if not _is_unused(found, "layers_to_transform"):
-        return _layers_pattern(found, names)
+        raise adapter_config.error("target_modules", "names of modules")
+    if not _is_unused(adapter_config, "layers_to_transform"):
+        return _layers_pattern(adapter_config, names)
     return ",".join(dict.fromkeys([*(_matching_names(names, modules, ends_with) or names), *tied]))
 
 
-def _ties_head(found: JsonObject, modules: Collection[str] | None) -> bool:
+def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> bool:
     """True if the head has the embedding's adapter, without being a target."""
-    return found.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
+    return adapter_config.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
-def _layers_pattern(found: JsonObject, names: Sequence[str]) -> str:
+def _layers_pattern(adapter_config: JsonObject, names: Sequence[str]) -> str:
     """Regular expression for modules of chosen layers; a layer's number is the first in the name,
     or follows the first match of `layers_pattern`."""
-    field, pattern = "layers_to_transform", found.data.get("layers_pattern")
-    one = isinstance(found.data[field], int)
-    numbers = [found.count(field)] if one else found.counts(field)
-    before = [r".*?\.[^.]*\.(?=\d+\.)"]
+    field, pattern = "layers_to_transform", adapter_config.data.get("layers_pattern")
+    is_single = isinstance(adapter_config.data[field], int)
+    numbers = [adapter_config.count(field)] if is_single else adapter_config.counts(field)
+    prefixes = [r".*?\.[^.]*\.(?=\d+\.)"]
     if pattern:
-        each = [pattern] if isinstance(pattern, str) else found.text_list("layers_pattern")
-        before = [rf"(?:.*?\.)??(?:{text})\.(?=\d+\.)" for text in each]
-    ends, layers = "|".join(map(re.escape, names)), "|".join(map(str, numbers))
-    return rf"{ends}|(?=(?>{'|'.join(before)})(?:{layers})\.)(?:.*\.)?(?:{ends})"
+        patterns = (
+            [pattern] if isinstance(pattern, str) else adapter_config.text_list("layers_pattern")
+        )
+        prefixes = [rf"(?:.*?\.)??(?:{text})\.(?=\d+\.)" for text in patterns]
+    suffixes, layers = "|".join(map(re.escape, names)), "|".join(map(str, numbers))
+    return rf"{suffixes}|(?=(?>{'|'.join(prefixes)})(?:{layers})\.)(?:.*\.)?(?:{suffixes})"
 
 
-def _is_unused(found: JsonObject, name: str) -> bool:
-    return found.data.get(name) in (None, [])
+def _is_unused(adapter_config: JsonObject, name: str) -> bool:
+    return adapter_config.data.get(name) in (None, [])
 
 
-def _format_pattern(found: JsonObject, name: str, modules: Collection[str] | None) -> str | None:
-    values = found.mapping(name) if found.data.get(name) else {}
+def _format_pattern(
+    adapter_config: JsonObject, name: str, modules: Collection[str] | None
+) -> str | None:
+    values = adapter_config.mapping(name) if adapter_config.data.get(name) else {}
     if any("," in key or "=" in key for key in values):
-        raise found.error(name, "one whose expressions have no comma")
+        raise adapter_config.error(name, "one whose expressions have no comma")
     return (
         ",".join(f"{key}={values[key]}" for key in _matching_names([*values], modules, matches_end))
         or None
@@ -260,27 +279,28 @@ def adapter_tensors(folder: str | Path) -> ArraysView:
 def make_adapter_config(
     adapter: Adapter,
     modules: tuple[Collection[str], Collection[str]],
-    saved: Sequence[str],
+    saved_modules: Sequence[str],
     tokens: list[int] | dict[str, list[int]] | None,
     base: str | None,
     task: str,
-    tied: Sequence[Sequence[str]] = (),
-    parameters: Sequence[str] = (),
+    tied_modules: Sequence[Sequence[str]] = (),
+    parameter_names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Content of adapter_config.json for an adapter.
 
     Args:
         modules: names of those with an adapter, and of all others, which `target_modules` must not
             mean.
-        saved: names for modules that are trained in full.
+        saved_modules: names for modules that are trained in full.
         tokens: whose rows of the embedding are trained, or of several modules, by name.
         base: the base model.
         task: PEFT's name of it.
-        tied: names of modules that have one adapter together, which PEFT needs to be told of each.
-        parameters: names of experts' that have an adapter.
+        tied_modules: names of modules that have one adapter together, which PEFT needs to be told
+            of each.
+        parameter_names: names of experts' that have an adapter.
     """
     ranks, alphas = (
-        {name: _as_integer(value(*names)) for names in tied for name in names if pattern}
+        {name: _as_integer(value(*names)) for names in tied_modules for name in names if pattern}
         | {key: _as_integer(number) for key, number in pattern.items()}
         for pattern, value in (
             (adapter.patterns("rank_pattern"), adapter.rank_of),
@@ -299,13 +319,13 @@ def make_adapter_config(
         "layers_to_transform": None,
         "lora_alpha": _as_integer(adapter.alpha),
         "lora_dropout": adapter.dropout,
-        "modules_to_save": list(saved) or None,
+        "modules_to_save": list(saved_modules) or None,
         "peft_type": "LORA",
         "r": adapter.rank,
         "rank_pattern": ranks,
         "revision": None,
         "target_modules": _target_suffixes(*modules),
-        "target_parameters": list(parameters) or None,
+        "target_parameters": list(parameter_names) or None,
         "task_type": task,
         "trainable_token_indices": tokens,
         "use_dora": adapter.dora,
@@ -318,12 +338,12 @@ def _as_integer(number: float) -> float:
     return int(number) if number == int(number) else number
 
 
-def _target_suffixes(modules: Collection[str], others: Collection[str]) -> list[str]:
+def _target_suffixes(modules: Collection[str], other_modules: Collection[str]) -> list[str]:
     """Shortest suffixes that match only these modules; else their full names."""
-    ends = {name.rpartition(".")[2] for name in modules}
-    if any(name.rpartition(".")[2] in ends for name in others):
+    suffixes = {name.rpartition(".")[2] for name in modules}
+    if any(name.rpartition(".")[2] in suffixes for name in other_modules):
         return sorted(modules)
-    return sorted(ends)
+    return sorted(suffixes)
 
 
 def write_adapter(

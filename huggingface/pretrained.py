@@ -84,21 +84,21 @@ def read_pretrained(name: str) -> PretrainedInfo:
         UserError: there is no such model, or no such file in its folder.
     """
     folder = local_model(name, [CONFIG, GENERATION_CONFIG])
-    whole = read_object(folder / CONFIG)
+    model_config = read_object(folder / CONFIG)
     try:
         names = None if not is_complete(folder) else set(read_hf_directory(folder))
     except UserError:  # of damaged ones, which reading them will tell
         names = None
-    hf_config = text_model_config(whole, names)
+    hf_config = text_model_config(model_config, names)
     settings = read_generation_config(folder)
-    ends = read_eos_token_ids(settings)
+    eos_token_ids = read_eos_token_ids(settings)
     tokens: dict[str, Any] = {n: settings[n] for n in DECODER_TOKENS if n in settings}
-    if ends:
-        tokens["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    if eos_token_ids:
+        tokens["eos_token_id"] = eos_token_ids if len(eos_token_ids) > 1 else eos_token_ids[0]
     if tokens:
         hf_config = hf_config.with_data({**hf_config.data, **tokens})
     has_head = None if names is None else not HEAD_WEIGHTS.isdisjoint(names)
-    return PretrainedInfo(hf_config, has_head, multimodal_type(whole.data))
+    return PretrainedInfo(hf_config, has_head, multimodal_type(model_config.data))
 
 
 def _download_model(name: str, files: Sequence[str] | None) -> Path:
@@ -137,8 +137,8 @@ def _download_files(name: str, files: Sequence[str]) -> Path:
             "Hugging Face hub: check the path"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        why = explain_hub_error(name, error, reachable)
+        problem = explain_hub_error(name, error, reachable)
         raise UserError(
             f"model {format_path(name)}: no such folder here, and the Hugging Face hub does not "
-            f"give it ({why.reason}): {why.advice}"
+            f"give it ({problem.reason}): {problem.advice}"
         ) from error

@@ -107,8 +107,8 @@ def _load_state_dict(path: Path) -> dict[str, Any]:
     check_regular(path)
     check_no_pointer(path)
     try:
-        mapped = zipfile.is_zipfile(path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        use_mmap = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=use_mmap)
     except OSError as error:
         raise FileError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
     except Exception as error:  # torch raises many kinds for a damaged file
@@ -124,11 +124,11 @@ def _load_state_dict(path: Path) -> dict[str, Any]:
 def _check_tensor(value: Any, name: str, path: Path) -> None:
     import torch
 
-    where = f"{format_name(name)} of {format_path(path)}"
+    description = f"{format_name(name)} of {format_path(path)}"
     if not isinstance(value, torch.Tensor):
-        raise UserError(f"{where} is no tensor: give the file of a model alone")
+        raise UserError(f"{description} is no tensor: give the file of a model alone")
     if value.layout != torch.strided:
-        raise UserError(f"{where} is sparse, and cannot be converted")
+        raise UserError(f"{description} is sparse, and cannot be converted")
 
 
 def _to_numpy(value: Any, name: str, path: Path) -> np.ndarray:
@@ -141,7 +141,7 @@ def _to_numpy(value: Any, name: str, path: Path) -> np.ndarray:
         array: np.ndarray = (tensor.view(torch.int16) if is_bfloat16 else tensor).numpy()
         return to_storable(name, array.view(ml_dtypes.bfloat16) if is_bfloat16 else array)
     except TypeError as error:  # such as float8 or complex numbers
-        where = f"{format_name(name)} of {format_path(path)}"
-        raise UserError(f"{where} is {tensor.dtype}, which cannot be converted") from error
+        description = f"{format_name(name)} of {format_path(path)}"
+        raise UserError(f"{description} is {tensor.dtype}, which cannot be converted") from error
     except ValueError as error:
         raise UserError(f"{format_path(path)}: {error}") from error

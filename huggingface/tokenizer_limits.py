@@ -37,26 +37,26 @@ def check_growth(file: Path) -> None:
     missing file passes."""
     if not file.is_file():
         return
-    found = read_object(file).data
-    for part in ("normalizer", "decoder"):
-        if max_growth(found.get(part)) > MAX_GROWTH:
+    tokenizer_json = read_object(file).data
+    for component in ("normalizer", "decoder"):
+        if max_growth(tokenizer_json.get(component)) > MAX_GROWTH:
             raise UserError(
-                f"{format_path(file)}: the replacements of its {part} lengthen a text more than "
-                f"{MAX_GROWTH:,} times: give another --tokenizer"
+                f"{format_path(file)}: the replacements of its {component} lengthen a text more "
+                f"than {MAX_GROWTH:,} times: give another --tokenizer"
             )
 
 
-def max_growth(part: Any) -> float:
+def max_growth(component: Any) -> float:
     """Maximum factor by which a normalizer or decoder can lengthen a text."""
-    if not isinstance(part, dict):
+    if not isinstance(component, dict):
         return 1.0
     growth = 1.0
     for name in ("normalizers", "decoders"):
-        for inner in part.get(name) or () if isinstance(part.get(name), list) else ():
-            growth *= max_growth(inner)
-    if part.get("type") != "Replace" or not isinstance(part.get("content"), str):
+        for child in component.get(name) or () if isinstance(component.get(name), list) else ():
+            growth *= max_growth(child)
+    if component.get("type") != "Replace" or not isinstance(component.get("content"), str):
         return growth
-    content, pattern = len(part["content"]), part.get("pattern")
+    content, pattern = len(component["content"]), component.get("pattern")
     text = pattern.get("String") if isinstance(pattern, dict) else None
     if isinstance(text, str) and text:
         return growth * max(1.0, content / len(text))

@@ -58,13 +58,13 @@ def build_torch_model(
 
 
 def generate(
-    model: Any, input_ids: np.ndarray, length: int, mask: np.ndarray | None = None
+    model: Any, input_ids: np.ndarray, max_new_tokens: int, mask: np.ndarray | None = None
 ) -> np.ndarray:
     """Greedy generation with a torch model.
 
     Args:
         input_ids: int [n, prompt length].
-        length: of new tokens, at most.
+        max_new_tokens: of new tokens, at most.
         mask: same shape, 1 where there is a token; by default everywhere. A language model without
             an encoder wants its padding on the left, unlike ours.
 
@@ -73,14 +73,14 @@ def generate(
     """
     import torch
 
-    ids = torch.as_tensor(input_ids).long()
-    there = torch.ones_like(ids) if mask is None else torch.as_tensor(mask).long()
+    prompt_ids = torch.as_tensor(input_ids).long()
+    attention_mask = torch.ones_like(prompt_ids) if mask is None else torch.as_tensor(mask).long()
     with torch.inference_mode():
         tokens = model.generate(
-            input_ids=ids,
-            attention_mask=there,
+            input_ids=prompt_ids,
+            attention_mask=attention_mask,
             do_sample=False,
-            max_new_tokens=length,
+            max_new_tokens=max_new_tokens,
         )
     # A decoder's output begins with the start token, a language model's with the prompt.
-    return tokens[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :].numpy()
+    return tokens[:, 1 if model.config.is_encoder_decoder else prompt_ids.shape[1] :].numpy()

@@ -25,11 +25,13 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
 
     transformers makes one where the file of the vocabulary is missing; all text is unknown to it.
     """
-    special = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    ordinary = tokenizer.get_vocab().keys() - special - _built_in_tokens(type(tokenizer))
+    special_tokens = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    ordinary_tokens = (
+        tokenizer.get_vocab().keys() - special_tokens - _built_in_tokens(type(tokenizer))
+    )
     files = dict.fromkeys(["tokenizer.json", *tokenizer.vocab_files_names.values()])
     if (
-        len(ordinary) >= MIN_TOKENS or not tokenizer.vocab_files_names
+        len(ordinary_tokens) >= MIN_TOKENS or not tokenizer.vocab_files_names
     ):  # such as ByT5's, of all bytes
         return
     raise NoVocabularyError(
@@ -38,27 +40,27 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     )
 
 
-def _built_in_tokens(kind: type[PreTrainedTokenizerFast]) -> set[str]:
+def _built_in_tokens(tokenizer_class: type[PreTrainedTokenizerFast]) -> set[str]:
     """Tokens that a tokenizer class has without any files."""
     try:
-        return set(kind().get_vocab())
+        return set(tokenizer_class().get_vocab())
     except Exception:  # one that needs files raises errors of many kinds
         return set()
 
 
-def special_token_arguments(name: str, **where: Any) -> dict[str, Any]:
+def special_token_arguments(name: str, **options: Any) -> dict[str, Any]:
     """Keyword arguments that restore special tokens stored as objects, which transformers 5 does
     not read.
 
     Args:
         name: a folder, or a model on the hub.
-        where: arguments of transformers on where to look.
+        options: arguments of transformers on where to look.
     """
     from tokenizers import AddedToken
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    listed = get_tokenizer_config(name, **where).get(SPECIAL_TOKENS_FIELD)
-    if not isinstance(listed, list) or not any(isinstance(token, dict) for token in listed):
+    tokens = get_tokenizer_config(name, **options).get(SPECIAL_TOKENS_FIELD)
+    if not isinstance(tokens, list) or not any(isinstance(token, dict) for token in tokens):
         return {}
     flags = ("lstrip", "rstrip", "single_word", "normalized")
     return {
@@ -66,6 +68,6 @@ def special_token_arguments(name: str, **where: Any) -> dict[str, Any]:
             AddedToken(token["content"], **{n: token[n] for n in flags if n in token})
             if isinstance(token, dict)
             else token
-            for token in listed
+            for token in tokens
         ]
     }
