@@ -161,7 +161,7 @@ class SavedOrModel:
             model["embedding"]["tied"] = True
         return {
             "family": known[kind],
-            "model": model | ({"part_of": _whole(name)} if found.multimodal_type else {}),
+            "model": model | ({"multimodal_parent": _whole(name)} if found.multimodal_type else {}),
             "checkpoint": {"load": name},
             "data": {"tokenizer": _whole(name)} | exported_task(found.hf_config),
         }
