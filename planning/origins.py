@@ -1,4 +1,4 @@
-"""Configurations that are not presets: that of a saved run, and that of a Hugging Face model."""
+"""Base configurations that are not presets: of a saved run, and of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from huggingface.pretrained import RANDOM, local_model, read_pretrained
 from planning.new_embedding_rows import choose_new_rows, loads_hf_model, may_need_new_rows
 
 OF_ONE_RUN = ("checkpoint", "eval")
-"""Sections that say where a run started, what it saved and what it was evaluated on: another one
-that loads it does not inherit them."""
+"""Sections that a run which loads another one does not inherit: checkpoints and evaluation."""
 
 
 class SavedOrModel:
-    """See `terminal.below_flags.Origins`."""
+    """Loads base configurations from saved runs and Hugging Face models."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
-        """The configuration of the newest intact step, with the tokenizer that the run keeps;
-        None if there is no checkpoint.
+        """Return the configuration of the newest intact step, with the run's copy of the tokenizer.
+
+        It is None if there is no checkpoint.
 
         Raises:
-            UserError: there is no Hugging Face model either. Raised here, so that errors of the
-                default preset do not hide it.
+            UserError: there is no Hugging Face model either; raised here, before errors of the
+                default preset.
         """
         load = download_if_remote(load)
         if not has_checkpoint(load) and load != RANDOM:
@@ -61,8 +61,7 @@ class SavedOrModel:
         return self.run(load)
 
     def placed(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """`--load` of an address becomes a folder with what is there, and `--save` a folder whose
-        mirror it is."""
+        """Replace addresses: `--load` by a copy in a folder, `--save` by a mirrored folder."""
         load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
         places: dict[str, Any] = {}
         if load is not None and is_address(load):
@@ -74,7 +73,7 @@ class SavedOrModel:
         return places
 
     def begun(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
-        """The configuration of the newest intact step."""
+        """Return the configuration of the newest intact step of a run to resume."""
         folder = local_save_dir(save)
         if not plans:
             restore_from_mirror(folder, save if is_address(save) else mirror)
@@ -82,7 +81,7 @@ class SavedOrModel:
         return None if step is None else saved
 
     def run(self, load: str) -> Mapping[str, Any] | None:
-        """Like `saved`, for what need not be there."""
+        """Return the configuration of a saved run as `saved` does; None if there is no run."""
         step, saved = self._newest(download_if_remote(load))
         if step is None:
             return None
@@ -94,7 +93,7 @@ class SavedOrModel:
         return merge(inherited, begun | ({"data": own} if kept else {}))
 
     def _newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
-        """The newest intact step of a run, and its configuration."""
+        """Find the newest intact step of a run; returns its folder and configuration."""
         if not has_checkpoint(folder):
             return None, {}
         path = Path(folder)
@@ -106,14 +105,17 @@ class SavedOrModel:
             except OtherFormatError:
                 raise
             except CheckpointError:
-                continue  # damage is reported when the weights are read
+                continue  # reading the weights reports the damage
             if CONFIG in manifest.texts:
                 return step, preset_data("finetuning", str(step / CONFIG))
         return None, {}
 
     def adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
-        """What its adapter_config.json says, that the head is apart from the embedding, where PEFT
-        trained one of them alone, and new rows with the tokenizer that they are for."""
+        """Return the fields of an adapter in PEFT's form.
+
+        They are those of its adapter_config.json; an untied head, if PEFT trained only one of head
+        and embedding; and new embedding rows with their tokenizer.
+        """
         fields: dict[str, Any] = {"adapter": read_adapter_config(folder)}
         from modelling.model_family import get_family
         from modelling.weights.lora import unties_head
@@ -136,7 +138,7 @@ class SavedOrModel:
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
     def vocabulary(self, settings: Settings) -> Mapping[str, Any]:
-        """Rows for tokens that are added to a Hugging Face model."""
+        """Return the fields for new embedding rows of a Hugging Face model."""
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
@@ -144,7 +146,7 @@ class SavedOrModel:
         return choose_new_rows(settings, described[settings.config.model.path("vocab_size")])
 
     def described(self, name: str) -> Mapping[str, Any]:
-        """The model's sizes, weights and tokenizer."""
+        """Return the fields of a Hugging Face model: sizes, weights and tokenizer."""
         found = read_pretrained(name)
         kind, known = found.hf_config.text("model_type"), kinds()
         if kind not in known:
@@ -168,18 +170,18 @@ class SavedOrModel:
 
 
 def _missing(kind: str) -> str:
-    """The middle of a sentence on a kind of models that is not there."""
+    """Text for a message on a model type that is not supported."""
     reason = reason_of(kind)
     return "which is not known" if reason is None else f"{reason}, which is not there"
 
 
 def _whole(name: str) -> str:
-    """A folder as it is named anywhere; other names as they are."""
+    """Return the absolute path of a folder; other names unchanged."""
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def exported_task(hf_config: JsonObject) -> dict[str, str]:
-    """The fields of the task that an exported model was trained for; empty for other models."""
+    """Return the task's fields of an exported model; empty for other models."""
     here: Any = hf_config.data
     for name in (TASK_PARAMS, TASK_NAME):
         here = here.get(name) if isinstance(here, dict) else None

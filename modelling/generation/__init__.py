@@ -16,7 +16,7 @@ from modelling.generation.greedy_search import Greedy as Greedy
 from modelling.generation.kv_cache import update_cache as update_cache
 from modelling.generation.logits_processors import LogitsProcessors as LogitsProcessors
 from modelling.generation.prompts import last_tokens as last_tokens
-from modelling.generation.prompts import left_padded as left_padded
+from modelling.generation.prompts import pad_left as pad_left
 from modelling.generation.resident_executor import ResidentModel as ResidentModel
 from modelling.generation.resident_program import GenerationProgram as GenerationProgram
 from modelling.generation.resident_program import build_resident as build_resident

@@ -20,7 +20,7 @@ from modelling.generation.generator import (
     MicroBatchTensor,
     PreparedPrompts,
 )
-from modelling.generation.prompts import last_tokens, left_padded, repeat_interleave
+from modelling.generation.prompts import last_tokens, pad_left, repeat_interleave
 from modelling.generation.search import SpecialTokens
 from modelling.layers import Embeddings, LayerAdapters, LMHeadLoss
 from popxl import Tensor, TensorSpec
@@ -55,7 +55,7 @@ class DecoderOnlyGenerator:
         """Implements `Generator`; the prompt state is `last`, see `KVCacheLayout`."""
         first, last, has_prompt = last_tokens(input_ids, mask)
         first = repeat_interleave(first, self._copies)
-        return PreparedPrompts(has_prompt, first, left_padded(input_ids, mask), [last])
+        return PreparedPrompts(has_prompt, first, pad_left(input_ids, mask), [last])
 
     def prefill(
         self,

@@ -27,7 +27,7 @@ def last_tokens(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
     return tokens.reshape((batch, 1)), last, ops.greater(count, zero)
 
 
-def left_padded(input_ids: Tensor, mask: Tensor) -> Tensor:
+def pad_left(input_ids: Tensor, mask: Tensor) -> Tensor:
     """Pad right-padded prompts on the left with -1: int32 (batch, length) -> same shape.
 
     So the last token of each is in the last column, where the new tokens follow.

@@ -140,32 +140,32 @@ class Machine:
         """
         float8 = self.flops.get("float8", self.flops[dtype])
         peaks = {name: getattr(self, name) for name in _TRANSFER_RATES}
-        return self._shared(replicas, flops=self.flops[dtype], float8_flops=float8, **peaks)
+        return self._shared_rates(replicas, flops=self.flops[dtype], float8_flops=float8, **peaks)
 
     def achieved_rates(self, dtype: str, replicas: int) -> Rates:
         """Return the rates that programs achieve, for simulated runs; arguments as for `rates`."""
-        flops = self._achieved(dtype, "flops", self.flops[dtype])
+        flops = self._achieved_rate(dtype, "flops", self.flops[dtype])
         float8 = flops
         if "float8" in self.flops:
-            float8 = self._achieved("float8", "flops", self.flops["float8"])
+            float8 = self._achieved_rate("float8", "flops", self.flops["float8"])
         achieved = {
-            name: self._achieved(name, name, getattr(self, name)) for name in _TRANSFER_RATES
+            name: self._achieved_rate(name, name, getattr(self, name)) for name in _TRANSFER_RATES
         }
         attention = {size: (pair[0], pair[1]) for size, pair in self.attention.items()}
         usual = self.flops[dtype] * TYPICAL_ACHIEVED["attention"]
-        return self._shared(
+        return self._shared_rates(
             replicas,
             attention or {1: (usual, usual)},
             flops=flops,
             float8_flops=float8,
-            both_ways=self._achieved("both_ways", "both_ways", self.host_link),
+            both_ways=self._achieved_rate("both_ways", "both_ways", self.host_link),
             **achieved,
         )
 
-    def _achieved(self, name: str, kind: str, peak: float) -> float:
+    def _achieved_rate(self, name: str, kind: str, peak: float) -> float:
         return self.achieved.get(name, peak * TYPICAL_ACHIEVED[kind])
 
-    def _shared(
+    def _shared_rates(
         self,
         replicas: int,
         attention: Mapping[int, tuple[float, float]] | None = None,

@@ -361,7 +361,7 @@ class SimulatedDisk:
             start = max(self.clock, self._may_read)
             self.clock = start + entry.nbytes / device.rates.disk_read
             self._span("read", start, entry)
-            device.wait_until(self._copied(self.clock, entry))
+            device.wait_until(self._copy_time(self.clock, entry))
         self._ahead.append((device.host, entry.nbytes))
         self._ahead_bytes += entry.nbytes
 
@@ -380,14 +380,14 @@ class SimulatedDisk:
         """Start the writes that are possible until `time`; drop those that are done."""
         while self._behind and self._behind[0].ready <= time:
             entry = self._behind.popleft()
-            start = max(self.clock, self._copied(entry.ready, entry))
+            start = max(self.clock, self._copy_time(entry.ready, entry))
             self.clock = start + entry.nbytes / self._device.rates.disk_write
             self._span("write", start, entry)
             self._unwritten.append((self.clock, entry))
         while self._unwritten and self._unwritten[0][0] <= self._device.host:
             self._waiting -= self._unwritten.popleft()[1].nbytes
 
-    def _copied(self, ready: float, entry: SimulatedArray) -> float:
+    def _copy_time(self, ready: float, entry: SimulatedArray) -> float:
         """Return the time at which an entry, available at `ready`, is copied in host memory."""
         rates = self._device.rates
         if rates.has_own_memory:
@@ -428,9 +428,9 @@ class SimulatedEntries:
         self._resident, self._device = buffer.resident_entries, device
         self._filed = frozenset(buffer.on_disk_entries)
         self._nbytes = nbytes
-        self._arrays = {i: self._made(i) for i in self._resident}
+        self._arrays = {i: self._new_array(i) for i in self._resident}
 
-    def _made(self, index: int) -> Any:
+    def _new_array(self, index: int) -> Any:
         return self._device.array(self._nbytes, index in self._resident)
 
     def needs_copy(self, index: Index) -> bool:
@@ -458,7 +458,7 @@ class SimulatedEntries:
             self._arrays.pop(index) if donate and index in self._arrays and not on_disk else None
         )
         if array is None:
-            array = self._arrays.get(index) or self._made(index)
+            array = self._arrays.get(index) or self._new_array(index)
         if on_disk:
             self._device.read(array)
         return array, "device"

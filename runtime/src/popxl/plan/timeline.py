@@ -143,14 +143,14 @@ def timeline(
     if window is None:
         window = default_window(schedule)
 
-    def simulated(schedule: Schedule) -> Timeline:
+    def simulate_schedule(schedule: Schedule) -> Timeline:
         device = SimulatedDevice(rates, seconds.__getitem__, temporaries, dispatch.__getitem__)
         with gc_disabled():
             drive_device(schedule, device, window)
         device.settle()
         return _timeline(device, window)
 
-    few, more, times = measure_extrapolated(schedule, simulated, _FIRST, STREAMS)
+    few, more, times = measure_extrapolated(schedule, simulate_schedule, _FIRST, STREAMS)
     return more.extrapolate(few, times)
 
 
