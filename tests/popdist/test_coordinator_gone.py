@@ -56,7 +56,7 @@ def assert_says(run: subprocess.Popen[str], index: int, meeting: str, what: str)
     ("number", "what"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "has not answered for")]
 )
 def test_each_process_says_that_the_service_is_gone(number, what):
-    """One of them waits for the other, which does something else."""
+    """One process waits for the other, which does something else."""
     meeting = f"127.0.0.1:{free_port()}"
     runs = [start(index, meeting, 4) for index in range(2)]
     service = int(line(runs[0]))
@@ -71,7 +71,7 @@ def test_each_process_says_that_the_service_is_gone(number, what):
 
 
 def test_jaxs_connection_stays_open_when_nothing_can_be_handed_on():
-    """Also after JAX has written to the service that is gone, which ends both directions."""
+    """The relay survives a write by JAX to a service that is gone, which closes both directions."""
     service, ours = socket.socketpair()
     address = Relay(ours).address.removeprefix("unix-abstract:")
     del ours

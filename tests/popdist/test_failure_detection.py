@@ -132,7 +132,7 @@ class World:
         self.survivors = [Survivor(index, self) for index in range(VICTIM)]
 
     def steps(self) -> list[tuple[int, bool]]:
-        """What can happen next: who does something, and if it is late."""
+        """Returns the possible next events: which process acts, and True if it is late."""
         able = [(i, late) for i, s in enumerate(self.survivors) if s.can_go()
                 for late in ([False, True] if s.looks < 2 else [False])]  # fmt: skip
         return able + ([] if VICTIM in self.closed else [(VICTIM, False)])
@@ -193,8 +193,8 @@ class Counting:
 
 
 def test_many_processes_read_the_board_less_often():
-    """What all of 1,024 read each second would keep the service busy; one that ends is still
-    noticed at the next look, by the connection that the system closes."""
+    """With 1,024 processes, reading all statuses every second would keep the service busy; a closed
+    connection is still noticed at the next check."""
     board, closed = Counting(), [set(), set(), {5}]
     monitor = PeerMonitor(1024, board, lambda: closed.pop(0) if closed else set(), (), 60.0)
     assert [monitor.check(1.0) for _ in range(3)] == [None, None, 5]
@@ -237,7 +237,7 @@ def test_a_word_on_the_board_replaces_the_one_before():
 
 
 def test_the_others_learn_whom_the_first_has_named():
-    """So one that was paused learns that it was itself."""
+    """A process that was paused learns that it was declared lost itself."""
     service = Service()
     assert [StatusBoard(service, i).declare_lost(lost) for i, lost in ((0, 1), (2, 1), (1, 0))] == [
         None,

@@ -1,4 +1,4 @@
-"""Who may come in at the coordinator's port, and what its service survives."""
+"""Handshake at the coordinator's port, and robustness of the coordination service."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def test_addresses_of_others_and_limits_that_are_too_low():
 
 
 def test_nobody_comes_to_jaxs_service_without_the_secret():
-    """Not at another port, of which there is none, nor with an index that is there; a service that
-    does not know the secret is none either."""
+    """There is no other port, a taken index is refused, and a service without the secret is
+    rejected."""
     port = free_port()
     with serving(port, 1) as service:
         assert said(service) == "ready"

@@ -1,4 +1,4 @@
-"""Who a process is in a distributed run."""
+"""Process info of a distributed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes exchange, seen from two of them."""
+"""Host collectives of two processes."""
 
 from __future__ import annotations
 

@@ -253,7 +253,8 @@ def test_one_task_of_slurm_is_alone(environment):
 
 
 def test_tasks_of_slurm_on_two_hosts_meet():
-    """As `srun --nodes 2` starts them: the first host and the job's number say where."""
+    """Processes started like those of `srun --nodes 2`: the first host and the job's number give
+    the address."""
     step = {
         "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": "localhost,node02", "SLURM_STEP_NUM_NODES": "2",
@@ -293,7 +294,7 @@ def test_processes_of_a_host_share_its_gpus():
 
 
 def test_gpus_are_told_apart_by_uuid():
-    """As `srun --gpus-per-task=2` under cgroups: each task has numbers 0 and 1, of its own GPUs."""
+    """With `srun --gpus-per-task=2` under cgroups, each task numbers its own GPUs 0 and 1."""
     listed = "GPU {}: NVIDIA H100 80GB HBM3 (UUID: GPU-{}-1b2c)\n"
     tasks = []
     for first in ("a", "b"):

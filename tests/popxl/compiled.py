@@ -1,4 +1,4 @@
-"""What XLA made of the segments of a session."""
+"""Access to the HLO of a session's segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the core share."""
+"""Fixtures of the runtime's tests."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def ir() -> Iterator[popxl.Ir]:
 
 @pytest.fixture
 def compiled_quickly(request: pytest.FixtureRequest) -> None:
-    """For tests of what a program is made into, whatever XLA makes of that."""
+    """Compiles without optimizations, for tests that do not depend on XLA's output."""
     compile_quickly(request.node.get_closest_marker("optimised") is None)

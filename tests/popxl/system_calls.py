@@ -16,7 +16,7 @@ _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
 
 
 def refuse_fallocate(reason: int) -> None:
-    """Let `fallocate` fail in this thread, and in those that it starts, whoever calls it."""
+    """Makes `fallocate` fail in this thread and in threads that it starts."""
     number = _FALLOCATE.get(platform.machine())
     if number is None:
         pytest.skip(f"nobody has looked up the number of fallocate on {platform.machine()}")

@@ -1,4 +1,4 @@
-"""What is found about graphs is found once for each graph, and anew when it changes."""
+"""Memoization of analyses: once for each graph, and again after a change."""
 
 from __future__ import annotations
 

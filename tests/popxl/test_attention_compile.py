@@ -58,7 +58,7 @@ def both_ways(settings: AttentionAttrs):
 
 
 def lowered(name: str) -> jax.stages.Lowered:
-    """For CUDA, in bfloat16."""
+    """Lowers for CUDA, in bfloat16."""
     plain = REFUSED.get(name, PLAIN), HEADS, [], [(2,)] if name == "dropout" else []
     settings, groups, biases, others = CASES.get(name, plain)
     features = 256 if name.endswith("256") else FEATURES

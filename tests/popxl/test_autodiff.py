@@ -43,7 +43,7 @@ def _seed(t: popxl.Tensor, i: int) -> popxl.Constant:
 
 
 def torch_gradients(fn, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The same by torch in float64."""
+    """Gradients of the same function by torch, in float64."""
     tensors = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in inputs]
     outputs = as_list(fn(*tensors))
     sum((i + 1) * y.sum() for i, y in enumerate(outputs)).backward()
@@ -228,7 +228,7 @@ def test_given_gradient_graphs_of_called_graphs_are_used(ir):
 
 
 def test_a_given_gradient_graph_that_recomputes_is_respected(ir):
-    """What recompute_graph of popxl_addons does: the gradient graph runs the forward graph."""
+    """The gradient graph runs the forward graph, as after popxl_addons' `recompute_graph`."""
     x = popxl.variable(X)
     inner = ir.create_graph(lambda a: ops.exp(ops.sin(a)), x)
     original = autodiff(inner)

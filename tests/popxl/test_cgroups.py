@@ -1,4 +1,4 @@
-"""What limits memory, wherever a scheduler or a container puts the limit."""
+"""Memory limits of cgroups, as schedulers and containers set them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_group_at_the_root_of_a_container(groups):
 
 
 def test_the_least_of_nested_groups(groups):
-    """As `srun --mem` and systemd's slices: the limit may be at any depth."""
+    """`srun --mem` and systemd's slices set limits at any depth."""
     own = "0::/slurm/job_7/step_0\n"
     assert groups(own, slurm=("max", 900, 0), slurm__job_7=(1000, 300, 50)) == 750
     assert groups(own, slurm__job_7__step_0=(500, 200, 0)) == 300

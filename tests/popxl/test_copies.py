@@ -35,7 +35,7 @@ def _variable(value: float = 0, name: str = "v", *, width: int = WIDTH) -> popxl
 
 
 def _pointers(session: popxl.Session) -> list[int]:
-    """Where the entries and the variables are."""
+    """Returns the addresses of entries and variables."""
     state = session._state
     assert state is not None
     arrays = [b.array(i) for b in state.entries.values() for i in range(len(b))]
@@ -95,7 +95,7 @@ def _weight_and_moment(row, total, weights, moments):
 
 
 def _by_numpy(body, a: np.ndarray, moments: np.ndarray) -> np.float32:
-    """The same on one element of each row, changing the arrays; returns the total."""
+    """Reference in NumPy on one element of each row, in place; returns the total."""
     total = np.float32(0)
     for row in range(ROWS):
         following = (row + 1) % ROWS
@@ -372,7 +372,7 @@ def test_a_load_before_a_loop_that_stores_to_the_same_entry():
 
 
 def test_a_value_that_a_loop_consumes_can_be_used_afterwards():
-    """It starts the loop, is an invariant of it, and is used after it."""
+    """A value starts the loop, is an invariant of it, and is used after it."""
 
     def build(ir):
         buffer, entries = _small()
@@ -488,7 +488,7 @@ def test_an_input_that_a_graph_returns_is_still_the_caller_s(how):
 @pytest.mark.parametrize("stored", [False, True], ids=["loaded", "stored"])
 @pytest.mark.parametrize("how", ["loop", "branch"])
 def test_an_entry_s_value_that_a_graph_may_return_stays_when_the_entry_changes(how, stored):
-    """What is returned shares the entry's memory, which the load of it must not donate."""
+    """A returned value shares the entry's memory, which its load must not donate."""
 
     def build(ir):
         (buffer, entries), (other, _) = _small(), _small()

@@ -1,4 +1,4 @@
-"""What plans know of segments that they have traced before."""
+"""Memoized costs of segments that were traced before."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def long_and_short():
 
 
 def is_overtaken(launch, long_and_short) -> bool:
-    """Whether the short executable, launched last, is done before the long one."""
+    """True if the short executable, launched last, is done before the long one."""
     (long, x), (short, y) = long_and_short
     first = launch(long, [x])
     launch(short, [y]).block_until_ready()

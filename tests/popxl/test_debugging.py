@@ -1,4 +1,4 @@
-"""What an engineer has to look into a program: switches, code of segments, the op that made NaN."""
+"""Debugging aids: debug flags, code of segments, the op that made NaN."""
 
 from __future__ import annotations
 

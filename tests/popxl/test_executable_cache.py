@@ -201,7 +201,7 @@ print(json.dumps({"y": y.tobytes().hex(), **vars(statistics)}))
 
 
 def _started(folder: Path) -> dict:
-    """What a process of its own does."""
+    """Runs a program in another process, and returns its statistics and result."""
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), str(Path(popxl.__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path, "POPXL_CACHE_DIR": str(folder)}

@@ -28,7 +28,7 @@ RULES_AND_EXACT = [(None, True), (None, False), ((0, True), True), ((1, False), 
 def lowered(
     name: str, rule: tuple[int, bool] | None, exact: bool, format: str = "hybrid"
 ) -> jax.stages.Lowered:
-    """One of the ops for CUDA: x (4, 128, 512), weight (512, 256), bfloat16."""
+    """Lowers one of the ops for CUDA: x (4, 128, 512), weight (512, 256), bfloat16."""
     spec, bfloat16 = jax.ShapeDtypeStruct, jnp.bfloat16
     forward = ops.fp8.FORMATS[format].forward.as_jax()
     scale = [] if rule else [spec((3,), jnp.float32)]

@@ -1,5 +1,5 @@
-"""One meaning of mutation: references, views, ops in place and carried values, in calls, loops and
-branches, on the devices and where the host executes them."""
+"""Functionalization: references, views, in-place ops and carried values, in calls, loops and
+branches, on devices and on the host."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def tree(*ts: popxl.Tensor) -> popxl.Tensor:
 
 
 def gradient(write: Callable[..., popxl.Tensor], *ts: popxl.Tensor) -> popxl.Tensor:
-    """Of the first tensor, which all others depend on: of these nobody wants any."""
+    """Gradient of the first tensor, which all others depend on; none of the others is needed."""
     graph = graph_of(write, *(t.spec for t in ts))
     back = autodiff(graph)
     info = ops.call_with_info(graph, *ts)

@@ -71,8 +71,7 @@ def test_rows_are_added_in_a_set_order():
 @pytest.mark.slow
 @needs_the_compiler
 def test_values_between_fused_ops_are_rounded_to_their_type():
-    """Else a layer that is computed again in other fusions has other values, and FP8 none of its
-    own."""
+    """Without the rounding, a recomputed layer in other fusions would have other values."""
     assert compiled_for_an_h100(ROUNDED) == [["True"], ["False"]]
 
 

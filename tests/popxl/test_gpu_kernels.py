@@ -1,4 +1,4 @@
-"""What a plan counts around attention's kernel on a GPU, where none is there to compile for."""
+"""Planned cost of cuDNN attention, on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_gradient_runs_the_forward_pass_again_unless_it_is_there():
 
 
 def test_where_jax_refuses_the_device_at_hand_a_loop_stands_in(monkeypatch):
-    """So a plan for an H200 can be made where cuDNN is installed and no such GPU is there."""
+    """A plan for an H200 can be made where cuDNN is installed but the GPU is not there."""
 
     def refuses(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("the head dim must be <= 128")

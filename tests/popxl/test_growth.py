@@ -1,4 +1,4 @@
-"""What large programs cost: work grows in proportion to a program, not faster.
+"""Scaling: work grows in proportion to the size of a program.
 
 Work is counted in calls of Python functions, which no other process disturbs.
 """
@@ -236,7 +236,7 @@ def short_stack() -> Iterator[None]:
 
 @pytest.mark.parametrize("reads_buffer", [False, True])
 def test_calls_may_be_nested_deeply(reads_buffer, short_stack):
-    """As deep as Python's own stack is, which stays as it is."""
+    """Calls can nest as deep as Python's stack, whose limit stays."""
     depth = most = sys.getrecursionlimit()
     ir = popxl.Ir()
     with ir.main_graph:
@@ -264,7 +264,7 @@ def test_gradients_go_through_calls_that_are_nested_deeply():
 
 
 def _conditionals(depth: int) -> tuple[popxl.Ir, popxl.DeviceToHostStream]:
-    """One in the other around x * 2; the other side of each is x + 1."""
+    """Nested conditionals around x * 2; the other branch of each is x + 1."""
     ir = popxl.Ir()
     with ir.main_graph:
         chosen, x = popxl.variable(True, popxl.bool), _x()

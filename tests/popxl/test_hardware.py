@@ -1,4 +1,4 @@
-"""What a program learns of its devices."""
+"""Device properties that programs can query."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_profile_is_written(tmp_path):
 
 @pytest.mark.parametrize("given", ["", "--xla_gpu_enable_command_buffer=FUSION"])
 def test_no_cuda_graphs_unless_they_are_asked_for(given: str, monkeypatch: pytest.MonkeyPatch):
-    """They would be recorded anew for the addresses of each call."""
+    """XLA would record CUDA graphs again for the addresses of each call."""
     monkeypatch.setenv("XLA_FLAGS", given)
     lowered = jax.jit(lambda x: x).lower(1.0)
     options = get_platform("gpu").options(lowered)

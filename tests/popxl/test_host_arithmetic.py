@@ -106,7 +106,7 @@ def test_programs_of_different_numbers_of_replicas_in_one_process():
 
 @jax_op
 def _times_members(x, *, group):
-    """As many elements as the group has members, each `x` times their number."""
+    """Array of one element for each member of the group: `x` times the number of members."""
     return jnp.full((group.group_size,), x * group.group_size)
 
 

@@ -108,7 +108,7 @@ def test_parts_are_those_where_ops_are_written_else_where_graphs_are_called():
 
 
 def test_what_nobody_uses_is_not_counted():
-    """As XLA, which leaves it out; also what loops carry for nothing."""
+    """Dead code is not counted, since XLA removes it; nor are unused loop carries."""
     ir = popxl.Ir()
     with ir.main_graph:
         x = popxl.variable(np.zeros((4, 4), np.float32))
@@ -226,7 +226,7 @@ RATES = popxl.plan.Rates(
 
 
 def seconds(build) -> float:
-    """Of what a function makes of a square of 100 numbers a side."""
+    """Estimated seconds of a function of a square matrix of 100 x 100 numbers."""
     ir = popxl.Ir()
     with ir.main_graph:
         y = build(popxl.variable(np.ones((100, 100), np.float32)))
@@ -260,7 +260,7 @@ def test_kernels_run_one_after_the_other():
 
 
 def test_what_takes_a_slice_reads_no_more():
-    """Also where it is computed where it is used."""
+    """A slice reads its elements only, also when it is computed where it is used."""
     whole, part = (seconds(lambda x, n=n: ops.tanh(x[:n] * 2)) for n in (100, 25))
     # A stream that is as long is read and written.
     assert whole - part == pytest.approx(0.75 * 3 * 0.04)

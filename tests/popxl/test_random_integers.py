@@ -25,7 +25,7 @@ COUNT = 40  # statements
 
 @dataclass(frozen=True)
 class Pair:
-    """One number in both worlds."""
+    """A number in the program, and in NumPy."""
 
     here: popxl.Tensor
     there: int

@@ -31,13 +31,13 @@ MORE = range(300, 1500, 100)  # hundreds of programs in one slow test
 
 
 class Stop(BaseException):
-    """What ends the making of a graph; no `Exception`, as an interrupt is none."""
+    """Stops the building of a graph; not an `Exception`, like an interrupt."""
 
 
 # ---- values -------------------------------------------------------------------------------------
 @dataclass
 class Pair:
-    """One tensor in both worlds."""
+    """A tensor in the program, and in NumPy."""
 
     here: popxl.Tensor
     there: np.ndarray
@@ -199,7 +199,7 @@ class Writer:
         return graph
 
     def _replay(self, seed: int, by_ref: list[bool], args: list[np.ndarray]) -> list[np.ndarray]:
-        """The same in numpy: references are the arrays themselves, values are copies."""
+        """Replays the program in NumPy: references are the arrays themselves, values are copies."""
         arrays = [a if ref else a.copy() for a, ref in zip(args, by_ref, strict=True)]
         first, second = _numpy_only(self, seed, arrays)
         return [np.tanh(first), np.tanh(first), second]

@@ -30,7 +30,7 @@ Values = dict[popxl.Variable, np.ndarray]
 
 
 class Stop(BaseException):
-    """What stops runs; no `Exception`, as an interrupt is none."""
+    """Stops a run; not an `Exception`, like an interrupt."""
 
 
 # ---- programs -----------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def _added(t: popxl.Tensor, by: int, times: int) -> popxl.Tensor:
 # ---- the model ----------------------------------------------------------------------------------
 @dataclass
 class Model:
-    """What a session must do.
+    """Reference model of a session.
 
     Attributes:
         begin: the program's data, with which new sessions begin.
@@ -137,7 +137,7 @@ class Model:
         self.host = dict(self.begin)
 
     def fault(self) -> type[BaseException] | None:
-        """What a run, or moving all weights, must raise."""
+        """Returns the error that a run, or a transfer of all weights, must raise."""
         if not self.depth:
             return ValueError
         return popart_exception if self.lost or self.device is None else None
@@ -156,7 +156,8 @@ class Model:
                 self.sourced.discard(v)
 
     def show(self, v: popxl.Variable) -> np.ndarray:
-        """As `get_tensor_data`: the value gets into the array that later sessions begin with."""
+        """Models `get_tensor_data`: the value gets into the array with which later sessions
+        start."""
         if self.device is not None:
             self.bring([v])
         if v in self.sourced:

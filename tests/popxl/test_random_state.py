@@ -29,7 +29,7 @@ Write = Callable[[list[popxl.Tensor], popxl.Tensor], popxl.Tensor | None]
 
 @dataclass
 class State:
-    """What programs change.
+    """State that programs change.
 
     Attributes:
         variables: two of ROWS numbers.
@@ -63,7 +63,7 @@ def _start() -> State:
 
 @dataclass(frozen=True)
 class Buffers:
-    """As in `State`."""
+    """Remote buffers in the program and in NumPy, as in `State`."""
 
     buffer: popxl.RemoteBuffer
     whole: popxl.RemoteBuffer
@@ -287,7 +287,7 @@ class Author:
         return Statement(write, do)
 
     def copy_entry(self) -> Statement:
-        """One entry to both others, or to itself."""
+        """Copies an entry to both others, or to itself."""
         source = self.draw.randrange(WHOLE)
         targets = self.draw.sample(range(WHOLE), 2)
 

@@ -215,7 +215,7 @@ SHARDED = [
 
 
 def _shards_of(data: np.ndarray, assignment: list[int], shards: int, groups: int) -> np.ndarray:
-    """What each replica stores."""
+    """Returns the part that each replica stores."""
     rows = []
     for r, group in enumerate(assignment):
         whole = (data[group] if groups > 1 else data).ravel()

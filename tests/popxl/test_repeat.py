@@ -195,7 +195,7 @@ def test_a_fraction_of_an_iteration_is_refused():
 
 
 def test_a_carried_reference_holds_what_is_carried(ir):
-    """Which a call, that carries nothing, leaves as the graph has changed it."""
+    """A call, which carries nothing, leaves the reference as the graph has changed it."""
 
     def body(x: popxl.TensorByRef) -> popxl.Tensor:
         ops.add_(x, popxl.constant(1.0))

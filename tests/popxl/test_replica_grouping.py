@@ -103,7 +103,7 @@ def test_a_partition_without_stride():
 
 
 def _in_order(labels):
-    """The same partition, groups numbered in the order of their first replica."""
+    """Returns the same partition, with groups numbered in the order of their first replica."""
     return [list(dict.fromkeys(labels)).index(label) for label in labels]
 
 
@@ -181,7 +181,7 @@ def test_equal_partitions_are_equal_however_made():
 
 
 def test_replicas_are_counted_by_the_session_options():
-    """As PopART's launcher sets them; programs may do so without one."""
+    """Programs can set the options that PopART's launcher sets."""
     ir = popxl.Ir(replication=2)
     options = ir._pb_ir.getSessionOptions()
     assert (options.enableReplicatedGraphs, options.replicatedGraphCount) == (True, 2)

@@ -133,7 +133,7 @@ def test_a_loaded_executable_checks_too(tmp_path, monkeypatch):
 
 
 def test_gradients_of_loops_and_branches_with_checked_ops():
-    """They run the graphs again, whose values were checked the first time."""
+    """Gradients run the graphs again, whose values were checked the first time."""
 
     def body(x: popxl.Tensor, scale: popxl.Tensor) -> popxl.Tensor:
         return round_trip(x, scale)

@@ -1,4 +1,4 @@
-"""What the host does in a run: its steps in order, and that values stay right however it is cut."""
+"""Schedules: the host's steps in order, and right values for any split into segments."""
 
 from __future__ import annotations
 

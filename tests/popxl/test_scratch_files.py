@@ -92,7 +92,7 @@ def test_what_is_slow_to_be_written_comes_from_memory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("runs", [0, 1])
 def test_runs_read_ahead(tmp_path, runs):
-    """What is loaded, threads have read before; the schedule says what the first run will load."""
+    """Threads read entries before their loads; the schedule tells the first loads of a run."""
     ir, _ = program(ROWS, size=2**16)
     asked: list[bool] = []
     taken = disk_queue.DiskQueue.pop_read_ahead
@@ -116,7 +116,7 @@ def test_runs_read_ahead(tmp_path, runs):
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_reads_ahead_follow_the_order_of_each_run(tmp_path, monkeypatch, moves):
-    """Which only a number of the devices tells, and which is another than last time."""
+    """The order depends on a scalar of the devices, which differs from the run before."""
     if moves:
         monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
     size = 2**20
@@ -154,7 +154,7 @@ def test_reads_ahead_follow_the_order_of_each_run(tmp_path, monkeypatch, moves):
 
 
 def noted_late(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each load of an entry that is in a file, whether nobody had begun to read it."""
+    """Returns, for each load of an entry on disk, True if its read had not been started."""
     late: list[bool] = []
     load = disk_queue.EntryFile.load
 
@@ -209,7 +209,7 @@ def test_zeros_are_not_written(tmp_path):
 
 
 def test_nothing_is_read_ahead_past_a_store(tmp_path):
-    """Also not while the store is being made, when the file still has what was there before."""
+    """No read starts while a store is pending and the file still has the old value."""
     behind = disk_queue.DiskQueue.open_shared(tmp_path, 0)
     file = disk_queue.EntryFile(behind, 2, memory_of_entries(behind))
     buffer = object()
@@ -231,7 +231,7 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
 
 
 def memory_of_entries(of: disk_queue.DiskQueue) -> EntryMemory:
-    """Of entries of 1,024 numbers on one device."""
+    """Memory layout of entries of 1,024 numbers on one device."""
     sharding = per_replica(replica_mesh("cpu", 1))
     return EntryMemory((1024,), 1024, np.float32, sharding, of.scratch, of.buffer_pool)
 
@@ -267,7 +267,7 @@ def test_what_is_written_gives_its_memory_to_what_is_read(tmp_path):
 
 
 def test_programs_that_still_read_keep_the_memory(tmp_path):
-    """What is read there waits for them."""
+    """A read into the memory waits for the programs that use it."""
     behind = disk_queue.DiskQueue.open_shared(tmp_path, 0)
     memory = memory_of_entries(behind)
     array, ones = jnp.full(1024, 0.5), jnp.ones((1000, 1000))
@@ -344,7 +344,7 @@ def test_only_variables_are_borrowed():
 
 
 def test_entries_that_stay_on_the_device_are_in_no_file(tmp_path):
-    """So those before them are: results are the same."""
+    """Results do not depend on which entries stay on the device."""
     found = []
     for on_disk, resident in ((0, 0), (2, {1, ROWS - 1}), (ROWS, 3)):
         ir, rows = program(on_disk)
@@ -544,7 +544,7 @@ with popxl.Session(ir, "cpu", disk=sys.argv[1]) as session:
 # ---- other file systems -------------------------------------------------------------------------
 @pytest.mark.parametrize("reason", [errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_fallocate(tmp_path, reason):
-    """As ext3, and NFS before 4.2: files have their size, and get their blocks later."""
+    """On ext3, and NFS before 4.2, files get their size at once and their blocks later."""
     given, found = np.random.default_rng(0).bytes(10_000), np.zeros(10_000, np.uint8)
 
     def write_and_read() -> None:
@@ -670,7 +670,7 @@ def test_a_number_of_entries_is_needed(count):
 
 
 def test_the_last_user_may_be_gone_in_a_thread_of_the_disk(tmp_path):
-    """Where the garbage collector happens to be at work, after a run that failed."""
+    """The garbage collector can close the queue in a disk thread, after a failed run."""
     ir, rows = program(ROWS)
     with popxl.Session(ir, "cpu", disk=tmp_path) as session:
         session.run()
@@ -719,7 +719,7 @@ def test_no_flipped_bit_passes(tmp_path):
     third = second + 2 * (second - first)
 
     def is_told(wanted: np.ndarray) -> bool:
-        """Whether an error is raised for a row; all others are right."""
+        """Returns True if an error is raised for a row; all other rows must be right."""
         told = False
         for row, right in zip(rows, wanted, strict=True):
             try:

@@ -572,7 +572,7 @@ def test_elements_of_64_bits_are_refused_rather_than_changed(dtype, kind):
     ],
 )
 def test_a_device_that_is_full_is_named_in_a_sentence(error, expected, message, monkeypatch):
-    """As XLA said it on an H200, where it fills a device; other errors stay what they are."""
+    """The message of XLA on a full H200 becomes a sentence; other errors stay as they are."""
 
     def full(*_):
         raise error

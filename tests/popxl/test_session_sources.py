@@ -101,7 +101,7 @@ def test_what_is_read_is_a_copy_and_costs_the_program_none():
 
 
 def address(program: Program) -> int:
-    """Where the first entry's array is."""
+    """Returns the address of the first entry's array."""
     assert program.session._state is not None
     (entries,) = program.session._state.entries.values()
     return entries.array(0).unsafe_buffer_pointer()

@@ -52,7 +52,7 @@ class Counter:
         return popxl.Session(self.ir, "cpu", **options)
 
     def value(self, session: popxl.Session) -> float:
-        """What the session says `v` is, in each of the ways to ask."""
+        """Returns the value of `v`, which all ways to read it agree on."""
         ways = [
             session.read_variable_data(self.v),
             *(
@@ -230,7 +230,7 @@ def _stops(session: popxl.Session, error: type[BaseException], at: int = 1) -> C
 
 
 def _assert_lost(program: Counter, session: popxl.Session) -> None:
-    """Nobody is told an old value; what the program does not change is as it was."""
+    """Checks that no old value is returned, and that unchanged variables keep theirs."""
     for ask in (
         session.get_tensor_data,
         session.read_variable_data,

@@ -26,7 +26,7 @@ CHAINS = 6  # in a program
 
 @dataclass
 class Part:
-    """As many elements of an axis: from `start`, backwards if `is_reversed`."""
+    """A slice of an axis: `count` elements, `step` apart, from `start`."""
 
     axis: int
     start: int

@@ -123,7 +123,8 @@ def test_bits_are_evenly_distributed(old):
 
 
 def test_bits_of_other_seeds_updates_and_old_values_are_unrelated():
-    """One bit of seed, number or old value changes half of the bits, and leaves no correlation."""
+    """One changed bit of seed, index or old value changes half of the random bits, without
+    correlation."""
     first = halves((5, 0), 0)
     others = [halves((4, 0), 0), halves((5, 1), 0), halves((5, 0), 1), halves((5, 0), 0, own=1)]
     shifted = [np.roll(first, places) for places in (1, 2, 32, 4096)]
@@ -267,7 +268,7 @@ def test_rounding_to_nearest_loses_a_training_that_random_rounding_follows():
 
 # ---- replicas -----------------------------------------------------------------------------------
 def per_replica(session: popxl.Session, key: object) -> np.ndarray:
-    """What each replica holds of a variable or buffer, (replicas, ...), as float32."""
+    """Values of a variable or buffer on each replica, (replicas, ...), as float32."""
     assert session._state is not None
     if isinstance(key, popxl.RemoteBuffer):
         array = np.asarray(session._state.entries[key].array(0))

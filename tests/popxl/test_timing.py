@@ -1,4 +1,4 @@
-"""What a session's timing counts, and that it changes nothing."""
+"""Timing of a session's runs, which does not change their results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_every_step_of_the_schedule_counts_for_its_part(apart):
 
 
 def test_apart_a_segment_has_the_time_of_its_work():
-    """As it runs, asking for a product takes no time that depends on the size; apart it does."""
+    """Dispatching takes a time that does not depend on the size of a product; with `synchronize`
+    the time does."""
     ir = popxl.Ir()
     with ir.main_graph:
         x = popxl.variable(np.ones((800, 800), np.float32))
@@ -106,7 +107,7 @@ def test_a_session_is_measured_once_at_a_time(ir):
 
 
 def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):
-    """So the last line is what a run that hangs waits for."""
+    """The last line is the step that a hung run waits for."""
     session, _ = program()
     with session:
         session.run()

@@ -1,4 +1,4 @@
-"""What raises while a program is written leaves the program as it was."""
+"""Errors while a program is written leave the program as it was."""
 
 from __future__ import annotations
 

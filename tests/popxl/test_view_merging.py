@@ -98,7 +98,7 @@ def test_far_views_pick_what_they_show():
 
 
 def test_code_has_no_numbers_of_elements():
-    """They are one argument, whatever the number of views."""
+    """Element numbers are one argument, for any number of views."""
     ir, _ = _write_far(6)
     (segment,) = build_schedule(ir).segments
     (numbers,) = segment.constants

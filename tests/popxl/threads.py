@@ -92,7 +92,7 @@ class Stream:
 
 
 class ThreadDevice:
-    """See `popxl.plan.simulated_device.DrivenDevice`.
+    """A device simulated by threads: see `popxl.plan.simulated_device.DrivenDevice`.
 
     Attributes:
         ends: when the last segment of each part of the program was done, in seconds since the

@@ -93,7 +93,7 @@ def ours(x, w, dy, scale, dtype=popxl.float32, bias=(), **kwargs) -> dict[str, n
 
 
 def theirs(x, w, dy, scale, kinds) -> dict[str, np.ndarray]:
-    """The same in torch: three products in float32 of operands rounded by torch."""
+    """Reference in torch: three float32 products of operands that torch rounds."""
     x, w, dy = (torch.tensor(a) for a in (x, w, dy))
     x8, w8, dy8 = (
         their_cast(t, s, kind)
@@ -230,7 +230,7 @@ def amax_of_program(build, calls: int) -> np.ndarray:
 
 
 def test_of_several_uses_the_largest_counts():
-    """One matrix used three times, of which two in a graph that is called twice."""
+    """One matrix is used three times, two of them in a graph that is called twice."""
 
     def inner(x, w, scale):
         return fp8.linear(x, w, scale) * 0.25

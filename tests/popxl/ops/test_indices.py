@@ -29,7 +29,7 @@ def _gradient_of_gather(t, indices, zeros):
 
 
 def _results(t, indices, *starts):
-    """Of each op that reads or writes at indices, in the order of `_expected`."""
+    """Results of each op that reads or writes at indices, in the order of `_expected`."""
     values = popxl.constant(np.arange(indices.nelms) + 0.5, popxl.float32)
     pair = popxl.constant([-1.0, -2.0], popxl.float32)
     classes, on = popxl.constant(N, popxl.int32), popxl.constant([0.0, 1.0], popxl.float32)

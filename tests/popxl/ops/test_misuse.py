@@ -49,7 +49,7 @@ def _attempts() -> Iterator[tuple[Case, list[popxl.TensorSpec]]]:
 
 
 def _message(case: Case, specs: list[popxl.TensorSpec]) -> str | None:
-    """What is said; None if the inputs are taken."""
+    """Returns the error message; None if the inputs are accepted."""
 
     def build(*tensors: popxl.Tensor) -> list[popxl.Tensor]:
         made = case.record.build(*tensors)

@@ -1,4 +1,4 @@
-"""What results are called: programs sort trees of tensors by their names, and zip them."""
+"""Names of results: programs sort trees of tensors by name, and zip them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _expected(op: Op) -> list[str]:
 
 
 def _are(tensors: list[popxl.Tensor], names: list[str]) -> bool:
-    """Whether tensors have these names, but for what makes them unique."""
+    """True if tensors have these names, apart from the suffixes that make them unique."""
     pairs = zip(tensors, names, strict=False)
     return all(re.fullmatch(rf"{re.escape(name)}(__t\d+)?", t.name) for t, name in pairs)
 
@@ -206,7 +206,7 @@ def test_results_of_other_functions(build, name):
 
 
 def test_results_keep_the_scopes_of_the_input_that_they_are_called_after():
-    """Else those of `fc1/weight` and `fc2/weight` would be told apart by a number alone."""
+    """Without scopes, results of `fc1/weight` and `fc2/weight` would differ by a number only."""
     with popxl.Ir().main_graph:
         with popxl.name_scope("net"), popxl.name_scope("fc1"):
             t = popxl.variable(np.ones(4, np.float32), name="weight")

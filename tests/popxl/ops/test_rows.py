@@ -52,7 +52,7 @@ def test_more_sums_are_those_of_float64(count, size, features, half, seed) -> No
 
 
 def check(count, size, features, half, seed) -> None:
-    """Of indices that repeat, run over many blocks, or are left out; some rows in one place."""
+    """Checks indices that repeat, span many blocks or are dropped, with some rows equal."""
     rng = np.random.default_rng(seed)
     where = rng.integers(0, size + 1, count).astype(np.int32)
     where[: count // 3] = where[0]
@@ -90,7 +90,7 @@ def test_integers_are_added_as_they_are() -> None:
 
 
 def test_only_indices_are_sorted_and_no_sum_depends_on_the_order_of_threads() -> None:
-    """What XLA would sort with all their elements is a scatter whose indices may be equal."""
+    """A scatter whose indices can be equal would be sorted by XLA with all its elements."""
     shapes = [((50, 8), jnp.float32), ((9000,), jnp.int32), ((9000, 8), jnp.bfloat16)]
     with tracing_platform("gpu 9.0"):
         closed = jax.make_jaxpr(scatter_add)(*[jax.ShapeDtypeStruct(*each) for each in shapes])
