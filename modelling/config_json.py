@@ -1,4 +1,4 @@
-"""What all families share in reading a config.json: settings that are refused, and tokens."""
+"""Checks of Hugging Face's config.json that all families share, and special token ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from files.json_files import JsonObject
 
 NO_EFFECT = re.compile(
     r"""
-    _.* | .*\..*                                         # of programs, such as transformers.js
+    _.* | .*\..*                                         # of libraries, such as transformers.js
     | (.*_)?(version|revision|commit|hash|date|license|author|source)
     | (.*_)?(path|file|files|filename|folder|dir|directory|url|name|names)
     | architectures | auto_map | model_type | torchscript | return_dict(_.*)? | use_return_dict
@@ -30,12 +30,12 @@ NO_EFFECT = re.compile(
     | (.*_)?(loss_coef|loss_coefficient|loss_weight) | output_router_logits
     | (n_positions|n_ctx|seq_length|seq_len|max_seq_len|max_seq_length|max_sequence_length)
     | (initial_context_length|model_max_length|trained_length)
-    | (max_window_layers|no_rope_layer_interval)         # of which layer_types are made
+    | (max_window_layers|no_rope_layer_interval)         # layer_types follow from them
     """,
     re.VERBOSE,
 )
-"""Settings that cannot change what a trained model computes: names of files and programs, versions,
-tokens, generation, caches, what concerns training alone, lengths that nothing depends on."""
+"""Settings without effect on the output of a trained model: names of files and libraries, versions,
+tokens, generation, caches, training, and lengths that nothing depends on."""
 
 SYNONYMS = (
     {"hidden_size", "n_embd", "d_model", "dim", "model_dim"},
@@ -53,74 +53,75 @@ SYNONYMS = (
     {"rope_theta", "rotary_emb_base", "rope_base"},
     {"vocab_size", "n_vocab", "padded_vocab_size"},
 )
-"""Names that model types have for one thing: some files have two of them."""
+"""Names of one setting in different model types: some files have two of them."""
 
-MOST_SHOWN, LONGEST = 6, 40
-"""Settings that a message lists with their values, and characters of a name or value there."""
+MAX_LISTED, MAX_CHARS = 6, 40
+"""Limits of a message: settings that it lists, and characters of a name or value."""
 
 
 def check_hf_settings(
     data: Mapping[str, Any],
-    kind: str,
+    model_type: str,
     read: Collection[str],
-    needed: Mapping[str, tuple[Any, Any]] | None = None,
+    required: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> None:
-    """Raise ConfigError for the settings of a config.json that can change what is computed and that
-    the family does not compute with; one sentence names them all.
+    """Raises ConfigError if a config.json has settings that change the output and that the family
+    does not support; one sentence names them all.
 
-    Settings that are off, that have the value of transformers' class, that no computation depends
-    on (`NO_EFFECT`) and that repeat another one (`SYNONYMS`) are passed over.
+    Settings are ignored if they are off, have the default of transformers' class, have no effect
+    (`NO_EFFECT`) or repeat another one (`SYNONYMS`).
 
     Args:
-        kind: the model type.
-        read: settings that the family reads, and checks itself.
-        needed: by name, the value that a setting must have, and Hugging Face's if it is left out.
+        data: content of the config.json.
+        read: settings that the family reads and checks itself.
+        required: by name, the value that a setting must have, and Hugging Face's default.
     """
-    needed = needed or {}
+    required = required or {}
     other, unknown = [], []
-    for name, (value, default) in needed.items():
-        given = data.get(name)
-        if (default if given is None else given) != value:
-            other.append(f"{name} {_short(given)}, but must have {_short(value)}")
+    for name, (value, default) in required.items():
+        actual = data.get(name)
+        if (default if actual is None else actual) != value:
+            other.append(f"{name} {_short(actual)}, but must have {_short(value)}")
     for name, value in data.items():
-        checked = name in read or name in needed
-        if not checked and not _has_no_effect(name, value, kind, data):
-            unknown.append(f"{format_name(name, LONGEST)} {_short(value)}")
+        is_checked = name in read or name in required
+        if not is_checked and not _has_no_effect(name, value, model_type, data):
+            unknown.append(f"{format_name(name, MAX_CHARS)} {_short(value)}")
     if other or unknown:
-        raise ConfigError(_refusal(kind, other, unknown))
+        raise ConfigError(_error_message(model_type, other, unknown))
 
 
-def _refusal(kind: str, other: Sequence[str], unknown: Sequence[str]) -> str:
-    """The sentence about settings with other values than needed, and unknown ones."""
-    parts, advice = list(other), f"no other {kind} is supported"
+def _error_message(model_type: str, other: Sequence[str], unknown: Sequence[str]) -> str:
+    """Returns the sentence about settings with other values than required, and unknown ones."""
+    parts, advice = list(other), f"no other {model_type} is supported"
     if unknown:
         them, verb = ("them", "are") if len(unknown) > 1 else ("it", "is")
-        parts.append(f"{_listed(unknown)}, which {verb} not known of the kind {kind}")
+        parts.append(f"{_join_settings(unknown)}, which {verb} not known of the kind {model_type}")
         advice = f"remove {them} only if the model does the same without {them}"
     if any(setting.startswith("quantization") for setting in unknown):
         advice = "give the model before its weights were quantized"
     return f"the model's config.json has {', and '.join(parts)}: {advice}"
 
 
-def _listed(settings: Sequence[str]) -> str:
-    more = len(settings) - MOST_SHOWN
-    *first, last = [*settings[:MOST_SHOWN], *([f"{more} more"] if more > 0 else [])]
+def _join_settings(settings: Sequence[str]) -> str:
+    more = len(settings) - MAX_LISTED
+    *first, last = [*settings[:MAX_LISTED], *([f"{more} more"] if more > 0 else [])]
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def _short(value: object) -> str:
-    return format_name(format_value(value), LONGEST)
+    return format_name(format_value(value), MAX_CHARS)
 
 
-def _has_no_effect(name: str, value: Any, kind: str, data: Mapping[str, Any]) -> bool:
+def _has_no_effect(name: str, value: Any, model_type: str, data: Mapping[str, Any]) -> bool:
     if value is None or NO_EFFECT.fullmatch(name):
         return True
     if any(name in names and _repeats(names - {name}, value, data) for names in SYNONYMS):
         return True
-    usual, common = hf_defaults(kind)
-    if name in usual:
-        return bool(value == usual[name]) or (not value and not usual[name])
-    return not value or name in common
+    model_defaults, common_names = hf_defaults(model_type)
+    if name in model_defaults:
+        default = model_defaults[name]
+        return bool(value == default) or (not value and not default)
+    return not value or name in common_names
 
 
 def _repeats(names: Collection[str], value: Any, data: Mapping[str, Any]) -> bool:
@@ -128,39 +129,42 @@ def _repeats(names: Collection[str], value: Any, data: Mapping[str, Any]) -> boo
 
 
 @cache
-def hf_defaults(kind: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """The settings of transformers' class with their values, and those of all models, generation's
-    included."""
+def hf_defaults(model_type: str) -> tuple[dict[str, Any], frozenset[str]]:
+    """Returns the settings of transformers' class with their defaults, and the names of those that
+    all models have, generation's included."""
     from transformers import GenerationConfig, PreTrainedConfig
 
     common = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
-    return hf_config_class(kind)().to_dict(), frozenset(common)
+    return hf_config_class(model_type)().to_dict(), frozenset(common)
 
 
-def hf_config_class(kind: str) -> Any:
-    """transformers' class for the configuration of a model type."""
+def hf_config_class(model_type: str) -> Any:
+    """Returns transformers' configuration class of a model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    return CONFIG_MAPPING[kind]
+    return CONFIG_MAPPING[model_type]
 
 
 def read_token_id(hf_config: JsonObject, name: str, default: int) -> int:
-    """The special token `name` (eos, pad) of a config.json, of several the first; the default where
-    there is none, or none of the vocabulary: some files have -1.
+    """Reads a special token id from a config.json, of several the first.
+
+    Args:
+        name: "eos" or "pad".
+        default: if there is none, or none of the vocabulary: some files have -1.
 
     Raises:
-        FileError: it is no token's number.
+        FileError: it is no integer.
     """
-    field, given = f"{name}_token_id", hf_config.data.get(f"{name}_token_id")
-    if isinstance(given, list) and given:
-        given = hf_config.counts(field)[0]
-    if given is None:
+    field, value = f"{name}_token_id", hf_config.data.get(f"{name}_token_id")
+    if isinstance(value, list) and value:
+        value = hf_config.counts(field)[0]
+    if value is None:
         return default
-    if type(given) is not int:
+    if type(value) is not int:
         raise hf_config.error(field, "an integer")
-    return given if is_token_id(given, hf_config.count("vocab_size")) else default
+    return value if is_token_id(value, hf_config.count("vocab_size")) else default
 
 
 def is_token_id(number: object, vocab_size: int) -> bool:
-    """True for the number of a token of the vocabulary."""
+    """True for a token id of the vocabulary."""
     return type(number) is int and 0 <= number < vocab_size

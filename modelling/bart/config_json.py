@@ -1,4 +1,4 @@
-"""The config.json of BART, in both directions."""
+"""Conversion between BART's config.json and our configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from files.formatting import format_value
 from files.json_files import JsonObject
 from modelling.config_json import check_hf_settings, hf_defaults, is_token_id, read_token_id
 
-SAME = (
+SHARED = (
     "vocab_size", "encoder_layers", "decoder_layers", "encoder_attention_heads",
     "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim", "activation_function",
     "attention_dropout", "activation_dropout", "max_position_embeddings", "init_std",
@@ -18,33 +18,33 @@ SAME = (
     "pad_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id",
 )  # fmt: skip
-"""Settings that have the same names and values in our configuration."""
-OURS = {"d_model": "hidden_size", "dropout": "dropout_prob"}
-"""Our names of others."""
+"""Settings with the same names and values in our configuration."""
+RENAMED = {"d_model": "hidden_size", "dropout": "dropout_prob"}
+"""Settings with other names in our configuration."""
 
-FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
-ALIKE = {"swish": "silu", "gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
-"""Other names of transformers for these activations."""
+ACTIVATION_ALIASES = {"swish": "silu", "gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
+"""Further names of transformers for these activations."""
 
 
 def to_config_json(config: BartConfig) -> dict[str, Any]:
-    """Hugging Face's configuration of the model."""
+    """Returns the content of config.json for a configuration."""
     model = config.model
     return {
         "model_type": "bart",
         "architectures": ["BartForConditionalGeneration"],
         "is_encoder_decoder": True,
         "tie_word_embeddings": True,
-        **{name: getattr(model, name) for name in SAME},
-        **{name: getattr(model, ours) for name, ours in OURS.items()},
+        **{name: getattr(model, name) for name in SHARED},
+        **{name: getattr(model, own_name) for name, own_name in RENAMED.items()},
     }
 
 
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Fields of the model section for a config.json of BART. Raises as `check_hf_settings`."""
-    data, (usual, _) = hf_config.data, hf_defaults("bart")
-    needed = {
+    """Returns the fields of the model section for a config.json; raises as `check_hf_settings`."""
+    data, (model_defaults, _) = hf_config.data, hf_defaults("bart")
+    required = {
         "is_encoder_decoder": (True, True),
         "is_decoder": (False, False),
         "tie_word_embeddings": (True, True),
@@ -57,39 +57,41 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "decoder_layerdrop": (0.0, 0.0),
     }
     # `num_hidden_layers` is what transformers calls `encoder_layers` too.
-    read = {*SAME, *OURS, "num_hidden_layers"}
-    check_hf_settings(data, "bart", read, needed)
-    ends = ("layers", "heads", "dim", "model", "size")
-    counts = [name for name in (*SAME, *OURS) if name.endswith(ends)]
-    values = {name: data.get(name, usual.get(name)) for name in (*SAME, *OURS)}
+    read = {*SHARED, *RENAMED, "num_hidden_layers"}
+    check_hf_settings(data, "bart", read, required)
+    count_suffixes = ("layers", "heads", "dim", "model", "size")
+    counts = [name for name in (*SHARED, *RENAMED) if name.endswith(count_suffixes)]
+    values = {name: data.get(name, model_defaults.get(name)) for name in (*SHARED, *RENAMED)}
     values |= {name: hf_config.count(name) for name in counts if data.get(name) is not None}
     for name in ("pad", "eos"):
-        values[f"{name}_token_id"] = read_token_id(hf_config, name, usual[f"{name}_token_id"])
-    values |= {name: _forced(hf_config, name) for name in FORCED}
-    act = values["activation_function"] = _activation(values["activation_function"])
+        values[f"{name}_token_id"] = read_token_id(
+            hf_config, name, model_defaults[f"{name}_token_id"]
+        )
+    values |= {name: _forced_token_id(hf_config, name) for name in FORCED_TOKENS}
+    act = values["activation_function"] = _canonical_activation(values["activation_function"])
     if act not in ACTIVATIONS:
         raise ConfigError(
             f"the model's config.json has activation_function {format_value(act)}, but must have "
             f"one of: {', '.join(ACTIVATIONS)}"
         )
-    return {OURS.get(name, name): value for name, value in values.items()}
+    return {RENAMED.get(name, name): value for name, value in values.items()}
 
 
 def normalize_config_json(config: BartConfig, hf_config: dict[str, Any]) -> dict[str, Any]:
-    """A description with our name of the activation."""
+    """Returns the config.json with our name of the activation."""
     name = "activation_function"
-    return hf_config | ({name: _activation(hf_config[name])} if name in hf_config else {})
+    return hf_config | ({name: _canonical_activation(hf_config[name])} if name in hf_config else {})
 
 
-def _activation(name: Any) -> Any:
-    return ALIKE.get(name, name) if isinstance(name, str) else name
+def _canonical_activation(name: Any) -> Any:
+    return ACTIVATION_ALIASES.get(name, name) if isinstance(name, str) else name
 
 
-def _forced(hf_config: JsonObject, name: str) -> int | None:
-    """A token that answers begin or end with; of several the first."""
-    given: Any = hf_config.data.get(name, 2 if name == "forced_eos_token_id" else None)
-    if isinstance(given, list) and given:
-        given = given[0]
-    if given is not None and not is_token_id(given, hf_config.count("vocab_size")):
-        raise hf_config.error(name, "a token's number or null")
-    return given
+def _forced_token_id(hf_config: JsonObject, name: str) -> int | None:
+    """Returns the token that answers start or end with, of several the first; None: no token."""
+    value: Any = hf_config.data.get(name, 2 if name == "forced_eos_token_id" else None)
+    if isinstance(value, list) and value:
+        value = value[0]
+    if value is not None and not is_token_id(value, hf_config.count("vocab_size")):
+        raise hf_config.error(name, "a token id or null")
+    return value

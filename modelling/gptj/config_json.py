@@ -1,4 +1,4 @@
-"""The config.json of GPT-J, in both directions."""
+"""Conversion between GPT-J's config.json and our configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READ = {
 
 
 def to_config_json(config: GPTJConfig) -> dict[str, Any]:
-    """Hugging Face's configuration of the model."""
+    """Returns the content of config.json for a configuration."""
     model = config.model
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout_prob)
     return {
@@ -40,11 +40,11 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
 
 
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Fields of the model section for a config.json of GPT-J. Raises as `check_hf_settings`."""
+    """Returns the fields of the model section for a config.json; raises as `check_hf_settings`."""
     data = hf_config.data
     hidden = hf_config.count("n_embd")
     dropout = data.get("resid_pdrop") or 0.0
-    needed = {
+    required = {
         "activation_function": ("gelu_new", "gelu_new"),
         "tie_word_embeddings": (False, False),
         "rotary": (True, True),
@@ -53,7 +53,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "attn_pdrop": (dropout, 0.0),
         "n_inner": (4 * hidden if data.get("n_inner") else None, None),
     }
-    check_hf_settings(data, "gptj", READ, needed)
+    check_hf_settings(data, "gptj", READ, required)
     fields = {
         "dropout_prob": dropout,
         "layers": hf_config.count("n_layer"),
@@ -69,7 +69,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
             "rotary_dim": hf_config.count("rotary_dim"),
         },
     }
-    last = fields["embedding"]["vocab_size"] - 1
-    fields["eos_token_id"] = read_token_id(hf_config, "eos", min(50256, last))
-    fields["pad_token_id"] = read_token_id(hf_config, "pad", min(50257, last))
+    last_token = fields["embedding"]["vocab_size"] - 1
+    fields["eos_token_id"] = read_token_id(hf_config, "eos", min(50256, last_token))
+    fields["pad_token_id"] = read_token_id(hf_config, "pad", min(50257, last_token))
     return fields

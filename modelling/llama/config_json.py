@@ -1,7 +1,7 @@
-"""The config.json of Llama-shaped models, read and written.
+"""Conversion between the config.json of Llama and its relatives and our configuration.
 
-transformers' own classes fill in what a config.json leaves out, and read both ways of writing
-rotary positions: `rope_parameters`, and `rope_theta` with `rope_scaling`, as before transformers 5.
+transformers' classes fill in defaults, and read both ways of writing RoPE settings:
+`rope_parameters`, and `rope_theta` with `rope_scaling`, as before transformers 5.
 """
 
 from __future__ import annotations
@@ -19,47 +19,49 @@ from files.formatting import format_name, format_names, format_value
 from files.json_files import JsonObject
 from modelling.config_json import check_hf_settings, hf_config_class, hf_defaults, is_token_id
 
-_ACT = {"hidden_act": "hidden_activation"}
-_LOCAL = {"num_experts": "num_local_experts"}
-_FORMER = frozenset(("rope_local_base_freq", "sliding_window_pattern"))
+_ACTIVATION = {"hidden_act": "hidden_activation"}
+_LOCAL_EXPERTS = {"num_experts": "num_local_experts"}
+_GEMMA3_LEGACY = frozenset(("rope_local_base_freq", "sliding_window_pattern"))
 
 
 class Architecture(NamedTuple):
     """Peculiarities of the config.json of a model type.
 
     Attributes:
-        cls: of transformers.
-        names: what it calls a setting that we call otherwise.
-        former: settings of older files, of which transformers makes those of today.
-        one_window: True if all layers have the window, if there is one.
-        two_angles: True if layers with a window have angles of their own.
+        cls: transformers' class.
+        names: settings with another name than ours: our name -> its name.
+        legacy: settings of older files, which transformers converts.
+        one_layer_type: True if all layers use the sliding window, if there is one.
+        has_local_rope: True if sliding-window layers have a RoPE base of their own.
     """
 
     cls: str
     names: Mapping[str, str] = {}
-    former: frozenset[str] = frozenset()
-    one_window: bool = False
-    two_angles: bool = False
+    legacy: frozenset[str] = frozenset()
+    one_layer_type: bool = False
+    has_local_rope: bool = False
 
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM"),
-    "mistral": Architecture("MistralForCausalLM", one_window=True),
+    "mistral": Architecture("MistralForCausalLM", one_layer_type=True),
     "qwen2": Architecture("Qwen2ForCausalLM"),
     "qwen3": Architecture("Qwen3ForCausalLM"),
-    "phi3": Architecture("Phi3ForCausalLM", one_window=True),
-    "gemma2": Architecture("Gemma2ForCausalLM", _ACT),
-    "gemma3_text": Architecture("Gemma3ForCausalLM", _ACT, _FORMER, two_angles=True),
+    "phi3": Architecture("Phi3ForCausalLM", one_layer_type=True),
+    "gemma2": Architecture("Gemma2ForCausalLM", _ACTIVATION),
+    "gemma3_text": Architecture(
+        "Gemma3ForCausalLM", _ACTIVATION, _GEMMA3_LEGACY, has_local_rope=True
+    ),
     "smollm3": Architecture("SmolLM3ForCausalLM"),
     "olmo2": Architecture("Olmo2ForCausalLM"),
     "granite": Architecture("GraniteForCausalLM"),
-    "ministral3": Architecture("Ministral3ForCausalLM", one_window=True),
-    "olmo3": Architecture("Olmo3ForCausalLM", two_angles=True),
-    "mixtral": Architecture("MixtralForCausalLM", _LOCAL, one_window=True),
+    "ministral3": Architecture("Ministral3ForCausalLM", one_layer_type=True),
+    "olmo3": Architecture("Olmo3ForCausalLM", has_local_rope=True),
+    "mixtral": Architecture("MixtralForCausalLM", _LOCAL_EXPERTS, one_layer_type=True),
     "qwen2_moe": Architecture("Qwen2MoeForCausalLM", {"attention_bias": "qkv_bias"}),
-    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", _LOCAL, one_window=True),
+    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", _LOCAL_EXPERTS, one_layer_type=True),
     "olmoe": Architecture("OlmoeForCausalLM"),
-    "gpt_oss": Architecture("GptOssForCausalLM", _LOCAL),
+    "gpt_oss": Architecture("GptOssForCausalLM", _LOCAL_EXPERTS),
 }
 
 SETTINGS = (
@@ -71,173 +73,182 @@ SETTINGS = (
     "moe_intermediate_size", "norm_topk_prob", "shared_expert_intermediate_size",
     "router_aux_loss_coef", "swiglu_limit", "swiglu_alpha", "initializer_range",
 )  # fmt: skip
-"""Fields that have the value of the setting of their name, where a model type has it."""
+"""Fields with the value of the setting of the same name, if a model type has it."""
 
 READ = {
     *SETTINGS, "layer_types", "sliding_window", "use_sliding_window", "no_rope_layers",
     "bos_token_id", "eos_token_id", "pad_token_id", "output_router_logits",
     "original_max_position_embeddings",
 }  # fmt: skip
-"""Settings that are read where a model type has them."""
+"""Settings that are read if a model type has them."""
 
-EVERYWHERE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "head_dim"}
-"""Settings that all model types read, whether or not their classes name them."""
+READ_ALWAYS = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "head_dim"}
+"""Settings that are read for all model types, even if their classes do not name them."""
 
-ONLY = {"full_attn_mod": 1, "interpolate_factor": 1}
-"""Settings of Phi-4-mini's files that transformers does not have, and the value that means none."""
+NEUTRAL_VALUES = {"full_attn_mod": 1, "interpolate_factor": 1}
+"""Settings of Phi-4-mini's files that transformers does not have, and their value without
+effect."""
 
 BETA = "llama_4_scaling_beta"
-LISTS = ("short_factor", "long_factor")
+FACTOR_LISTS = ("short_factor", "long_factor")
 
 
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Fields of the model section for a config.json.
+    """Returns the fields of the model section for a config.json.
 
     Raises:
-        ConfigError: it has a setting that is not known, or a value that is not computed with.
+        ConfigError: a setting is unknown, or has a value that is not supported.
     """
-    kind = hf_config.text("model_type")
-    theirs, names = _as_transformers(kind, hf_config.data), ARCHITECTURES[kind].names
-    found: dict[str, Any] = {"model_type": kind}
+    model_type = hf_config.text("model_type")
+    hf = _load_hf_config(model_type, hf_config.data)
+    names = ARCHITECTURES[model_type].names
+    fields: dict[str, Any] = {"model_type": model_type}
     for name in SETTINGS:
-        value = getattr(theirs, names.get(name, name), None)
-        found[name] = getattr(LlamaModel, name) if value is None else value
-    heads = found["num_attention_heads"]
-    found["num_key_value_heads"] = theirs.num_key_value_heads or heads
-    found["head_dim"] = getattr(theirs, "head_dim", None) or theirs.hidden_size // heads
-    if not getattr(theirs, "output_router_logits", False):
-        found["router_aux_loss_coef"] = 0.0
-    return found | _tokens(theirs) | _layers(kind, theirs) | _rope(kind, theirs)
+        value = getattr(hf, names.get(name, name), None)
+        fields[name] = getattr(LlamaModel, name) if value is None else value
+    heads = fields["num_attention_heads"]
+    fields["num_key_value_heads"] = hf.num_key_value_heads or heads
+    fields["head_dim"] = getattr(hf, "head_dim", None) or hf.hidden_size // heads
+    if not getattr(hf, "output_router_logits", False):
+        fields["router_aux_loss_coef"] = 0.0
+    return fields | _token_ids(hf) | _layer_types(model_type, hf) | _rope_settings(model_type, hf)
 
 
-def _as_transformers(kind: str, data: Mapping[str, Any]) -> Any:
-    """transformers' configuration, with all that is left out. Raises as `from_config_json`."""
-    data, architecture = _today(kind, data), ARCHITECTURES[kind]
-    usual, common = hf_defaults(kind)
-    read = EVERYWHERE | architecture.former | (READ & usual.keys()) | {*architecture.names.values()}
-    read |= {"num_experts", "num_local_experts"} if kind in MIXTURES else set()
-    check_hf_settings(data, kind, read, {name: (x, x) for name, x in ONLY.items() if name in data})
+def _load_hf_config(model_type: str, data: Mapping[str, Any]) -> Any:
+    """Loads transformers' configuration, with defaults; raises as `from_config_json`."""
+    data, architecture = _modernize(model_type, data), ARCHITECTURES[model_type]
+    model_defaults, common_names = hf_defaults(model_type)
+    read = READ_ALWAYS | architecture.legacy | (READ & model_defaults.keys())
+    read |= {*architecture.names.values()}
+    read |= {"num_experts", "num_local_experts"} if model_type in MIXTURES else set()
+    required = {name: (x, x) for name, x in NEUTRAL_VALUES.items() if name in data}
+    check_hf_settings(data, model_type, read, required)
     try:
-        asked = read | (usual.keys() - common)
-        given = deepcopy({n: value for n, value in data.items() if n in asked})  # it changes them
-        return hf_config_class(kind).from_dict(given)
-    except Exception as error:  # its checks raise many kinds
+        used = read | (model_defaults.keys() - common_names)
+        # A copy, since from_dict modifies it.
+        settings = deepcopy({name: value for name, value in data.items() if name in used})
+        return hf_config_class(model_type).from_dict(settings)
+    except Exception as error:  # transformers' checks raise several types
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {format_name(reason, 160)}") from None
 
 
-def _today(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json as transformers reads it today: it checks lengths under the name "longrope"
-    alone, before it takes "su", the name when Phi-3 came out, for the same. gpt-oss's experts in
-    few bits are expanded as they are read (`modelling.weights.mxfp4`). LLaMA 1 has -1 for a token
-    that there is not."""
+def _modernize(model_type: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts a config.json to the form that transformers reads today.
+
+    LLaMA 1 has -1 for token ids that it lacks. gpt-oss's MXFP4 experts are dequantized on reading
+    (`modelling.weights.mxfp4`). The first Phi-3 files call the RoPE type "longrope" "su", whose
+    lengths transformers does not check.
+    """
     data = {n: None if n.endswith("_token_id") and x == -1 else x for n, x in data.items()}
-    packed = data.get("quantization_config")
-    if kind == "gpt_oss" and isinstance(packed, Mapping) and packed.get("quant_method") == "mxfp4":
+    quantization = data.get("quantization_config")
+    is_mxfp4 = isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
+    if model_type == "gpt_oss" and is_mxfp4:
         data = {name: value for name, value in data.items() if name != "quantization_config"}
     scaling = data.get("rope_scaling")
-    if kind == "phi3" and isinstance(scaling, Mapping) and scaling.get("type") == "su":
+    if model_type == "phi3" and isinstance(scaling, Mapping) and scaling.get("type") == "su":
         return {**data, "rope_scaling": {**scaling, "type": "longrope"}}
     return dict(data)
 
 
-def _tokens(theirs: Any) -> dict[str, Any]:
-    """Special tokens: the first of several ends, and all; without padding, the end fills up."""
+def _token_ids(hf: Any) -> dict[str, Any]:
+    """Returns the special token ids: the first of several eos tokens, and all of them; eos also
+    pads if there is no padding token."""
 
-    def known(name: str) -> list[int]:
-        given = getattr(theirs, f"{name}_token_id")
-        listed = given if isinstance(given, Sequence) else [given]
-        return [token for token in listed if is_token_id(token, theirs.vocab_size)]
+    def valid_ids(name: str) -> list[int]:
+        value = getattr(hf, f"{name}_token_id")
+        ids = value if isinstance(value, Sequence) else [value]
+        return [token_id for token_id in ids if is_token_id(token_id, hf.vocab_size)]
 
-    start, ends, pad = map(known, ("bos", "eos", "pad"))
+    bos, eos, pad = map(valid_ids, ("bos", "eos", "pad"))
     return {
-        "bos_token_id": start[0] if start else None,
-        "eos_token_id": ends[0] if ends else 0,
-        "eos_token_ids": _joined(sorted({*ends})) if len({*ends}) > 1 else None,
-        "pad_token_id": [*pad, *ends, 0][0],
+        "bos_token_id": bos[0] if bos else None,
+        "eos_token_id": eos[0] if eos else 0,
+        "eos_token_ids": _join(sorted({*eos})) if len({*eos}) > 1 else None,
+        "pad_token_id": [*pad, *eos, 0][0],
     }
 
 
-def _layers(kind: str, theirs: Any) -> dict[str, Any]:
-    """The types of the layers, as short as they can be, and their window."""
-    count, window = theirs.num_hidden_layers, getattr(theirs, "sliding_window", None)
-    types = getattr(theirs, "layer_types", None)
-    if types is None or ARCHITECTURES[kind].one_window:
+def _layer_types(model_type: str, hf: Any) -> dict[str, Any]:
+    """Returns the shortest pattern of layer types, the sliding window, and layers without RoPE."""
+    count, window = hf.num_hidden_layers, getattr(hf, "sliding_window", None)
+    types = getattr(hf, "layer_types", None)
+    if types is None or ARCHITECTURES[model_type].one_layer_type:
         types = [FULL if window is None else SLIDING] * count
-    ropes = [int(bool(x)) for x in getattr(theirs, "no_rope_layers", None) or [1] * count]
+    ropes = [int(bool(x)) for x in getattr(hf, "no_rope_layers", None) or [1] * count]
     if len(types) != count or len(ropes) != count:
         raise ConfigError(
             f"the model's config.json names the types of {len(types)} and {len(ropes)} layers, but "
             f"must name those of all {count}"
         )
     return {
-        "layer_types": _joined(_period(types)),
+        "layer_types": _join(_shortest_period(types)),
         "sliding_window": window if SLIDING in types else None,
-        "no_rope_layers": None if all(ropes) else _joined(_period(ropes)),
+        "no_rope_layers": None if all(ropes) else _join(_shortest_period(ropes)),
     }
 
 
-def _period(values: list[Any]) -> list[Any]:
-    """The fewest values that, repeated, are these."""
+def _shortest_period(values: list[Any]) -> list[Any]:
+    """Returns the shortest prefix whose repetition begins with `values`."""
     count = len(values)
     return next(values[:n] for n in range(1, count + 1) if (values[:n] * count)[:count] == values)
 
 
-def _rope(kind: str, theirs: Any) -> dict[str, Any]:
-    given, local = dict(theirs.rope_parameters), None
-    if ARCHITECTURES[kind].two_angles:
-        near = given[SLIDING]
-        if near.get("rope_type", "default") != "default":
+def _rope_settings(model_type: str, hf: Any) -> dict[str, Any]:
+    parameters, local_theta = dict(hf.rope_parameters), None
+    if ARCHITECTURES[model_type].has_local_rope:
+        local = parameters[SLIDING]
+        if local.get("rope_type", "default") != "default":
             raise ConfigError(
                 "the model's config.json scales the positions of layers with a window "
-                f"({format_value(near)}), which is not known"
+                f"({format_value(local)}), which is not known"
             )
-        given, local = dict(given[FULL]), near["rope_theta"]
-        given.pop("truncate", None)  # transformers asks it only where all angles are alike
-    name = given.setdefault("rope_type", "default")
-    if name not in ROPE_TYPES:
+        parameters, local_theta = dict(parameters[FULL]), local["rope_theta"]
+        parameters.pop("truncate", None)  # transformers reads it only for a single RoPE
+    rope_type = parameters.setdefault("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
         raise ConfigError(
-            f"the model's config.json has the rope_type {format_value(name)}, but there are: "
+            f"the model's config.json has the rope_type {format_value(rope_type)}, but there are: "
             f"{', '.join(ROPE_TYPES)}"
         )
-    read = {"rope_type", "rope_theta", "partial_rotary_factor", *sum(ROPE_TYPES[name], ())}
-    passed = {"type", "original_max_position_embeddings"}
-    if kind == "ministral3":
-        read, passed = read | {BETA}, passed | {"max_position_embeddings"}
-    unknown = [n for n in given if n not in read | passed and not n.startswith("_")]
+    read = {"rope_type", "rope_theta", "partial_rotary_factor", *sum(ROPE_TYPES[rope_type], ())}
+    ignored = {"type", "original_max_position_embeddings"}
+    if model_type == "ministral3":
+        read, ignored = read | {BETA}, ignored | {"max_position_embeddings"}
+    unknown = [n for n in parameters if n not in read | ignored and not n.startswith("_")]
     if unknown:
         raise ConfigError(
             f"the model's config.json has {format_names(unknown)} among the settings of the "
-            f"rope_type {name}, which is not known there"
+            f"rope_type {rope_type}, which is not known there"
         )
-    found = {n: value for n, value in given.items() if n in read and value is not None}
-    if name == "yarn" and "factor" not in found:
-        found["factor"] = theirs.max_position_embeddings / found["original_max_position_embeddings"]
-    found |= {n: _joined(map(float, found[n])) for n in LISTS if n in found}
-    return {"rope_parameters": found, "rope_local_base_freq": local}
+    rope = {n: value for n, value in parameters.items() if n in read and value is not None}
+    if rope_type == "yarn" and "factor" not in rope:
+        rope["factor"] = hf.max_position_embeddings / rope["original_max_position_embeddings"]
+    rope |= {n: _join(map(float, rope[n])) for n in FACTOR_LISTS if n in rope}
+    return {"rope_parameters": rope, "rope_local_base_freq": local_theta}
 
 
-def _joined(values: Iterable[Any]) -> str:
+def _join(values: Iterable[Any]) -> str:
     return ",".join(map(str, values))
 
 
 # ---- to config.json -----------------------------------------------------------------------------
 def to_config_json(config: LlamaConfig) -> dict[str, Any]:
-    """Hugging Face's configuration of the model, with rotary positions written in both ways.
+    """Returns the content of config.json, with RoPE settings in both forms.
 
     Raises:
-        ConfigError: there is no such model of its type.
+        ConfigError: models of this type cannot have the configuration.
     """
     model, architecture = config.model, ARCHITECTURES[config.model.model_type]
-    known, _ = hf_defaults(model.model_type)
+    hf_names, _ = hf_defaults(model.model_type)
     values = {architecture.names.get(name, name): getattr(model, name) for name in SETTINGS}
-    ends, windows = model.further_ends, [layer.is_sliding for layer in model.layers]
+    further_eos, is_sliding = model.further_ends, [layer.is_sliding for layer in model.layers]
     values |= {
         "output_router_logits": model.router_aux_loss_coef > 0,
         "sliding_window": model.sliding_window,
-        "use_sliding_window": any(windows),
-        "layer_types": [SLIDING if window else FULL for window in windows],
+        "use_sliding_window": any(is_sliding),
+        "layer_types": [SLIDING if sliding else FULL for sliding in is_sliding],
         "no_rope_layers": [int(layer.has_rope) for layer in model.layers],
     }
     if not model.router_aux_loss_coef:
@@ -245,81 +256,82 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
     hf_config = {
         "model_type": model.model_type,
         "architectures": [architecture.cls],
-        **{name: value for name, value in values.items() if name in known},
+        **{name: value for name, value in values.items() if name in hf_names},
         "attention_dropout": model.dropout_prob,
         "bos_token_id": model.bos_token_id,
-        "eos_token_id": [model.eos_token_id, *ends] if ends else model.eos_token_id,
+        "eos_token_id": [model.eos_token_id, *further_eos] if further_eos else model.eos_token_id,
         "pad_token_id": model.pad_token_id,
-        **_positions(model, known),
+        **_hf_rope_settings(model, hf_names),
     }
-    if "head_dim" in known or model.head_dim * model.num_attention_heads != model.hidden_size:
+    if "head_dim" in hf_names or model.head_dim * model.num_attention_heads != model.hidden_size:
         hf_config["head_dim"] = model.head_dim
-    _check_same(model, hf_config)
+    _check_round_trip(model, hf_config)
     return hf_config
 
 
-def _positions(model: LlamaModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions."""
-    rope, local = model.rope_parameters, model.rope_local_base_freq
-    parameters = _parameters(rope)
+def _hf_rope_settings(model: LlamaModel, hf_names: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the RoPE settings of config.json, in both forms."""
+    rope, local_theta = model.rope_parameters, model.rope_local_base_freq
+    parameters = _hf_rope_scaling(rope)
     settings: dict[str, Any] = {
         "rope_theta": rope.rope_theta,
         "rope_scaling": None if rope.rope_type == "default" else parameters,
     }
     parameters = {"rope_theta": rope.rope_theta, **parameters}
     if rope.partial_rotary_factor != 1:
-        fraction = {"partial_rotary_factor": rope.partial_rotary_factor}
-        settings, parameters = settings | fraction, parameters | fraction
-    if "original_max_position_embeddings" in known:
+        factor = {"partial_rotary_factor": rope.partial_rotary_factor}
+        settings, parameters = settings | factor, parameters | factor
+    if "original_max_position_embeddings" in hf_names:
         original = rope.original_max_position_embeddings or model.max_position_embeddings
         settings["original_max_position_embeddings"] = original
-    if local is not None:
-        if "rope_local_base_freq" in ARCHITECTURES[model.model_type].former:
-            settings["rope_local_base_freq"] = local
-        parameters = {SLIDING: {"rope_type": "default", "rope_theta": local}, FULL: parameters}
+    if local_theta is not None:
+        if "rope_local_base_freq" in ARCHITECTURES[model.model_type].legacy:
+            settings["rope_local_base_freq"] = local_theta
+        local = {"rope_type": "default", "rope_theta": local_theta}
+        parameters = {SLIDING: local, FULL: parameters}
     return settings | {"rope_parameters": parameters}
 
 
-def _parameters(rope: LlamaRope) -> dict[str, Any]:
-    """How rotary positions are scaled."""
-    needed, others = ROPE_TYPES[rope.rope_type]
-    values = rope.to_dict() | {name: list(factors(getattr(rope, name))) for name in LISTS}
+def _hf_rope_scaling(rope: LlamaRope) -> dict[str, Any]:
+    """Returns the settings of the RoPE type, without the base."""
+    required, optional = ROPE_TYPES[rope.rope_type]
+    values = rope.to_dict() | {name: list(factors(getattr(rope, name))) for name in FACTOR_LISTS}
     values |= {"truncate": None if rope.truncate else False}
-    names = ("rope_type", *needed, *others, BETA)
+    names = ("rope_type", *required, *optional, BETA)
     return {name: values[name] for name in names if values[name] is not None}
 
 
-def _check_same(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless a description says all of what the model does."""
-    said = _read_again(model, hf_config)
-    ours, theirs = _comparable(model), _comparable(said)
-    name = next((n for n in ours if ours[n] != theirs[n]), None)
+def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless the config.json, read again, gives an equivalent model."""
+    restored = _model_of(model, hf_config)
+    before, after = _canonical_fields(model), _canonical_fields(restored)
+    name = next((n for n in before if before[n] != after[n]), None)
     if name is not None:
-        own, expected = (flattened(each.to_dict())[name] for each in (model, said))
+        value, expected = (flattened(m.to_dict())[name] for m in (model, restored))
         raise ConfigError(
-            f"the configuration has model.{name} {format_value(own)}, but a model of "
+            f"the configuration has model.{name} {format_value(value)}, but a model of "
             f"model.model_type {model.model_type} has {format_value(expected)}"
         )
 
 
-def _read_again(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
-    """The model with what a description says of it."""
+def _model_of(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
+    """Returns the model with the fields that a config.json has."""
     return LlamaModel.from_dict(
         model.to_dict() | from_config_json(JsonObject(dict(hf_config), "config.json"))
     )
 
 
-def _comparable(model: LlamaModel) -> dict[str, Any]:
-    """Values of fields, alike where they mean the same."""
+def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
+    """Returns the fields of a model, with equal values for equivalent settings."""
     rope = model.rope_parameters
     return flattened(model.to_dict()) | {
         "layer_types": [layer.is_sliding for layer in model.layers],
         "no_rope_layers": [layer.has_rope for layer in model.layers],
         "eos_token_ids": {model.eos_token_id, *model.further_ends},
-        **{f"rope_parameters.{name}": factors(getattr(rope, name)) for name in LISTS},
+        **{f"rope_parameters.{name}": factors(getattr(rope, name)) for name in FACTOR_LISTS},
     }
 
 
 def normalize_config_json(config: LlamaConfig, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A description of a model as `to_config_json` writes it, whichever dialect it is in."""
-    return to_config_json(replace(config, model=_read_again(config.model, hf_config)))
+    """Returns a config.json, in whichever form, as `to_config_json` writes it."""
+    return to_config_json(replace(config, model=_model_of(config.model, hf_config)))

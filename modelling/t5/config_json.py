@@ -1,4 +1,4 @@
-"""The config.json of T5 and mT5, in both directions."""
+"""Conversion between the config.json of T5 or mT5 and our configuration."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from config.errors import ConfigError
-from config.t5 import T5Config, T5Model
+from config.t5 import T5Config
 from files.formatting import format_value
 from files.json_files import JsonObject
 from modelling.config_json import check_hf_settings, read_token_id
 
 CLASSES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration"}
-"""The class of transformers that a model of an architecture is."""
+"""transformers' class of each model type."""
 
-FEED_FORWARDS = {
-    "gated-gelu": (True, "gelu_tanh"),  # in spite of its name
+FEED_FORWARD_TYPES = {
+    "gated-gelu": (True, "gelu_tanh"),  # whatever its name says
     "gated-gelu_new": (True, "gelu_tanh"),
     "gated-relu": (True, "relu"),
     "gated-silu": (True, "silu"),
@@ -23,19 +23,19 @@ FEED_FORWARDS = {
     "relu": (False, "relu"),
     "silu": (False, "silu"),
 }
-"""Hugging Face's names of feed-forward layers: whether they are gated, and the activation."""
+"""feed_forward_proj: is the layer gated, and its activation."""
 
 READ = {
     "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads",
     "relative_attention_num_buckets", "relative_attention_max_distance", "layer_norm_epsilon",
     "feed_forward_proj", "dense_act_fn", "tie_word_embeddings", "scale_decoder_outputs",
 }  # fmt: skip
-"""Settings that are read, and checked by name."""
+"""Settings that are read here."""
 
 
 # ---- to config.json -----------------------------------------------------------------------------
 def to_config_json(config: T5Config) -> dict[str, Any]:
-    """Hugging Face's configuration of the model."""
+    """Returns the content of config.json for a configuration."""
     model, attention = config.model, config.model.attention
     return {
         "model_type": model.architecture,
@@ -51,7 +51,7 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "relative_attention_max_distance": attention.relative_attention_max_distance,
         "layer_norm_epsilon": model.layer_norm_epsilon,
         "dropout_rate": model.dropout_prob,
-        "feed_forward_proj": _feed_forward(model),
+        "feed_forward_proj": _feed_forward_proj((model.is_gated_act, model.activation)),
         "tie_word_embeddings": model.embedding.tied,
         **(
             {"scale_decoder_outputs": model.scale_decoder_outputs}
@@ -64,39 +64,37 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
     }
 
 
-def _feed_forward(model: T5Model) -> str:
-    """The first of Hugging Face's names of the model's feed-forward layers."""
-    ours = (model.is_gated_act, model.activation)
-    return next(name for name, maps in FEED_FORWARDS.items() if maps == ours)
+def _feed_forward_proj(layer_type: tuple[bool, str]) -> str:
+    """Returns the first feed_forward_proj of (is_gated_act, activation)."""
+    return next(name for name, value in FEED_FORWARD_TYPES.items() if value == layer_type)
 
 
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Fields of the model section for a config.json of T5, T5 v1.1, FLAN-T5 or mT5.
+    """Returns the fields of the model section for a config.json of T5, T5 v1.1, FLAN-T5 or mT5.
 
-    transformers 5 writes `tie_word_embeddings` true for all that it saves, also where head and
-    embedding differ. So what else is written decides whether the model is one of 2019, whose head
-    is the embedding, scaled. Whether it is that of another model, its files say
-    (`ModelFamily.infers_tied_head`).
+    transformers 5 writes `tie_word_embeddings` true for every model that it saves, even if the head
+    is not tied. So other settings decide if the model is T5 v1.0, whose tied head is scaled; for
+    other models the weight files decide (`ModelFamily.infers_tied_head`).
     """
     data, layers = hf_config.data, hf_config.count("num_layers")
-    there = data.get("num_decoder_layers") is not None
-    decoder = hf_config.count("num_decoder_layers") if there else layers
-    kind = hf_config.text("model_type") if "model_type" in hf_config else "t5"
-    pad, end = (read_token_id(hf_config, name, i) for i, name in enumerate(("pad", "eos")))
-    gated, activation = _maps(kind, data)
-    needed = {
+    has_depth = data.get("num_decoder_layers") is not None
+    decoder_layers = hf_config.count("num_decoder_layers") if has_depth else layers
+    model_type = hf_config.text("model_type") if "model_type" in hf_config else "t5"
+    pad, eos = (read_token_id(hf_config, name, i) for i, name in enumerate(("pad", "eos")))
+    gated, activation = _feed_forward_type(model_type, data)
+    required = {
         "decoder_start_token_id": (pad, pad),
         "is_gated_act": (gated, gated),
         "is_decoder": (False, False),
         "is_encoder_decoder": (True, True),
     }
-    check_hf_settings(data, kind, READ, needed)
-    scaled = _scaled(data) if kind == "t5" else False
+    check_hf_settings(data, model_type, READ, required)
+    scaled = _scales_decoder_outputs(data) if model_type == "t5" else False
     return {
-        "architecture": kind,
+        "architecture": model_type,
         "layers": layers,
-        "decoder_layers": None if decoder == layers else decoder,
+        "decoder_layers": None if decoder_layers == layers else decoder_layers,
         "hidden_size": hf_config.count("d_model"),
         "d_ff": hf_config.count("d_ff"),
         "is_gated_act": gated,
@@ -104,7 +102,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "scale_decoder_outputs": scaled,
         "layer_norm_epsilon": data.get("layer_norm_epsilon", 1e-6),
         "dropout_prob": data.get("dropout_rate", 0.1),
-        "eos_token_id": end,
+        "eos_token_id": eos,
         "pad_token_id": pad,
         "embedding": {"vocab_size": hf_config.count("vocab_size"), "tied": scaled},
         "attention": {
@@ -116,41 +114,43 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     }
 
 
-def _maps(kind: str, data: Mapping[str, Any]) -> tuple[bool, str]:
-    """What the feed-forward layers are; transformers leaves out what is usual for a kind."""
+def _feed_forward_type(model_type: str, data: Mapping[str, Any]) -> tuple[bool, str]:
+    """Returns (is_gated_act, activation); transformers omits the default of a model type."""
     name = data.get("feed_forward_proj")
-    name = {"t5": "relu", "mt5": "gated-gelu"}[kind] if name is None else name
-    if not isinstance(name, str) or name not in FEED_FORWARDS:
+    name = {"t5": "relu", "mt5": "gated-gelu"}[model_type] if name is None else name
+    if not isinstance(name, str) or name not in FEED_FORWARD_TYPES:
         raise ConfigError(
             f"the model's config.json has feed_forward_proj {format_value(name)}, but must have "
-            f"one of: {', '.join(FEED_FORWARDS)}"
+            f"one of: {', '.join(FEED_FORWARD_TYPES)}"
         )
-    usual = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-"))
-    needed = {"dense_act_fn": (usual, usual)}
-    check_hf_settings({n: data.get(n) for n in needed}, f"{kind} with {name}", (), needed)
-    return FEED_FORWARDS[name]
+    default = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-"))
+    required = {"dense_act_fn": (default, default)}
+    check_hf_settings({n: data.get(n) for n in required}, f"{model_type} with {name}", (), required)
+    return FEED_FORWARD_TYPES[name]
 
 
-def _scaled(data: Mapping[str, Any]) -> bool:
-    """Whether the decoder's output is scaled: as transformers reads files, old and new."""
-    said = data.get("scale_decoder_outputs")
-    if said not in (None, False, True):
+def _scales_decoder_outputs(data: Mapping[str, Any]) -> bool:
+    """True if the decoder's output is scaled, as transformers 4 and 5 read the file."""
+    value = data.get("scale_decoder_outputs")
+    if value not in (None, False, True):
         raise ConfigError(
-            f"the model's config.json has scale_decoder_outputs {format_value(said)}, but must "
+            f"the model's config.json has scale_decoder_outputs {format_value(value)}, but must "
             "have true or false"
         )
-    return data.get("tie_word_embeddings") is not False if said is None else bool(said)
+    return data.get("tie_word_embeddings") is not False if value is None else bool(value)
 
 
 def normalize_config_json(config: T5Config, hf_config: dict[str, Any]) -> dict[str, Any]:
-    """A description with what its layers and head follow from, where it leaves that out.
+    """Returns the config.json with the settings of feed-forward layers and head made explicit.
 
-    One that does not name its architecture says nothing of them.
+    One without a model type is returned as it is.
     """
-    kind = hf_config.get("model_type")
-    if kind not in CLASSES:
+    model_type = hf_config.get("model_type")
+    if model_type not in CLASSES:
         return hf_config
-    gated, activation = _maps(kind, hf_config)
-    feed_forward = next(name for name, maps in FEED_FORWARDS.items() if maps == (gated, activation))
-    scaled = {"scale_decoder_outputs": _scaled(hf_config)} if kind == "t5" else {}
-    return hf_config | {"feed_forward_proj": feed_forward} | scaled
+    settings: dict[str, Any] = {
+        "feed_forward_proj": _feed_forward_proj(_feed_forward_type(model_type, hf_config))
+    }
+    if model_type == "t5":
+        settings["scale_decoder_outputs"] = _scales_decoder_outputs(hf_config)
+    return hf_config | settings
