@@ -162,13 +162,13 @@ def _positions(kind: str, rng: np.random.Generator, size: int) -> dict[str, Any]
          "beta_fast": float(rng.uniform(2, 32)), "beta_slow": float(rng.uniform(0.2, 2)),
          "truncate": kind != "gpt_oss"},
     ]  # fmt: skip
-    if ARCHITECTURES[kind].two_angles:
+    if ARCHITECTURES[kind].has_local_rope:
         del kinds[2]
     if kind == "ministral3":
         kinds = [kinds[-1] | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 4}]
     chosen = kinds[rng.integers(len(kinds))] | {"rope_theta": theta}
     longest = 8 if chosen["rope_type"] == "dynamic" else 160
-    if ARCHITECTURES[kind].two_angles:
+    if ARCHITECTURES[kind].has_local_rope:
         near = {"rope_type": "default", "rope_theta": 50.0}
         chosen = {"sliding_attention": near, "full_attention": chosen}
     return {"rope_parameters": chosen, "max_position_embeddings": longest}

@@ -96,7 +96,7 @@ def test_frequencies_are_transformers(kind: str) -> None:
     """Of texts as long as those of training here."""
     theirs = hf_config(kind)
     module = hf_model(theirs).model.rotary_emb
-    if ARCHITECTURES[kind].two_angles:
+    if ARCHITECTURES[kind].has_local_rope:
         expected = module.full_attention_inv_freq
     else:
         import torch
