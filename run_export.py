@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from config.errors import ConfigError
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import add_export_option
@@ -20,7 +20,9 @@ PRECISION = "model.precision"
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and convert what --load names."""
-    line = read_command_line(__doc__, "inference", "tiny", arguments, add_export_option, ORIGINS)
+    line = read_command_line(
+        __doc__, "inference", "tiny", arguments, add_export_option, CONFIG_LOADER
+    )
     if line.options.save_hf is None:
         raise ConfigError("there is nowhere to write to: give --save-hf DIR")
     if line.options.merge and not line.config.adapter.rank:
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from run.hf_export import export_checkpoint
 
     with explain_resource_errors(line.preset, line.config):
-        precision = line.config.model.precision if line.settings.by_flag(PRECISION) else None
+        precision = line.config.model.precision if line.settings.is_set_by_flag(PRECISION) else None
         export_checkpoint(line.config, line.options.save_hf, precision, line.options.merge)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from data.task import check_data
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from planning.plan_options import (
     add_devices_option,
     add_plan_options,
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and train."""
     if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
         check_wandb()
-    line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, ORIGINS)
+    line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, CONFIG_LOADER)
     options = RunOptions.of(line.options, line.preset, typed(__file__, arguments))
     if not wants_plan(line.options):
         check_data(line.config.data)

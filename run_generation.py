@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from config.errors import ConfigError
 from config.process_checks import check_same_run_on_all_processes
 from files.atomic_writing import check_can_write_file
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.parser import path_option
@@ -51,7 +51,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and the prompts, generate and print."""
-    line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
+    line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, CONFIG_LOADER)
     given = line.options
     if given.prompts and given.file is not None:
         raise ConfigError("there are prompts as arguments and in --file: give one of them")

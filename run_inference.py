@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from terminal.screen import is_first_process
@@ -20,7 +20,7 @@ from terminal.screen import is_first_process
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, generate with both and print."""
     line = read_command_line(
-        __doc__, "inference", "gptj_6B_gpu", arguments, origins=ORIGINS, takes_default=True
+        __doc__, "inference", "gptj_6B_gpu", arguments, loader=CONFIG_LOADER, takes_default=True
     )
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache

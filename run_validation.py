@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from data.task import check_data
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from planning.plan_options import add_plan_options, plan_machine, show_plan, wants_plan
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
@@ -32,7 +32,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 @entry_point(caches=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
-    line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, ORIGINS)
+    line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, CONFIG_LOADER)
     if not wants_plan(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.

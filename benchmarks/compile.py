@@ -122,7 +122,7 @@ def compile_depths(
     compilations: dict[int, list[Compilation]] = {n: [] for n in depths}
     for _ in range(rounds):
         for n in depths:
-            compilations[n].append(compile_program(config.changed({field: n})))
+            compilations[n].append(compile_program(config.with_values({field: n})))
     return [
         {
             "layers": n,

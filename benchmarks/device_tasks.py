@@ -194,7 +194,7 @@ def _smaller_until_it_fits(
             if config.model.num_hidden_layers == 1:
                 raise UserError(f"{given.config} {error}, with one layer") from error
             half = config.model.num_hidden_layers // 2
-            config = config.changed({config.model.path("num_hidden_layers"): half})
+            config = config.with_values({config.model.path("num_hidden_layers"): half})
 
 
 def _configured(given: argparse.Namespace, kind: str) -> RunConfig:

@@ -11,10 +11,10 @@ from typing import Literal
 
 import regex
 
-from config.base import Section
+from config.base import ConfigSection
 from config.errors import ConfigError
-from config.expressions import matches_whole
-from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probability, listed
+from config.regex_match import full_match
+from config.values import Names, NonNegativeInt, PathText, PositiveFloat, Probability, split_names
 from files.formatting import format_value
 
 ALL_LINEAR = "all-linear"
@@ -32,7 +32,7 @@ _NAMES = re.compile(r"[\w.-]+( *, *[\w.-]+)*")
 
 
 @dataclass(frozen=True)
-class Adapter(Section):
+class Adapter(ConfigSection):
     """Matrices A and B of low rank that are trained beside frozen linear maps: W x + s B A x."""
 
     rank: NonNegativeInt = 0
@@ -104,8 +104,8 @@ class Adapter(Section):
         if targets == ALL_LINEAR:
             return module != HEAD
         if is_names(targets):
-            return any(ends_with(module, name) for name in listed(targets))
-        return matches_whole(targets, module)
+            return any(ends_with(module, name) for name in split_names(targets))
+        return full_match(targets, module)
 
     def is_adapted(self, module: str, default: str) -> bool:
         """Decide whether a linear map has an adapter: a target that is not trained in full."""
@@ -113,7 +113,7 @@ class Adapter(Section):
 
     def is_saved(self, module: str) -> bool:
         """Whether a module is trained whole, or is inside one."""
-        return any(is_within(module, name) for name in listed(self.modules_to_save))
+        return any(is_within(module, name) for name in split_names(self.modules_to_save))
 
     def rank_of(self, *names: str) -> int:
         """Returns the rank of the adapter of a module that has these names."""
@@ -131,7 +131,7 @@ class Adapter(Section):
     def patterns(self, field: Pattern) -> dict[str, float]:
         """The numbers of a field, by regular expressions for the ends of names."""
         text: str | None = getattr(self, field)
-        pairs = [pair.rpartition("=") for pair in listed(text)]
+        pairs = [pair.rpartition("=") for pair in split_names(text)]
         try:
             found = {key.strip(): float(value) for key, _, value in pairs}
             if all(found) and all(regex.compile(k) and 0 < v < math.inf for k, v in found.items()):
@@ -162,7 +162,7 @@ def is_within(module: str, name: str) -> bool:
 
 def matches_end(module: str, expression: str) -> bool:
     """Match an expression of `rank_pattern` or `alpha_pattern`, as PEFT does."""
-    return matches_whole(rf"(.*\.)?({expression})", module)
+    return full_match(rf"(.*\.)?({expression})", module)
 
 
 def first_match(pattern: Mapping[str, float], names: Iterable[str], default: float) -> float:

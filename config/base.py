@@ -3,7 +3,7 @@
 A section is written once, as a dataclass with a docstring under each field:
 
     @dataclass(frozen=True)
-    class Attention(Section):
+    class Attention(ConfigSection):
         heads: PositiveInt = 4
         \"\"\"Number of attention heads.\"\"\"
 
@@ -21,14 +21,14 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Self, get_type_hints
 
-from config.errors import ConfigError, nearest
+from config.errors import ConfigError, did_you_mean
 from config.values import ValueType
 from files.formatting import format_name, format_names, format_value
 from files.yaml_files import location_prefix
 
 
 @dataclass(frozen=True)
-class Section:
+class ConfigSection:
     """Base of all sections. Building one checks every field's type and rule, then `validate`."""
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Section:
         for name, value in data.items():
             dotted, there = join(path, format_name(name)), location_prefix(data, name)
             if name not in annotations:
-                close = nearest(format_name(name), annotations, 100)
+                close = did_you_mean(format_name(name), annotations, 100)
                 raise ConfigError(f"{there}unknown field {dotted}{close}")
             annotation = annotations[name]
             if is_section(annotation):
@@ -83,7 +83,7 @@ class Section:
         """The section as plain data; `from_dict` reads it back."""
         return asdict(self)
 
-    def changed(self, values: Mapping[str, Any]) -> Self:
+    def with_values(self, values: Mapping[str, Any]) -> Self:
         """The section with other values, by the dotted names of their fields, and checked again.
 
         Raises:
@@ -100,32 +100,32 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ConfigField:
     """One field that holds a value, seen from the root of the configuration."""
 
-    dotted: str
+    path: str
     type: ValueType
     doc: str
 
 
-def leaves(section: type[Section]) -> Sequence[Leaf]:
+def config_fields(section: type[ConfigSection]) -> Sequence[ConfigField]:
     """Every field that holds a value, nested sections included, in the order of the classes."""
-    return _leaves(section, "")  # type: ignore[arg-type]  # mypy thinks of hashes of instances
+    return _config_fields(section, "")  # type: ignore[arg-type]  # mypy thinks of hashes of instances
 
 
 @cache
-def _leaves(section: Any, path: str) -> Sequence[Leaf]:
-    docs, leaves = field_docs(section), list[Leaf]()
+def _config_fields(section: Any, path: str) -> Sequence[ConfigField]:
+    docs, leaves = field_docs(section), list[ConfigField]()
     for name, annotation in field_annotations(section).items():
         dotted = join(path, name)
         if is_section(annotation):
-            leaves += _leaves(annotation, dotted)
+            leaves += _config_fields(annotation, dotted)
         else:
-            leaves.append(Leaf(dotted, ValueType.of(annotation), docs.get(name, "")))
+            leaves.append(ConfigField(dotted, ValueType.of(annotation), docs.get(name, "")))
     return tuple(leaves)
 
 
-def field_annotations(section: type[Section]) -> Mapping[str, Any]:
+def field_annotations(section: type[ConfigSection]) -> Mapping[str, Any]:
     """Field name to resolved annotation, in order."""
     return _annotations(section)  # type: ignore[arg-type]  # as above
 
@@ -136,18 +136,18 @@ def _annotations(section: Any) -> Mapping[str, Any]:
     return MappingProxyType({field.name: hints[field.name] for field in fields(section)})
 
 
-def field_docs(section: type[Section]) -> dict[str, str]:
+def field_docs(section: type[ConfigSection]) -> dict[str, str]:
     """Field name to the docstring under it, on one line. A subclass's docstring wins."""
     docs: dict[str, str] = {}
     for owner in reversed(section.__mro__):
-        if owner is not Section and issubclass(owner, Section):
+        if owner is not ConfigSection and issubclass(owner, ConfigSection):
             docs.update(_own_field_docs(owner))
     return docs
 
 
 def is_section(annotation: Any) -> bool:
     """Whether a field of this annotation is a nested section."""
-    return isinstance(annotation, type) and issubclass(annotation, Section)
+    return isinstance(annotation, type) and issubclass(annotation, ConfigSection)
 
 
 def join(path: str, name: str) -> str:
@@ -162,7 +162,7 @@ def _definitions(module: str) -> Mapping[str, ast.ClassDef]:
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
-def _own_field_docs(section: type[Section]) -> dict[str, str]:
+def _own_field_docs(section: type[ConfigSection]) -> dict[str, str]:
     definition = _definitions(section.__module__)[section.__name__]
     docs = {}
     for statement, following in zip(definition.body, definition.body[1:], strict=False):

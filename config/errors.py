@@ -53,7 +53,7 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
     return [*dict.fromkeys([*prefixes, *close])][:3] or [one for one in names if name in one][:3]
 
 
-def nearest(name: str, known: Iterable[str], longest: int = 200) -> str:
+def did_you_mean(name: str, known: Iterable[str], longest: int = 200) -> str:
     """The end of a sentence about the unknown `name`: the nearest known names, or all of them in
     at most `longest` characters."""
     names = list(known)

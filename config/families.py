@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from config.bart import BartConfig
-from config.errors import ConfigError, nearest
+from config.errors import ConfigError, did_you_mean
 from config.gptj import GPTJConfig
 from config.llama import LlamaConfig, ModelType
 from config.sections import RunConfig
@@ -50,6 +50,6 @@ def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(
             f"{location_prefix(data, 'family')}preset '{format_name(preset, 40)}' has the family "
-            f"{format_value(family)}{nearest(format_value(family), FAMILIES)}"
+            f"{format_value(family)}{did_you_mean(format_value(family), FAMILIES)}"
         )
     return FAMILIES[family].config

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from config.base import Leaf, Section, leaves
+from config.base import ConfigField, ConfigSection, config_fields
 from config.errors import ConfigError, close_names
 from config.run import SEARCH_FIELDS
 from files.formatting import format_name
@@ -136,8 +136,8 @@ def section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._Argum
 
 def add_field_flags(
     groups: Mapping[str, argparse._ArgumentGroup],
-    config_class: type[Section],
-    help_of: Callable[[Leaf], str],
+    config_class: type[ConfigSection],
+    help_of: Callable[[ConfigField], str],
     known: Container[str] = (),
 ) -> None:
     """Give a parser one flag per field, in a group for each section.
@@ -149,13 +149,13 @@ def add_field_flags(
         help_of: the help of a field; `argparse.SUPPRESS` leaves it out.
         known: dotted names of fields that have a flag already.
     """
-    for leaf in leaves(config_class):
-        if leaf.dotted in known:
+    for leaf in config_fields(config_class):
+        if leaf.path in known:
             continue
-        section = leaf.dotted.partition(".")[0]
+        section = leaf.path.partition(".")[0]
         groups[section].add_argument(
-            f"--{flag_of(leaf.dotted)}",
-            dest=leaf.dotted,
+            f"--{flag_of(leaf.path)}",
+            dest=leaf.path,
             default=argparse.SUPPRESS,
             metavar=leaf.type.metavar(),
             help=help_of(leaf),
@@ -166,7 +166,7 @@ def add_field_flags(
 
 
 def spell_flags(
-    arguments: Sequence[str], config_class: type[Section], options: Iterable[str]
+    arguments: Sequence[str], config_class: type[ConfigSection], options: Iterable[str]
 ) -> list[str]:
     """The arguments with every flag spelled as the parser knows it.
 
@@ -178,7 +178,7 @@ def spell_flags(
     Raises:
         ConfigError: for an unknown flag.
     """
-    fields = [leaf.dotted for leaf in leaves(config_class)]
+    fields = [leaf.path for leaf in config_fields(config_class)]
     known = {option.lstrip("-").replace("-", "_"): option for option in options}
     known |= {field: f"--{flag_of(field)}" for field in fields}
     known |= {alias: f"--{alias}" for alias, field in ALIASES.items() if field in fields}
@@ -195,7 +195,7 @@ def spell_flags(
     return spelled
 
 
-def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> dict[str, Any]:
+def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]) -> dict[str, Any]:
     """The fields given on the command line as nested plain data, their texts read by type.
 
     Args:
@@ -206,20 +206,20 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[Section]) -> d
         ConfigError: for a text that the field cannot have.
     """
     nested: dict[str, Any] = {}
-    for leaf in leaves(config_class):
-        if leaf.dotted not in parsed:
+    for leaf in config_fields(config_class):
+        if leaf.path not in parsed:
             continue
-        *sections, name = leaf.dotted.split(".")
+        *sections, name = leaf.path.split(".")
         target = nested
         for section in sections:
             target = target.setdefault(section, {})
-        text = parsed[leaf.dotted]
+        text = parsed[leaf.path]
         if isinstance(text, list) and text:
             text = ",".join(text)
         if not isinstance(text, str):  # argparse takes the value `--` away
             text = "--"
         try:
-            target[name] = leaf.type.parse(text, leaf.dotted)
+            target[name] = leaf.type.parse(text, leaf.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
     return nested

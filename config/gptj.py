@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from config.base import Section
+from config.base import ConfigSection
 from config.errors import ConfigError
 from config.sections import Embedding, Model, Optimizer, RunConfig, Training
 from config.task import SegmentsData
@@ -20,7 +20,7 @@ class GPTJEmbedding(Embedding):
 
 
 @dataclass(frozen=True)
-class GPTJAttention(Section):
+class GPTJAttention(ConfigSection):
     """Attention, whose queries and keys are rotated by their positions."""
 
     heads: PositiveInt = 16

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
-from config.base import Leaf, Section
+from config.base import ConfigField, ConfigSection
 
 WIDTH = 100
 """Columns of a help text."""
@@ -42,14 +42,14 @@ NOT_USED = {
 
 
 def field_help(
-    config_class: type[Section],
+    config_class: type[ConfigSection],
     data: Mapping[str, Any],
     presets: str,
     all_fields: bool,
     chosen: Collection[str] = (),
     unused: Container[str] = (),
     without_value: Container[str] = (),
-) -> Callable[[Leaf], str]:
+) -> Callable[[ConfigField], str]:
     """What `--help` says of each field.
 
     Args:
@@ -64,14 +64,14 @@ def field_help(
     shown = {f"{section}.{name}" for section in SHOWN for name in SHOWN[section].split()}
     left_out = NOT_USED.get(presets, "").split()
 
-    def help_of(leaf: Leaf) -> str:
-        is_left_out = any(f"{leaf.dotted}.".startswith(f"{name}.") for name in left_out)
-        if leaf.dotted in unused:
+    def help_of(leaf: ConfigField) -> str:
+        is_left_out = any(f"{leaf.path}.".startswith(f"{name}.") for name in left_out)
+        if leaf.path in unused:
             return argparse.SUPPRESS
-        if not all_fields and (leaf.dotted not in shown or is_left_out):
+        if not all_fields and (leaf.path not in shown or is_left_out):
             return argparse.SUPPRESS
-        value = "chosen" if leaf.dotted in chosen else _value(defaults, data, leaf.dotted)
-        shown_value = "" if leaf.dotted in without_value else _shown(value)
+        value = "chosen" if leaf.path in chosen else _value(defaults, data, leaf.path)
+        shown_value = "" if leaf.path in without_value else _shown(value)
         text = leaf.doc if all_fields else _first_sentence(leaf.doc)
         return f"{text}{shown_value}".replace("%", "%%")
 
@@ -90,7 +90,7 @@ def _first_sentence(doc: str) -> str:
     return next(whole, doc).rstrip(".")
 
 
-def _value(defaults: Section, data: Mapping[str, Any], dotted: str) -> Any:
+def _value(defaults: ConfigSection, data: Mapping[str, Any], dotted: str) -> Any:
     here: Any = data
     default: Any = defaults
     for name in dotted.split("."):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from config.base import Section
+from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.gptj import GPTJTraining
 from config.model import AnyModel
@@ -30,8 +30,8 @@ from config.values import (
     PositiveInt,
     Proportion,
     factors,
-    listed,
     several,
+    split_names,
 )
 from files.formatting import format_value
 
@@ -82,7 +82,7 @@ class LayerType(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LlamaRope(Section):
+class LlamaRope(ConfigSection):
     """Positions: pairs of features of queries and keys, turned by angles (arXiv:2104.09864)."""
 
     rope_type: Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"] = "default"
@@ -292,8 +292,8 @@ class LlamaModel(AnyModel):
     @property
     def layers(self) -> tuple[LayerType, ...]:
         """The type of each layer."""
-        types = listed(self.layer_types) or (SLIDING if self.sliding_window else FULL,)
-        ropes = listed(self.no_rope_layers) or ("1",)
+        types = split_names(self.layer_types) or (SLIDING if self.sliding_window else FULL,)
+        ropes = split_names(self.no_rope_layers) or ("1",)
         pairs = zip(cycle(types), cycle(ropes), strict=False)
         found = (LayerType(name == SLIDING, rope == "1") for name, rope in pairs)
         return tuple(islice(found, self.num_hidden_layers))
@@ -310,7 +310,7 @@ class LlamaModel(AnyModel):
 
     @property
     def further_ends(self) -> tuple[int, ...]:
-        ends = {int(token) for token in listed(self.eos_token_ids)}
+        ends = {int(token) for token in split_names(self.eos_token_ids)}
         return tuple(sorted(ends - {self.eos_token_id}))
 
     def validate(self) -> None:
@@ -329,14 +329,14 @@ class LlamaModel(AnyModel):
                 raise ConfigError(f"model.model_type {self.model_type} needs model.{name}")
 
     def _check_lists(self) -> None:
-        for token in listed(self.eos_token_ids):
+        for token in split_names(self.eos_token_ids):
             if not (token.isdecimal() and int(token) < self.vocab_size):
                 raise ConfigError(
                     f"model.eos_token_ids is {format_value(self.eos_token_ids)}, but must be "
                     f"tokens below model.vocab_size {self.vocab_size}, with commas"
                 )
         for name in ("layer_types", "no_rope_layers"):
-            count = len(listed(getattr(self, name)))
+            count = len(split_names(getattr(self, name)))
             if count > self.num_hidden_layers:
                 raise ConfigError(
                     f"model.{name} names {count} layers, but there are "

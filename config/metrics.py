@@ -7,29 +7,29 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-Tally = Mapping[str, tuple[float, float]]
+MetricSums = Mapping[str, tuple[float, float]]
 """By name, a sum and what it is divided by: those of two batches add up."""
 
 
-def added(one: Tally, other: Tally) -> Tally:
+def add_sums(one: MetricSums, other: MetricSums) -> MetricSums:
     """The tally of two batches."""
     none = (0.0, 0.0)
     pairs = {name: (one.get(name, none), other.get(name, none)) for name in {**one, **other}}
     return {name: (a[0] + b[0], a[1] + b[1]) for name, (a, b) in pairs.items()}
 
 
-def mean_of(name: str, tally: Tally) -> float:
+def metric_mean(name: str, tally: MetricSums) -> float:
     """A mean of a tally; NaN where nothing was counted."""
     total, count = tally.get(name, (0.0, 0.0))
     return total / count if count else math.nan
 
 
-def _loss(tally: Tally) -> float:
+def _loss(tally: MetricSums) -> float:
     """0 where nothing is learned."""
     return tally["loss"][0] / max(tally["loss"][1], 1)
 
 
-def _perplexity(tally: Tally) -> float:
+def _perplexity(tally: MetricSums) -> float:
     """Infinite where it overflows."""
     try:
         return math.exp(_loss(tally))
@@ -37,20 +37,20 @@ def _perplexity(tally: Tally) -> float:
         return math.inf
 
 
-def _margins(tally: Tally) -> float:
-    return mean_of("rewards/chosen", tally) - mean_of("rewards/rejected", tally)
+def _margins(tally: MetricSums) -> float:
+    return metric_mean("rewards/chosen", tally) - metric_mean("rewards/rejected", tally)
 
 
-Metrics = Mapping[str, Callable[[Tally], float]]
+Metrics = Mapping[str, Callable[[MetricSums], float]]
 
 LOGPS = ("logps/chosen", "logps/rejected")
 REWARDS = ("rewards/chosen", "rewards/rejected")
 
 PAIRS: Metrics = {
     "loss": _loss,
-    **{name: partial(mean_of, name) for name in (*REWARDS, "rewards/accuracies")},
+    **{name: partial(metric_mean, name) for name in (*REWARDS, "rewards/accuracies")},
     "rewards/margins": _margins,
-    **{name: partial(mean_of, name) for name in LOGPS},
+    **{name: partial(metric_mean, name) for name in LOGPS},
 }
 """Metrics of preferences in pairs, in TRL's names."""
 
@@ -58,7 +58,7 @@ OBJECTIVES: Mapping[str, Metrics] = {
     "cross_entropy": {"loss": _loss, "perplexity": _perplexity},
     **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), PAIRS),
     "kto": {**{n: f for n, f in PAIRS.items() if n != "rewards/accuracies"},
-            "kl": lambda tally: max(mean_of("kl", tally), 0.0)},
+            "kl": lambda tally: max(metric_mean("kl", tally), 0.0)},
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
-from config.base import Section
+from config.base import ConfigSection
 from config.errors import ConfigError
-from config.rows import numbered_rows
+from config.row_ranges import parse_row_ranges
 from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probability
 from files.formatting import format_value
 
@@ -29,7 +29,7 @@ class QuantConfig(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AnyModel(Section):
+class AnyModel(ConfigSection):
     """Fields of every model; a family adds its own.
 
     What programs ask of all models has Hugging Face's name; `path` says where a family has it.
@@ -116,7 +116,7 @@ class AnyModel(Section):
 
     def rows_to_begin(self) -> tuple[int, ...]:
         """The rows that `new_rows` names."""
-        return numbered_rows(self.new_rows, self.path("new_rows"))
+        return parse_row_ranges(self.new_rows, self.path("new_rows"))
 
     @property
     def further_ends(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class AnyModel(Section):
 
 
 @dataclass(frozen=True)
-class Embedding(Section):
+class Embedding(ConfigSection):
     """The embedding layers."""
 
     vocab_size: PositiveInt = 32128

@@ -14,9 +14,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar
 
-from config.base import Section
-from config.errors import ConfigError, nearest
-from config.own_yaml import is_own, unfolded
+from config.base import ConfigSection
+from config.errors import ConfigError, did_you_mean
+from config.user_yaml import is_user_file, normalize_user_yaml
 from files.errors import FileError
 from files.formatting import format_name, format_value
 from files.yaml_files import LocatedDict, location_prefix, read_yaml
@@ -27,7 +27,7 @@ LONGEST_LINE_OF_BASES = 16
 _PLACES = ("train", "validation", "tokenizer")
 _WARMUP = ("warmup_steps", "warmup_proportion")
 
-ConfigT = TypeVar("ConfigT", bound=Section)
+ConfigT = TypeVar("ConfigT", bound=ConfigSection)
 
 
 def load_config(
@@ -57,9 +57,9 @@ def preset_names(file: str | Path) -> list[str]:
 
 def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
     """A preset as plain data, with everything it inherits; arguments as for `load_config`, and as
-    for `unfolded` where it is a person's file."""
-    if is_own(preset):
-        return unfolded(_presets_of(Path(preset)), options)
+    for `normalize_user_yaml` where it is a person's file."""
+    if is_user_file(preset):
+        return normalize_user_yaml(_presets_of(Path(preset)), options)
     return _resolve(_preset_file(file), preset, ())
 
 
@@ -116,7 +116,7 @@ def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Loc
     presets = _presets_of(path)
     if preset not in presets:
         raise ConfigError(
-            f"unknown preset {format_value(preset)} in {path.name}{nearest(preset, presets)}"
+            f"unknown preset {format_value(preset)} in {path.name}{did_you_mean(preset, presets)}"
         )
     data, place = presets[preset], location_prefix(presets, preset)
     if not isinstance(data, LocatedDict):

@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from config.base import Section
-from config.errors import ConfigError, ContradictionError, nearest
+from config.base import ConfigSection
+from config.errors import ConfigError, ContradictionError, did_you_mean
 from config.metrics import METRICS, MetricName, ObjectiveName
 from config.optimizer_state import OPTIMIZERS, RESIDUAL_SLOTS, Adafactor, OptimizerSpec, StateSlot
-from config.schedules import CourseName
+from config.schedules import LRScheduleName
 from config.values import (
     Address,
     BeamCount,
@@ -29,15 +29,15 @@ from config.values import (
     PositiveInt,
     Probability,
     Proportion,
-    listed,
+    split_names,
 )
 
 
 @dataclass(frozen=True)
-class LearningRate(Section):
+class LearningRate(ConfigSection):
     """The learning rate over the steps: up from 0 in the warm-up, then as `function`."""
 
-    function: CourseName = "linear"
+    function: LRScheduleName = "linear"
     """Course after the warm-up: linear or cosine down to `minimum`; cosine_with_restarts: so
     `num_cycles` times; wsd: down at the end alone; constant; relative: Adafactor's 1 / √step."""
 
@@ -79,7 +79,7 @@ class LearningRate(Section):
 
 
 @dataclass(frozen=True)
-class Optimizer(Section):
+class Optimizer(ConfigSection):
     """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or Adafactor
     (Shazeer and Stern, arXiv:1804.04235)."""
 
@@ -130,7 +130,7 @@ SMOOTHED = ("dpo", "simpo", "cpo")
 
 
 @dataclass(frozen=True)
-class Training(Section):
+class Training(ConfigSection):
     """What affects the result of training."""
 
     steps: PositiveInt = 500
@@ -208,7 +208,7 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 
 
 @dataclass(frozen=True)
-class Execution(Section):
+class Execution(ConfigSection):
     """How a run is spread over devices, memory and time. The result changes by rounding only,
     unless dropout draws other masks, which depend on the micro-batch and the split of the batch."""
 
@@ -318,7 +318,7 @@ class Execution(Section):
 
 
 @dataclass(frozen=True)
-class FP8(Section):
+class FP8(ConfigSection):
     """Matrix products of linear layers in 8 bits (Micikevicius et al., arXiv:2209.05433)."""
 
     enabled: bool = False
@@ -350,7 +350,7 @@ class FP8(Section):
 
 
 @dataclass(frozen=True)
-class Checkpoint(Section):
+class Checkpoint(ConfigSection):
     """Where training state comes from and goes to."""
 
     load: PathText | None = None
@@ -395,7 +395,7 @@ class Checkpoint(Section):
 
 
 @dataclass(frozen=True)
-class Evaluation(Section):
+class Evaluation(ConfigSection):
     """Evaluation on the validation split, while training and after it."""
 
     steps: PositiveInt | None = None
@@ -422,13 +422,13 @@ class Evaluation(Section):
     def validate(self) -> None:
         for name in self.names():
             if name not in METRICS:
-                raise ConfigError(f"eval.metrics has {name!r}{nearest(name, METRICS)}")
+                raise ConfigError(f"eval.metrics has {name!r}{did_you_mean(name, METRICS)}")
         if self.patience is not None and self.steps is None:
             raise ConfigError("eval.patience needs evaluations while training: set eval.steps")
 
     def names(self) -> tuple[str, ...]:
         """The metrics that `metrics` names."""
-        return listed(self.metrics)
+        return split_names(self.metrics)
 
 
 SEARCH_FIELDS = {
@@ -439,7 +439,7 @@ SEARCH_FIELDS = {
 
 
 @dataclass(frozen=True)
-class Generation(Section):
+class Generation(ConfigSection):
     """How tokens are chosen when the model writes."""
 
     search: Literal["greedy", "sample", "beam"] = "greedy"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from config.run import LearningRate
 
 
-class Place(NamedTuple):
+class LRProgress(NamedTuple):
     """Where in a schedule a step is: steps done, those of the warm-up, and all."""
 
     step: int
@@ -23,11 +23,11 @@ class Place(NamedTuple):
         return 1.0 if self.step >= self.steps else (self.step - first) / (self.steps - first)
 
 
-Course = Callable[["LearningRate", Place], float]
+LRFunction = Callable[["LearningRate", LRProgress], float]
 """The learning rate at a place after the warm-up."""
 
 
-def _between(left: Course) -> Course:
+def _between(left: LRFunction) -> LRFunction:
     """From the maximum to the minimum; `left`: the fraction of that way which is left."""
     return lambda rate, at: rate.minimum + (rate.maximum - rate.minimum) * left(rate, at)
 
@@ -36,17 +36,17 @@ def _half_cosine(done: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def _restarts(rate: LearningRate, at: Place) -> float:
+def _restarts(rate: LearningRate, at: LRProgress) -> float:
     done = at.since(at.warmup)
     return 0.0 if done >= 1.0 else _half_cosine(rate.num_cycles * done % 1.0)
 
 
-def _stable(rate: LearningRate, at: Place) -> float:
+def _stable(rate: LearningRate, at: LRProgress) -> float:
     decay = max(at.warmup, at.steps - math.ceil(rate.decay_proportion * at.steps))
     return _half_cosine(at.since(decay)) if at.step >= decay else 1.0
 
 
-COURSES: Mapping[str, Course] = {
+LR_SCHEDULES: Mapping[str, LRFunction] = {
     "linear": _between(lambda rate, at: 1.0 - at.since(at.warmup)),
     "cosine": _between(lambda rate, at: _half_cosine(at.since(at.warmup))),
     "cosine_with_restarts": _between(_restarts),
@@ -56,6 +56,6 @@ COURSES: Mapping[str, Course] = {
 }
 
 if TYPE_CHECKING:
-    CourseName = str
+    LRScheduleName = str
 else:
-    CourseName = Literal[tuple(COURSES)]
+    LRScheduleName = Literal[tuple(LR_SCHEDULES)]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from config.adapter import NEW
 from config.adapter import Adapter as Adapter
-from config.base import Section
+from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.memory_lower_bound import ITEM_BYTES, check_any_memory
 from config.model import AnyModel, QuantConfig
@@ -16,7 +16,7 @@ from config.model import Model as Model
 from config.model import TiedEmbedding as TiedEmbedding
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL_SLOTS, StateSlot
 from config.optimizer_state import Adafactor as Adafactor
-from config.rows import numbered_rows
+from config.row_ranges import parse_row_ranges
 from config.run import FP8 as FP8
 from config.run import Checkpoint as Checkpoint
 from config.run import Evaluation as Evaluation
@@ -35,7 +35,7 @@ FUSED_FROM = 2**20
 
 
 @dataclass(frozen=True)
-class RunConfig(Section):
+class RunConfig(ConfigSection):
     """The root of a configuration. A model family narrows `family` and `model`."""
 
     family: str = ""
@@ -65,7 +65,7 @@ class RunConfig(Section):
         asked = self.adapter.trainable_tokens
         if asked == NEW:
             return self.model.rows_to_begin()
-        return numbered_rows(asked, "adapter.trainable_tokens")
+        return parse_row_ranges(asked, "adapter.trainable_tokens")
 
     @property
     def gradient_accumulation(self) -> int:

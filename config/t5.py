@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from config.base import Section
+from config.base import ConfigSection
 from config.errors import ConfigError
 from config.sections import Model, RunConfig, TiedEmbedding
 from config.task import Seq2SeqData
@@ -18,7 +18,7 @@ from config.values import LayerCount, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
-class T5Attention(Section):
+class T5Attention(ConfigSection):
     """Attention, and the relative positions that stand in for position embeddings."""
 
     heads: PositiveInt = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from config.base import Section
+from config.base import ConfigSection
 from config.values import NonNegativeInt, PathText, PositiveInt
 
 DataFormat = Literal["prompt_completion", "conversational", "language_modeling"]
@@ -16,7 +16,7 @@ LossOn = Literal["all", "completion", "last_turn"]
 
 
 @dataclass(frozen=True)
-class Data(Section):
+class Data(ConfigSection):
     """The task: what the model reads and writes."""
 
     dataset: Literal["sample", "mnli"] = "mnli"

@@ -34,7 +34,7 @@ class Rule:
 def several(*names: str) -> Rule:
     """The rule for some of these names, separated by commas."""
     text = f"{' or '.join(names)}, separated by commas"
-    return Rule(text, lambda value: value != "" and {*listed(value)} <= {*names}, lists=True)
+    return Rule(text, lambda value: value != "" and {*split_names(value)} <= {*names}, lists=True)
 
 
 LARGEST_INT = 2**63 - 1
@@ -66,7 +66,8 @@ Probability = Annotated[
 
 Address = Annotated[str, Rule("an address such as s3://bucket/run", lambda v: is_address(v))]
 Names = Annotated[
-    str, Rule("names, separated by commas", lambda value: value != "" and all(listed(value)), True)
+    str,
+    Rule("names, separated by commas", lambda value: value != "" and all(split_names(value)), True),
 ]
 Factors = Annotated[
     str, Rule("positive numbers, separated by commas", lambda value: _are_factors(value), True)
@@ -213,14 +214,14 @@ def _only(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def listed(text: str | None) -> tuple[str, ...]:
+def split_names(text: str | None) -> tuple[str, ...]:
     """The names that a text lists, separated by commas."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def factors(text: str | None) -> tuple[float, ...]:
     """The numbers that a text lists, separated by commas."""
-    return tuple(map(float, listed(text)))
+    return tuple(map(float, split_names(text)))
 
 
 def _are_factors(text: str) -> bool:

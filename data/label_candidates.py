@@ -59,7 +59,7 @@ class LabelCandidates:
         tokens = data.tokenize(examples)
         if not (labels.share_beginnings or data.tokenizer.chat):  # a chat's spans say it
             tokens = [TokenizedText(one.ids[:-1], one.loss_mask[:-1]) for one in tokens]
-        config = data.config.changed(
+        config = data.config.with_values(
             {"training.objective": OBJECTIVE} | _without_packing(data.config)
         )
         whole = PreferencePair.from_examples(examples, tokens, False)

@@ -14,7 +14,7 @@ import popdist
 from config.errors import ConfigError
 from config.process_checks import check_same_on_all_processes, digest_of
 from config.sections import RunConfig
-from config.values import listed
+from config.values import split_names
 from data.chat_template import ChatTemplate, load_chat_template
 from data.class_labels import ClassLabels
 from data.data_cache import DataCache
@@ -120,7 +120,7 @@ class Pipeline:
             return str(kept), self._with_added(self.data_cache.tokenizer(str(kept)))
 
     def _with_added(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-        add_tokens(base, listed(self.user_config.model.add_tokens))
+        add_tokens(base, split_names(self.user_config.model.add_tokens))
         return base
 
     @cached_property

@@ -134,7 +134,7 @@ def computed(model: str, on: str) -> Row:
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset, changes
     )
     if target.flops["bfloat16"] < target.flops["float16"]:
-        config = config.changed({"model.precision": "float16"})
+        config = config.with_values({"model.precision": "float16"})
     ways = list_layouts(config, devices, config.execution.micro_batch_size)
     return _row(model, on, plan_best_training(preset, ways, target))
 

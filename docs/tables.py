@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from config.base import Leaf, Section, leaves
+from config.base import ConfigField, ConfigSection, config_fields
 from config.families import FAMILIES, config_class_of
 from config.flags import flag_of
-from config.missing_models import MISSING
 from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
+from config.unsupported_models import UNSUPPORTED
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "configuration.md"
@@ -35,7 +35,7 @@ def _table_of(name: str) -> str:
     if name == "presets":
         return _presets()
     if name == "missing":
-        listed = ((reason, kinds.replace(" ", ", ")) for reason, kinds in MISSING.items())
+        listed = ((reason, kinds.replace(" ", ", ")) for reason, kinds in UNSUPPORTED.items())
         return markdown(("It is", "Kinds (`model_type`)"), listed)
     if name == "decoders":
         return markdown(HEAD, _of_decoders())
@@ -57,11 +57,11 @@ _HF = re.compile(r" (HF|PEFT): .*")
 def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
     """The row of each field, by its dotted name."""
     return {
-        leaf.dotted: (
-            f"`--{flag_of(leaf.dotted)}{_default(section, leaf)}`",
+        leaf.path: (
+            f"`--{flag_of(leaf.path)}{_default(section, leaf)}`",
             _HF.sub("", leaf.doc),
         )
-        for leaf in leaves(section)
+        for leaf in config_fields(section)
     }
 
 
@@ -81,10 +81,10 @@ def _of_decoders() -> list[tuple[str, str]]:
     return [row for row in first if row in second]
 
 
-def _default(section: type[Section], leaf: Leaf) -> str:
+def _default(section: type[ConfigSection], leaf: ConfigField) -> str:
     """As it is written after a flag; nothing for null."""
     value: object = section()
-    for name in leaf.dotted.split("."):
+    for name in leaf.path.split("."):
         value = getattr(value, name)
     match value:
         case None:

@@ -23,7 +23,7 @@ from config.adapter import (
     is_within,
     matches_end,
 )
-from config.rows import rows_text
+from config.row_ranges import format_row_ranges
 from files.atomic_writing import write_json
 from files.formatting import format_path
 from files.json_files import JsonObject, read_object
@@ -192,7 +192,7 @@ def _token_fields(adapter_config: JsonObject) -> dict[str, Any]:
         return {"trainable_tokens": None, "trainable_tokens_head": True}
     if not isinstance(value, dict):
         return {
-            "trainable_tokens": rows_text(adapter_config.counts(field)),
+            "trainable_tokens": format_row_ranges(adapter_config.counts(field)),
             "trainable_tokens_head": False,
         }
     modules = adapter_config.object(field)
@@ -200,7 +200,10 @@ def _token_fields(adapter_config: JsonObject) -> dict[str, Any]:
     has_head = [name.rpartition(".")[2] == HEAD_MODULE for name in value]
     if all(has_head) or len(tokens) > 2 or any(one != tokens[0] for one in tokens):
         raise adapter_config.error(field, "the same tokens of the embedding, and of the head")
-    return {"trainable_tokens": rows_text(tokens[0]), "trainable_tokens_head": any(has_head)}
+    return {
+        "trainable_tokens": format_row_ranges(tokens[0]),
+        "trainable_tokens_head": any(has_head),
+    }
 
 
 def _read_list(adapter_config: JsonObject, name: str) -> Sequence[str]:

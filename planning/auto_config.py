@@ -13,8 +13,7 @@ from typing import Any
 import popdist
 import popxl
 from config.base import flattened, nested
-from config.errors import ConfigError
-from config.layers import (
+from config.config_sources import (
     BATCH,
     COPIES,
     EPOCHS,
@@ -22,10 +21,11 @@ from config.layers import (
     LAYOUT,
     MICRO,
     PLAN,
-    Layer,
-    Settings,
+    ConfigSource,
+    LayeredConfig,
     largest_divisor,
 )
+from config.errors import ConfigError
 from config.process_checks import check_same_run_on_all_processes
 from config.sections import RunConfig
 from data.data_cache import DataCache
@@ -136,7 +136,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class AutoConfig:
-    """Settings whose open fields are being chosen.
+    """LayeredConfig whose open fields are being chosen.
 
     Attributes:
         devices: the devices of the run.
@@ -145,7 +145,7 @@ class AutoConfig:
         simulated: simulated samples per second by micro-batch size.
     """
 
-    settings: Settings
+    settings: LayeredConfig
     devices: Devices
     target_micro_batch: int | None = None
     simulated: Mapping[int, float] = field(default_factory=dict)
@@ -158,12 +158,12 @@ class AutoConfig:
     @property
     def set_names(self) -> frozenset[str]:
         """Dotted names of the fields with a value of the user or a preset."""
-        return self.settings.names
+        return self.settings.explicit_names
 
     def with_values(self, **fields: Any) -> AutoConfig:
         """Return a copy with values of open fields, by dotted name with `__` for the dots."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
-        return replace(self, settings=self.settings.choose(named))
+        return replace(self, settings=self.settings.with_auto_values(named))
 
 
 def resolve_auto_fields(
@@ -192,14 +192,14 @@ def resolve_auto_fields(
     Raises:
         UserError: data are not named or not available, or there is no such device.
     """
-    settings, shares = line.settings, trains and line.settings.shares_openly
-    if not (settings.is_open or shares):
+    settings, shares = line.settings, trains and line.settings.plans_layout
+    if not (settings.has_auto_fields or shares):
         return line
     check_same_run_on_all_processes(
-        line.config, **{"the settings that are given": sorted(settings.names)}
+        line.config, **{"the settings that are given": sorted(settings.explicit_names)}
     )
     answers = not splits and not trains
-    if settings.is_open and not _has_data(settings.names, splits):
+    if settings.has_auto_fields and not _has_data(settings.explicit_names, splits):
         if not only_plans:
             raise ConfigError(
                 f"nothing says which data to take: give --data.{splits[0]} FILE, or --dataset "
@@ -212,11 +212,11 @@ def resolve_auto_fields(
     with explain_resource_errors(line.preset, line.config):
         devices = Devices.local(line.config) if machine is None else Devices.from_machine(machine)
         choices = AutoConfig(settings, devices if count is None else replace(devices, count=count))
-        if settings.is_open:
+        if settings.has_auto_fields:
             choices = _resolve(choices, splits, trains, data_cache or DataCache(), answers)
         if shares:
             choices = _with_layout(choices, line.preset, programs)
-        if settings.is_open and trains:
+        if settings.has_auto_fields and trains:
             choices = _with_micro_batch(choices, programs)
     if summary := _summary(choices, trains):
         say(summary)
@@ -296,9 +296,9 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     The run's lengths follow from its training data. For generation a prompt may fill the model's
     context, and answers to a user's data are not truncated earlier.
     """
-    config, (run, *over) = line.config, line.settings.layers
+    config, (run, *over) = line.config, line.settings.sources
     flags = [flattened(layer.values) for layer in over]
-    of_run = run.is_whole and any(f.get("checkpoint.load") == run.name for f in flags)
+    of_run = run.is_exhaustive and any(f.get("checkpoint.load") == run.name for f in flags)
     given, sample_format = set[str]().union(*flags), get_family(config).sample_format
     shares = (
         sample_format is SEQ2SEQ and "data.examples_per_sample" in given
@@ -316,7 +316,7 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     if sample_format is SEQ2SEQ:
         fields["data.examples_per_sample"] = 1
     new = {name: value for name, value in fields.items() if name not in given}
-    return replace(line, config=config.changed(new))
+    return replace(line, config=config.with_values(new))
 
 
 def _context_length(config: RunConfig) -> int:
@@ -391,16 +391,18 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
     if devices.count == 1:
         return choices
     micro = choices.target_micro_batch or config.execution.micro_batch_size
-    ways = list_layouts(config, devices.count, None if choices.settings.by_flag(MICRO) else micro)
+    ways = list_layouts(
+        config, devices.count, None if choices.settings.is_set_by_flag(MICRO) else micro
+    )
     best = (
         ways[0] if on is None else plan_best_training(name, ways, on, programs).requirements.config
     )
     e = best.execution
     sizes = e.data_parallel, e.tensor_parallel, e.micro_batch_size, e.expert_groups
     values = dict(zip((*LAYOUT, MICRO, GROUPS), sizes, strict=True))
-    settings = choices.settings.choose(values)
-    by_plan = {n: v for n, v in values.items() if n in LAYOUT or not settings.is_open}
-    settings = settings.over(Layer(PLAN, nested(by_plan)))
+    settings = choices.settings.with_auto_values(values)
+    by_plan = {n: v for n, v in values.items() if n in LAYOUT or not settings.has_auto_fields}
+    settings = settings.with_sources(ConfigSource(PLAN, nested(by_plan)))
     few = "" if best.replicas == devices.count else f" of {devices.count}, which cannot share it"
     say(
         f"devices: {best.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp{few}, "
@@ -482,7 +484,7 @@ def _max_micro_batch(choices: AutoConfig, sample_format: SampleFormat, measured:
     """Return the samples that keep a device busy and fit a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
     if not measured:
-        config = config.changed(
+        config = config.with_values(
             {"model.sequence_length": min(length, MAX_SAMPLE_TOKENS - DEFAULT_NEW_TOKENS)}
         )
     usual = length if measured else min(length, DEFAULT_NEW_TOKENS)
@@ -512,7 +514,7 @@ def _format_simulated(choices: AutoConfig) -> str:
 
 def _summary(choices: AutoConfig, trains: bool) -> str | None:
     """Format the chosen values in a line; None if none was chosen."""
-    c, chosen = choices.config, choices.settings.choices
+    c, chosen = choices.config, choices.settings.effective_auto_values
     pieces = [
         text
         for fields, text in _summary_items(c, trains, _format_simulated(choices))

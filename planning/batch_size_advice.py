@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from config.layers import BATCH
+from config.config_sources import BATCH
 from planning.parallel_layouts import ParallelLayout, list_layouts, promising_layouts
 from planning.placement_search import run_trial, search_placement
 from planning.program_variants import VariantCache
@@ -36,7 +36,7 @@ def with_batch_advice(made: Report, programs: VariantCache, is_told: bool = Fals
     first = run_trial(programs.variants(config, on.target), config, on)
     layouts = [ParallelLayout(config, first.seconds, first.fits)]
     for factor in FACTORS:
-        larger = config.changed({BATCH: factor * config.training.global_batch_size})
+        larger = config.with_values({BATCH: factor * config.training.global_batch_size})
         micro = None if is_told else max(TARGET_TOKENS // tokens_per_sample(config), 1)
         configs = list_layouts(larger, config.replicas, micro)
         configs = [c for c in configs if not is_told or c.execution == config.execution]

@@ -20,9 +20,9 @@ import popxl
 from config.errors import ConfigError
 from config.presets import preset_data, preset_names
 from files.formatting import format_path
+from planning.config_loader import CONFIG_LOADER
 from planning.hardware.machines import Machine, machine, machines
 from planning.hardware.resource_errors import explain_resource_errors
-from planning.origins import ORIGINS
 from planning.plan_options import add_devices_option
 from planning.report import Report
 from planning.report_text import format_batch_advice, format_bytes, format_state_advice
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         config = line.config
         report = plan_best_training(line.preset, [config], target, programs)
-        report = with_advice(report, programs, line.settings.is_layout_told)
+        report = with_advice(report, programs, line.settings.has_explicit_layout)
         generation = plan_generation(line.preset, config, target)
     print("\n".join(format_fit(report, options.tokens)))
     print("\n".join(format_generation(generation)))
@@ -69,7 +69,12 @@ def _read(arguments: list[str]) -> CommandLine:
             "a config.json or a model of the hub"
         )
     return read_command_line(
-        (__doc__ or "").partition("\n")[0], "finetuning", "xl_gpu", arguments, _add_options, ORIGINS
+        (__doc__ or "").partition("\n")[0],
+        "finetuning",
+        "xl_gpu",
+        arguments,
+        _add_options,
+        CONFIG_LOADER,
     )
 
 

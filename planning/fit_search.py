@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from config.layers import largest_divisor
+from config.config_sources import largest_divisor
 from config.sections import RunConfig
 from planning.expert_group_count import MEMORY_SHARE, active_bytes, next_groups
 from planning.hardware.machines import Machine
@@ -49,13 +49,13 @@ def _order(made: Report) -> tuple[bool, float]:
 def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
     """Return the plan of generation on one device, with as many prompts as a training batch has
     samples, and with offload to disk if host memory is too small."""
-    one = config.changed({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
+    one = config.with_values({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
     if one.generation.weights == "auto" and weight_bytes(one) > machine.usable_bytes:
-        one = one.changed({"generation.weights": "streamed"})
+        one = one.with_values({"generation.weights": "streamed"})
     made = make_report(name, generation_requirements(one, machine.target), machine)
     if made.fits or one.execution.disk is not None:
         return made
-    on_disk = made.requirements.config.changed({"execution.disk": DISK})
+    on_disk = made.requirements.config.with_values({"execution.disk": DISK})
     other = make_report(name, generation_requirements(on_disk, machine.target), machine)
     return other if other.fits else made
 
@@ -77,12 +77,12 @@ def search_fitting_config(
         needed, available = made.memory_use.get("device memory", (0, 0))
         groups = next_groups(config) if active_bytes(config) > MEMORY_SHARE * needed else None
         if needed > available and groups is not None:
-            config = config.changed({"execution.expert_groups": groups})
+            config = config.with_values({"execution.expert_groups": groups})
         elif needed > available and execution.micro_batch_size > 1:
             half = largest_divisor(execution.micro_batch_size, execution.micro_batch_size // 2)
-            config = config.changed({"execution.micro_batch_size": half})
+            config = config.with_values({"execution.micro_batch_size": half})
         elif needed <= available and execution.disk is None:
-            config = config.changed({"execution.disk": DISK})
+            config = config.with_values({"execution.disk": DISK})
             is_same_program = machine.platform != "cpu"
         else:
             break

@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 from checkpoints.verified_loading import has_checkpoint
+from config.config_sources import LayeredConfig
 from config.errors import ConfigError
-from config.layers import Settings
-from config.rows import rows_text
+from config.row_ranges import format_row_ranges
 from config.sections import RunConfig
-from config.values import listed
+from config.values import split_names
 from data.tokenizer import add_tokens
 from files.formatting import format_names, format_path
 from huggingface.hub import DataUnavailable, load_tokenizer
@@ -20,7 +20,7 @@ from terminal.screen import say
 ADDED = "model.add_tokens"
 
 
-def choose_new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
+def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
     """Choose the configuration's fields for new embedding rows, by dotted name, and print the rows.
 
     New are the tokens of `model.add_tokens`, those of another tokenizer, and further rows of the
@@ -37,20 +37,20 @@ def choose_new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
     """
     config = settings.config
     rows_field = config.model.path("vocab_size")
-    is_asked = settings.by_flag(rows_field) or config.adapter.load is not None
+    is_asked = settings.is_set_by_flag(rows_field) or config.adapter.load is not None
     asked = config.model.vocab_size if is_asked else model_rows
     tokens = _new_tokens(config, model_rows)
     rows = max([model_rows, asked, *(number + 1 for number in tokens)])
     if rows > model_rows:
         parts = config.execution.tensor_parallel
         rows = -(-rows // parts) * parts
-    known = [name for name in listed(config.model.add_tokens) if name not in tokens.values()]
+    known = [name for name in split_names(config.model.add_tokens) if name not in tokens.values()]
     if known:
         say(f"{ADDED}: the tokenizer has {format_names(known)} already")
     new = sorted({*tokens, *range(model_rows, rows)})
     if not new:
         return {}
-    named = rows_text(new)
+    named = format_row_ranges(new)
     grows = f", which grows from {model_rows} to {rows} rows" if rows > model_rows else ""
     names = f" for {format_names(tokens.values())}" if tokens else ""
     many, begin = ("rows", "begin") if len(new) > 1 else ("row", "begins")
@@ -58,14 +58,14 @@ def choose_new_rows(settings: Settings, model_rows: int) -> dict[str, Any]:
     return {rows_field: rows, config.model.path("new_rows"): named}
 
 
-def may_need_new_rows(settings: Settings) -> bool:
+def may_need_new_rows(settings: LayeredConfig) -> bool:
     """Return True if the settings can require other rows than the model has."""
     config = settings.config
-    asked = settings.by_flag(config.model.path("vocab_size"))
+    asked = settings.is_set_by_flag(config.model.path("vocab_size"))
     return asked or bool(config.model.add_tokens) or not _uses_model_tokenizer(config)
 
 
-def loads_hf_model(settings: Settings) -> bool:
+def loads_hf_model(settings: LayeredConfig) -> bool:
     """Return True if the loaded weights are a Hugging Face model, which can get new tokens.
 
     Raises:
@@ -76,7 +76,7 @@ def loads_hf_model(settings: Settings) -> bool:
         return False
     if not has_checkpoint(load):
         return True
-    if settings.by_flag(ADDED):
+    if settings.is_set_by_flag(ADDED):
         raise ConfigError(
             f"{ADDED} is for Hugging Face models, but {format_path(load)} is a run: write it with "
             "run_export.py --save-hf FOLDER, and give --model FOLDER"
@@ -86,15 +86,15 @@ def loads_hf_model(settings: Settings) -> bool:
 
 def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
     """Return the tokens, by id, without a row, or with an unused one."""
-    names, load = listed(config.model.add_tokens), str(config.checkpoint.load)
-    is_own = _uses_model_tokenizer(config)
-    if is_own and not names:
+    names, load = split_names(config.model.add_tokens), str(config.checkpoint.load)
+    is_user_file = _uses_model_tokenizer(config)
+    if is_user_file and not names:
         return {}
     base = load_tokenizer(config.data.tokenizer or load)
-    known = set(base.get_vocab().values()) if is_own else _token_ids(load, model_rows)
+    known = set(base.get_vocab().values()) if is_user_file else _token_ids(load, model_rows)
     add_tokens(base, names)
     vocabulary = base.get_vocab()
-    wanted = [*names, *([] if is_own else vocabulary)]
+    wanted = [*names, *([] if is_user_file else vocabulary)]
     return {n: t for t in wanted if (n := vocabulary[t]) not in known or n >= model_rows}
 
 

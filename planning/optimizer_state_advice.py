@@ -30,7 +30,7 @@ def with_state_advice(made: Report, programs: VariantCache) -> Report:
     if chosen.best.is_bound_by_compute or requirements.moments < MIN_SHARE * requirements.state:
         return made
     try:  # the state replaces stochastic rounding, as on the command line
-        other = config.changed(
+        other = config.with_values(
             {"training.optimizer.state": STATE, "training.stochastic_rounding": None}
         )
     except ConfigError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from config.config_sources import LAYOUT, MICRO, largest_divisor
 from config.errors import ConfigError
-from config.layers import LAYOUT, MICRO, largest_divisor
 from config.sections import RunConfig
 from planning.hardware.machines import Machine
 from planning.placement_search import plans_placement, run_trial
@@ -59,7 +59,7 @@ def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Ite
         if micro is not None:
             size = largest_divisor(batch // dp, micro * tp)
         try:
-            yield config.changed(dict(zip((*LAYOUT, MICRO), (dp, tp, size), strict=True)))
+            yield config.with_values(dict(zip((*LAYOUT, MICRO), (dp, tp, size), strict=True)))
         except ConfigError:  # samples, heads or features do not divide
             continue
 

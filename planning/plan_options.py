@@ -70,7 +70,7 @@ def plan_machine(line: CommandLine) -> Machine | None:
         return None
     if line.options.machine:
         return machine(line.options.machine)
-    return None if line.settings.is_open else default_machine(line.config)
+    return None if line.settings.has_auto_fields else default_machine(line.config)
 
 
 class RequirementsFn(Protocol):
@@ -119,7 +119,7 @@ def show_plan(
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
     report = make_report(line.preset, requirements_fn(line.config, target.target), target)
-    report = with_advice(report, programs or VariantCache(), line.settings.is_layout_told)
+    report = with_advice(report, programs or VariantCache(), line.settings.has_explicit_layout)
     if options.plan:
         print(format_report(report))
     if options.plan_json is not None:

@@ -16,7 +16,7 @@ from checkpoints.lazy_arrays import Arrays, ArraysView
 from config.adapter import Adapter, is_within
 from config.errors import ConfigError
 from config.sections import RunConfig
-from config.values import listed
+from config.values import split_names
 from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from files.formatting import format_name, format_path
@@ -164,7 +164,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     family, adapter = get_family(config), config.adapter
     weight_map = family.weight_map(config)
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
-    saved = list(listed(adapter.modules_to_save)) if config.training.trainable is None else []
+    saved = list(split_names(adapter.modules_to_save)) if config.training.trainable is None else []
     more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
     modules, tokens = adapted_modules(weight_map), _trained_tokens(config, weight_map)
     whole, tied = [*saved, *more], tied_modules(weight_map)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from config.errors import ConfigError
-from config.schedules import COURSES, Place
+from config.schedules import LR_SCHEDULES, LRProgress
 from config.sections import LearningRate, RunConfig, Training
 
 
@@ -38,7 +38,9 @@ class LRSchedule:
         step = max(step - self.rate.start_step, 0)
         if step < self.warmup_steps:
             return self.rate.maximum * step / self.warmup_steps
-        return COURSES[self.rate.function](self.rate, Place(step, self.warmup_steps, self.steps))
+        return LR_SCHEDULES[self.rate.function](
+            self.rate, LRProgress(step, self.warmup_steps, self.steps)
+        )
 
 
 def lr_change_message(before: Training, now: Training, step: int) -> str | None:

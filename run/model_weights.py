@@ -193,7 +193,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
         return weights
     if folder is None:
         return OverlayArrays(init_adapters(weight_map, weights, config.model.seed), weights)
-    alone = config.changed({"training.trainable": None, "training.frozen": None})
+    alone = config.with_values({"training.trainable": None, "training.frozen": None})
     own, files = get_family(config).weight_map(alone).filter(is_trainable), adapter_tensors(folder)
     check_weights_match(own, files, files, folder)
     return OverlayArrays(check_finite(config, own.from_hf(files), folder), weights)
@@ -225,7 +225,7 @@ def _as_loaded(
         of_model = family.from_config_json(JsonObject(dict(hf_config or {}), name))
         tied = model.path("tie_word_embeddings")
         values[tied] = flattened({"model": of_model}).get(tied, False)
-    return config.changed(values)
+    return config.with_values(values)
 
 
 def _with_vocabulary(

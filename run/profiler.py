@@ -128,7 +128,7 @@ def shorten_to_profile(config: RunConfig, options: RunOptions, first_step: int) 
         return config
     off = ("training.epochs", "eval.steps", "eval.patience", "checkpoint.keep_best")
     steps = first_step + _needed(options.profile, config)
-    return config.changed({"training.steps": steps, **dict.fromkeys(off)})
+    return config.with_values({"training.steps": steps, **dict.fromkeys(off)})
 
 
 def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:

@@ -16,9 +16,9 @@ from config.errors import ConfigError
 from config.flags import Unused
 from config.sections import RunConfig
 from modelling.devices import device_desc
+from planning.config_loader import CONFIG_LOADER
 from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.resource_errors import explain_resource_errors
-from planning.origins import ORIGINS
 from planning.plan_options import (
     RequirementsFn,
     add_devices_option,
@@ -92,7 +92,7 @@ def read_throughput_line(
         default,
         arguments,
         add_options,
-        ORIGINS,
+        CONFIG_LOADER,
         takes_default=True,
         unused=unused,
     )
@@ -101,7 +101,7 @@ def read_throughput_line(
             "--load: not used beside --config, which says what is measured; leave one of them out"
         )
     trains, options = presets == "finetuning", line.options
-    if line.settings.is_open or (trains and line.settings.shares_openly):
+    if line.settings.has_auto_fields or (trains and line.settings.plans_layout):
         from planning.auto_config import resolve_auto_fields  # takes seconds to import
 
         target = plan_machine(line) if hasattr(options, "machine") else None
@@ -112,7 +112,7 @@ def read_throughput_line(
 
 def _is_given(line: CommandLine, field: str) -> bool:
     """True if a flag sets a field."""
-    flags = (layer for layer in line.settings.layers if layer.name == "flags")
+    flags = (layer for layer in line.settings.sources if layer.name == "flags")
     return any(field in flattened(layer.values) for layer in flags)
 
 

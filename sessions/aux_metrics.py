@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from config.metrics import Tally
+from config.metrics import MetricSums
 from data.loader import BatchSharding
 from data.samples import Batch
 from modelling.objectives import Objective
@@ -14,7 +14,7 @@ _SUMS = "sums"  # among the arrays of a batch
 
 def tally_of(
     objective: Objective, sharding: BatchSharding, sums: np.ndarray, batch: Batch
-) -> Tally:
+) -> MetricSums:
     """Compute the metric sums of this process's samples, without those of an earlier process.
 
     Args:

@@ -55,7 +55,7 @@ class GenerationSession(ModelSession):
         weight_map, program_variables = family.weight_map(config), self.program.variables
         variables: Variables
         if isinstance(program_variables, NamedTensors):
-            weight_map = family.weight_map(config.changed({"execution.expert_groups": 1}))
+            weight_map = family.weight_map(config.with_values({"execution.expert_groups": 1}))
             variables = {
                 layer: NamedTensors(fwd=program_variables.get(layer)) for layer in weight_map.layers
             }

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 import popdist
-from config.metrics import Tally, added
+from config.metrics import MetricSums, add_sums
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch, Samples
@@ -32,7 +32,7 @@ class LossResult:
 
     total: float
     tokens: int
-    aux_metrics: Tally = field(default_factory=dict)
+    aux_metrics: MetricSums = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -40,7 +40,7 @@ class LossResult:
         return self.total / max(self.tokens, 1)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> MetricSums:
         """Sums of the loss and the other metrics, by name."""
         return {**self.aux_metrics, "loss": (self.total, self.tokens)}
 
@@ -76,7 +76,7 @@ class LossSession(ModelSession):
         Args:
             on_progress: called after each run of the program with its number of samples.
         """
-        aux_metrics: Tally = {}
+        aux_metrics: MetricSums = {}
         total, tokens = 0.0, 0
         for indices, batch in self._batches(samples):
             loss, sums = self._sums(batch)
@@ -84,13 +84,13 @@ class LossSession(ModelSession):
             tokens += self.objective.normalizer(self._sharding.drop_replicated(batch))
             if sums is not None:
                 local = tally_of(self.objective, self._sharding, sums, batch)
-                aux_metrics = added(aux_metrics, local)
+                aux_metrics = add_sums(aux_metrics, local)
             if on_progress is not None:
                 on_progress(len(indices))
         return LossResult(
             total,
             sum(popdist.all_gather_object(tokens)),
-            reduce(added, popdist.all_gather_object(aux_metrics)),
+            reduce(add_sums, popdist.all_gather_object(aux_metrics)),
         )
 
     def loss_stats(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:

@@ -13,7 +13,7 @@ import numpy as np
 import popdist
 import popxl
 import popxl_addons as addons
-from config.metrics import Tally, added
+from config.metrics import MetricSums, add_sums
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch
@@ -263,11 +263,11 @@ class TrainingSession(ModelSession):
         objective, sharding = self._objective, self._sharding
         if stream is None:
             return [{} for _ in batches]
-        local = list[Tally]()
+        local = list[MetricSums]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
             local.append(tally_of(objective, sharding, sharding.from_replicas(sums), batch))
         by_process = popdist.all_gather_object(local)
-        totals = [reduce(added, tallies) for tallies in zip(*by_process, strict=True)]
+        totals = [reduce(add_sums, tallies) for tallies in zip(*by_process, strict=True)]
         aux_metrics = list[dict[str, Any]]()
         for tally, mean, (_, normalizer) in zip(totals, means, counts, strict=True):
             totals_of_step = {**tally, "loss": (mean * normalizer, normalizer)}

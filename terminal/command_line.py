@@ -11,10 +11,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config.base import Leaf, flattened, leaves, nested
-from config.chosen import CHOSEN
+from config.auto_fields import AUTO_FIELDS
+from config.base import ConfigField, config_fields, flattened, nested
+from config.config_sources import (
+    EPOCHS,
+    LAYOUT,
+    ConfigSource,
+    LayeredConfig,
+    disable_preference_dropout,
+    fit_micro_batch,
+    resolve_contradictions,
+    resolve_training_length,
+    with_default_length_and_batch,
+)
 from config.errors import ConfigError
 from config.families import FAMILIES
+from config.flag_translation import check_foreign_flags
 from config.flags import (
     ALL_USED,
     Unused,
@@ -24,26 +36,14 @@ from config.flags import (
     spell_flags,
     with_search,
 )
-from config.flags_of_others import check_flags
 from config.help import RARE, field_help, formatter
-from config.layers import (
-    EPOCHS,
-    LAYOUT,
-    Layer,
-    Settings,
-    with_fitting_micro_batch,
-    with_length_and_batch,
-    with_one_length,
-    without_contradictions,
-    without_dropout,
-)
 from config.presets import merge, placed, preset_names
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
-from terminal.below_flags import Below, Origins, below_flags
+from terminal.base_config import BaseConfig, ConfigLoader, resolve_base_config
 from terminal.file_options import AddOptions
-from terminal.first_reading import FirstReading, add_config_options
 from terminal.parser import Parser, add_process_options
+from terminal.preparse import PreParsedArgs, add_config_options
 from terminal.screen import say
 
 
@@ -60,7 +60,7 @@ class CommandLine:
     options: argparse.Namespace
     """The values of the script's own options; each name with underscores."""
 
-    settings: Settings
+    settings: LayeredConfig
     """What `config` is made of. Where they are open, `planning.auto_config` completes them."""
 
 
@@ -70,7 +70,7 @@ def read_command_line(
     default_preset: str,
     arguments: Sequence[str] | None = None,
     add_options: AddOptions | None = None,
-    origins: Origins | None = None,
+    loader: ConfigLoader | None = None,
     takes_default: bool = False,
     unused: Unused = ALL_USED,
 ) -> CommandLine:
@@ -85,7 +85,7 @@ def read_command_line(
         default_preset: what `--config` is in help texts, and for scripts that take presets only.
         arguments: the arguments, without the program's name; those of the process by default.
         add_options: adds the script's own options to the parser.
-        origins: understands `--load` of a run, and `--model`; None: the script takes presets only.
+        loader: understands `--load` of a run, and `--model`; None: the script takes presets only.
         takes_default: run the default preset where nothing is named.
         unused: fields whose flags are refused.
 
@@ -93,20 +93,24 @@ def read_command_line(
         ConfigError: if anything given is unknown, ambiguous, or of the wrong type.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    check_flags(given)
+    check_foreign_flags(given)
     unused.check(given)
-    first = FirstReading.of(given, presets, origins is not None, add_options)
-    below = below_flags(first, presets, default_preset, origins, takes_default)
-    section, data, is_open = below.settings.section, below.settings.given, below.settings.is_open
+    first = PreParsedArgs.from_arguments(given, presets, loader is not None, add_options)
+    below = resolve_base_config(first, presets, default_preset, loader, takes_default)
+    section, data, has_auto_fields = (
+        below.settings.section,
+        below.settings.explicit_values,
+        below.settings.has_auto_fields,
+    )
     parser = Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=_epilog(below.name, presets, is_open),
+        epilog=_epilog(below.name, presets, has_auto_fields),
         allow_abbrev=False,
         formatter_class=formatter,
     )
-    default = _default(default_preset, origins, takes_default)
-    add_config_options(parser, with_models=origins is not None, default=default)
+    default = _default(default_preset, loader, takes_default)
+    add_config_options(parser, with_models=loader is not None, default=default)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
     groups = section_groups(parser)
     if add_options:
@@ -119,7 +123,7 @@ def read_command_line(
         parser.shorten(RARE)
     _add_fields(groups, below, partial(_field_help, below, str(presets), all_fields, unused))
     parsed = vars(parser.parse_args(spell_flags(first.arguments, section, flags)))
-    settings = _settings(below, with_search(field_overrides(parsed, section), data), origins)
+    settings = _settings(below, with_search(field_overrides(parsed, section), data), loader)
     return CommandLine(
         config=settings.config,
         preset=below.name,
@@ -128,26 +132,29 @@ def read_command_line(
     )
 
 
-HelpOf = Callable[[Leaf], str]
+HelpOf = Callable[[ConfigField], str]
 
 
 def _field_help(
-    below: Below, presets: str, all_fields: bool, unused: Unused, section: type[RunConfig]
+    below: BaseConfig, presets: str, all_fields: bool, unused: Unused, section: type[RunConfig]
 ) -> HelpOf:
     """The help of a family's fields, with the values that are used."""
-    settings, is_open = with_length_and_batch(below.settings), below.settings.is_open
-    values = merge(settings.chosen, settings.given)
+    settings, has_auto_fields = (
+        with_default_length_and_batch(below.settings),
+        below.settings.has_auto_fields,
+    )
+    values = merge(settings.auto_values, settings.explicit_values)
     replaced = [] if flattened(values).get(EPOCHS) is None else ["training.steps"]
-    nowhere = [*replaced, *(["data.dataset"] if is_open else [])]
+    nowhere = [*replaced, *(["data.dataset"] if has_auto_fields else [])]
     nowhere += ["data.examples_per_sample"] if below.is_nothing else []  # families differ
-    open_layout = LAYOUT if settings.shares_openly and presets == "finetuning" else ()
-    chosen = CHOSEN if is_open else open_layout
+    open_layout = LAYOUT if settings.plans_layout and presets == "finetuning" else ()
+    chosen = AUTO_FIELDS if has_auto_fields else open_layout
     return field_help(section, values, presets, all_fields, chosen, unused, nowhere)
 
 
 def _add_fields(
     groups: Mapping[str, argparse._ArgumentGroup],
-    below: Below,
+    below: BaseConfig,
     help_of: Callable[[type[RunConfig]], HelpOf],
 ) -> None:
     """Flags of the family's fields; for help without a model, also those of other families."""
@@ -155,25 +162,33 @@ def _add_fields(
     others = [family.config for family in FAMILIES.values()] if below.is_nothing else []
     for config_class in (section, *others):
         add_field_flags(groups, config_class, help_of(config_class), known)
-        known |= {leaf.dotted for leaf in leaves(config_class)}
+        known |= {leaf.path for leaf in config_fields(config_class)}
 
 
-def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -> Settings:
+def _settings(
+    below: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader | None
+) -> LayeredConfig:
     """All layers. Says what replaces what where a person may not expect it."""
     flags = placed(flags)
     notes = [*below.places(flags), *below.differences(flags)]
-    settings, more = with_one_length(below.settings.over(Layer("flags", flags)))
-    settings, most = with_fitting_micro_batch(settings)
-    settings, others = without_contradictions(with_length_and_batch(settings))
-    if origins is not None:
-        folders = origins.placed(settings.config.checkpoint)
-        settings = settings.over(Layer("folders", nested(folders)))
-        settings = _with_adapter(settings, below, flags, origins)
+    settings, more = resolve_training_length(
+        below.settings.with_sources(ConfigSource("flags", flags))
+    )
+    settings, most = fit_micro_batch(settings)
+    settings, others = resolve_contradictions(with_default_length_and_batch(settings))
+    if loader is not None:
+        folders = loader.placed(settings.config.checkpoint)
+        settings = settings.with_sources(ConfigSource("folders", nested(folders)))
+        settings = _with_adapter(settings, below, flags, loader)
         if below.run is None:
-            rows = origins.vocabulary(settings)
-            settings = settings.over(Layer("new tokens", nested(rows))) if rows else settings
-        settings, of_adapter = without_contradictions(settings)
-        settings, of_dropout = without_dropout(settings)
+            rows = loader.vocabulary(settings)
+            settings = (
+                settings.with_sources(ConfigSource("new tokens", nested(rows)))
+                if rows
+                else settings
+            )
+        settings, of_adapter = resolve_contradictions(settings)
+        settings, of_dropout = disable_preference_dropout(settings)
         others += [*of_adapter, *of_dropout]
     for note in (*notes, *more, *most, *others):
         say(note)
@@ -181,13 +196,13 @@ def _settings(below: Below, flags: Mapping[str, Any], origins: Origins | None) -
 
 
 def _with_adapter(
-    settings: Settings, below: Below, flags: Mapping[str, Any], origins: Origins
-) -> Settings:
+    settings: LayeredConfig, below: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader
+) -> LayeredConfig:
     """The settings of the adapter that is loaded, unless a run which began with it goes on."""
     folder, given = settings.config.adapter.load, flags.get("adapter", {})
     if folder is None or (below.run is not None and "load" not in given):
         return settings
-    fields = flattened(origins.adapter(folder, settings.config))
+    fields = flattened(loader.adapter(folder, settings.config))
     by_flags = flattened(flags)
     for name in ("adapter.dropout", "data.tokenizer"):  # which its weights do not depend on
         if name in by_flags:
@@ -199,23 +214,23 @@ def _with_adapter(
                 f"{name} is {format_name(fields[name])} in {format_path(folder)}, not "
                 f"{format_name(asked)}: leave it out"
             )
-    return settings.over(Layer(folder, nested(fields)))
+    return settings.with_sources(ConfigSource(folder, nested(fields)))
 
 
-def _default(preset: str, origins: Origins | None, takes_default: bool) -> str:
+def _default(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
     """Name the configuration that is used without `--config`, for the help."""
-    if origins is None:
+    if loader is None:
         return preset
     if takes_default:
         return f"the run that --load names, else {preset}"
     return "the run that --save or --load names"
 
 
-def _epilog(preset: str, presets: str | Path, is_open: bool) -> str:
+def _epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
     """The end of a help text."""
     used = (
         "what is used where no flag says it; the program chooses by model, data and machine"
-        if is_open
+        if has_auto_fields
         else f"the values of {preset}"
     )
     names = ", ".join(preset_names(presets))

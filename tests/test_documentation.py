@@ -17,7 +17,7 @@ import pytest
 
 import docs.plans
 from config import presets
-from config.base import leaves
+from config.base import config_fields
 from config.families import FAMILIES
 from config.flags import flag_of
 from config.presets import load_config
@@ -205,7 +205,7 @@ def test_every_field_is_in_a_table():
     }  # fmt: skip
     assert tables == {"presets", "decoders", "missing", *sections, *FAMILIES}
     shown = set(re.findall(r"^`--([\w.]+)[^`]*` \|", text, re.MULTILINE))
-    fields = [leaf.dotted for family in FAMILIES.values() for leaf in leaves(family.config)]
+    fields = [leaf.path for family in FAMILIES.values() for leaf in config_fields(family.config)]
     assert shown == set(map(flag_of, fields))
 
 

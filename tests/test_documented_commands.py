@@ -30,7 +30,7 @@ import run_generation
 import run_inference
 import run_validation
 from config.presets import preset_data
-from planning.origins import SavedOrModel
+from planning.config_loader import RunOrModelLoader
 from tests.children import child, free_port
 from tests.huggingface.hub_folders import save, save_bin
 from tests.pages import PAGES, ROOT, Command, commands, name, text_of
@@ -63,7 +63,7 @@ def begin(*_: object, **__: object) -> None:
     raise Understood
 
 
-class OfPresets(SavedOrModel):
+class OfPresets(RunOrModelLoader):
     """Takes models of the hub and runs that are not there for what the presets say."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
@@ -75,7 +75,7 @@ class OfPresets(SavedOrModel):
 
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runs, module, work = SCRIPTS[script]
-    monkeypatch.setattr(runs, "ORIGINS", OfPresets(), raising=False)
+    monkeypatch.setattr(runs, "CONFIG_LOADER", OfPresets(), raising=False)
     monkeypatch.setattr(runs, "check_data", lambda data: None, raising=False)  # nobody's files
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.plan_options, "machine", begin)  # what a plan looks up first

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from config.base import Section
+from config.base import ConfigSection
 from config.optimizer_state.state_slots import FIRST_MOMENT, SECOND_MOMENT, OptimizerSpec, StateSlot
 from config.values import PositiveFloat, Probability
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Adafactor(Section):
+class Adafactor(ConfigSection):
     """Settings of Adafactor, in place of AdamW's betas and eps. HF: transformers' Adafactor."""
 
     beta1: Probability | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 import popxl
-from config.metrics import Metrics, Tally
+from config.metrics import Metrics, MetricSums
 from data.samples import Batch
 from popxl import Tensor, TensorSpec
 
@@ -99,7 +99,7 @@ class Objective(ABC):
             is_real: bool (samples,), False for samples that fill up.
         """
 
-    def metric_sums(self, stats: np.ndarray, batch: Batch) -> Tally:
+    def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
         """Returns the sum and count of each metric besides the loss, over a batch.
 
         Args:

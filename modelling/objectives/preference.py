@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import popxl
-from config.metrics import OBJECTIVES, Tally
+from config.metrics import OBJECTIVES, MetricSums
 from data.preference_samples import (
     KTO_LABELS,
     NUM_LOSS_TOKENS,
@@ -225,7 +225,7 @@ class PreferenceObjective(Objective):
             masked[name] = array
         return masked
 
-    def metric_sums(self, stats: np.ndarray, batch: Batch) -> Tally:
+    def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
         """Returns the sums and counts of rewards and log-probabilities, as TRL names them.
 
         Rewards are beta times the scores that the loss compares.

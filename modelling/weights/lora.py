@@ -20,10 +20,10 @@ from config.adapter import (
     is_within,
     matches_end,
 )
-from config.errors import ConfigError, nearest
+from config.errors import ConfigError, did_you_mean
 from config.model import QuantConfig
 from config.sections import RunConfig
-from config.values import listed
+from config.values import split_names
 from files.formatting import format_name, format_names, format_path
 from modelling.quantization import fake_quantize
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
@@ -188,7 +188,7 @@ class _AdapterMapper:
         expert_weights = {w.name for mapping in expert_mappings for w in mapping.weights}
         fused = weight_map.hf_names.fused.items()
         parameters = {n: x for n, x in fused if expert_weights.issuperset(x.weights)}
-        ends = listed(adapter.target_parameters)
+        ends = split_names(adapter.target_parameters)
         adapted = {n: x for n, x in parameters.items() if any(ends_with(n, end) for end in ends)}
         self._parameters, self._has_experts = list(parameters), bool(adapted)
         self._matrices = {
@@ -356,7 +356,9 @@ class _AdapterMapper:
             ConfigError: a name matches no module, or one that cannot have an adapter.
         """
         settings, experts = self._settings, self._parameters
-        _check_each("target_parameters", listed(settings.target_parameters), experts, ends_with)
+        _check_each(
+            "target_parameters", split_names(settings.target_parameters), experts, ends_with
+        )
         adaptable, unsupported = dict[str, None](), dict[str, None]()
         for mapping in self._weight_map.mappings:
             for names in map(self._file_modules, mapping.weights):
@@ -374,8 +376,8 @@ class _AdapterMapper:
             )
         self._check_layer_settings(adapted)
         if is_names(self._requested) and self._requested != ALL_LINEAR:
-            _check_each("targets", listed(self._requested), adaptable, ends_with)
-        saved, modules = listed(settings.modules_to_save), _module_names(self._weight_map)
+            _check_each("targets", split_names(self._requested), adaptable, ends_with)
+        saved, modules = split_names(settings.modules_to_save), _module_names(self._weight_map)
         _check_each("modules_to_save", saved, modules, is_within)
         adapted_names = [*adapted_modules(adapted)[0], *adapted_parameters(adapted)]
         for field in PATTERNS:
@@ -415,7 +417,7 @@ def _check_each(
     modules = list(modules)
     for name in names:
         if not any(matches(module, name) for module in modules):
-            close = nearest(name, _last_parts(modules))
+            close = did_you_mean(name, _last_parts(modules))
             raise ConfigError(f"adapter.{field}: {format_name(name, 40)} means no module{close}")
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from fnmatch import translate
 from itertools import groupby
 
-from config.errors import ConfigError, nearest
+from config.errors import ConfigError, did_you_mean
 from config.run import Training
-from config.values import listed
+from config.values import split_names
 from files.formatting import format_name
 from modelling.weights.mapping import WeightMapping, is_linear
 from modelling.weights.weight_map import WeightMap, without_expert_group
@@ -30,7 +30,7 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
     """
     if not training.some_frozen:
         return weight_map
-    patterns, frozen = listed(training.trainable), listed(training.frozen)
+    patterns, frozen = split_names(training.trainable), split_names(training.frozen)
     names = _weights_by_name(weight_map.base)
     trainable = _match_patterns(names, "training.trainable", patterns or ("*",))
     trainable -= _match_patterns(names, "training.frozen", frozen)
@@ -67,7 +67,7 @@ def _match_patterns(
         matches = re.compile(f"{translate(glob)}|{translate(f'{glob}.*')}").match
         matching = [name for name in names if matches(name)]
         if not matching:
-            close = nearest(pattern, names)
+            close = did_you_mean(pattern, names)
             raise ConfigError(f"{field}: {format_name(pattern, 40)} means no weight{close}")
         weights.update(weight for name in matching for weight in names[name])
     return weights

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from config.errors import UserError, nearest
+from config.errors import UserError, did_you_mean
 from files.formatting import format_name, format_value
 
 if TYPE_CHECKING:  # it takes seconds to import, and the names of machines are read first
@@ -213,8 +213,9 @@ def machine(name: str) -> Machine:
     known = machines()
     if name not in known:
         raise UserError(
-            f"--machine {format_value(name)} is not in the hardware table{nearest(name, known)}; "
-            "a YAML file can describe another (planning/hardware/machines.yml shows how)"
+            f"--machine {format_value(name)} is not in the hardware table"
+            f"{did_you_mean(name, known)}; a YAML file can describe another "
+            "(planning/hardware/machines.yml shows how)"
         )
     return known[name]
 
@@ -241,7 +242,7 @@ def _read_machine(path: Path) -> Machine:
         if name not in known:
             raise UserError(
                 f"--machine: {format_name(path)} has no field {format_value(name)}"
-                f"{nearest(str(name), known)}"
+                f"{did_you_mean(str(name), known)}"
             )
     required = {f.name for f in fields(Machine) if f.default is MISSING is f.default_factory}
     required -= {"name", "title"}

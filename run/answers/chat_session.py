@@ -137,7 +137,7 @@ class ChatSession:
             ConfigError: it cannot have the value.
         """
         given = field_overrides({f"generation.{name}": value}, type(self._config))
-        self._config = self._config.changed(flattened(with_search(given, {})))
+        self._config = self._config.with_values(flattened(with_search(given, {})))
         self._data = replace(self._data, user_config=self._config)
         self._leave()
 

@@ -29,7 +29,7 @@ from files.formatting import format_path
 from huggingface.pretrained import read_pretrained
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
-from planning.origins import exported_task
+from planning.config_loader import exported_task
 from run.initial_state import InitialState, load_inference_weights
 from run.startup_warnings import length_warnings
 from sessions.generation import GenerationSession

@@ -10,7 +10,7 @@ import finetuning
 import inference
 from benchmarks import compile as compile_benchmark
 from benchmarks import vs_huggingface
-from config.base import leaves
+from config.base import config_fields
 from config.flags import flag_of
 from config.gptj import GPTJConfig
 from huggingface.model_folders import write_hf_directory
@@ -92,9 +92,9 @@ def test_help_shows_what_is_used_and_what_is_measured_alone(benchmark, capsys) -
         benchmark.main(["--help-all"])
     text = capsys.readouterr().out
     assert "(default: the run that --load names, else xxl_pod64)" in " ".join(text.split())
-    for leaf in leaves(GPTJConfig):
-        if leaf.dotted in benchmark.UNUSED:
-            assert f"--{flag_of(leaf.dotted)} " not in text
+    for leaf in config_fields(GPTJConfig):
+        if leaf.path in benchmark.UNUSED:
+            assert f"--{flag_of(leaf.path)} " not in text
 
 
 def test_load_measures_a_model_of_hugging_face_too(tmp_path) -> None:

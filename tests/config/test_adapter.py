@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config import expressions
+from config import regex_match
 from config.adapter import Adapter
 from config.errors import ConfigError
 from config.t5 import T5Config
@@ -63,7 +63,7 @@ def test_an_expression_that_takes_too_long_is_named(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What strangers wrote: repetitions inside repetitions, which have no end."""
-    monkeypatch.setattr(expressions, "SECONDS", 0.05)
+    monkeypatch.setattr(regex_match, "SECONDS", 0.05)
     slow = r"(.+?)+?(?=!)"
     given = {"targets": slow} if field == "targets" else {"rank_pattern": f"{slow}=2"}
     adapter, module = Adapter(rank=1, **given), f"model.layers.0.self_attn.{'q' * 40}"

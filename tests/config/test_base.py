@@ -6,14 +6,14 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from config.base import Section, field_docs, leaves
+from config.base import ConfigSection, config_fields, field_docs
 from config.errors import ConfigError
 from config.families import FAMILIES
 from config.values import PositiveInt
 
 
 @dataclass(frozen=True)
-class Wheel(Section):
+class Wheel(ConfigSection):
     spokes: PositiveInt = 8
     """How many
     spokes."""
@@ -23,7 +23,7 @@ class Wheel(Section):
 
 
 @dataclass(frozen=True)
-class Cart(Section):
+class Cart(ConfigSection):
     name: str = "cart"
     """Its name."""
 
@@ -83,7 +83,7 @@ def test_sections_do_not_change():
 
 
 def test_leaves_and_docs():
-    assert [(leaf.dotted, leaf.doc) for leaf in leaves(Cart)] == [
+    assert [(leaf.path, leaf.doc) for leaf in config_fields(Cart)] == [
         ("name", "Its name."),
         ("wheel.spokes", "How many spokes."),
         ("wheel.price", "In euros."),
@@ -93,5 +93,5 @@ def test_leaves_and_docs():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_of_a_family_is_documented(family):
-    undocumented = [leaf.dotted for leaf in leaves(FAMILIES[family].config) if not leaf.doc]
+    undocumented = [leaf.path for leaf in config_fields(FAMILIES[family].config) if not leaf.doc]
     assert not undocumented

@@ -9,8 +9,8 @@ import pytest
 import run_generation
 from config.errors import ConfigError, close_names
 from config.families import FAMILIES
+from config.flag_translation import check_foreign_flags
 from config.flags import spell_flags
-from config.flags_of_others import check_flags
 from run.options import RunOptions
 
 RENAMED = {
@@ -67,7 +67,7 @@ def options() -> list[str]:
 def suggestion(family: str, flag: str) -> str:
     """The message about an unknown flag; "": it is known."""
     try:
-        check_flags([flag, "1"])
+        check_foreign_flags([flag, "1"])
         spell_flags([flag, "1"], FAMILIES[family].config, options())
     except ConfigError as error:
         return str(error)

@@ -18,7 +18,7 @@ import run_generation
 from config.errors import ConfigError
 from files.json_files import JsonObject
 from huggingface.multimodal import text_model_config
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import TEXT
 from tests.huggingface.published import facts, small
@@ -184,4 +184,4 @@ def test_quantized_weights_of_the_whole_are_refused(tmp_path):
     data["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
     (tmp_path / "config.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match="give the model before its weights were quantized"):
-        ORIGINS.described(str(tmp_path))
+        CONFIG_LOADER.described(str(tmp_path))

@@ -18,7 +18,7 @@ from config.families import FAMILIES
 from config.sections import RunConfig
 from huggingface.multimodal import text_tensor_name
 from modelling.model_family import get_family
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from run.model_weights import read_weights
 from sessions.loss_evaluation import LossSession
 from tests.huggingface.published import (
@@ -35,7 +35,7 @@ from tests.slow import slow
 
 def described(folder: Path) -> RunConfig:
     """The configuration of a run that begins with the model in a folder."""
-    found = dict(ORIGINS.described(str(folder)))
+    found = dict(CONFIG_LOADER.described(str(folder)))
     size = {"training": {"global_batch_size": 1}}
     return FAMILIES[found["family"]].config.from_dict(found | size)
 

@@ -232,7 +232,7 @@ def test_all_types(family: Any, precision: str, dropout: float, split: dict[str,
 def test_layers_that_compute_again_have_no_room_for_activations(share: float, layers: int) -> None:
     family = modelling.gptj.model.FAMILY
     config = _config(GPTJ, {"activations": "auto"}, "float32", 0.0)
-    config = config.changed({"model.layers": 4})
+    config = config.with_values({"model.layers": 4})
     ir = build_training(config, family.build_phases, keeping={"layer": share}).ir
     kept = [b for b in ir.remote_buffers if b.kind == "activations inside layers"]
     micro_batches = config.training.global_batch_size // config.execution.micro_batch_size

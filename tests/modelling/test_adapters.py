@@ -109,7 +109,7 @@ def check(kind: str, split: Sequence[int], ours: dict[str, Any], theirs: dict[st
     of = case(kind)
     start, expected = trained(kind, **theirs)
     fields = {name if "." in name else f"adapter.{name}": value for name, value in ours.items()}
-    config = of.config(*split).changed(fields)
+    config = of.config(*split).with_values(fields)
     weight_map = get_family(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
     model.write(weight_map.from_hf(start))
@@ -188,7 +188,9 @@ def test_adapters_of_experts(
     fields = {"rank": 4, "alpha": 6.0, "targets": "q_proj", "target_parameters": ",".join(names)}
     fields = {f"adapter.{n}": x for n, x in fields.items()}
     fields |= {"adapter.rank_pattern": "experts.down_proj=3"} if names != [GATE_UP] else {}
-    config = of.config(*split).changed(fields | {f"execution.{n}": x for n, x in execution.items()})
+    config = of.config(*split).with_values(
+        fields | {f"execution.{n}": x for n, x in execution.items()}
+    )
     weight_map = get_family(config).weight_map(config)
     gradients = dict(weight_map.filter(is_trainable).from_hf(found.gradients))
     weights = dict(weight_map.from_hf(found.weights))
@@ -384,7 +386,7 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
     named = {n if "." in n else f"adapter.{n}": x for n, x in fields.items()}
     plain = case("mistral").config()
     with pytest.raises(ConfigError, match=said):
-        get_family(plain).weight_map(plain.changed(named | more))
+        get_family(plain).weight_map(plain.with_values(named | more))
 
 
 @pytest.mark.parametrize(
@@ -407,7 +409,7 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
 )
 def test_what_adapters_of_experts_cannot_be(adapter: dict[str, Any], said: str) -> None:
     fields = {f"adapter.{name}": value for name, value in {"rank": 4, **adapter}.items()}
-    config = case("shallow mixtral").config().changed(fields)
+    config = case("shallow mixtral").config().with_values(fields)
     with pytest.raises(ConfigError, match=said):
         get_family(config).weight_map(config)
 
@@ -422,7 +424,7 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
     model = with_peft(of.model(), r=4, alpha_pattern={odd: 3}, **more)
     ours = {"rank": 4, "targets": "all-linear", "dora": dora, "rslora": True}
     ours |= {"alpha_pattern": f"{odd}=3"}
-    config = of.config().changed({f"adapter.{name}": value for name, value in ours.items()})
+    config = of.config().with_values({f"adapter.{name}": value for name, value in ours.items()})
     weight_map = get_family(config).weight_map(config)
     found = weight_map.base.to_hf(
         merge_adapters(weight_map, weight_map.from_hf(named(logical(model))), np.dtype("float32"))
@@ -435,7 +437,7 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
 
 def test_adapters_are_merged_into_what_few_bits_left() -> None:
     """Of linear maps, with an adapter or without; else into the weights."""
-    config = case("mistral").config().changed({**QUANTISED, "adapter.rank": 4})
+    config = case("mistral").config().with_values({**QUANTISED, "adapter.rank": 4})
     weight_map, weights = get_family(config).weight_map(config), random_weights(config)
     quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
     kept = {n: in_few_bits(w, 4, 4) if n in quantised else w for n, w in weights.items()}
@@ -461,7 +463,7 @@ def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[
     """They change nothing, and A is drawn from the same distribution."""
     of = case("mistral")
     model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, **theirs))
-    config = of.config().changed({"adapter.rank": 200, **ours})
+    config = of.config().with_values({"adapter.rank": 200, **ours})
     weight_map = get_family(config).weight_map(config)
     theirs = weight_map.from_hf(named(logical(model)))
     found = init_adapters(weight_map, theirs, seed=3)
@@ -506,7 +508,7 @@ def dropping(split: Sequence[int], **fields: Any) -> RunConfig:
     """Adapters of maps whose inputs are whole on each device of a tensor-parallel group."""
     adapter = {"rank": 4, "dropout": 0.4, "targets": "q_proj,v_proj,up_proj"}
     config = case("mistral").config(*split)
-    return config.changed({f"adapter.{n}": x for n, x in adapter.items()} | fields)
+    return config.with_values({f"adapter.{n}": x for n, x in adapter.items()} | fields)
 
 
 KEPT = {"execution.activations": "keep"}
@@ -527,7 +529,7 @@ def test_adapters_are_float32_beside_weights_of_16_bits() -> None:
     """Their updates are as small as they are; the base's bits stay."""
     of = case("mistral")
     ours = {"adapter.rank": 4, "model.precision": "bfloat16", "execution.master_weights": True}
-    config = of.config().changed(ours)
+    config = of.config().with_values(ours)
     model = fine_tuning(config)
     model.write(random_weights(config))
     with model:
@@ -557,7 +559,7 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
 ) -> None:
     """Of which none takes gradients, or is written back."""
     of = case("phi3")
-    config = of.config(*split).changed(ALL_LINEAR)
+    config = of.config(*split).with_values(ALL_LINEAR)
     weight_map = get_family(config).weight_map(config)
     adapters = {w.name for w in weight_map.weights} - {w.name for w in weight_map.base.weights}
     whole = dict(weight_map.base.from_hf(logical(of.model())))
@@ -565,7 +567,7 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     found = []
     packed_fields = {**QUANTISED, "model.quantization": f"int{bits}"}
     for fields, base in (({}, expanded), (packed_fields, whole)):
-        model = fine_tuning(config.changed(fields), gradients=True)  # so one is compiled above
+        model = fine_tuning(config.with_values(fields), gradients=True)  # so one is compiled above
         model.write({**weight_map.init_weights(0), **base})
         with model:
             losses = [model.run([of.batches[i]], [1e-2], i)[0].loss for i in range(2)]

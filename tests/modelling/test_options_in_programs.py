@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import popxl
-from config.base import leaves
+from config.base import config_fields
 from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from data.samples import Samples
@@ -234,11 +234,11 @@ def bases(*programs: str) -> list[Any]:
 @pytest.mark.parametrize("base", bases())
 def test_an_option_changes_the_programs_that_it_is_for(base: str) -> None:
     given, cases = OPTIONS[base]
-    config = small_config(layers=1).changed(given)
+    config = small_config(layers=1).with_values(given)
     before = texts_of(config)
     changed = {}
     for option, (value, programs) in cases.items():
-        after = texts_of(config.changed({option: value}), programs)
+        after = texts_of(config.with_values({option: value}), programs)
         changed[option] = "".join(kind for kind in after if after[kind] != before[kind])
     assert changed == {option: programs for option, (_, programs) in cases.items()}
 
@@ -247,24 +247,24 @@ def test_an_option_changes_the_programs_that_it_is_for(base: str) -> None:
 def test_an_option_changes_no_other_program(base: str) -> None:
     """All options at once that are for the same programs."""
     given, cases = OPTIONS[base]
-    config = small_config(layers=1).changed(given)
+    config = small_config(layers=1).with_values(given)
     for programs in ("T", LOSS, WRITING):
         options = {option: value for option, (value, own) in cases.items() if own == programs}
         others = "".join(kind for kind in ALL if kind not in programs)
-        assert texts_of(config, others) == texts_of(config.changed(options), others), programs
+        assert texts_of(config, others) == texts_of(config.with_values(options), others), programs
 
 
 def test_no_program_depends_on_what_others_read() -> None:
     config = small_config(layers=1)
     before = texts_of(config)
     assert before == texts_of(config), "the text of a program depends on nothing else"
-    assert before == texts_of(config.changed(UNSEEN))
+    assert before == texts_of(config.with_values(UNSEEN))
 
 
 def test_every_option_of_a_program_is_in_a_table() -> None:
     """A new field: say in `OPTIONS` which programs it changes, or that others read it."""
     known = {*UNSEEN, *ELSEWHERE, *(name for _, cases in OPTIONS.values() for name in cases)}
-    fields = {leaf.dotted for leaf in leaves(GPTJConfig)}
+    fields = {leaf.path for leaf in config_fields(GPTJConfig)}
     assert {name for name in fields if name.split(".")[0] in SECTIONS} - known == set()
 
 
@@ -302,11 +302,11 @@ def results_of(config: RunConfig, samples: Samples) -> dict[str, np.ndarray]:
     found["T"] = run(TrainingSession(config), lambda model: model.run([batch], [1e-3])[0].loss)
     found["E"] = run(LossSession(config), lambda model: model.compute(samples).mean)
     for kind, placed in (("R", "resident"), ("S", "streamed")):
-        writing = config.changed({"generation.weights": placed})
+        writing = config.with_values({"generation.weights": placed})
         found[kind] = run(
             GenerationSession(writing), lambda m: m.generate(input_ids, np.ones_like(input_ids))
         )
-    one = config.changed({"execution.micro_batch_size": 1})
+    one = config.with_values({"execution.micro_batch_size": 1})
     rows = [row[None] for row in input_ids]
     found["P"] = run(
         GenerationSession(one, token_by_token=True),
@@ -346,7 +346,7 @@ def samples_of(config: RunConfig) -> Samples:
 )
 def test_results_change_with_numerics_alone(options: dict[str, Any], changed: str) -> None:
     plain = plain_results()
-    config = small_config(layers=1).changed(options)
+    config = small_config(layers=1).with_values(options)
     results = results_of(config, samples_of(config))
     same = {kind: np.allclose(results[kind], plain[kind], rtol=1e-5) for kind in ALL}
     assert {kind for kind in ALL if not same[kind]} == {*changed}

@@ -52,15 +52,15 @@ def check(name: str, fields: dict[str, Any], split: dict[str, int], numbers: lis
         split: dp, tp and micro_batch.
         numbers: micro-batches per pass, compared with all of them.
     """
-    config = MODELS[name](**split).changed(fields)
+    config = MODELS[name](**split).with_values(fields)
     family = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
 
     def run(per_pass: int) -> Any:
-        at_once = config.changed({"execution.micro_batches_per_pass": per_pass})
+        at_once = config.with_values({"execution.micro_batches_per_pass": per_pass})
         if config.execution.disk is None:
             return _train(family, at_once)
         with all_on_disk() as folder:
-            return _train(family, at_once.changed({"execution.disk": folder}))
+            return _train(family, at_once.with_values({"execution.disk": folder}))
 
     every = config.gradient_accumulation
     losses, norms, state = run(every)
@@ -135,9 +135,9 @@ def test_bits_of_several_steps_and_of_state_on_disk(fields: dict[str, Any]) -> N
 
 
 def test_state_on_disk_is_there() -> None:
-    config = small_config().changed({"execution.device": "cpu"})
+    config = small_config().with_values({"execution.device": "cpu"})
     with all_on_disk() as folder:
-        model = fine_tuning(config.changed({"execution.disk": folder}))
+        model = fine_tuning(config.with_values({"execution.disk": folder}))
         use = model.session.memory_use()
     assert use.disk > 0
     assert use.remote < use.disk / 10
@@ -160,14 +160,14 @@ def test_gradients_in_bfloat16_are_rounded_once_a_pass(
         "model.layers": 1,
         "model.precision": precision,
     }
-    config = MODELS[name](**split).changed(fields | {"training.optimizer.state": "bfloat16"})
+    config = MODELS[name](**split).with_values(fields | {"training.optimizer.state": "bfloat16"})
     family, module = {"t5": T5, "gptj": GPTJ}.get(name, LLAMA)
     weights, batch = family.weight_map(config).init_weights(seed=0), module.batches(1)[0]
     passes = config.gradient_accumulation
 
     def gradients(per_pass: int, dtype: str) -> dict[str, np.ndarray]:
         fields = {"execution.micro_batches_per_pass": per_pass, "training.gradient_dtype": dtype}
-        model = fine_tuning(config.changed(fields), gradients=True)
+        model = fine_tuning(config.with_values(fields), gradients=True)
         model.write(weights)
         with model:
             model.run([batch], [0.0])
@@ -185,7 +185,7 @@ def test_gradients_of_one_replica_are_their_own_accumulators() -> None:
     """So passes take no memory but for the sum of losses."""
 
     def gradient_bytes(per_pass: int) -> int:
-        config = small_config(layers=1).changed({"execution.micro_batches_per_pass": per_pass})
+        config = small_config(layers=1).with_values({"execution.micro_batches_per_pass": per_pass})
         buffers = build_training(config, GPTJ[0].build_phases).ir.remote_buffers
         return sum(_nbytes(buffer) for buffer in buffers if buffer.kind == "gradients")
 
@@ -198,7 +198,7 @@ def _nbytes(buffer: popxl.RemoteBuffer) -> int:
 
 @pytest.mark.parametrize("per_pass", [1, 2, 4])
 def test_buffers_hold_the_micro_batches_of_a_pass(per_pass: int) -> None:
-    config = small_config(layers=1).changed({"execution.micro_batches_per_pass": per_pass})
+    config = small_config(layers=1).with_values({"execution.micro_batches_per_pass": per_pass})
     ir = build_training(config, GPTJ[0].build_phases).ir
     between = [b for b in ir.remote_buffers if b.kind == "activations between layers"]
     assert {buffer.entries for buffer in between} == {2 * per_pass}
@@ -208,7 +208,7 @@ def test_buffers_hold_the_micro_batches_of_a_pass(per_pass: int) -> None:
 
 def test_what_divides_no_step_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"accumulation 4 .*execution\.micro_batches_per_pass 3"):
-        small_config().changed({"execution.micro_batches_per_pass": 3})
+        small_config().with_values({"execution.micro_batches_per_pass": 3})
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_what_divides_no_step_is_refused() -> None:
 def test_one_cpu_device_takes_one_micro_batch_at_a_time(
     fields: dict[str, Any], per_pass: int
 ) -> None:
-    config = small_config().changed({"execution.device": "cpu", **fields})
+    config = small_config().with_values({"execution.device": "cpu", **fields})
     variant = default_variant(config)
     assert variant == Variant(per_pass, variant.saved_layers)
     assert bool(variant.saved_layers) == (per_pass == 1), "else memory would grow"
@@ -232,7 +232,7 @@ def test_one_cpu_device_takes_one_micro_batch_at_a_time(
 def test_frozen_layers_have_a_seed_for_each_micro_batch() -> None:
     """Those before the lowest trained one too, which have no backward pass."""
     fields = {"training.trainable": "lm_head", "model.dropout_prob": 0.2}
-    config, family = small_config(layers=1).changed(fields), GPTJ[0]
+    config, family = small_config(layers=1).with_values(fields), GPTJ[0]
     ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir
     graphs = str(ir).split("\ngraph ")
     loops = [text for text in graphs if "_batch_serial_step" in text.partition("(")[0]]

@@ -164,7 +164,7 @@ def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> No
     """A step reads them for each pass, and writes what is trained, alone; the layers below have no
     backward pass."""
     config = chosen(small_config(), trainable=trained, frozen="*norm*,*ln_*")
-    config = config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
+    config = config.with_values({"execution.micro_batches_per_pass": config.gradient_accumulation})
     rows = [row for name in layers for row in get_family(config).weight_map(config).layers[name]]
     own = sum(4 * math.prod(w.shape) for row in rows if row.trainable for w in row.weights)
     found = moved(config, gptj.batches(1)[0])

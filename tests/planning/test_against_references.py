@@ -31,7 +31,7 @@ def needs_with(name: str, **changes: Any) -> Requirements:
     """Of a step that recomputes, with all micro-batches in one pass."""
     config = preset(name, **merge({"execution": {"activations": "recompute"}}, changes))
     one_pass = {"execution.micro_batches_per_pass": config.gradient_accumulation}
-    return finetuning_requirements(config.changed(one_pass))
+    return finetuning_requirements(config.with_values(one_pass))
 
 
 def torch_flops(name: str) -> tuple[int, int]:

@@ -32,8 +32,8 @@ from data.pipeline import Pipeline
 from files.yaml_files import dump_yaml, read_yaml
 from modelling.model_family import get_family
 from planning.auto_config import with_generation_lengths
+from planning.config_loader import CONFIG_LOADER
 from planning.hardware.machines import machines
-from planning.origins import ORIGINS
 from terminal.command_line import read_command_line
 from tests.huggingface.hub_folders import save
 from tests.slow import slow
@@ -62,7 +62,7 @@ def chosen(models, capsys, monkeypatch) -> Callable[..., RunConfig]:
     monkeypatch.chdir(models)
 
     def choose(*flags: str, **how: Any) -> RunConfig:
-        line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
+        line = read_command_line("", "finetuning", "tiny", flags, loader=CONFIG_LOADER)
         return choices.resolve_auto_fields(line, ("train",), **{"trains": True, **how}).config
 
     return choose
@@ -321,14 +321,14 @@ def test_a_model_reads_all_of_its_length_but_what_it_writes(
 
     def config(*flags: str) -> RunConfig:
         given = ["--model", "gptj", "--model.max_position_embeddings", "8192", *flags]
-        line = read_command_line("", "inference", "tiny", given, origins=ORIGINS)
+        line = read_command_line("", "inference", "tiny", given, loader=CONFIG_LOADER)
         return choices.resolve_auto_fields(line).config
 
     made = config(*flags)
     assert (made.model.sequence_length, made.model.output_length) == (read, written)
     short = config("--model.max_position_embeddings", "2048").execution.micro_batch_size
     assert made.execution.micro_batch_size == short
-    line = read_command_line("", "inference", "tiny", ["--model", "gptj"], origins=ORIGINS)
+    line = read_command_line("", "inference", "tiny", ["--model", "gptj"], loader=CONFIG_LOADER)
     planned = choices.resolve_auto_fields(line, ("validation",), only_plans=True).config
     assert planned.model.sequence_length < choices.MAX_SAMPLE_TOKENS
 
@@ -368,8 +368,10 @@ def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
         texts = {"config.yml": dump_yaml(config.to_dict())}
         store.save(1, {"weight": np.zeros(1)}, {}, wait=True, texts=texts)
     given = ["--load", str(tmp_path), "--device", "cpu", *flags]
-    line = read_command_line("", "inference", "tiny", given, None, ORIGINS)
+    line = read_command_line("", "inference", "tiny", given, None, CONFIG_LOADER)
     config = with_generation_lengths(line).config
     assert (config.model.sequence_length, config.generation.max_tokens) == (read, written)
-    by_preset = read_command_line("", "inference", "tiny", ["--config", preset], None, ORIGINS)
+    by_preset = read_command_line(
+        "", "inference", "tiny", ["--config", preset], None, CONFIG_LOADER
+    )
     assert with_generation_lengths(by_preset) is by_preset

@@ -76,7 +76,7 @@ def test_entries_need_room_wherever_they_are() -> None:
     stored = traced.storage()
     assert stored.remote > 0 < stored.disk
     candidates: Any = SimpleNamespace(get=lambda: (None, traced))
-    one = load_config(T5Config, "finetuning", "tiny").changed({"execution.data_parallel": 1})
+    one = load_config(T5Config, "finetuning", "tiny").with_values({"execution.data_parallel": 1})
 
     def fits(nbytes: int) -> bool:
         """Half of them on the device."""

@@ -53,7 +53,7 @@ def test_what_a_group_takes_is_what_plans_say() -> None:
 
 def test_experts_are_cut_before_micro_batches_are() -> None:
     small = replace(machine("rtx4090"), memory=60 * MB)
-    config = mixture().changed({"execution.activations": "recompute"})
+    config = mixture().with_values({"execution.activations": "recompute"})
     made = plan_best_training("a mixture", [config], small)
     execution = made.requirements.config.execution
     assert made.fits

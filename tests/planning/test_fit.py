@@ -53,7 +53,7 @@ def test_a_smaller_micro_batch_where_device_memory_is_small() -> None:
     assert 1 <= micro < 16
     assert disk == [False, False]
     two = tiny("gptj_tiny", micro_batch_size=2, **AGAIN)
-    two = two.changed({"training.global_batch_size": 2})
+    two = two.with_values({"training.global_batch_size": 2})
     none = plan_best_training("tiny", [two], replace(ONE, memory=1e6))
     assert (none.fits, none.requirements.config.execution.micro_batch_size) == (False, 1)
 
@@ -77,7 +77,7 @@ def test_a_program_is_built_and_simulated_once(monkeypatch: pytest.MonkeyPatch) 
     small = replace(on, memory=0.6 * least, host_memory=0.3 * least)
     assert not placement_search.search_placement(variants, config, small).best.fits
     count = len(placed)
-    with_disk = config.changed({"execution.disk": "somewhere"})
+    with_disk = config.with_values({"execution.disk": "somewhere"})
     assert len(placement_search.search_placement(variants, with_disk, small).tried) == 1
     assert len(placed) == count
 
@@ -226,7 +226,7 @@ def test_micro_batches_pass_alone_where_that_is_clearly_faster() -> None:
     assert alone.variant.per_pass < 8
     assert alone.is_bound_by_compute
     assert all_at_once.variant.per_pass == 8, "several passes have to gain something"
-    one_pass = config.changed({"execution.micro_batches_per_pass": 8})
+    one_pass = config.with_values({"execution.micro_batches_per_pass": 8})
     given = placement_search.search_placement(
         variants, one_pass, replace(gpu, memory=1.6 * state)
     ).best

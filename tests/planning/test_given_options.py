@@ -22,11 +22,11 @@ H100 = machine("h100")
 def _config(tensor_parallel: int = 2, **execution: Any) -> RunConfig:
     changes = {"activations": "recompute", **execution}
     changed = {f"execution.{name}": value for name, value in changes.items()}
-    return small_config(1, tensor_parallel, 1, layers=2).changed(changed)
+    return small_config(1, tensor_parallel, 1, layers=2).with_values(changed)
 
 
 def _in_one_pass(config: RunConfig) -> RunConfig:
-    return config.changed({"execution.micro_batches_per_pass": config.gradient_accumulation})
+    return config.with_values({"execution.micro_batches_per_pass": config.gradient_accumulation})
 
 
 def _chosen(config: RunConfig, on: Machine = H100, **memory: float) -> PlacementResult:
@@ -50,18 +50,18 @@ def test_auto_takes_whole_activations_where_they_are_faster() -> None:
 
 def test_auto_takes_slices_where_a_step_does_not_fit_otherwise() -> None:
     config = _config(1, attention="scores", micro_batch_size=1, attention_serialisation="auto")
-    config = _in_one_pass(config.changed({"model.sequence_length": 128}))
+    config = _in_one_pass(config.with_values({"model.sequence_length": 128}))
     needed = {}
     for slices in (1, 2):
-        way = config.changed({"execution.attention_serialisation": slices})
+        way = config.with_values({"execution.attention_serialisation": slices})
         best = _chosen(way).best
         needed[slices] = best.traced.storage().on_device + best.placement.all_host_timeline.extent
     assert needed[2] < needed[1]
     roomy, tight = _chosen(config).best, _chosen(config, memory=needed[1] - 1).best
     assert (roomy.fits, roomy.variant.changes) == (True, ())
     assert (tight.fits, dict(tight.variant.changes).keys()) == (True, {"attention_serialisation"})
-    several = config.changed({"execution.micro_batches_per_pass": "auto"})
-    several = _in_one_pass(several.changed({"execution.micro_batch_size": 2}))
+    several = config.with_values({"execution.micro_batches_per_pass": "auto"})
+    several = _in_one_pass(several.with_values({"execution.micro_batch_size": 2}))
     assert not _chosen(several, memory=needed[1] - 1).best.variant.changes
 
 

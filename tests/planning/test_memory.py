@@ -100,12 +100,12 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
         check_fits(config, ir)
     assert error.value.disk is not None
     assert 0 < error.value.disk <= needed.remote
-    config = config.changed({"execution.disk": "anywhere"})
+    config = config.with_values({"execution.disk": "anywhere"})
     offload_if_needed(config, another)
     check_fits(config, another)
     assert popxl.plan.storage_of(another).disk == error.value.disk
     monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
-    config = config.changed({"model.eval": True})
+    config = config.with_values({"model.eval": True})
     program = build_generation_program(config, get_family(config), Greedy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
 
@@ -119,13 +119,13 @@ def test_a_limit_is_kept_by_plan_and_run_or_refused_with_the_least(
         monkeypatch.setattr(disk_offload, name, 1000)
     monkeypatch.setattr(planning.report, "PROCESS_BYTES", 1000)
     config = preset("gptj_tiny", model=WIDE, execution={"device": "cpu"})
-    config = config.changed({"execution.disk": "anywhere", "model.eval": not trained})
+    config = config.with_values({"execution.disk": "anywhere", "model.eval": not trained})
 
     def requirements(limit: float) -> Requirements:
-        limited = config.changed({"execution.host_memory": limit})
+        limited = config.with_values({"execution.host_memory": limit})
         if trained:
             return finetuning_requirements(limited)
-        return generation_requirements(limited.changed({"generation.weights": "streamed"}))
+        return generation_requirements(limited.with_values({"generation.weights": "streamed"}))
 
     def run(limit: float) -> popxl.Ir:
         made = requirements(limit)
@@ -170,7 +170,7 @@ def test_a_program_that_takes_more_than_planned_has_more_of_its_state_on_disk(
     config = preset("gptj_tiny", model=WIDE, execution=execution)
     plan = popxl.plan.plan_of(finetuning_requirements(config).traced.ir)
     limit = plan.device * 1.2 + plan.remote / 2
-    config = config.changed({"execution.host_memory": limit / 1e9})
+    config = config.with_values({"execution.host_memory": limit / 1e9})
     low = replace(plan, temporaries=int(plan.temporaries * estimated))
     monkeypatch.setattr(popxl.plan, "plan_of", lambda ir: low)
     use = TrainingSession(config).session.memory_use()

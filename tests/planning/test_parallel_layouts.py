@@ -10,9 +10,9 @@ from config.sections import RunConfig
 from planning import parallel_layouts as module
 from planning.auto_config import resolve_auto_fields
 from planning.batch_size_advice import with_batch_advice
+from planning.config_loader import CONFIG_LOADER
 from planning.fit_search import plan_best_training, search_fitting_config
 from planning.hardware.machines import Machine, machine
-from planning.origins import ORIGINS
 from planning.parallel_layouts import list_layouts, promising_layouts
 from planning.program_variants import VariantCache
 from planning.report import LargerBatch
@@ -47,7 +47,7 @@ def test_all_ways_in_which_devices_can_share_a_batch_and_layers() -> None:
 
 
 def test_a_given_micro_batch_stays() -> None:
-    config = small().changed({"execution.micro_batch_size": 4})
+    config = small().with_values({"execution.micro_batch_size": 4})
     assert ways(config, 4, None) == [(2, 2, 4), (1, 4, 4)]
 
 
@@ -108,7 +108,7 @@ def layout(*flags: str, count: int | None = None) -> tuple[int, int, int]:
     """Of a preset, on a machine of four devices: copies, devices of each, micro-batch."""
     model = ("--config", "gptj_tiny", "--layers", "1", "--global_batch_size", "8")
     flags = (*model, "--micro_batch_size", "2", "--activations", "recompute", *flags)
-    line = read_command_line("", "finetuning", "tiny", flags, origins=ORIGINS)
+    line = read_command_line("", "finetuning", "tiny", flags, loader=CONFIG_LOADER)
     e = resolve_auto_fields(
         line, ("train",), trains=True, machine=FOUR, count=count
     ).config.execution
@@ -144,7 +144,7 @@ def test_what_is_told_is_done(
 
 def test_processors_share_the_batch() -> None:
     """There is nothing to simulate."""
-    line = read_command_line("", "finetuning", "tiny", ("--config", "tiny"), origins=ORIGINS)
+    line = read_command_line("", "finetuning", "tiny", ("--config", "tiny"), loader=CONFIG_LOADER)
     made = resolve_auto_fields(
         line, ("train",), trains=True, machine=machine("laptop"), count=4
     ).config

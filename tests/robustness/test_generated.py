@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from checkpoints import CheckpointStore
-from config.base import leaves
+from config.base import config_fields
 from config.families import FAMILIES
 from config.t5 import T5Config
 from data.task import SAMPLE_FOLDER
@@ -107,7 +107,7 @@ def check_outcome(
 @pytest.mark.parametrize("family", FAMILIES)
 @dear
 def test_every_flag(family, cases, forks, tmp_path):
-    names = [leaf.dotted for leaf in leaves(FAMILIES[family].config)]
+    names = [leaf.dotted for leaf in config_fields(FAMILIES[family].config)]
     presets = {"t5": "tiny", "bart": "bart_tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
     places = {
         "run_finetuning": ["--run-dir", str(tmp_path / "run")],

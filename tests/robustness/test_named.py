@@ -588,7 +588,7 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
     ],
 )
 def test_weights_that_are_not_finite(value, precision, said, tmp_path):
-    config = gptj(2, 4, load=str(tmp_path / "hf")).changed({"model.precision": precision})
+    config = gptj(2, 4, load=str(tmp_path / "hf")).with_values({"model.precision": precision})
     weight_map, hf_config = (
         get_family(config).weight_map(config),
         get_family(config).to_config_json(config),

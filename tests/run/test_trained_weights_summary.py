@@ -14,7 +14,7 @@ from tests.modelling.llama import hf
 
 
 def notes(kind: str, **fields: Any) -> list[str]:
-    config = hf.our_config(hf.hf_config(kind)).changed(fields)
+    config = hf.our_config(hf.hf_config(kind)).with_values(fields)
     return trained_weights_summary(config, get_family(config).weight_map(config))
 
 

@@ -50,8 +50,8 @@ def entered(borrower: ModelSession, model: TrainingSession) -> ModelSession:
             for config in (
                 t5_config(1),
                 # Phases that are cut:
-                gptj_config(2).changed({"training.trainable": "layer.0,layer.2"}),
-                t5_config(1).changed({"training.frozen": "encoder.1,decoder.0"}),
+                gptj_config(2).with_values({"training.trainable": "layer.0,layer.2"}),
+                t5_config(1).with_values({"training.frozen": "encoder.1,decoder.0"}),
             )
         ),
     ],

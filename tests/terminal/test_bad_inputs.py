@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from config.base import leaves
+from config.base import config_fields
 from config.families import FAMILIES
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from terminal.command_line import read_command_line
 from terminal.entry_point import entry_point
 from tests.slow import slow
@@ -25,14 +25,16 @@ TEXTS = [
     *("\n", "\udcff", "é" * 300, "{", "{}{", "%s", "🙂", "--", "a" * 5000, ",", "../..", "*"),
     *("/dev/full", "/proc/self/mem", "/nonexistent/x", "s3://", "file:///", "~root", "**/*"),
 ]
-FIELDS = [(family, leaf.dotted) for family in FAMILIES for leaf in leaves(FAMILIES[family].config)]
+FIELDS = [
+    (family, leaf.path) for family in FAMILIES for leaf in config_fields(FAMILIES[family].config)
+]
 CASES = [(*field, text, in_file) for field in FIELDS for text in (*NUMBERS, *TEXTS)
          for in_file in (False, True)]  # fmt: skip
 
 
 @entry_point(alone=True)
 def main(arguments=None):
-    read_command_line("", "finetuning", "tiny", arguments, origins=ORIGINS)
+    read_command_line("", "finetuning", "tiny", arguments, loader=CONFIG_LOADER)
 
 
 def check(case: tuple[str, str, str, bool], folder: Path, capsys: pytest.CaptureFixture) -> None:

@@ -12,7 +12,7 @@ import transformers
 
 import run_finetuning
 import run_generation
-from config.base import flattened, leaves
+from config.base import config_fields, flattened
 from config.errors import ConfigError, UserError
 from config.families import FAMILIES
 from config.flags import (
@@ -64,9 +64,11 @@ def test_an_alias_is_for_good():
     """A command that was right stays so when fields are added: each alias names its one field."""
     for alias, field in ALIASES.items():
         assert "." not in alias
-        assert sum(field in {leaf.dotted for leaf in leaves(f.config)} for f in FAMILIES.values())
+        assert sum(
+            field in {leaf.path for leaf in config_fields(f.config)} for f in FAMILIES.values()
+        )
     assert len(set(ALIASES.values())) == len(ALIASES)
-    assert not {leaf.dotted for leaf in leaves(T5Config)} & ALIASES.keys()
+    assert not {leaf.path for leaf in config_fields(T5Config)} & ALIASES.keys()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_null_switches_off():
 def test_every_field_is_a_flag_by_its_dotted_name(family, spelled):
     """Each is given a value that is not its default, if it can have one; all at once."""
     config = FAMILIES[family].config
-    wanted = {leaf.dotted: _other_value(leaf, config()) for leaf in leaves(config)}
+    wanted = {leaf.path: _other_value(leaf, config()) for leaf in config_fields(config)}
     given = [f"--{spelled(name)}={str(value).lower()}" for name, value in wanted.items()]
     parser = argparse.ArgumentParser()
     add_field_flags(section_groups(parser), config, lambda leaf: "")
@@ -117,7 +119,7 @@ def test_a_parser_reads_the_arguments_of_the_process(monkeypatch):
 
 def _other_value(leaf, config):
     default = config
-    for name in leaf.dotted.split("."):
+    for name in leaf.path.split("."):
         default = getattr(default, name)
     kind = leaf.type.kind
     values = leaf.type.choices or {
@@ -227,8 +229,8 @@ def test_help_fits_two_screens_and_all_of_it_can_be_had(capsys):
     for flag in ("--data.train", "--data.prompt", "--learning_rate"):
         assert flag in short
     assert "--temperature" not in short, "which this script does not use"
-    for leaf in leaves(T5Config):
-        assert f"--{flag_of(leaf.dotted)}" in whole
+    for leaf in config_fields(T5Config):
+        assert f"--{flag_of(leaf.path)}" in whole
     assert "HF: num_heads" in " ".join(whole.split())
 
 

@@ -17,7 +17,7 @@ from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
 from files.yaml_files import dump_yaml
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from run.options import RunOptions
 from run.records.metrics_jsonl import read_metrics
 from terminal.command_line import read_command_line
@@ -28,7 +28,7 @@ DPO = ("--training.objective", "dpo")
 
 
 def read(*flags: str) -> RunConfig:
-    line = read_command_line("", "finetuning", "tiny", flags, RunOptions.add_flags, ORIGINS)
+    line = read_command_line("", "finetuning", "tiny", flags, RunOptions.add_flags, CONFIG_LOADER)
     return line.config
 
 

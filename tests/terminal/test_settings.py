@@ -18,7 +18,7 @@ import run_finetuning
 import run_generation
 import run_validation
 from checkpoints import CheckpointStore
-from config.base import flattened, leaves, nested
+from config.base import config_fields, flattened, nested
 from config.errors import ConfigError
 from config.families import config_class_of
 from config.flags import ALIASES, flag_of
@@ -26,7 +26,7 @@ from config.presets import load_config, merge, preset_data, preset_names
 from config.sections import RunConfig
 from files.formatting import format_name
 from files.yaml_files import dump_yaml
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from run.options import RunOptions
 from terminal.command_line import CommandLine, read_command_line
 from terminal.file_options import AddOptions, options_of
@@ -55,7 +55,7 @@ ALL = {
 
 
 def read(*flags: str) -> CommandLine:
-    return read_command_line("", "finetuning", "tiny", flags, RunOptions.add_flags, ORIGINS)
+    return read_command_line("", "finetuning", "tiny", flags, RunOptions.add_flags, CONFIG_LOADER)
 
 
 def values(config: RunConfig) -> dict[str, Any]:
@@ -350,7 +350,7 @@ def test_a_file_takes_every_option_of_a_script(script, name, tmp_path):
     given = [flag] if switch else [flag, value]
 
     def line(*flags: str) -> CommandLine:
-        return read_command_line("", presets, "tiny", flags, add_options, ORIGINS)
+        return read_command_line("", presets, "tiny", flags, add_options, CONFIG_LOADER)
 
     expected = line("--config", "tiny", *given)
     section, _, last = name.rpartition(".")
@@ -377,14 +377,14 @@ def test_a_file_takes_every_option_of_a_script(script, name, tmp_path):
 def test_a_file_takes_every_field_by_its_flag(family, tmp_path):
     section = config_class_of({"family": family}, "")
     base = flattened(section.from_dict({}).to_dict())
-    names = {leaf.dotted: {leaf.dotted, flag_of(leaf.dotted)} for leaf in leaves(section)}
+    names = {leaf.path: {leaf.path, flag_of(leaf.path)} for leaf in config_fields(section)}
     for way in (0, -1):
         keys = {sorted(spellings)[way].replace("_", "-" if way else "_"): dotted
                 for dotted, spellings in names.items()}  # fmt: skip
         data = {key: base[dotted] for key, dotted in keys.items()} | {"family": family}
         (tmp_path / "own.yml").write_text(dump_yaml(data))
         line = read("--config", str(tmp_path / "own.yml"))
-        assert flattened(line.settings.layers[0].values) == base | {"family": family}
+        assert flattened(line.settings.sources[0].values) == base | {"family": family}
 
 
 def test_a_file_begins_a_run_anew(run, tmp_path):
@@ -411,7 +411,7 @@ def test_a_whole_file_leaves_nothing_open(here):
     config = completed(*AS_FLAGS, "--steps", "3")
     (here / "whole.yml").write_text(dump_yaml(config.to_dict()))
     line = read("--config", "whole.yml")
-    assert not line.settings.is_open
+    assert not line.settings.has_auto_fields
     assert line.config == config
 
 

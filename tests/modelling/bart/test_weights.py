@@ -25,18 +25,18 @@ def test_the_table_has_transformers_weights() -> None:
 def test_the_bias_of_logits_is_saved_but_not_updated() -> None:
     """Beside adapters it is the base's, whatever `training.frozen` says."""
     fields = {"training.frozen": "model.shared.weight"}
-    for config in (our_config(), our_config().changed(fields)):
+    for config in (our_config(), our_config().with_values(fields)):
         weight_map = get_family(config).weight_map(config)
         (row,) = (row for row in weight_map.mappings if row.is_buffer)
         assert row.trainable
         assert not row.is_updated
         assert BIAS in {w.name for w in weight_map.trainable_weights}
-    config = our_config().changed({"adapter.rank": 2})
+    config = our_config().with_values({"adapter.rank": 2})
     assert BIAS in get_family(config).weight_map(config).frozen_names
 
 
 def test_adapters_are_of_queries_and_values_by_default() -> None:
-    config = our_config().changed({"adapter.rank": 2})
+    config = our_config().with_values({"adapter.rank": 2})
     rows = get_family(config).weight_map(config).mappings
     modules = {a.module for row in rows for a in row.adapters}
     assert len(modules) == 2 * 2 + 3 * 4

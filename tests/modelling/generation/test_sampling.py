@@ -32,7 +32,7 @@ SURE = 80.0
 def test_temperature_0_is_greedy() -> None:
     config = load_config(T5Config, "inference", "tiny", {"generation": {"search": "sample"}})
     assert isinstance(strategy_from_config(config), Sampling)
-    assert strategy_from_config(config.changed({"generation.temperature": 0.0})) == Greedy()
+    assert strategy_from_config(config.with_values({"generation.temperature": 0.0})) == Greedy()
     line = read_command_line("", "inference", "tiny", ["--temperature", "0", "--top_p", "0.5"])
     assert strategy_from_config(line.config) == Greedy()
 

@@ -111,7 +111,7 @@ def test_four_bits_stream_packed():
 def test_adapters_of_some_layers_give_back_what_weights_lack(family, targets, where):
     """All that is written is Hugging Face's, of layers with adapters and without."""
     adapters = {"adapter.rank": 2, "adapter.targets": targets}
-    config, rng = config_of(family).changed(adapters), np.random.default_rng(1)
+    config, rng = config_of(family).with_values(adapters), np.random.default_rng(1)
     weight_map, weights = get_family(config).weight_map(config), dict(family.reference().weights)
     for adapter in (a for rows in weight_map.layers.values() for row in rows for a in row.adapters):
         (name,) = adapter.weights

@@ -105,7 +105,7 @@ def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:
     """Experts and what is before and after them, each with the other frozen."""
     start, expected = trained(hf_config("qwen2_moe"), batches(STEPS), only=only)
     config = grouped("qwen2_moe", 3, 1, 1, 2)
-    config = config.changed({f"training.{name}": value for name, value in told.items()})
+    config = config.with_values({f"training.{name}": value for name, value in told.items()})
     weight_map = get_family(config).weight_map(config)
     model = fine_tuning(config, gradients=True)
     model.write(weight_map.from_hf(start))
@@ -124,7 +124,7 @@ def test_some_are_trained_as_in_torch(told: dict[str, str], only: str) -> None:
 def test_one_layers_experts_are_trained_alike() -> None:
     config = grouped("qwen2_moe", 3)
     frozen = ",".join(f"model.layers.1.mlp.experts.{n}" for n in (2, 3))
-    config = config.changed({"training.frozen": frozen})
+    config = config.with_values({"training.frozen": frozen})
     with pytest.raises(ConfigError, match="experts of layer"):
         get_family(config).weight_map(config)
 
@@ -229,4 +229,4 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
 )
 def test_what_cannot_be_cut_is_refused(config: Any, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        config.changed({"execution.expert_groups": 3, **changed})
+        config.with_values({"execution.expert_groups": 3, **changed})

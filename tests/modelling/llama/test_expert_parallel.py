@@ -29,7 +29,7 @@ def mixture(kind: str) -> Any:
 
 
 def sharing(kind: str, dp: int, tp: int) -> LlamaConfig:
-    return our_config(mixture(kind), dp, tp, micro_batch=2).changed(WHOLE)
+    return our_config(mixture(kind), dp, tp, micro_batch=2).with_values(WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_state_goes_on_under_another_split_bit_for_bit() -> None:
         model.run([batches(1)[0]], [1e-2], 0)
         state = dict(model.read())
     for fields in ({"execution.expert_parallel": False}, {"execution.tensor_parallel": 4}):
-        other = fine_tuning(config.changed(fields))
+        other = fine_tuning(config.with_values(fields))
         other.write(state)
         with other:
             found = dict(other.read())
@@ -78,7 +78,7 @@ def test_plans_expect_balanced_experts() -> None:
         execution={"tensor_parallel": 2},
     )
     cut, whole = (
-        finetuning_requirements(config.changed({"execution.expert_parallel": on})).plan
+        finetuning_requirements(config.with_values({"execution.expert_parallel": on})).plan
         for on in (False, True)
     )
     assert whole.flops == pytest.approx(cut.flops, rel=1e-3)
@@ -102,7 +102,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
     ]
     for config, fields, said in cases:
         with pytest.raises(ConfigError, match=said):
-            config.changed(WHOLE | fields)
+            config.with_values(WHOLE | fields)
 
 
 @pytest.mark.slow

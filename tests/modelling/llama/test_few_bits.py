@@ -46,12 +46,12 @@ def test_training_beside_packed_experts_is_that_beside_expanded_ones_bit_for_bit
 ) -> None:
     theirs = hf_config(kind, num_hidden_layers=1)
     fields = {"adapter.rank": 4, "execution.expert_parallel": expert_parallel}
-    config = our_config(theirs, dp, tp, 2).changed(fields)
+    config = our_config(theirs, dp, tp, 2).with_values(fields)
     base, given = base_of(config, theirs), batches(2)
     packed = {"model.quantization": f"int{bits}", "model.quantization_group_size": SIZE}
     found = []
     for fields, weights in (({}, expanded(base, bits)), (packed, base)):
-        model = fine_tuning(config.changed(fields))
+        model = fine_tuning(config.with_values(fields))
         model.write({**get_family(config).weight_map(config).init_weights(0), **weights})
         with model:
             losses = [model.run([given[i]], [1e-2], i)[0].loss for i in range(2)]
@@ -72,7 +72,7 @@ def test_generation_from_packed_experts_is_that_from_expanded_ones() -> None:
     packed = {"model.quantization": "int4", "model.quantization_group_size": SIZE}
     found = []
     for fields, weights in (({}, expanded(base, 4)), (packed, base), ({}, base)):
-        with GenerationSession(config.changed(fields)) as model:
+        with GenerationSession(config.with_values(fields)) as model:
             model.write(weights)
             found.append(model.generate(input_ids, mask))
     np.testing.assert_array_equal(found[1], found[0])

@@ -20,7 +20,7 @@ def _steps(config: Any, activations: str, **execution: Any) -> list[Routine]:
     """The routines of a micro-batch in a layer with attention."""
     changes = {"execution.activations": activations}
     changes |= {f"execution.{name}": value for name, value in execution.items()}
-    config = config.changed(changes)
+    config = config.with_values(changes)
     family = get_family(config)
     program = build_training(config, family.build_phases, weight_map=family.weight_map(config))
     routines = build_schedule(program.ir).routines
@@ -67,7 +67,7 @@ def test_a_hint_costs_no_segment() -> None:
     config = t5_config(1, 1, 1, layers=2)
     counts = set()
     for hinted in (False, True):
-        family, there = get_family(config), config.changed({"execution.code_load": hinted})
+        family, there = get_family(config), config.with_values({"execution.code_load": hinted})
         program = build_training(there, family.build_phases, weight_map=family.weight_map(there))
         counts.add(len(build_schedule(program.ir).segments))
     assert len(counts) == 1

@@ -40,7 +40,7 @@ HOST = "leave state in host memory with --execution.placement host"
 )
 def test_a_device_that_is_full_says_what_takes_less(changes, expected) -> None:
     data = preset_data("finetuning", "tiny")
-    config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny").changed(changes)
+    config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny").with_values(changes)
     with pytest.raises(UserError) as caught, explain_resource_errors("tiny", config):
         raise DeviceMemoryError(FULL)
     assert str(caught.value) == f"preset 'tiny': {FULL}: {expected}{HOST}"

@@ -51,7 +51,7 @@ def test_runs_with_a_limit_let_blocks_go_back(monkeypatch, tmp_path, limit):
     monkeypatch.setattr(session, "return_freed_blocks", lambda: called.append("blocks"))
     monkeypatch.setattr(session, "offload_if_needed", lambda *_: called.append("place") or 1 / 0)
     config = small_config(layers=1)
-    config = config.changed({"execution.host_memory": limit, "execution.disk": str(tmp_path)})
+    config = config.with_values({"execution.host_memory": limit, "execution.disk": str(tmp_path)})
     with pytest.raises(ZeroDivisionError):  # before anything is compiled
         fine_tuning(config)
     assert called == (["blocks"] if limit else []) + ["place"]

@@ -25,7 +25,7 @@ from data.pipeline import Pipeline
 from data.tokenizer import save_tokenizer
 from files.run_folder import RunFolder
 from huggingface import hub
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from run.answers import chat_session
 from run.answers.generate import prompts_from_file
 from sessions.session import ModelSession
@@ -168,7 +168,7 @@ class Listener(chat_session.ChatSession):
 
 def config_of(folder: Path, *flags: str) -> Any:
     given = [*command(folder), *flags]
-    return read_command_line("", "inference", "tiny", given, None, ORIGINS).config
+    return read_command_line("", "inference", "tiny", given, None, CONFIG_LOADER).config
 
 
 def test_the_oldest_messages_of_a_long_conversation_are_left_out(folder, capsys):
@@ -213,7 +213,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     save_tokenizer(tokenizer, RunFolder(tmp_path / "run"))
     for name in ("gone.jinja", "tokenizer"):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
-    found = LlamaConfig.from_dict(ORIGINS.saved(str(tmp_path / "run")) or {})
+    found = LlamaConfig.from_dict(CONFIG_LOADER.saved(str(tmp_path / "run")) or {})
     again = Pipeline(found, CAUSAL_LM)
     assert again.chat_template.prompt(Conversation([ASKED])).startswith(
         "<|endoftext|><start_of_turn>user"

@@ -27,7 +27,7 @@ from data.pipeline import Pipeline
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ
 from modelling.model_family import get_family
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from run.evaluation.predictors import LabelPredictor
 from run.evaluation.text_metrics import NO_LABEL, macro_f1
 from run.initial_state import load_weights
@@ -103,7 +103,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     ]
     flags += ["--data.target", target, "--eval.constrained"]
     flags += [] if preset == "tiny" else ["--data.separator", ""]
-    line = read_command_line("", "inference", "tiny", flags, origins=ORIGINS)
+    line = read_command_line("", "inference", "tiny", flags, loader=CONFIG_LOADER)
     family, config = get_family(line.config), line.config
     data = Pipeline(config, family.sample_format, DataCache())
     corpus = data.corpus("validation")
@@ -179,7 +179,7 @@ def test_scores_on_four_devices(preset, tmp_path):
     flags += ["--data.target", " {l}", "--eval.constrained", "--micro_batch_size", "2"]
 
     def scores(*more: str) -> np.ndarray:
-        line = read_command_line("", "inference", "tiny", [*flags, *more], origins=ORIGINS)
+        line = read_command_line("", "inference", "tiny", [*flags, *more], loader=CONFIG_LOADER)
         family, config = get_family(line.config), line.config
         data = Pipeline(config, family.sample_format, DataCache())
         candidates = LabelCandidates.from_examples(

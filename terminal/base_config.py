@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from config.base import Section, field_annotations, flattened, is_section, leaves
+from config.base import ConfigSection, config_fields, field_annotations, flattened, is_section
+from config.config_sources import ConfigSource, LayeredConfig, sets_every_field
 from config.errors import ConfigError
 from config.families import config_class_of
-from config.layers import Layer, Settings, names_all
 from config.presets import merge, preset_data
 from config.run import Checkpoint
 from config.sections import RunConfig
 from config.values import ValueType
 from files.formatting import format_name, format_path
-from terminal.first_reading import FirstReading
+from terminal.preparse import PreParsedArgs
 
 RANDOM = "random"
 """In place of a model or run to load: random weights."""
@@ -25,7 +25,7 @@ RANDOM = "random"
 SMALL_MODEL = "google/flan-t5-small"
 """The model where data are all that is given."""
 
-_EVALUATING = Layer("this program", {"model": {"eval": True}})
+_EVALUATING = ConfigSource("this program", {"model": {"eval": True}})
 _OF_A_RUN = ("checkpoint.load", "checkpoint.save", "checkpoint.mirror")
 """Fields that a run which is continued has its own values of."""
 _PLACES = (
@@ -35,7 +35,7 @@ _PLACES = (
 """Fields of places outside a run's folder that it reads or writes."""
 
 
-class Origins(Protocol):
+class ConfigLoader(Protocol):
     """Where a configuration comes from, other than a preset."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
@@ -63,7 +63,7 @@ class Origins(Protocol):
         """Fields for the adapter in a folder beside the configured model, nested."""
         ...
 
-    def vocabulary(self, settings: Settings) -> Mapping[str, Any]:
+    def vocabulary(self, settings: LayeredConfig) -> Mapping[str, Any]:
         """Fields for tokens that the model which a run begins with does not have, by dotted
         names."""
         ...
@@ -74,7 +74,7 @@ class Origins(Protocol):
 
 
 @dataclass(frozen=True)
-class Below:
+class BaseConfig:
     """What lies under the flags.
 
     Attributes:
@@ -86,7 +86,7 @@ class Below:
     """
 
     name: str
-    settings: Settings
+    settings: LayeredConfig
     run: str | None = None
     besides: Mapping[str, Any] = field(default_factory=dict)
     of_run: str | None = None
@@ -97,7 +97,7 @@ class Below:
         whoever made the folder chose them."""
         if self.of_run is None:
             return []
-        named, given = flattened(self.settings.layers[0].values), flattened(flags)
+        named, given = flattened(self.settings.sources[0].values), flattened(flags)
         inside = os.path.abspath(self.of_run)
         outside = [
             f"{name} {format_path(named[name])}"
@@ -114,13 +114,13 @@ class Below:
         each that `--config` gives in vain."""
         if self.run is None:
             return []
-        before, by_flags = flattened(self.settings.layers[0].values), flattened(flags)
+        before, by_flags = flattened(self.settings.sources[0].values), flattened(flags)
         asked = flattened(merge(self.besides, flags))
         if asked.get("training.epochs") is not None:  # which decide
             asked.pop("training.steps", None)
         lines = []
-        for leaf in leaves(self.settings.section):
-            name = leaf.dotted
+        for leaf in config_fields(self.settings.section):
+            name = leaf.path
             if name in _OF_A_RUN or name not in before or name not in asked:
                 continue
             old, new = _read(leaf.type, before[name]), _read(leaf.type, asked[name])
@@ -144,26 +144,26 @@ def _read(kind: ValueType, value: Any) -> Any:
         return value
 
 
-def below_flags(
-    first: FirstReading,
+def resolve_base_config(
+    first: PreParsedArgs,
     presets: str | Path,
     default_preset: str,
-    origins: Origins | None,
+    loader: ConfigLoader | None,
     takes_default: bool = False,
-) -> Below:
+) -> BaseConfig:
     """What the command line's flags are laid over; other arguments as for `read_command_line`.
 
     Raises:
         ConfigError: nothing says which model, or what is named cannot be had.
     """
-    if origins is None:
+    if loader is None:
         name = first.config or default_preset
         return _complete(name, first.said or preset_data(presets, name))
     evaluates = presets == "inference"
-    below = (None if evaluates else _continued(first, origins)) or _begun(first, origins)
+    below = (None if evaluates else _continued(first, loader)) or _begun(first, loader)
     if below is not None:
         over = [_EVALUATING] if evaluates else []
-        return replace(below, settings=below.settings.over(*over))
+        return replace(below, settings=below.settings.with_sources(*over))
     if takes_default:
         return _complete(default_preset, preset_data(presets, default_preset))
     if not first.helps:
@@ -174,39 +174,41 @@ def below_flags(
         )
     open_ = merge({"family": "t5"}, _EVALUATING.values if evaluates else {})
     section = config_class_of(open_, default_preset)
-    settings = Settings(section, (Layer(default_preset, open_),))
-    return Below(default_preset, settings, is_nothing=True)
+    settings = LayeredConfig(section, (ConfigSource(default_preset, open_),))
+    return BaseConfig(default_preset, settings, is_nothing=True)
 
 
-def _complete(name: str, values: Mapping[str, Any]) -> Below:
+def _complete(name: str, values: Mapping[str, Any]) -> BaseConfig:
     """What says all that there is to say, or is completed by defaults."""
-    return Below(name, Settings(config_class_of(values, name), (Layer(name, values, True),)))
+    return BaseConfig(
+        name, LayeredConfig(config_class_of(values, name), (ConfigSource(name, values, True),))
+    )
 
 
 # ---- a run that is continued --------------------------------------------------------------------
-def _continued(first: FirstReading, origins: Origins) -> Below | None:
+def _continued(first: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
     """The settings of the run in `--save`; else those of the run in `--load`, with what `--config`
     says over them. None if there is no such run."""
     values, folder, besides = None, first.save, first.said
-    over = list[Layer]()
+    over = list[ConfigSource]()
     if folder is not None and not first.overwrite:
-        values = origins.begun(folder, first.mirror, first.plans or first.helps)
+        values = loader.begun(folder, first.mirror, first.plans or first.helps)
         if values is not None and first.load is not None and not _is_same(first.load, values):
             # The run began with the weights alone of something else, and does not begin again.
             values = merge(values, {"checkpoint": {"load_optimizer": True}})
     if values is None and first.load is not None and first.continues:
-        values, folder, besides = origins.run(first.load), first.load, {}
-        over = [Layer(str(first.config), first.said)] if first.said else []
+        values, folder, besides = loader.run(first.load), first.load, {}
+        over = [ConfigSource(str(first.config), first.said)] if first.said else []
     if values is None or folder is None:
         return None
     section = config_class_of(values, folder)
     _check_family(folder, values, str(first.config), first.said)
     if first.model is not None and not _is_same(first.model, values):
-        described = origins.described(first.model)
+        described = loader.described(first.model)
         _check_family(folder, values, first.model, described)
-        over.append(Layer(first.model, {"model": described["model"]}))
-    settings = Settings(section, (Layer(folder, values, True), *over))
-    return Below(first.config or first.model or folder, settings, folder, besides, folder)
+        over.append(ConfigSource(first.model, {"model": described["model"]}))
+    settings = LayeredConfig(section, (ConfigSource(folder, values, True), *over))
+    return BaseConfig(first.config or first.model or folder, settings, folder, besides, folder)
 
 
 def _is_same(model: str, run: Mapping[str, Any]) -> bool:
@@ -225,50 +227,54 @@ def _check_family(folder: str, run: Mapping[str, Any], name: str, said: Mapping[
 
 
 # ---- a run that begins --------------------------------------------------------------------------
-def _begun(first: FirstReading, origins: Origins) -> Below | None:
+def _begun(first: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
     """The settings of a preset, a file, a run whose weights are taken, or a model; None if nothing
     is named."""
     said, model = first.said, first.model
     own = [_layer(first)] if said else []
     if model is None and "family" not in said:
-        saved = None if first.load is None else origins.saved(first.load)
+        saved = None if first.load is None else loader.saved(first.load)
         if saved is not None:
             section, name = config_class_of(saved, str(first.load)), str(first.load)
-            layers = (Layer(name, saved, True), *own)
-            return Below(first.config or name, Settings(section, layers), of_run=name)
+            layers = (ConfigSource(name, saved, True), *own)
+            return BaseConfig(first.config or name, LayeredConfig(section, layers), of_run=name)
         model = _model_of(first)
     if model is None:
-        nothing = not said or (first.is_own and "family" not in said)
-        return None if nothing else Below(own[0].name, Settings(_family(first), (own[0],)))
-    described = origins.described(model)
+        nothing = not said or (first.is_user_file and "family" not in said)
+        return (
+            None if nothing else BaseConfig(own[0].name, LayeredConfig(_family(first), (own[0],)))
+        )
+    described = loader.described(model)
     section, name = config_class_of(described, model), first.config or model
-    of_model = Layer(model, described)
-    if not own or not own[0].is_whole:  # a file may say what the model says of itself
+    of_model = ConfigSource(model, described)
+    if not own or not own[0].is_exhaustive:  # a file may say what the model says of itself
         named = {n: value for n, value in said.items() if n != "family"}
-        return Below(name, Settings(section, (of_model, Layer(name, named))))
+        return BaseConfig(name, LayeredConfig(section, (of_model, ConfigSource(name, named))))
     if said.get("family") != described["family"]:  # other settings of that do not apply
         own = [replace(own[0], values=_known(section, said))]
-    return Below(name, Settings(section, (*own, of_model)))
+    return BaseConfig(name, LayeredConfig(section, (*own, of_model)))
 
 
-def _layer(first: FirstReading) -> Layer:
+def _layer(first: PreParsedArgs) -> ConfigSource:
     """What `--config` names. A preset is whole, and so is the config.yml of a run."""
-    whole = not first.is_own or ("family" in first.said and names_all(_family(first), first.said))
-    return Layer(str(first.config), first.said, whole)
+    whole = not first.is_user_file or (
+        "family" in first.said and sets_every_field(_family(first), first.said)
+    )
+    return ConfigSource(str(first.config), first.said, whole)
 
 
-def _family(first: FirstReading) -> type[RunConfig]:
+def _family(first: PreParsedArgs) -> type[RunConfig]:
     return config_class_of(first.said, str(first.config))
 
 
-def _model_of(first: FirstReading) -> str | None:
+def _model_of(first: PreParsedArgs) -> str | None:
     """The model that is meant where `--model` names none and `--load` no run."""
     if first.load is not None and first.load != RANDOM:
         return first.load
     return None if first.train is None else SMALL_MODEL
 
 
-def _known(section: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
+def _known(section: type[ConfigSection], data: Mapping[str, Any]) -> dict[str, Any]:
     """The part of some data that a section has fields for."""
     known_fields: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():

@@ -11,7 +11,7 @@ SECONDS = 1.0
 """That a match may take."""
 
 
-def matches_whole(expression: str, text: str) -> bool:
+def full_match(expression: str, text: str) -> bool:
     """Returns whether an expression matches all of a text.
 
     Raises:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from config.base import flattened, nested
-from config.own_yaml import NAMED, OPTIONS, is_own
 from config.presets import merge, placed, preset_data
+from config.user_yaml import MODEL_KEY, OPTIONS_KEY, is_user_file
 from terminal.file_options import AddOptions, as_arguments, options_of
 from terminal.parser import Parser, path_option
 
 
 @dataclass(frozen=True)
-class FirstReading:
+class PreParsedArgs:
     """What a command line names, and the file of its `--config` where flags do not.
 
     Attributes:
@@ -46,18 +46,18 @@ class FirstReading:
     helps: bool
 
     @property
-    def is_own(self) -> bool:
+    def is_user_file(self) -> bool:
         """Whether `config` is a person's file, not a preset."""
-        return is_own(self.config)
+        return is_user_file(self.config)
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         arguments: Sequence[str],
         presets: str | Path,
         with_models: bool,
         add_options: AddOptions | None = None,
-    ) -> FirstReading:
+    ) -> PreParsedArgs:
         """Read a command line.
 
         Args:
@@ -73,10 +73,10 @@ class FirstReading:
         if given.config is not None:
             options = options_of(add_options)
             read = preset_data(presets, given.config, options)
-            if (of_file := read.pop(OPTIONS, None)) is not None:
+            if (of_file := read.pop(OPTIONS_KEY, None)) is not None:
                 arguments = [*as_arguments(of_file, options), *arguments]
                 given, flags = _read(arguments, with_models)
-            named = read.pop(NAMED, None) if with_models else None
+            named = read.pop(MODEL_KEY, None) if with_models else None
             said = placed(read)
         fields = flattened(merge(said, nested(flags)))
 

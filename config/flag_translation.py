@@ -14,25 +14,25 @@ _WORDS = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
 """Other spellings of the values of a switch."""
 
 
-def check_flags(arguments: Sequence[str]) -> None:
+def check_foreign_flags(arguments: Sequence[str]) -> None:
     """Raise ConfigError, which names ours, if there are flags of others on a command line."""
-    answers = list(dict.fromkeys(_answers(arguments)))
-    if answers:
-        raise ConfigError(f"flags of other trainers: {'; '.join(answers)}")
+    clauses = list(dict.fromkeys(_translations(arguments)))
+    if clauses:
+        raise ConfigError(f"flags of other trainers: {'; '.join(clauses)}")
 
 
-def _answers(arguments: Sequence[str]) -> Iterator[str]:
+def _translations(arguments: Sequence[str]) -> Iterator[str]:
     """A clause for each of them."""
     for index, argument in enumerate(arguments):
         typed, equals, value = argument.partition("=")
         flag = _BY_NAME.get(typed[2:].replace("-", "_")) if typed.startswith("--") else None
         following = takewhile(lambda text: not text.startswith("--"), arguments[index + 1 :])
         given = value if equals else ",".join(following)
-        if flag is not None and given not in flag.own:
-            yield answer(flag, typed, given)
+        if flag is not None and given not in flag.native_values:
+            yield translate(flag, typed, given)
 
 
-def answer(flag: Flag, typed: str, given: str) -> str:
+def translate(flag: Flag, typed: str, given: str) -> str:
     """A clause that says what to give in place of a flag.
 
     Args:
@@ -40,20 +40,20 @@ def answer(flag: Flag, typed: str, given: str) -> str:
         given: its value; "": it has none.
     """
     shown = f" {format_name(given, 60)}".rstrip()
-    if not flag.ours and not flag.values:
-        return f"there is no {typed}: {flag.says}"
-    ours = _translated(flag, given.lower())
+    if not flag.replacement and not flag.values:
+        return f"there is no {typed}: {flag.hint}"
+    ours = _lookup_value(flag, given.lower())
     if ours == OMIT:
         return f"leave out {typed}{shown}"
     if ours is None and flag.passes_values:
         ours = flag.with_value(shown.lstrip())
-    says = f" ({flag.says})" if flag.says else ""
+    hint = f" ({flag.hint})" if flag.hint else ""
     if ours is None:
-        return f"there is no {typed}{shown}: give {_choices(flag)}{says}"
-    return f"for {typed}{shown} give {ours}{says}"
+        return f"there is no {typed}{shown}: give {_format_choices(flag)}{hint}"
+    return f"for {typed}{shown} give {ours}{hint}"
 
 
-def _translated(flag: Flag, given: str) -> str | None:
+def _lookup_value(flag: Flag, given: str) -> str | None:
     """Our flags for a value that the registry has; None: it has not."""
     values = flag.values
     if "true" in values and given not in values:
@@ -65,9 +65,9 @@ def _translated(flag: Flag, given: str) -> str | None:
     return flag.with_choice(values[given]) if given in values else None
 
 
-def _choices(flag: Flag) -> str:
+def _format_choices(flag: Flag) -> str:
     """Our flags for the values that the registry has."""
     whole = [choice for choice in flag.values.values() if choice.startswith("--")]
     plain = [choice for choice in flag.values.values() if choice not in ("", OMIT, *whole)]
-    of_ours = [f"{flag.ours} {'|'.join(dict.fromkeys(plain))}"] if plain else []
-    return " or ".join(dict.fromkeys([*of_ours, *whole])) or flag.ours
+    of_ours = [f"{flag.replacement} {'|'.join(dict.fromkeys(plain))}"] if plain else []
+    return " or ".join(dict.fromkeys([*of_ours, *whole])) or flag.replacement

@@ -14,14 +14,14 @@ from checkpoints.object_store_lease import restore_from_mirror
 from checkpoints.step_folders import step_folders
 from checkpoints.verified_loading import has_checkpoint
 from config.base import flattened, nested
+from config.config_sources import LayeredConfig
 from config.errors import ConfigError
 from config.families import kinds
-from config.layers import Settings
-from config.missing_models import reason_of
 from config.presets import merge, preset_data
-from config.rows import numbered_rows
+from config.row_ranges import parse_row_ranges
 from config.run import Checkpoint
 from config.sections import RunConfig
+from config.unsupported_models import unsupported_reason
 from config.values import is_address
 from data.tokenizer import find_saved_tokenizer
 from files.formatting import format_name, format_value
@@ -43,7 +43,7 @@ OF_ONE_RUN = ("checkpoint", "eval")
 """Sections that a run which loads another one does not inherit: checkpoints and evaluation."""
 
 
-class SavedOrModel:
+class RunOrModelLoader:
     """Loads base configurations from saved runs and Hugging Face models."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
@@ -126,7 +126,7 @@ class SavedOrModel:
         if unties_head(weight_map, adapted, ties_weights(folder), folder):
             values[model.path("tie_word_embeddings")] = False
         own = model.vocab_size
-        tokens = numbered_rows(fields["adapter"]["trainable_tokens"], folder)
+        tokens = parse_row_ranges(fields["adapter"]["trainable_tokens"], folder)
         rows = (
             adapter_vocab_size(folder, weight_map.vocabulary_names) or max(tokens, default=-1) + 1
         )
@@ -137,7 +137,7 @@ class SavedOrModel:
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
-    def vocabulary(self, settings: Settings) -> Mapping[str, Any]:
+    def vocabulary(self, settings: LayeredConfig) -> Mapping[str, Any]:
         """Return the fields for new embedding rows of a Hugging Face model."""
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
@@ -171,7 +171,7 @@ class SavedOrModel:
 
 def _missing(kind: str) -> str:
     """Text for a message on a model type that is not supported."""
-    reason = reason_of(kind)
+    reason = unsupported_reason(kind)
     return "which is not known" if reason is None else f"{reason}, which is not there"
 
 
@@ -188,4 +188,4 @@ def exported_task(hf_config: JsonObject) -> dict[str, str]:
     return {n: here[n] for n in TASK_FIELDS if n in here} if isinstance(here, dict) else {}
 
 
-ORIGINS = SavedOrModel()
+CONFIG_LOADER = RunOrModelLoader()

@@ -13,13 +13,13 @@ import pytest
 
 import run_finetuning
 import run_generation
-from config.base import leaves
+from config.base import config_fields
 from config.errors import ConfigError
 from config.families import FAMILIES
+from config.flag_translation import check_foreign_flags, translate
 from config.flags import ALIASES
-from config.flags_of_others import answer, check_flags
 from config.foreign_flags import FLAGS, OMIT, Flag
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from run.options import RunOptions
 from terminal.command_line import read_command_line
 
@@ -51,7 +51,7 @@ def problem(advice: str) -> str:
         given = ["--config", preset, *words]
         kind = "finetuning" if script is run_finetuning else "inference"
         try:
-            read_command_line("", kind, "tiny", given, script._add_options, ORIGINS)
+            read_command_line("", kind, "tiny", given, script._add_options, CONFIG_LOADER)
         except ConfigError as error:
             said = said or str(error)
         else:
@@ -66,8 +66,8 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names.split()[0])
 def test_ours_is_there_and_takes_the_values(flag: Flag) -> None:
-    assert flag.ours or flag.values or flag.says
-    said = [problem(advice) for advice in commands(flag.says)]
+    assert flag.replacement or flag.values or flag.hint
+    said = [problem(advice) for advice in commands(flag.hint)]
     said += [problem(flag.with_choice(v)) for v in flag.values.values() if v != OMIT]
     # What is named alone needs a value.
     assert [one for one in said if one and not re.search("expected .* argument", one)] == []
@@ -78,9 +78,9 @@ def test_ours_is_there_and_takes_the_values(flag: Flag) -> None:
 def test_no_flag_of_others_is_ours() -> None:
     named = [name for flag in FLAGS for name in flag.names.split()]
     assert len(set(named)) == len(named) > 200
-    ours = {leaf.dotted for f in FAMILIES.values() for leaf in leaves(f.config)}
+    ours = {leaf.path for f in FAMILIES.values() for leaf in config_fields(f.config)}
     ours |= ALIASES.keys() | {option[2:].replace("-", "_") for option in options()}
-    assert set(named) & ours == {flag.names for flag in FLAGS if flag.own}
+    assert set(named) & ours == {flag.names for flag in FLAGS if flag.native_values}
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_no_flag_of_others_is_ours() -> None:
 )  # fmt: skip
 def test_a_flag_of_others_is_answered_with_ours(typed: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_flags(typed.split())
+        check_foreign_flags(typed.split())
     assert str(caught.value) == f"flags of other trainers: {said}"
 
 
 def test_our_flag_of_the_same_name_is_ours() -> None:
-    check_flags(["--dataset", "sample", "--dataset=mnli"])
+    check_foreign_flags(["--dataset", "sample", "--dataset=mnli"])
 
 
 def test_every_answer_is_a_clause() -> None:
@@ -152,7 +152,7 @@ def test_every_answer_is_a_clause() -> None:
         r"for --flag( x| true)? give --\S(.*\S)?|leave out --flag( x| true)?|"
         r"there is no --flag( x| true)?: \S.*\S"
     )
-    said = [answer(flag, "--flag", given) for flag in FLAGS for given in ("", "true", "x")]
+    said = [translate(flag, "--flag", given) for flag in FLAGS for given in ("", "true", "x")]
     assert [one for one in said if not clause.fullmatch(one) or "  " in one] == []
 
 
@@ -184,7 +184,7 @@ def test_schedules_of_transformers_are_answered() -> None:
 
     flag = next(flag for flag in FLAGS if "lr_scheduler_type" in flag.names)
     for one in SchedulerType:
-        assert "--training.optimizer.learning_rate.function" in answer(flag, "--s", one.value)
+        assert "--training.optimizer.learning_rate.function" in translate(flag, "--s", one.value)
 
 
 def test_documents_have_no_flags_of_others() -> None:
@@ -193,4 +193,4 @@ def test_documents_have_no_flags_of_others() -> None:
     typed = [line.split() for line in text.splitlines() if line.startswith("python3 run_")]
     assert len(typed) > 20
     for words in typed:
-        check_flags(words)
+        check_foreign_flags(words)

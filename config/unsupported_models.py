@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MISSING = {
+UNSUPPORTED = {
     "a mixture of experts": "dbrx deepseek_v2 deepseek_v3 ernie4_5_moe glm4_moe granitemoe "
     "hunyuan_v1_moe jamba llama4 llama4_text minimax phimoe "
     "qwen3_next qwen3_5_moe",
@@ -20,6 +20,6 @@ MISSING = {
 """Kinds by the reason, which completes "it is ..."."""
 
 
-def reason_of(kind: str) -> str | None:
+def unsupported_reason(kind: str) -> str | None:
     """Why a kind of models is not there; None: nobody knows it."""
-    return next((reason for reason, kinds in MISSING.items() if kind in kinds.split()), None)
+    return next((reason for reason, kinds in UNSUPPORTED.items() if kind in kinds.split()), None)

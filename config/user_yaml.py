@@ -12,26 +12,26 @@ from collections.abc import Collection
 from typing import Any
 
 from config.errors import ConfigError
+from config.flag_translation import check_foreign_flags
 from config.flags import ALIASES, GROUPS
-from config.flags_of_others import check_flags
 from files.formatting import format_name, format_value
 from files.yaml_files import LocatedDict, location_prefix
 
-NAMED = "--model"
-"""Where `unfolded` puts a model's name, which may stand beside a section of that name."""
+MODEL_KEY = "--model"
+"""Key of the model's name in normalized data, where `model` is a section."""
 
-OPTIONS = "--"
-"""Where `unfolded` puts the options that are no fields, by the names of their flags."""
+OPTIONS_KEY = "--"
+"""Key of the script's options in normalized data, by the names of their flags."""
 
 
-def is_own(preset: str | None) -> bool:
+def is_user_file(preset: str | None) -> bool:
     """Whether `--config` names a file, not a preset."""
     return preset is not None and preset.endswith((".yml", ".yaml"))
 
 
-def unfolded(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
-    """The file's values in the sections that they belong to, a model's name under `NAMED` and
-    options under `OPTIONS`.
+def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
+    """The file's values in the sections that they belong to, a model's name under `MODEL_KEY` and
+    options under `OPTIONS_KEY`.
 
     Args:
         options: flags that are no fields, with underscores and without leading dashes.
@@ -44,7 +44,7 @@ def unfolded(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
     flags = {key: ALIASES.get(name, name) for key, name in spelled.items()
              if name in ALIASES or "." in name}  # fmt: skip
     if isinstance(data.get("model"), str):
-        flags["model"] = NAMED
+        flags["model"] = MODEL_KEY
     plain = {key: value for key, value in data.items() if key not in flags}
     whole = LocatedDict(plain, {key: data.locations[key] for key in plain})
     for key, dotted in flags.items():
@@ -53,7 +53,7 @@ def unfolded(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
     for name in options:
         _move(whole, name, taken)
     if taken:
-        whole[OPTIONS] = taken
+        whole[OPTIONS_KEY] = taken
     for key, value in data.items():
         if key in whole and not isinstance(value, LocatedDict):
             _check_name(data, key)
@@ -73,7 +73,7 @@ def _check_no_presets(data: LocatedDict) -> None:
 def _check_name(data: LocatedDict, key: str) -> None:
     """Raise ConfigError, which names ours, for the name of another trainer's flag."""
     try:
-        check_flags([f"--{key}={format_name(data[key], 60)}"])
+        check_foreign_flags([f"--{key}={format_name(data[key], 60)}"])
     except ConfigError as error:
         raise ConfigError(f"{location_prefix(data, key)}{error}") from None
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from itertools import count, groupby
 
 from config.errors import ConfigError
-from config.values import listed
+from config.values import split_names
 from files.formatting import format_value
 
 MAX_ROWS = 2**22
 """Rows of a range: more than any vocabulary has."""
 
 
-def numbered_rows(text: str | None, field: str) -> tuple[int, ...]:
+def parse_row_ranges(text: str | None, field: str) -> tuple[int, ...]:
     """The numbers that a text names, in its order.
 
     Args:
@@ -23,7 +23,7 @@ def numbered_rows(text: str | None, field: str) -> tuple[int, ...]:
         ConfigError: it names none, or one twice.
     """
     rows: list[int] = []
-    for part in listed(text):
+    for part in split_names(text):
         ends = part.split("-")
         known = len(ends) <= 2 and all(n.isdecimal() and len(n) < 10 for n in ends)
         first, last = (int(ends[0]), int(ends[-1])) if known else (1, 0)
@@ -36,8 +36,8 @@ def numbered_rows(text: str | None, field: str) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def rows_text(numbers: Iterable[int]) -> str:
-    """Numbers as `numbered_rows` reads them."""
+def format_row_ranges(numbers: Iterable[int]) -> str:
+    """Numbers as `parse_row_ranges` reads them."""
     places = count()
     runs = [list(run) for _, run in groupby(numbers, lambda number: number - next(places))]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

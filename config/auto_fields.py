@@ -1,6 +1,6 @@
 """The fields that `planning.auto_config` may choose, where no preset says how to run a model."""
 
-CHOSEN = (
+AUTO_FIELDS = (
     "model.precision",
     "model.sequence_length",
     "model.output_length",

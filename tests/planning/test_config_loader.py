@@ -19,16 +19,16 @@ import run_generation
 import run_validation
 from checkpoints import CheckpointStore, load_checkpoint
 from config.families import kinds
-from config.missing_models import MISSING
 from config.presets import load_config
 from config.t5 import T5Config
+from config.unsupported_models import UNSUPPORTED
 from files.json_files import read_object
 from files.yaml_files import dump_yaml
 from huggingface.model_folders import read_hf_directory
 from huggingface.multimodal import TEXT_MODEL_TYPES
 from modelling.model_family import get_family
 from modelling.t5.config_json import from_config_json
-from planning.origins import ORIGINS
+from planning.config_loader import CONFIG_LOADER
 from run.hf_export import export_model
 from run.initial_state import resolve_initial_state
 from terminal.command_line import read_command_line
@@ -75,10 +75,12 @@ def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
     """transformers 5 ties the head of each T5 it makes, and writes the same config.json as of one
     whose head is its own."""
     save(kind, tmp_path)
-    found = ORIGINS.described(str(tmp_path))
+    found = CONFIG_LOADER.described(str(tmp_path))
     assert found["model"]["embedding"]["tied"] is tied
     assert found["model"]["scale_decoder_outputs"] is (kind == "2019")
-    config = read_command_line("", "finetuning", "tiny", ["--model", str(tmp_path)], None, ORIGINS)
+    config = read_command_line(
+        "", "finetuning", "tiny", ["--model", str(tmp_path)], None, CONFIG_LOADER
+    )
     start = resolve_initial_state(config.config, base_weight_map(config.config))
     assert ("lm_head.weight" in start.tensors) is not tied
 
@@ -141,7 +143,7 @@ def test_models_of_another_kind_are_refused(kind, change, said, tmp_path, capsys
 
 
 def test_no_kind_is_there_and_missing():
-    listed = [kind for group in MISSING.values() for kind in group.split()]
+    listed = [kind for group in UNSUPPORTED.values() for kind in group.split()]
     assert len(set(listed)) == len(listed)
     assert not set(listed) & {*kinds(), *TEXT_MODEL_TYPES}
     assert set(listed) <= {*transformers.CONFIG_MAPPING}
@@ -267,7 +269,7 @@ def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, m
     assert said in capsys.readouterr().err
     assert run_validation.main(["--load", str(tmp_path / "typo")]) == 2
     assert f"model {tmp_path / 'typo'}: no such folder here" in capsys.readouterr().err
-    assert ORIGINS.saved("random") is None
+    assert CONFIG_LOADER.saved("random") is None
 
 
 # ---- what one run hands on to another -----------------------------------------------------------
@@ -285,7 +287,7 @@ def test_a_run_hands_on_model_and_task_but_not_where_it_started_and_what_it_eval
         store.save(1, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
     flags = ["--load", str(tmp_path)]
     for presets in ("finetuning", "inference"):
-        found = read_command_line("", presets, "tiny", flags, origins=ORIGINS).config
+        found = read_command_line("", presets, "tiny", flags, loader=CONFIG_LOADER).config
         assert (
             found.checkpoint
             == T5Config.from_dict({"checkpoint": {"load": str(tmp_path)}}).checkpoint
@@ -305,5 +307,5 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     family = get_family(config)
     weights = dict(family.weight_map(config).init_weights(1))
     export_model(config, weights, tmp_path / "out")
-    found = ORIGINS.described(str(tmp_path / "out"))["data"]
+    found = CONFIG_LOADER.described(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]

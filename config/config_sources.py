@@ -1,0 +1,270 @@
+"""Layered configuration: each value comes from a source, and sources of higher priority win.
+
+Sources of a new run, lowest priority first: defaults of the fields, values that the program
+chooses, a preset or the user's YAML, flags. Of a resumed run: defaults, its config.yml, flags.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import Any
+
+from config.base import config_fields, flattened, nested
+from config.errors import ContradictionError
+from config.presets import merge
+from config.sections import RunConfig
+from config.user_yaml import is_user_file
+from files.formatting import format_name
+
+BATCH, MICRO = "training.global_batch_size", "execution.micro_batch_size"
+COPIES, EPOCHS = "execution.data_parallel", "training.epochs"
+GROUPS = "execution.expert_groups"
+LAYOUT = COPIES, "execution.tensor_parallel"
+"""Fields of the parallel layout. If neither is set, all devices of the machine are used."""
+DROPOUTS = (
+    *(f"model.{name}" for name in ("dropout_prob", "attention_dropout", "activation_dropout")),
+    "adapter.dropout",
+)
+CROSS_ENTROPY = "cross_entropy"
+PLAN = "the plan"
+"""Name of the source of the layout that the plan chooses."""
+
+LARGEST_MICRO = 2**20
+"""Largest micro-batch for which a divisor of the batch is searched."""
+
+
+@dataclass(frozen=True)
+class ConfigSource:
+    """Values of one source, such as a preset, a file or the flags.
+
+    Attributes:
+        name: name of the source in messages.
+        values: nested plain data.
+        is_exhaustive: True if fields that the source leaves out have their defaults.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    is_exhaustive: bool = False
+
+
+@dataclass(frozen=True)
+class LayeredConfig:
+    """Configuration merged from sources.
+
+    Attributes:
+        sources: sources in order of priority, the lowest first.
+        auto_values: values that the program has chosen, nested.
+    """
+
+    section: type[RunConfig]
+    sources: tuple[ConfigSource, ...]
+    auto_values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_auto_fields(self) -> bool:
+        """True if the program chooses fields that no source sets, in place of their defaults."""
+        return not any(source.is_exhaustive for source in self.sources)
+
+    @cached_property
+    def explicit_values(self) -> Mapping[str, Any]:
+        """The merged values of all sources, nested."""
+        values: list[Mapping[str, Any]] = [source.values for source in self.sources]
+        return reduce(merge, values, {})
+
+    @cached_property
+    def explicit_names(self) -> frozenset[str]:
+        """Dotted names of the fields that some source sets."""
+        return frozenset(flattened(self.explicit_values))
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The merged configuration.
+
+        Raises:
+            ConfigError: the values are not a valid configuration.
+        """
+        return self.section.from_dict(merge(self.auto_values, self.explicit_values))
+
+    def with_sources(self, *sources: ConfigSource) -> LayeredConfig:
+        """Returns a copy with further sources of the highest priority."""
+        return replace(self, sources=(*self.sources, *sources))
+
+    def with_auto_values(self, values: Mapping[str, Any]) -> LayeredConfig:
+        """Returns a copy with values that the program chooses, by dotted name, for fields that no
+        source sets."""
+        new = {name: value for name, value in values.items() if name not in self.explicit_names}
+        return replace(self, auto_values=merge(self.auto_values, nested(new)))
+
+    @property
+    def plans_layout(self) -> bool:
+        """True if no source sets the parallel layout, so that the plan chooses it."""
+        return not self.explicit_names & set(LAYOUT)
+
+    @property
+    def has_explicit_layout(self) -> bool:
+        """True if a source other than the plan sets the parallel layout."""
+        return not self.plans_layout and all(source.name != PLAN for source in self.sources)
+
+    @property
+    def effective_auto_values(self) -> Mapping[str, Any]:
+        """Values chosen by the program that no source overrides, by dotted name."""
+        in_use = flattened(merge(self.auto_values, self.explicit_values))
+        return {
+            name: value
+            for name, value in flattened(self.auto_values).items()
+            if name not in self.explicit_names and in_use[name] == value
+        }
+
+    def is_set_by_flag(self, name: str) -> bool:
+        """Returns whether a flag sets the field of this dotted name."""
+        flags = (source.values for source in self.sources if source.name == "flags")
+        return any(name in flattened(values) for values in flags)
+
+    def priority(self, name: str) -> int:
+        """Returns the index of the highest source that sets a field; -1: none does."""
+        indices = (i for i, source in enumerate(self.sources) if name in flattened(source.values))
+        return max(indices, default=-1)
+
+
+def sets_every_field(section: type[RunConfig], values: Mapping[str, Any]) -> bool:
+    """Returns whether nested values set every field, as the config.yml of a run does."""
+    return flattened(values).keys() >= {leaf.path for leaf in config_fields(section)}
+
+
+def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
+    """Drop epochs from each source that sets steps too: steps decide, as in transformers.
+
+    The config.yml of a run has both, and there the steps follow from the epochs.
+
+    Returns:
+        The settings, and messages for the user.
+    """
+    sources, messages = [], []
+    for source in settings.sources:
+        training = source.values.get("training")
+        both = isinstance(training, Mapping) and (training.get("steps"), training.get("epochs"))
+        if both and None not in both and not source.is_exhaustive:
+            steps, epochs = map(format_name, both)
+            messages.append(f"{source.name}: training.steps {steps} decides, not epochs {epochs}")
+            values = merge(source.values, {"training": {"epochs": None}})
+            source = replace(source, values=values)
+        sources.append(source)
+    return replace(settings, sources=tuple(sources)), messages
+
+
+def with_default_length_and_batch(settings: LayeredConfig) -> LayeredConfig:
+    """Set auto values: three epochs, as in transformers, and a batch that micro-batches fill."""
+    settings = settings.with_auto_values({EPOCHS: 3.0})
+    if settings.has_auto_fields:
+        values = flattened(settings.explicit_values)
+        sizes = [values.get(name, 1) for name in (MICRO, COPIES)]
+        if all(type(n) is int for n in sizes):
+            settings = settings.with_auto_values({BATCH: math.prod(sizes)})
+    return settings
+
+
+def fit_micro_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
+    """Lower the micro-batch of a source so that it divides the batch of a higher one.
+
+    Returns:
+        The settings, and a message for the user if it changed.
+    """
+    values = flattened(settings.explicit_values)
+    sizes = [values.get(name, 1) for name in (BATCH, MICRO, COPIES)]
+    above = max(settings.priority(BATCH), settings.priority(COPIES)) > settings.priority(MICRO) >= 0
+    if not above or not all(type(n) is int and n > 0 for n in sizes):
+        return settings, []
+    batch, micro, copies = sizes
+    if batch % copies or batch % (micro * copies) == 0 or micro > LARGEST_MICRO:
+        return settings, []
+    fitting = largest_divisor(batch // copies, micro)
+    text = f"{MICRO}: {micro} -> {fitting}, which divides the batch of {batch}"
+    return settings.with_sources(ConfigSource("the batch", nested({MICRO: fitting}))), [text]
+
+
+def resolve_contradictions(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
+    """Override values of lower sources that values of higher ones exclude.
+
+    Returns:
+        The settings, and a message for the user for each field that changed.
+
+    Raises:
+        ConfigError: the configuration is invalid; values of one source exclude each other.
+    """
+    messages: list[str] = []
+    while True:
+        try:
+            _ = settings.config
+            return settings, messages
+        except ContradictionError as error:
+            settings, more = _override_lower_sources(settings, error)
+            if not more:
+                raise
+            messages += more
+
+
+def _override_lower_sources(
+    settings: LayeredConfig, error: ContradictionError
+) -> tuple[LayeredConfig, list[str]]:
+    """Change the fields that a higher source excludes; without messages, there are none."""
+    winner = max(error.fields, key=settings.priority)
+    top = settings.priority(winner)
+    changed = {n: v for n, v in error.remedies.items() if settings.priority(n) < top}
+    before = flattened(settings.explicit_values)
+    reason = f"which {winner} {format_name(before.get(winner))} excludes"
+    messages = [
+        f"{name}: {format_name(before.get(name, 'its default'))} -> {format_name(value)}, {reason}"
+        for name, value in changed.items()
+    ]
+    source = ConfigSource(f"{winner} of {settings.sources[top].name}", nested(changed))
+    sources = (*settings.sources[:top], source, *settings.sources[top:])
+    return (replace(settings, sources=sources) if changed else settings), messages
+
+
+def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
+    """Switch dropout off for preference objectives, as in TRL, unless the user sets it.
+
+    Their reference log-probabilities are computed without dropout.
+
+    Returns:
+        The settings, and a message for the user for each field with dropout.
+    """
+    config, messages, off = settings.config, list[str](), dict[str, float]()
+    values = flattened(config.to_dict())
+    trains = config.training.preference_type is not None and not config.model.eval
+    for name in DROPOUTS if trains else ():
+        value = values.get(name)
+        if not value:
+            continue
+        if _sets_dropout(settings.sources[settings.priority(name)]):
+            messages.append(
+                f"warning: {name} is {value:g}: answers are compared under dropout, which "
+                "preferences usually do without"
+            )
+        else:
+            off[name] = 0.0
+            messages.append(
+                f"{name}: {value:g} -> 0: preferences are learned without dropout (--{name} "
+                f"{value:g} keeps it)"
+            )
+    sources = [ConfigSource("preferences", nested(off))] if off else []
+    return settings.with_sources(*sources), messages
+
+
+def _sets_dropout(source: ConfigSource) -> bool:
+    """Returns whether a source is the user's, or sets a preference objective with its dropout.
+
+    False for a model, a preset, an adapter, and a run of another objective.
+    """
+    is_users = source.name == "flags" or (is_user_file(source.name) and not source.is_exhaustive)
+    objective = flattened(source.values).get("training.objective", CROSS_ENTROPY)
+    return is_users or objective != CROSS_ENTROPY
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """Returns the largest divisor of a number that is at most `limit`."""
+    return next(n for n in range(min(number, limit), 0, -1) if number % n == 0)
