@@ -91,9 +91,8 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         for i, name in enumerate(names):
             block = other if i else first
             layers[name] = tuple(collect_mappings(block, f"{stack.hf_layers}.{i}"))
-        num_first = len(
-            [*find_modules(first, PositionBias)]
-        )  # the first layer is a phase of its own
+        # A first layer that owns a position bias is a phase of its own.
+        num_first = len([*find_modules(first, PositionBias)])
         phases.update({f"first_{title}_layer": names[:num_first]} if num_first else {})
         phases[f"{title}_block"] = names[num_first:]
 
