@@ -40,7 +40,7 @@ from config.sections import RunConfig
 from data.loader import Loader
 from data.pipeline import Pipeline
 from modelling.model_family import get_family
-from modelling.weights import OPTIMIZER
+from modelling.weights import OPTIMIZER_PREFIX
 from modelling.weights.optimizer_state import float32_weight
 from sessions.session import compile_session
 from sessions.training import TrainingSession
@@ -52,7 +52,7 @@ Tensors = Mapping[str, np.ndarray]
 
 def full_weights(tensors: Tensors) -> dict[str, np.ndarray]:
     """Returns the weights of a step in float64, with masters or residuals."""
-    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
+    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER_PREFIX}/")]
     return {name: float32_weight(tensors, name).astype(np.float64) for name in names}
 
 

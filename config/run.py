@@ -199,7 +199,7 @@ class Training(ConfigSection):
         return "unpaired" if self.objective == "kto" else "paired"
 
     @property
-    def some_frozen(self) -> bool:
+    def has_frozen(self) -> bool:
         """Whether not all weights are trained."""
         return self.trainable is not None or self.frozen is not None
 

@@ -98,9 +98,9 @@ class RunConfig(ConfigSection):
         return 0
 
     @property
-    def some_frozen(self) -> bool:
+    def has_frozen(self) -> bool:
         """Whether there are weights that are not trained."""
-        return self.training.some_frozen or self.adapter.rank > 0
+        return self.training.has_frozen or self.adapter.rank > 0
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -137,7 +137,7 @@ class RunConfig(ConfigSection):
         return bool(self.model.tie_word_embeddings)
 
     @property
-    def rounds_behind(self) -> bool:
+    def can_defer_update(self) -> bool:
         """Whether updates round alike at the end of a step and behind the next forward pass.
 
         Random numbers are those of a run of the program: all its updates must be of one step.
@@ -166,7 +166,7 @@ class RunConfig(ConfigSection):
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
         tokens = self._batch * m.sequence_length
-        some = m.eval or self.some_frozen  # trained may be as little as a norm
+        some = m.eval or self.has_frozen  # trained may be as little as a norm
         kept = 1 if some else m.num_hidden_layers
         elements = self.min_weights()
         return {
@@ -274,7 +274,7 @@ class RunConfig(ConfigSection):
                 {"data.packing": False},
                 "training.objective",
             )
-        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.some_frozen:
+        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.has_frozen:
             raise ContradictionError(
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
                 "not have: where some are frozen, set fp8.recipe current",
@@ -297,7 +297,7 @@ class RunConfig(ConfigSection):
             )
 
     def _check_run(self) -> None:
-        if self.execution.update == "deferred" and not self.rounds_behind:
+        if self.execution.update == "deferred" and not self.can_defer_update:
             raise ContradictionError(
                 "execution.update deferred with stochastic rounding needs "
                 f"execution.device_iterations 1, not {self.execution.device_iterations}: set it, "

@@ -25,7 +25,7 @@ from files.json_files import JsonObject
 from files.run_folder import CONFIG, RunFolder
 from files.yaml_files import dump_yaml
 from huggingface.pretrained import RANDOM
-from modelling.weights import FP8, OPTIMIZER
+from modelling.weights import FP8_PREFIX, OPTIMIZER_PREFIX
 from terminal.screen import is_first_process
 
 _BASE, _STEP = "base", "step"  # among a checkpoint's metadata, and in its base
@@ -166,7 +166,11 @@ def _copy(step: SavedCheckpoint, to: Path) -> None:
 
 def weight_names(checkpoint: SavedCheckpoint) -> list[str]:
     """The tensors of a checkpoint that are weights."""
-    return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
+    return [
+        n
+        for n in checkpoint.tensors
+        if not n.startswith((f"{OPTIMIZER_PREFIX}/", f"{FP8_PREFIX}/"))
+    ]
 
 
 def metadata_of(checkpoint: SavedCheckpoint) -> JsonObject:

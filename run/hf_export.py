@@ -137,7 +137,7 @@ def _write_model(
     complete: Callable[[Path], None],
     precision: str | None,
 ) -> None:
-    if config.some_frozen:  # the base's may be of another type than those that it trains
+    if config.has_frozen:  # the base's may be of another type than those that it trains
         weights = ArraysView(weights, transform=partial(_in_type, config.model.precision))
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)

@@ -24,7 +24,7 @@ from files.formatting import format_name, format_path
 from files.json_files import JsonObject
 from huggingface.pretrained import RANDOM
 from modelling.model_family import get_family
-from modelling.weights import FP8, OPTIMIZER, WeightMap
+from modelling.weights import FP8_PREFIX, OPTIMIZER_PREFIX, WeightMap
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.hardware.announce_devices import announce_devices
 from planning.hardware.memory_check import check_lower_bound
@@ -205,7 +205,7 @@ def _continued(
         model: where its base is said to be.
     """
     check_checkpoint(config, weight_map, checkpoint, folder)
-    if not any(name.startswith(f"{OPTIMIZER}/") for name in checkpoint.tensors):
+    if not any(name.startswith(f"{OPTIMIZER_PREFIX}/") for name in checkpoint.tensors):
         raise CheckpointError(
             f"the checkpoint in {folder} has no optimizer state to continue with: {anew}"
         )
@@ -327,7 +327,7 @@ def _load_weights(
         return start
     tensors, files = start.tensors, start.checkpoint.tensors
     if needs_scales:
-        names = [n for n in files if n.startswith(f"{FP8}/")]
+        names = [n for n in files if n.startswith(f"{FP8_PREFIX}/")]
         if not names:
             raise no_scales
         tensors = OverlayArrays(check_finite(config, files, load, names), tensors)

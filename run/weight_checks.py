@@ -17,8 +17,8 @@ from files.formatting import format_name, format_path
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.mxfp4 import mxfp4_fields
-from modelling.weights.variables import OPTIMIZER
-from modelling.weights.weight_map import FP8
+from modelling.weights.variables import OPTIMIZER_PREFIX
+from modelling.weights.weight_map import FP8_PREFIX
 
 HEAD = "lm_head.weight"
 _PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
@@ -110,7 +110,9 @@ def check_finite(
                 f"{name} in {load} has NaN or infinity: take weights of an earlier step, or "
                 "accept them by --checkpoint.allow_nonfinite"
             )
-        is_weight = not name.startswith((f"{OPTIMIZER}/", f"{FP8}/"))  # others are float32
+        is_weight = not name.startswith(
+            (f"{OPTIMIZER_PREFIX}/", f"{FP8_PREFIX}/")
+        )  # others are float32
         if is_half and is_weight and max(array.max(), -array.min()) >= _PAST_FLOAT16:
             raise CheckpointError(
                 f"{name} in {load} has numbers past 65504, which float16 ends at: give "

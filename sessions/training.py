@@ -109,7 +109,7 @@ class TrainingSession(ModelSession):
         """
         self._check_entered()
         read = self.session.read_variable_data
-        by_name = self._weight_map.gradients(read, self.program.variables)
+        by_name = self._weight_map.read_gradients(read, self.program.variables)
         return {name: g / self.config.gradient_scaling for name, g in by_name.items()}
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:

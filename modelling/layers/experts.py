@@ -244,7 +244,7 @@ class Experts(Module):
                 )
                 fused[f"{parent}.experts.{projection}{suffix}"] = FusedWeights(
                     groups,
-                    stack=0,
+                    stack_axis=0,
                     interleaved=names.interleaved and projection == "gate_up_proj",
                     transposed=names.interleaved and field == "weight",
                     in_exports=names.interleaved,

@@ -77,19 +77,19 @@ class ActivationRows:
         """The row written last, as input or output of a phase with one layer."""
         return self._layer_io(0)
 
-    def reserve(self, layers: int, requires_grad: bool) -> tuple[LayerIO, LayerIO]:
+    def reserve(self, num_layers: int, requires_grad: bool) -> tuple[LayerIO, LayerIO]:
         """Reserve rows for the next layers; returns their input and their output.
 
         Args:
-            layers: number of layers, all in one phase.
+            num_layers: number of layers, all in one phase.
             requires_grad: True if any of them is trainable or reads another value with a gradient.
         """
         if not (requires_grad or self._has_gradient):
             return self.last_row, self.last_row
         # The layers of a phase share their graphs, and all but the first return a gradient.
-        self._has_gradient = self._has_gradient or layers > 1
+        self._has_gradient = self._has_gradient or num_layers > 1
         layer_ios = self._layer_io(0), self._layer_io(1, requires_grad=True)
-        self._row, self._has_gradient = self._row + layers, True
+        self._row, self._has_gradient = self._row + num_layers, True
         return layer_ios
 
     def shared_output(self) -> LayerIO:

@@ -121,7 +121,7 @@ def build_encoder_decoder_phases(
     loss = LossPhase("head", head, head_inputs, settings, token_weight if head.tied else None)
 
     def zero_grads() -> None:
-        with last_encoder_phase.part("backward"):
+        with last_encoder_phase.plan_part("backward"):
             encoder.zero_grad()
 
     last_runs = replace(runs.pop(), zero_grads=zero_grads), PhaseRun(loss, range(1))

@@ -48,16 +48,16 @@ class FP8State:
 
     @classmethod
     def create(
-        cls, facts: NamedVariableFactories, entries: int, settings: PhaseSettings
+        cls, facts: NamedVariableFactories, num_layers: int, settings: PhaseSettings
     ) -> FP8State | None:
         """Create buffers for the FP8 state among `facts`; None if there is none."""
         recipe, state = make_recipe(settings.config), facts.of_kind("fp8")
         if not isinstance(recipe, DelayedScaling) or not state.keys():
             return None
         products = fp8_products(state)
-        amaxes = popxl.remote_buffer((len(products) * len(OPERANDS),), popxl.float32, entries)
+        amaxes = popxl.remote_buffer((len(products) * len(OPERANDS),), popxl.float32, num_layers)
         micro_batches = settings.micro_batches * settings.groups.data_parallel
-        buffers = named_variable_buffers(state, entries)
+        buffers = named_variable_buffers(state, num_layers)
         return cls(recipe, state, products, buffers, amaxes, micro_batches)
 
     def load(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
@@ -69,8 +69,8 @@ class FP8State:
         scales_by_name = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
             return scales_by_name
-        share = self._for_gradients(1 / self.micro_batches)
-        return {name: scale * share for name, scale in scales_by_name.items()}
+        gradient_share = self._gradient_factors(1 / self.micro_batches)
+        return {name: scale * gradient_share for name, scale in scales_by_name.items()}
 
     @property
     def _scale_names(self) -> list[str]:
@@ -79,8 +79,8 @@ class FP8State:
     def observe(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
         """Store the amaxes observed in layer `row`: the maximum over all replicas."""
         observed = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
-        share = self._for_gradients(1 / self.micro_batches)
-        amaxes = ops.concat([amax * share for amax in observed])
+        gradient_share = self._gradient_factors(1 / self.micro_batches)
+        amaxes = ops.concat([amax * gradient_share for amax in observed])
         largest = ops.collectives.replicated_all_reduce(amaxes, "max")
         ops.remote_store(self.amaxes, row, largest)
 
@@ -90,18 +90,18 @@ class FP8State:
         Returns:
             The new state by name.
         """
-        finite = ops.isfinite(norm)
+        is_finite = ops.isfinite(norm)
         amaxes = ops.split(ops.remote_load(self.amaxes, row), len(self.products))
         state = load_remote(self.buffers, row)
         new = {}
         for name, amax in zip(self.products, amaxes, strict=True):
             old = state.get(name)
             for key, t in self.recipe.update(old, amax).to_dict().items():
-                new[f"{name}.{key}"] = ops.where(finite, t, old.get(key))
+                new[f"{name}.{key}"] = ops.where(is_finite, t, old.get(key))
         store_remote(self.buffers, addons.NamedTensors.from_dict(new), row)
         return new
 
-    def _for_gradients(self, factor: float) -> popxl.Tensor:
+    def _gradient_factors(self, factor: float) -> popxl.Tensor:
         """(3,) factors of the operands of a product: `factor` for the gradient, else 1."""
         factors = [factor if name == "gradient" else 1.0 for name in OPERANDS]
         return popxl.constant(np.asarray(factors), popxl.float32, "micro_batch_share")

@@ -39,9 +39,9 @@ class GradientSums:
         facts: NamedVariableFactories,
         reusable: Mapping[str, popxl.RemoteBuffer],
         dtypes: Mapping[str, popxl.dtype],
-        entries: int,
+        num_layers: int,
     ) -> GradientSums:
-        """Create buffers for the accumulators of `entries` layers.
+        """Create buffers for the accumulators of `num_layers` layers.
 
         Args:
             reusable: buffers that are unused until the last pass, by accumulator.
@@ -52,7 +52,7 @@ class GradientSums:
             if name not in reusable:
                 dtype = dtypes.get(name, factory.dtype)
                 spec = popxl.TensorSpec(factory.shape_on_replica, dtype)
-                buffers[name] = create_remote_buffer(spec, entries, shard_over=1)
+                buffers[name] = create_remote_buffer(spec, num_layers, shard_over=1)
                 buffers[name].kind = "gradients"
         return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **reusable}))
 
@@ -64,7 +64,7 @@ class GradientSums:
         exact = {
             name: ops.remote_load(buffer, row, name=name)
             for name, buffer in self.buffers.to_dict().items()
-            if not self._rounds(name)
+            if not self._is_rounded(name)
         }
         zero = self.facts.filter_keys([n for n in self.buffers.keys_flat() if n not in exact])
         return addons.NamedTensors.from_dict({**zero.init_zero().to_dict(), **exact})
@@ -72,8 +72,8 @@ class GradientSums:
     def total(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> addons.NamedTensors:
         """Float32 gradients of layer `row`, summed over all passes."""
         sums = {
-            name: self._sum(name, row, accumulators)
-            if self._rounds(name)
+            name: self._add_to_entry(name, row, accumulators)
+            if self._is_rounded(name)
             else accumulators.get(name)
             for name in self.buffers.keys_flat()
         }
@@ -87,15 +87,17 @@ class GradientSums:
         A narrower entry is added here, because the pass did not start from it.
         """
         for name, buffer in self.buffers.to_dict().items():
-            adds = self._rounds(name) and not is_first
-            total = self._sum(name, row, accumulators) if adds else accumulators.get(name)
+            adds = self._is_rounded(name) and not is_first
+            total = self._add_to_entry(name, row, accumulators) if adds else accumulators.get(name)
             ops.remote_store(buffer, row, addons.round_by_hash(total, buffer.tensor_dtype))
 
-    def _rounds(self, name: str) -> bool:
+    def _is_rounded(self, name: str) -> bool:
         """True if the entries of an accumulator are narrower than float32."""
         return self.buffers.get(name).tensor_dtype != popxl.float32
 
-    def _sum(self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors) -> popxl.Tensor:
+    def _add_to_entry(
+        self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors
+    ) -> popxl.Tensor:
         """Add an entry and the gradient of the current pass, in float32."""
         before = ops.remote_load(self.buffers.get(name), row, name=name)
         return to_float32(before) + to_float32(accumulators.get(name))

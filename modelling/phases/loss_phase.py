@@ -43,7 +43,7 @@ class LossPhase(Phase):
         shared: Mapping[str, Phase] | None = None,
     ) -> None:
         self.loss_stream = popxl.d2h_stream((), popxl.float32, "loss")
-        self._names = getattr(module, "aux_outputs", ())
+        self._aux_names = getattr(module, "aux_outputs", ())
         self.aux_outputs: dict[str, popxl.DeviceToHostStream] = {}
         super().__init__(name, module, inputs, [], settings, shared=shared)
 
@@ -57,7 +57,7 @@ class LossPhase(Phase):
         ]
         self._grad_facts, grad = addons.autodiff_with_accumulation(
             forward,
-            self._accumulated(forward),
+            self._accumulated_inputs(forward),
             forward.graph.outputs[:1],
             grads_required=with_grad,
             mean=False,
@@ -75,7 +75,7 @@ class LossPhase(Phase):
             both,
             settings.micro_batches_per_pass,
             load_handles={tensors[n]: layer_io.value for n, layer_io in inputs.items()},
-            store_streams=self._streams(host_outputs),
+            store_streams=self._host_streams(host_outputs),
             store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,
             io_mode="compute",
@@ -115,27 +115,27 @@ class LossPhase(Phase):
         graph = popxl.gir().create_graph(build, specs, self._settings.seed_spec)
         return addons.GraphWithNamedArgs(graph, addons.NamedTensors.from_dict(named))
 
-    def _streams(
+    def _host_streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
         loss, *more = results
         streams = {loss: self.loss_stream}
-        for name, t in zip(self._names, more, strict=True):
+        for name, t in zip(self._aux_names, more, strict=True):
             self.aux_outputs[name] = streams[t] = popxl.d2h_stream(t.shape, t.dtype, name)
         return streams
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
         """Compute the loss; in training `backward` does that."""
-        if not self._settings.training:
+        if not self._settings.is_training:
             super().forward(row, step)
 
-    def _load_for_gradients(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
+    def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """Load variables and run the pending update, since there was no forward pass."""
         return self._load(row, step)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
-        squares = super()._finish_gradients(row, accumulators)
-        finite = ops.isfinite(accumulators.get(_LOSS_SUM))
-        return ops.where(finite, squares, popxl.constant(math.nan, popxl.float32))
+        sum_squares = super()._finish_gradients(row, accumulators)
+        is_finite = ops.isfinite(accumulators.get(_LOSS_SUM))
+        return ops.where(is_finite, sum_squares, popxl.constant(math.nan, popxl.float32))

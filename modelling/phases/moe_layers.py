@@ -140,8 +140,8 @@ def _row_of_layer(handle: RemoteHandle, groups: int) -> RemoteHandle:
     if not isinstance(row_offset, int):
         return handle
 
-    def row_of(row: popxl.Tensor) -> popxl.Tensor:
+    def compute_row(row: popxl.Tensor) -> popxl.Tensor:
         layer = row / groups
         return layer + row_offset if row_offset else layer
 
-    return replace(handle, row_offset=row_of, grows=False)
+    return replace(handle, row_offset=compute_row, grows=False)

@@ -44,7 +44,7 @@ class SavedTail(NamedTuple):
 
 
 class Phase:
-    """The graphs of a layer, and variables for each of `entries` layers that share the graphs.
+    """The graphs of a layer, and variables for each of `num_layers` layers that share the graphs.
 
     A pass loads the variables of a layer once and runs the forward graph on all its micro-batches
     in a loop; likewise the gradient graph, which accumulates gradients. The gradient graph
@@ -72,8 +72,8 @@ class Phase:
     """
 
     _owner_of: dict[str, Phase]  # the owners of borrowed variables
-    _optim: popxl.Graph  # the update graph of a layer
-    _updated: list[str]  # names of the outputs of `_optim`
+    _update_graph: popxl.Graph  # the update graph of a layer
+    _updated_names: list[str]  # names of the outputs of `_update_graph`
 
     def __init__(
         self,
@@ -82,16 +82,18 @@ class Phase:
         inputs: Mapping[str, LayerIO],
         outputs: Sequence[LayerIO],
         settings: PhaseSettings,
-        entries: int = 1,
+        num_layers: int = 1,
         shared: Mapping[str, Phase] | None = None,
         share_weights_with: Phase | None = None,
         last: SavedTail | None = None,
     ) -> None:
-        self.name, self.entries, self._settings = name, entries, settings
+        self.name, self.num_layers, self._settings = name, num_layers, settings
         self._module, self._inputs, self._outputs = module, inputs, outputs
-        self.saved_layers = settings.num_saved_layers(name, entries)
-        self._saves_activations = last is not None or self.saved_layers == entries
-        self._first, self._seed_name = (0, name) if last is None else (last.first, last.phase_name)
+        self.num_saved_layers = settings.num_saved_layers(name, num_layers)
+        self._saves_activations = last is not None or self.num_saved_layers == num_layers
+        self._first_layer, self._seed_name = (
+            (0, name) if last is None else (last.first, last.phase_name)
+        )
         self.layer_type = layer_class_name(module)
         self._weights_owner = share_weights_with or self
         self.owns_variables = share_weights_with is None
@@ -107,7 +109,7 @@ class Phase:
         self.trainable = [n for n in self.names if self._is_trainable(n)]
         input_has_grad = any(layer_io.grad for layer_io in inputs.values())
         self.bwd: addons.GraphWithNamedArgs | None = None
-        if self.trainable or (settings.training and input_has_grad):
+        if self.trainable or (settings.is_training and input_has_grad):
             self._build_graphs(forward)
         else:
             self._build_forward(forward)
@@ -117,10 +119,10 @@ class Phase:
             self._borrow_variables(share_weights_with)
 
     def saved_tail(self) -> Phase:
-        """Returns a phase with the same variables that runs the last `saved_layers` layers and
+        """Returns a phase with the same variables that runs the last `num_saved_layers` layers and
         saves their activations."""
-        last = SavedTail(self.entries - self.saved_layers, self.name)
-        layer = self._module, self._inputs, self._outputs, self._settings, self.entries
+        last = SavedTail(self.num_layers - self.num_saved_layers, self.name)
+        layer = self._module, self._inputs, self._outputs, self._settings, self.num_layers
         owner = self._weights_owner
         return Phase(f"{self.name}_saved", *layer, share_weights_with=owner, last=last)
 
@@ -136,7 +138,7 @@ class Phase:
     def _is_trainable(self, name: str) -> bool:
         """True if a variable is trainable."""
         settings, owner = self._settings, self._owner_of.get(name, self._weights_owner)
-        return settings.training and settings.is_variable_trainable(owner.name, name)
+        return settings.is_training and settings.is_variable_trainable(owner.name, name)
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(self, forward: addons.GraphWithNamedArgs) -> None:
@@ -147,12 +149,12 @@ class Phase:
             forward,
             settings.micro_batches_per_pass,
             load_handles={t: layer_io.value for t, layer_io in tensors},
-            store_streams=self._streams(results),
+            store_streams=self._host_streams(results),
             store_buffers={
                 t: layer_io.handle for t, layer_io in zip(results, self._outputs, strict=False)
             },
             seed_input=self._seed_input(forward),
-            rows=max(self.entries, 2),
+            rows=max(self.num_layers, 2),
             io_mode="compute",
             numbered=settings.passes > 1,
         )
@@ -164,7 +166,7 @@ class Phase:
             return None
         return forward.graph.inputs[len(self._inputs)]
 
-    def _streams(
+    def _host_streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
         """Streams to the host, by output of the forward graph."""
@@ -180,7 +182,7 @@ class Phase:
         with popxl.transforms.saving(popxl.transforms.products_saveable):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
-                self._accumulated(forward),
+                self._accumulated_inputs(forward),
                 grads_provided=[t for t, layer_io in results.items() if layer_io.grad is not None],
                 grads_required=with_grad,
                 mean=False,
@@ -212,16 +214,16 @@ class Phase:
             store_streams={},
             store_buffers=stores,
             seed_input=seed,
-            rows=self.entries,
+            rows=self.num_layers,
             io_mode="compute",
-            first_row=self._first,
+            first_row=self._first_layer,
             numbered=settings.passes > 1,
         )
         for handle in fwd.stored_buffers.values():
             handle.buffer.kind = handle.buffer.kind or "activations inside layers"
         self.fwd, self.bwd = fwd.graph, bwd.graph
 
-    def _accumulated(self, forward: addons.GraphWithNamedArgs) -> tuple[popxl.Tensor, ...]:
+    def _accumulated_inputs(self, forward: addons.GraphWithNamedArgs) -> tuple[popxl.Tensor, ...]:
         """Inputs whose gradients are accumulated: trainable variables, and the scales of FP8
         products, whose "gradients" are the observed amaxes."""
         frozen = {*self.names} - {*self.trainable}
@@ -236,16 +238,16 @@ class Phase:
         facts = NamedVariableFactories.from_dict(owned)
         trainable = [name for name in self.trainable if name in owned]
         self.variables = (
-            PhaseVariables.create(facts, self.name, self.entries, settings, trainable)
+            PhaseVariables.create(facts, self.name, self.num_layers, settings, trainable)
             if owned
             else None
         )
         self.optimizer = (
-            PhaseOptimizer.create(self.variables, self.name, self.entries, settings)
+            PhaseOptimizer.create(self.variables, self.name, self.num_layers, settings)
             if self.variables and trainable
             else None
         )
-        self.fp8 = FP8State.create(self._facts, self.entries, settings)
+        self.fp8 = FP8State.create(self._facts, self.num_layers, settings)
         if self.optimizer is not None:
             self._build_update()
         self.keep_resident(settings.config.execution.resident_layers)
@@ -262,7 +264,7 @@ class Phase:
         self.variables, self.fp8, self.optimizer = other.variables, other.fp8, other.optimizer
         self._borrowers = other._borrowers
         if self.optimizer is not None:
-            self._optim, self._updated = other._optim, other._updated
+            self._update_graph, self._updated_names = other._update_graph, other._updated_names
         self._build_reduction()
 
     def _build_update(self) -> None:
@@ -274,12 +276,12 @@ class Phase:
             new = self.optimizer.update(self.variables, row, UpdateInputs(norm, lr))
             if self.fp8:
                 new |= self.fp8.update(row, norm)
-            self._updated[:] = new
+            self._updated_names[:] = new
             return list(new.values())
 
-        self._updated = []
+        self._updated_names = []
         row, scalar = popxl.TensorSpec((), popxl.int32), popxl.TensorSpec((), popxl.float32)
-        self._optim = popxl.gir().create_graph(update, row, scalar, scalar)
+        self._update_graph = popxl.gir().create_graph(update, row, scalar, scalar)
 
     def _build_reduction(self) -> None:
         """Build the graph that averages gradients over data-parallel replicas and shards them."""
@@ -290,21 +292,21 @@ class Phase:
         sums = self._accumulators(self.bwd.args).map(
             lambda t: popxl.TensorSpec(t.shape, popxl.float32, t.meta_shape)
         )
-        self._reduce, self._reduced = reduce_replica_sharded_graph(
+        self._reduce, self._reduced_names = reduce_replica_sharded_graph(
             sums,
             "mean",
             shard_groups=NamedReplicaGrouping.from_dict(groups),
             replica_group=settings.groups.dp,
         )
 
-    def keep_resident(self, entries: int) -> None:
-        """Keep variables, gradients and optimizer state of the first `entries` layers on the
+    def keep_resident(self, num_layers: int) -> None:
+        """Keep variables, gradients and optimizer state of the first `num_layers` layers on the
         device."""
-        if self.variables and self._settings.training:
+        if self.variables and self._settings.is_training:
             state = [self.optimizer.buffers] if self.optimizer else []
             for tree in (self.variables.buffers, self.variables.grads, *state):
                 for buffer in tree.to_dict().values():
-                    buffer.resident = min(entries, self.entries)
+                    buffer.resident = min(num_layers, self.num_layers)
 
     def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trainable})
@@ -328,7 +330,7 @@ class Phase:
         """
         if not self.variables or not self.owns_variables:
             return []
-        return [self._init_layer(row, gradients) for row in range(self.entries)]
+        return [self._init_layer(row, gradients) for row in range(self.num_layers)]
 
     def _init_layer(self, row: int, gradients: bool) -> addons.NamedTensors:
         assert self.variables is not None
@@ -348,7 +350,7 @@ class Phase:
         return layer
 
     # ---- running --------------------------------------------------------------------------------
-    def part(self, direction: str) -> AbstractContextManager[Any]:
+    def plan_part(self, direction: str) -> AbstractContextManager[Any]:
         """Context in which ops belong to the part `<phase>/<direction>` of the plan."""
         return popxl.plan.part(f"{self.name}/{direction}")
 
@@ -381,7 +383,7 @@ class Phase:
         scales = self.fp8.scales(self.fp8.load(row)) if self.fp8 else {}
         return addons.NamedTensors.from_dict({**owned, **self._load_borrowed(), **scales})
 
-    def _load_for_gradients(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
+    def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """Load full variables and FP8 scales for the backward pass."""
         return self._reload(row)
 
@@ -411,8 +413,10 @@ class Phase:
         if self._settings.seed_spec is None:
             return []
         assert step.seed is not None
-        tag = popxl.constant(_name_hash(self._seed_name), popxl.uint32)
-        seed = create_random_seed(create_random_seed(step.seed, tag), ops.cast(row, popxl.uint32))
+        name_hash = popxl.constant(_name_hash(self._seed_name), popxl.uint32)
+        seed = create_random_seed(
+            create_random_seed(step.seed, name_hash), ops.cast(row, popxl.uint32)
+        )
         first = step.first_micro_batch
         return [seed] if first is None else [first, seed]
 
@@ -422,7 +426,7 @@ class Phase:
         It does so if it is the only borrower. Layers in a loop run the same ops, so all of them
         add.
         """
-        return self.entries == 1 and self._owner_of[name]._borrowers[name] == [self]
+        return self.num_layers == 1 and self._owner_of[name]._borrowers[name] == [self]
 
     def zero_shared_grads(self) -> None:
         """Zero the gradients that borrowing phases add to."""
@@ -435,40 +439,42 @@ class Phase:
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
         """Run layer `row` on all micro-batches of a pass, after its update if one is pending."""
-        with self.part("forward"):
+        with self.plan_part("forward"):
             self._load_code(self.fwd.graph)
             self.fwd.bind(self._load(row, step)).call(row, *self._seed_args(row, step))
 
-    def backward(self, row: popxl.Tensor, step: StepInputs, squares: popxl.Tensor) -> popxl.Tensor:
+    def backward(
+        self, row: popxl.Tensor, step: StepInputs, sum_squares: popxl.Tensor
+    ) -> popxl.Tensor:
         """Run the gradient graph of layer `row` on all micro-batches of a pass.
 
         The last pass of a step also reduces and stores the gradients.
 
         Returns:
-            `squares` plus this replica's share of the sum of squares of the gradients that are now
-            complete, float32 scalar.
+            `sum_squares` plus this replica's share of the sum of squares of the gradients that are
+            now complete, float32 scalar.
         """
         if self.bwd is None:
-            return squares
-        with self.part("backward"):
+            return sum_squares
+        with self.plan_part("backward"):
             self._load_code(self.bwd.graph)
-            sums = None if step.is_first else self._weights_owner._sums
+            sums = None if step.is_first else self._weights_owner._gradient_sums
             accumulators = (
                 self._grad_facts.init_zero() if sums is None else sums.load_accumulators(row)
             )
-            values = {**self._load_for_gradients(row, step).to_dict(), **accumulators.to_dict()}
+            values = {**self._load_for_backward(row, step).to_dict(), **accumulators.to_dict()}
             bound = self.bwd.bind(addons.NamedTensors.from_dict(values))
             # Saved activations include dropout masks; no seed is needed.
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
             bound.call(row, *(self._seed_args(row, step) if takes_seed else []))
             if not step.is_last:
-                self._weights_owner._sums.store(row, accumulators, is_first=step.is_first)
-                return squares
+                self._weights_owner._gradient_sums.store(row, accumulators, is_first=step.is_first)
+                return sum_squares
             total = accumulators if sums is None else sums.total(row, accumulators)
-            return squares + self._finish_gradients(row, total)
+            return sum_squares + self._finish_gradients(row, total)
 
     @cached_property
-    def _sums(self) -> GradientSums:
+    def _gradient_sums(self) -> GradientSums:
         """Buffers of the accumulators between passes, created once all phases exist.
 
         A gradient that is not sharded, and to which no other phase adds, uses its own buffer.
@@ -480,7 +486,7 @@ class Phase:
                 if not buffer.meta_shape:
                     reusable[f"accum.{name}"] = buffer
         dtypes = {f"accum.{name}": dtype for name in self.trainable}
-        return GradientSums.create(self._grad_facts, reusable, dtypes, self.entries)
+        return GradientSums.create(self._grad_facts, reusable, dtypes, self.num_layers)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
@@ -491,7 +497,7 @@ class Phase:
         if not self.trainable:
             return popxl.constant(0.0, popxl.float32)
         outputs = self._reduce.bind(self._accumulators(accumulators)).call()
-        reduced = dict(zip(self._reduced, outputs, strict=True))
+        reduced = dict(zip(self._reduced_names, outputs, strict=True))
         complete = {}
         for name, grad in reduced.items():
             borrowed = name in self._owner_of
@@ -514,9 +520,9 @@ class Phase:
         """
         if self.optimizer is None:
             return {}
-        with self.part("update"):
-            new = ops.call(self._optim, row, *update.tensors)
-        return dict(zip(self._updated, new, strict=True))
+        with self.plan_part("update"):
+            new = ops.call(self._update_graph, row, *update.tensors)
+        return dict(zip(self._updated_names, new, strict=True))
 
 
 def _output_grads(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:

@@ -34,12 +34,12 @@ class PhaseOptimizer:
 
     facts: NamedVariableFactories
     buffers: NamedRemoteBuffers
-    clips: bool
-    steps: dict[str, addons.GraphWithNamedArgs]
+    clips_gradients: bool
+    update_graphs: dict[str, addons.GraphWithNamedArgs]
 
     @classmethod
     def create(
-        cls, variables: PhaseVariables, phase: str, entries: int, settings: PhaseSettings
+        cls, variables: PhaseVariables, phase: str, num_layers: int, settings: PhaseSettings
     ) -> PhaseOptimizer:
         """Create state and update graphs for the trainable variables of a phase.
 
@@ -54,7 +54,7 @@ class PhaseOptimizer:
             args = matrix_layout, shard.spec, factory, settings
             state_facts[name], steps[name] = _build_update_graph(*args)
         facts = NamedVariableFactories.from_dict(state_facts)
-        buffers = named_variable_buffers(facts, entries, False)
+        buffers = named_variable_buffers(facts, num_layers, False)
         label_buffers(buffers, "moments")
         clips = settings.config.training.optimizer.gradient_clipping is not None
         return cls(facts, buffers, clips, steps)
@@ -71,9 +71,9 @@ class PhaseOptimizer:
         Returns:
             The new shards of this replica, by variable.
         """
-        finite = ops.isfinite(update.norm)
+        is_finite = ops.isfinite(update.norm)
         updated = {}
-        for name, step in self.steps.items():
+        for name, step in self.update_graphs.items():
             buffers = _buffers_of(name, variables, self)
             tensors = {key: ops.remote_load(b, row) for key, b in buffers.items()}
             grad = ops.remote_load(variables.grads.to_dict()[name], row)
@@ -81,17 +81,17 @@ class PhaseOptimizer:
             shard = tensors[_VARIABLE]
             state = {key: t for key, t in tensors.items() if key != _VARIABLE}
             step.bind(addons.NamedTensors.from_dict(state)).call(
-                shard, grad, update.lr, *self._norm(update.norm)
+                shard, grad, update.lr, *self._norm_args(update.norm)
             )
-            new = _select(finite, tensors, old)
+            new = _select(is_finite, tensors, old)
             for key, t in new.items():
                 ops.remote_store(buffers[key], row, t)
             updated[name] = new[_VARIABLE]
         return updated
 
-    def _norm(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
+    def _norm_args(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
         """Arguments for the global norm: none where the updates do not clip."""
-        return [norm] if self.clips else []
+        return [norm] if self.clips_gradients else []
 
 
 def _select(
@@ -146,6 +146,6 @@ def weighted_squares(
     """This replica's share of the sum of squares of unscaled gradients, float32 scalar."""
     total: popxl.Tensor = popxl.constant(0.0, popxl.float32)
     for name, grad in grads.items():
-        squares = ops.sumsquare(grad / scaling)
-        total = total + squares * variables.square_weight(name)
+        sum_squares = ops.sumsquare(grad / scaling)
+        total = total + sum_squares * variables.square_weight(name)
     return total

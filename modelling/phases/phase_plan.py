@@ -92,7 +92,7 @@ class PhasePlan:
             for phase in self.phases:
                 phase.zero_shared_grads()
         zero, row = popxl.constant(0.0, popxl.float32), popxl.constant(0, popxl.int32)
-        squares = self.head.backward(row, step, zero)
+        sum_squares = self.head.backward(row, step, zero)
         for run in self.order[-2::-1]:
             if all(phase.bwd is None for phase in run.phases):
                 continue
@@ -100,16 +100,16 @@ class PhasePlan:
 
             def body(
                 row: popxl.Tensor,
-                squares: popxl.Tensor,
+                sum_squares: popxl.Tensor,
                 *tensors: popxl.Tensor,
                 run: PhaseRun = run,
             ) -> list[popxl.Tensor]:
                 if run.experts is not None:
-                    squares = run.experts.backward(row, step.with_tensors(tensors), squares)
-                return [run.phase.backward(row, step.with_tensors(tensors), squares)]
+                    sum_squares = run.experts.backward(row, step.with_tensors(tensors), sum_squares)
+                return [run.phase.backward(row, step.with_tensors(tensors), sum_squares)]
 
-            (squares,) = _loop(run, run.rows[::-1], body, [squares], step)
-        return squares
+            (sum_squares,) = _loop(run, run.rows[::-1], body, [sum_squares], step)
+        return sum_squares
 
     def update(self, update: UpdateInputs) -> None:
         """Run the optimizer update of all layers."""
@@ -122,7 +122,7 @@ class PhasePlan:
                 return []
 
             if phase.optimizer is not None and phase.owns_variables:
-                loop_over_layers(range(phase.entries), body, (), update.tensors)
+                loop_over_layers(range(phase.num_layers), body, (), update.tensors)
 
 
 def _loop(
@@ -133,6 +133,6 @@ def _loop(
     step: StepInputs,
 ) -> list[popxl.Tensor]:
     """Run `body` for each row in a loop of the program; a phase of one layer needs no loop."""
-    if run.phase.entries == 1:
+    if run.phase.num_layers == 1:
         return body(popxl.constant(0, popxl.int32), *carry, *step.tensors)
     return loop_over_layers(rows, body, carry, step.tensors)

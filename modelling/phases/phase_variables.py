@@ -51,11 +51,11 @@ class PhaseVariables:
         cls,
         facts: NamedVariableFactories,
         phase: str,
-        entries: int,
+        num_layers: int,
         settings: PhaseSettings,
         trainable: Sequence[str] = (),
     ) -> PhaseVariables:
-        """Create buffers and graphs for the variables of `facts` in each of `entries` layers.
+        """Create buffers and graphs for the variables of `facts` in each of `num_layers` layers.
 
         Args:
             trainable: names of the variables that have gradients.
@@ -63,11 +63,11 @@ class PhaseVariables:
         facts, quantized = quantize_factories(facts, phase, settings)
         groupings = _shard_groups(facts)
         shapes = {name: f.shape_on_replica for name, f in facts.to_dict().items()}
-        shards = {n: settings.shards(phase, n, shapes[n], groupings[n]) for n in shapes}
+        shards = {n: settings.num_shards(phase, n, shapes[n], groupings[n]) for n in shapes}
         single = popxl.gir().replica_grouping(group_size=1)
-        buffers = named_variable_buffers(facts, entries, shards)
+        buffers = named_variable_buffers(facts, num_layers, shards)
         dtype = settings.gradient_dtype
-        grads = buffers.filter_keys(trainable).map(lambda b: _gradient_buffer(b, entries, dtype))
+        grads = buffers.filter_keys(trainable).map(lambda b: _gradient_buffer(b, num_layers, dtype))
         label_buffers(buffers, "weights")
         label_buffers(grads, "gradients")
         load, names, gather = _build_graphs(buffers, groupings)
@@ -211,7 +211,7 @@ def _build_graphs(
 
 
 def _gradient_buffer(
-    buffer: popxl.RemoteBuffer, entries: int, dtype: popxl.dtype
+    buffer: popxl.RemoteBuffer, num_layers: int, dtype: popxl.dtype
 ) -> popxl.RemoteBuffer:
     spec = popxl.TensorSpec(buffer.tensor_shape, dtype, buffer.meta_shape)
-    return create_remote_buffer(spec, entries, shard_over=1)
+    return create_remote_buffer(spec, num_layers, shard_over=1)

@@ -15,12 +15,12 @@ def split_by_remat(phase: Phase) -> list[PhaseRun]:
     The last layers save their activations, because these wait the shortest time for the backward
     pass.
     """
-    recomputed = phase.entries - phase.saved_layers
-    if not recomputed or not phase.saved_layers:
-        return [PhaseRun(phase, range(phase.entries))]
+    recomputed = phase.num_layers - phase.num_saved_layers
+    if not recomputed or not phase.num_saved_layers:
+        return [PhaseRun(phase, range(phase.num_layers))]
     return [
         PhaseRun(phase, range(recomputed)),
-        PhaseRun(phase.saved_tail(), range(recomputed, phase.entries)),
+        PhaseRun(phase.saved_tail(), range(recomputed, phase.num_layers)),
     ]
 
 

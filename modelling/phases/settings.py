@@ -49,7 +49,7 @@ class PhaseSettings:
     @property
     def micro_batches_per_pass(self) -> int:
         """Micro-batches that run through all layers before the next ones, on one replica."""
-        if not self.training:
+        if not self.is_training:
             return self.micro_batches
         count = self.config.execution.micro_batches_per_pass
         return (self.per_pass or self.micro_batches) if count == "auto" else count
@@ -59,16 +59,16 @@ class PhaseSettings:
         """Passes through all layers in an optimizer step."""
         return self.micro_batches // self.micro_batches_per_pass
 
-    def num_saved_layers(self, phase: str, layers: int) -> int:
+    def num_saved_layers(self, phase: str, num_layers: int) -> int:
         """Number of layers of a phase that save their activations for the backward pass."""
         mode = self.config.execution.activations
         if mode == "auto":
             fraction = self.saved_fractions.get(phase, self.saved_fractions.get(ALL, 0.0))
-            return round(fraction * layers)
-        return layers if mode == "keep" else 0
+            return round(fraction * num_layers)
+        return num_layers if mode == "keep" else 0
 
     @property
-    def training(self) -> bool:
+    def is_training(self) -> bool:
         """True if the program has backward and optimizer phases."""
         return not self.config.model.eval
 
@@ -106,14 +106,14 @@ class PhaseSettings:
         random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
-    def layers_per_phase(self, phase: str, layers: int) -> dict[str, int]:
+    def layers_per_phase(self, phase: str, num_layers: int) -> dict[str, int]:
         """Number of layers of each phase that a family's phase is split into.
 
         Layers with different trainable weights are in different phases; see
         `WeightMap.phase_splits`.
         """
         if self.weight_map is None:
-            return {phase: layers}
+            return {phase: num_layers}
         return {
             name: len(self.weight_map.phases[name])
             for name in self.weight_map.phase_splits.get(phase, [phase])
@@ -121,8 +121,8 @@ class PhaseSettings:
 
     def is_phase_trainable(self, phase: str) -> bool:
         """True if the phase owns a trainable variable."""
-        if self.weight_map is None or not self.training:
-            return self.training
+        if self.weight_map is None or not self.is_training:
+            return self.is_training
         layer = self.weight_map.phases[phase][0]
         return any(mapping.is_updated for mapping in self.weight_map.layers[layer])
 
@@ -141,7 +141,7 @@ class PhaseSettings:
 
     def quant(self, phase: str, variable: str) -> QuantConfig | None:
         """Quantization of a variable that is dequantized on load; None if it is not quantized."""
-        if not self.training or self.weight_map is None:
+        if not self.is_training or self.weight_map is None:
             return None
         return self.config.model.quant if is_quantizable(self.mapping(phase, variable)) else None
 
@@ -150,7 +150,7 @@ class PhaseSettings:
         mapping = self.mapping(phase, variable)
         return MatrixLayout(len(mapping.weights), mapping.axis, self.groups.replicated)
 
-    def shards(
+    def num_shards(
         self, phase: str, variable: str, shape: tuple[int, ...], grouping: popxl.ReplicaGrouping
     ) -> int:
         """Number of replicas that a variable is sharded over: those of a group, or 1.

@@ -36,23 +36,23 @@ class StreamedExperts:
         loop_over_layers(range(self.groups), body, (), step.tensors, first)
 
     def backward(
-        self, layer: popxl.Tensor, step: StepInputs, squares: popxl.Tensor
+        self, layer: popxl.Tensor, step: StepInputs, sum_squares: popxl.Tensor
     ) -> popxl.Tensor:
         """Run the backward pass of all groups of layer `layer`, last group first.
 
         Returns:
-            `squares` plus the squares of the groups' gradients; see `Phase.backward`.
+            `sum_squares` plus the squares of the groups' gradients; see `Phase.backward`.
         """
         if self.phase.bwd is None:
-            return squares
+            return sum_squares
 
         def body(
-            row: popxl.Tensor, squares: popxl.Tensor, *tensors: popxl.Tensor
+            row: popxl.Tensor, sum_squares: popxl.Tensor, *tensors: popxl.Tensor
         ) -> list[popxl.Tensor]:
-            return [self.phase.backward(row, step.with_tensors(tensors), squares)]
+            return [self.phase.backward(row, step.with_tensors(tensors), sum_squares)]
 
-        with self.phase.part("backward"):
+        with self.phase.plan_part("backward"):
             self.zero_grads()
         rows, first = range(self.groups)[::-1], layer * self.groups
-        (squares,) = loop_over_layers(rows, body, [squares], step.tensors, first)
-        return squares
+        (sum_squares,) = loop_over_layers(rows, body, [sum_squares], step.tensors, first)
+        return sum_squares

@@ -126,7 +126,7 @@ def defers_update(config: RunConfig) -> bool:
     execution = config.execution
     if execution.update == "auto":
         has_transfers = platform(config) != "cpu" or execution.disk is not None
-        return has_transfers and config.rounds_behind
+        return has_transfers and config.can_defer_update
     return execution.update == "deferred"
 
 
@@ -151,8 +151,8 @@ class TrainingStep:
             The inputs of this step's update.
         """
         step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending)
-        squares = self._run_pass(step) if self.settings.passes == 1 else self._run_passes(step)
-        norm = ops.sqrt(ops.collectives.replicated_all_reduce(squares, "add"))
+        sum_squares = self._run_pass(step) if self.settings.passes == 1 else self._run_passes(step)
+        norm = ops.sqrt(ops.collectives.replicated_all_reduce(sum_squares, "add"))
         ops.host_store(self.norm, norm)
         return UpdateInputs(norm, ops.host_load(self.lr))
 

@@ -10,11 +10,11 @@ from modelling.weights.mapping import LoraSpec as LoraSpec
 from modelling.weights.mapping import Weight as Weight
 from modelling.weights.mapping import WeightMapping as WeightMapping
 from modelling.weights.mapping import WeightsError as WeightsError
-from modelling.weights.variables import OPTIMIZER as OPTIMIZER
+from modelling.weights.variables import OPTIMIZER_PREFIX as OPTIMIZER_PREFIX
 from modelling.weights.variables import ShardReader as ShardReader
 from modelling.weights.variables import total_nbytes as total_nbytes
 from modelling.weights.variables import without_optimizer_state as without_optimizer_state
 from modelling.weights.weight_map import EXPERT_GROUP as EXPERT_GROUP
-from modelling.weights.weight_map import FP8 as FP8
+from modelling.weights.weight_map import FP8_PREFIX as FP8_PREFIX
 from modelling.weights.weight_map import Variables as Variables
 from modelling.weights.weight_map import WeightMap as WeightMap

@@ -37,7 +37,7 @@ class FusedWeights:
     """
 
     groups: tuple[tuple[str, ...], ...]
-    stack: Literal[0, -1] | None = None
+    stack_axis: Literal[0, -1] | None = None
     interleaved: bool = False
     transposed: bool = False
     in_exports: bool = True
@@ -56,10 +56,10 @@ class FusedWeights:
         """Shape of the fused tensor, computed from the shapes of the weights."""
         first = self.groups[0]
         matrix = sum(shapes[name][0] for name in first), *shapes[first[0]][1:]
-        if self.stack == -1:
+        if self.stack_axis == -1:
             return (*matrix[:-1], matrix[-1] * len(self.groups))
         matrix = matrix[::-1] if self.transposed else matrix
-        return matrix if self.stack is None else (len(self.groups), *matrix)
+        return matrix if self.stack_axis is None else (len(self.groups), *matrix)
 
     def split(
         self, read: Callable[[], np.ndarray], shapes: Shapes
@@ -74,17 +74,19 @@ class FusedWeights:
     def _read_rows(self, read: Callable[[], np.ndarray], group: int, rows: slice) -> np.ndarray:
         """Read rows of the matrix of a group."""
         tensor = read()
-        if self.stack is not None:
-            tensor = tensor[group] if self.stack == 0 else tensor[..., group :: len(self.groups)]
+        if self.stack_axis is not None:
+            tensor = (
+                tensor[group] if self.stack_axis == 0 else tensor[..., group :: len(self.groups)]
+            )
         return (tensor.T if self.transposed else tensor)[rows]
 
     def join(self, weights: Arrays) -> np.ndarray:
         """Fuse weights to the tensor."""
         matrices = [self._matrix([weights[name] for name in names]) for names in self.groups]
-        if self.stack is None:
+        if self.stack_axis is None:
             return matrices[0]
-        tensor = np.stack(matrices, self.stack)
-        return tensor if self.stack == 0 else tensor.reshape(*tensor.shape[:-2], -1)
+        tensor = np.stack(matrices, self.stack_axis)
+        return tensor if self.stack_axis == 0 else tensor.reshape(*tensor.shape[:-2], -1)
 
     def _matrix(self, weights: list[np.ndarray]) -> np.ndarray:
         """Fuse the weights of a group to a matrix."""

@@ -42,11 +42,11 @@ from modelling.weights.mapping import (
 )
 from modelling.weights.weight_map import TrainableTokens, WeightMap
 
-A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-"""Ends of PEFT's tensor names, after the module's name; `MAGNITUDE` is DoRA's."""
+LORA_A, LORA_B, LORA_MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+"""Ends of PEFT's tensor names, after the module's name; `LORA_MAGNITUDE` is DoRA's."""
 EMBEDDING_A, EMBEDDING_B = "lora_embedding_A", "lora_embedding_B"
 """Ends of PEFT's names for an embedding: A is (rank, tokens), B is (features, rank)."""
-DELTA = "token_adapter.trainable_tokens_delta"
+TOKENS_DELTA = "token_adapter.trainable_tokens_delta"
 """End of PEFT's name for the trainable rows of tokens."""
 
 
@@ -66,8 +66,8 @@ def add_adapters(weight_map: WeightMap, adapter: Adapter, targets: str) -> Weigh
         name: adapters.with_adapter_mappings(mappings)
         for name, mappings in weight_map.layers.items()
     }
-    adapted = replace(weight_map, layers=layers, hf_names=weight_map.hf_names | adapters.file_names)
-    adapters.check(adapted)
+    adapted = replace(weight_map, layers=layers, hf_names=weight_map.hf_names | adapters.hf_names)
+    adapters.check_settings(adapted)
     return adapted
 
 
@@ -162,7 +162,7 @@ def _module_names(weight_map: WeightMap) -> list[str]:
 def _file_modules_of(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
     """Returns a function from a weight to its module in files, then the modules tied to it."""
     tensors = weight_map.hf_names.fused.items()
-    fused = {weight: name for name, x in tensors if x.stack is None for weight in x.weights}
+    fused = {weight: name for name, x in tensors if x.stack_axis is None for weight in x.weights}
     tied = defaultdict[str, list[str]](list)
     for alias, name in weight_map.hf_names.aliases.items():
         tied[name].append(alias)
@@ -200,12 +200,14 @@ class _AdapterMapper:
         self._transposed: list[str] = []
         for name, x in adapted.items():
             module = peft_module_name(name, adapted)
-            self._fused[f"{module}.{A}"] = [f"{module_name(group[0])}.{A}" for group in x.groups]
-            groups = tuple(tuple(f"{module_name(n)}.{B}" for n in group) for group in x.groups)
-            self._stacked[f"{module}.{B}"] = FusedWeights(groups, -1, x.interleaved)
+            self._fused[f"{module}.{LORA_A}"] = [
+                f"{module_name(group[0])}.{LORA_A}" for group in x.groups
+            ]
+            groups = tuple(tuple(f"{module_name(n)}.{LORA_B}" for n in group) for group in x.groups)
+            self._stacked[f"{module}.{LORA_B}"] = FusedWeights(groups, -1, x.interleaved)
 
     @property
-    def file_names(self) -> HfTensorNames:
+    def hf_names(self) -> HfTensorNames:
         """Names of the adapters' tensors in files.
 
         Files fuse some matrices B and stack those of experts. Modules that are tied to an
@@ -289,11 +291,13 @@ class _AdapterMapper:
         for adapter in adapters:
             features = shapes[adapter.weights[0]][1]
             std = (3 * features) ** -0.5  # uniform in ±1 / sqrt(features), as in PEFT
-            a.append(Weight(f"{adapter.module}.{A}", (adapter.rank, features), std, uniform=True))
+            a.append(
+                Weight(f"{adapter.module}.{LORA_A}", (adapter.rank, features), std, uniform=True)
+            )
             for name in adapter.weights:
                 outputs, module = shapes[name][0], module_name(name)
-                b.append(Weight(f"{module}.{B}", (outputs, adapter.rank), 0.0))
-                m.append(Weight(f"{module}.{MAGNITUDE}", (outputs,)))
+                b.append(Weight(f"{module}.{LORA_B}", (outputs, adapter.rank), 0.0))
+                m.append(Weight(f"{module}.{LORA_MAGNITUDE}", (outputs,)))
         if mapping.expert_matrices:
             inputs_sharded = mapping.transpose
             sharded = replace(mapping, expert_matrices=0, adapters=(), trainable=True)
@@ -306,7 +310,7 @@ class _AdapterMapper:
         a_mapping, b_mapping = (sharded, full) if inputs_sharded else (full, sharded)
         if first.owner == first.path:
             yield replace(a_mapping, path=f"{first.path}.lora_A", weights=tuple(a), is_adapter=True)
-        yield self._joined_mapping(b_mapping, f"{first.path}.lora_B", first, B, b)
+        yield self._joined_mapping(b_mapping, f"{first.path}.lora_B", first, LORA_B, b)
         if first.dora:
             magnitude = WeightMapping(
                 "",
@@ -315,7 +319,9 @@ class _AdapterMapper:
                 is_sharded=not inputs_sharded,
                 shard_replicas=b_mapping.shard_replicas,
             )
-            yield self._joined_mapping(magnitude, f"{first.path}.magnitude", first, MAGNITUDE, m)
+            yield self._joined_mapping(
+                magnitude, f"{first.path}.magnitude", first, LORA_MAGNITUDE, m
+            )
 
     def _joined_mapping(
         self,
@@ -342,13 +348,13 @@ class _AdapterMapper:
         yield WeightMapping(f"{adapter.path}.lora_B", (b,), transpose=True, is_adapter=True)
         for module in adapter.tied:
             is_head = module == module_name(HEAD)
-            ends = (B, A) if is_head else (EMBEDDING_A, EMBEDDING_B)
+            ends = (LORA_B, LORA_A) if is_head else (EMBEDDING_A, EMBEDDING_B)
             copies = [f"{module}.{end}" for end in ends]
             self._aliases |= dict(zip(copies, names, strict=True))
             self._transposed += copies if is_head else []
 
     # ---- checks of the settings -----------------------------------------------------------------
-    def check(self, adapted: WeightMap) -> None:
+    def check_settings(self, adapted: WeightMap) -> None:
         """Check that the targets match only modules that can have adapters, and at least one, and
         that each name in the settings matches a module.
 
@@ -476,7 +482,7 @@ def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
                 f"adapter.trainable_tokens trains some rows of {weight.name}, {reason}: leave one "
                 "of the two out"
             )
-        delta = Weight(f"{module_name(weight.name)}.{DELTA}", (len(tokens), weight.shape[1]))
+        delta = Weight(f"{module_name(weight.name)}.{TOKENS_DELTA}", (len(tokens), weight.shape[1]))
         path = mapping.path.replace(".weight", ".rows.delta")
         layers[layer] = (*layers[layer], WeightMapping(path, (delta,), is_adapter=True))
         trainable_tokens[weight.name] = TrainableTokens(delta.name, tokens)
@@ -538,7 +544,7 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
     DoRA magnitudes are the norms of the base weights.
     """
     readers = {
-        f"{module_name(name)}.{MAGNITUDE}": partial(_row_norms, base, name)
+        f"{module_name(name)}.{LORA_MAGNITUDE}": partial(_row_norms, base, name)
         for name, adapter in _adapted_weights(weight_map)
         if adapter.dora
     }
@@ -562,10 +568,10 @@ def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: Lora
     if adapter.embeds:
         b, a = (weights[f"{module}.{end}"].T for end in (EMBEDDING_A, EMBEDDING_B))
     else:
-        b, a = weights[f"{module}.{B}"], weights[f"{adapter.module}.{A}"]
+        b, a = weights[f"{module}.{LORA_B}"], weights[f"{adapter.module}.{LORA_A}"]
     total: np.ndarray = weight.astype(np.float32) + np.float32(adapter.scale) * (b @ a)
     if adapter.dora:
-        total *= (weights[f"{module}.{MAGNITUDE}"] / np.linalg.norm(total, axis=1))[:, None]
+        total *= (weights[f"{module}.{LORA_MAGNITUDE}"] / np.linalg.norm(total, axis=1))[:, None]
     return total
 
 

@@ -18,9 +18,9 @@ from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArray
 from modelling.weights.mapping import WeightsError
 
 BLOCKS, SCALES = "_blocks", "_scales"
-VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """Values of the lower three of the four bits; the highest is the sign."""
-BIAS = 127
+SCALE_BIAS = 127
 
 
 def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -38,10 +38,10 @@ def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 def _dequantize_expert(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Dequantize one expert: (out features, blocks, 16) -> (out features, blocks, 16, 2)."""
-    values_of_bits = np.concatenate([VALUES, -VALUES])
+    values_of_bits = np.concatenate([FP4_VALUES, -FP4_VALUES])
     pairs = np.stack([values_of_bits[blocks & 15], values_of_bits[blocks >> 4]], -1)
     with np.errstate(over="ignore", invalid="ignore"):  # a scale of 255 is not a number
-        values: np.ndarray = np.ldexp(pairs, scales.astype(np.int32)[..., None, None] - BIAS)
+        values: np.ndarray = np.ldexp(pairs, scales.astype(np.int32)[..., None, None] - SCALE_BIAS)
     return values
 
 
@@ -50,7 +50,9 @@ def dequantize_tensors(tensors: Arrays) -> Arrays:
     fields = mxfp4_fields(tensors)
     if not fields:
         return tensors
-    readers = {name: partial(_read, tensors, name) for name in _quantized_names(tensors)}
+    readers = {
+        name: partial(_read_dequantized, tensors, name) for name in _quantized_names(tensors)
+    }
     return OverlayArrays(
         LazyArrays(readers), ArraysView(tensors, [n for n in tensors if n not in fields])
     )
@@ -78,6 +80,6 @@ def _quantized_names(names: Collection[str]) -> list[str]:
     return [stem for stem in stems if stem + SCALES in names]
 
 
-def _read(tensors: Arrays, name: str) -> np.ndarray:
+def _read_dequantized(tensors: Arrays, name: str) -> np.ndarray:
     """Read and dequantize a weight: bfloat16 (experts, in features, out features)."""
     return dequantize_mxfp4(tensors[name + BLOCKS], tensors[name + SCALES]).swapaxes(1, 2)

@@ -15,7 +15,7 @@ import numpy as np
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, RESIDUAL_SLOTS, STATE_SLOTS, StateSlot
 from config.sections import RunConfig
-from modelling.weights.variables import OPTIMIZER
+from modelling.weights.variables import OPTIMIZER_PREFIX
 from modelling.weights.weight_map import WeightMap
 from popxl.dtypes import dtype
 from popxl_addons.optimizers import state_8bit
@@ -73,7 +73,7 @@ def optimizer_state_specs(
         for weight in mapping.weights:
             axis = 1 - mapping.unsharded_axis if mapping.transpose else mapping.unsharded_axis
             for slot in config.optimizer_slots(len(weight.shape), mapping.is_adapter):
-                name = f"{OPTIMIZER}/{slot.name}/{weight.name}"
+                name = f"{OPTIMIZER_PREFIX}/{slot.name}/{weight.name}"
                 state_specs[name] = OptimizerStateSpec(slot, weight.name, weight.shape, axis)
     return state_specs
 
@@ -116,10 +116,10 @@ def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
     """A weight in float32: its master weight, or the weight joined with its residual."""
     if _name(MASTER_WEIGHT.name, name) in tensors:
         return tensors[_name(MASTER_WEIGHT.name, name)]
-    low = tensors[name]
+    rounded = tensors[name]
     if _name(RESIDUAL, name) not in tensors:
-        return low.astype(np.float32)
-    weight: np.ndarray = state_8bit.join_weight(low, tensors[_name(RESIDUAL, name)])
+        return rounded.astype(np.float32)
+    weight: np.ndarray = state_8bit.join_weight(rounded, tensors[_name(RESIDUAL, name)])
     return weight
 
 
@@ -157,8 +157,10 @@ def _converter(
 
 def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
     """Residual of rounding a weight to 16 bits, int8 or int16."""
-    low = tensors[weight].astype(dtype.from_name(precision).as_numpy())
-    residual: np.ndarray = state_8bit.quantize_residual(float32_weight(tensors, weight), low, bits)
+    rounded = tensors[weight].astype(dtype.from_name(precision).as_numpy())
+    residual: np.ndarray = state_8bit.quantize_residual(
+        float32_weight(tensors, weight), rounded, bits
+    )
     return residual
 
 
@@ -189,4 +191,4 @@ def _quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
 
 def _name(slot: str, weight: str) -> str:
     """Name of a state tensor in checkpoints."""
-    return f"{OPTIMIZER}/{slot}/{weight}"
+    return f"{OPTIMIZER_PREFIX}/{slot}/{weight}"

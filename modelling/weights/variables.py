@@ -16,7 +16,7 @@ from modelling.weights.mapping import WeightMapping
 from popxl import Variable
 from popxl.session import VariableShard
 
-OPTIMIZER = "optimizer"
+OPTIMIZER_PREFIX = "optimizer"
 """Prefix of the names of optimizer state: `optimizer/first_order/<weight>`."""
 
 LocalShards = tuple[VariableShard, ...]
@@ -99,14 +99,14 @@ class VariableLayout:
             low = (number - first_weight) * (length // count)
             high = low + box[axis]
 
-            def before(element: int, low: int = low, high: int = high) -> int:
+            def elements_before(element: int, low: int = low, high: int = high) -> int:
                 """Number of the weight's elements before an element of the variable."""
                 rows, rest = divmod(element, length * inner)
                 inside = rest % inner if low <= rest // inner < high else 0
                 columns = rows * (high - low) + min(max(rest // inner - low, 0), high - low)
                 return columns * inner + inside
 
-            first, end = before(start), before(start + size)
+            first, end = elements_before(start), elements_before(start + size)
             if end > first:
                 axes = range(len(box))
                 order = tuple(reversed(axes) if self.transpose else axes)
@@ -126,12 +126,12 @@ class WeightSlice:
     weight: int
     part: TensorShard
     _start: int
-    _middle: tuple[int, int, int, int]
+    _axis_range: tuple[int, int, int, int]
     """Range on the axis along which weights are concatenated, its length, and inner elements."""
 
     def select(self, values: np.ndarray) -> np.ndarray:
         """Select this weight's elements from consecutive elements of the variable."""
-        low, high, length, inner = self._middle
+        low, high, length, inner = self._axis_range
         if high - low == length:
             return values
         first, offset = divmod(self._start, length * inner)
@@ -241,8 +241,8 @@ class HfNamedTensors(LazyArrays):
 def without_optimizer_state(tensors: Arrays) -> Arrays:
     """Returns the tensors without optimizer state, still lazy."""
     if isinstance(tensors, HfNamedTensors):
-        return tensors.without(f"{OPTIMIZER}/")
-    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER}/")]
+        return tensors.without(f"{OPTIMIZER_PREFIX}/")
+    names = [name for name in tensors if not name.startswith(f"{OPTIMIZER_PREFIX}/")]
     return ArraysView(tensors, names)
 
 

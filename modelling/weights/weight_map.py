@@ -25,7 +25,12 @@ from modelling.weights.mapping import (
     WeightsError,
     check_presence,
 )
-from modelling.weights.variables import OPTIMIZER, HfNamedTensors, ShardReader, VariableSource
+from modelling.weights.variables import (
+    OPTIMIZER_PREFIX,
+    HfNamedTensors,
+    ShardReader,
+    VariableSource,
+)
 from popxl import Variable
 from popxl.session import LazyValue, VariableShard
 from popxl_addons import NamedTensors
@@ -38,7 +43,7 @@ Variables = Mapping[str, NamedTensors | Sequence[NamedTensors]]
 EMBEDDINGS = "embeddings"
 """Name of the embedding's layer in every weight map."""
 
-FP8 = "fp8"
+FP8_PREFIX = "fp8"
 """Prefix of the names of FP8 state: `fp8/scale/<weight>`."""
 
 EXPERT_GROUP = "/"
@@ -176,7 +181,7 @@ class WeightMap:
             paths = (_mapped_path(name, mapped) for name in tree.fwd.keys_flat())
             in_program = {path for path in paths if path is not None}
             for name in sorted(mapped ^ in_program):
-                missing = f"{layer}.{name}, of the weight map, is not in the program: {_SEE}"
+                missing = f"{layer}.{name}, of the weight map, is not in the program: {_DOCS_HINT}"
                 raise WeightsError(missing if name in mapped else missing_mapping(layer, name))
 
     def to_variables(
@@ -188,14 +193,14 @@ class WeightMap:
         shape. From tensors in a `LazyArrays` a process reads only the elements of its devices.
 
         Args:
-            tensors: weights by name, with optimizer state (`OPTIMIZER`) and FP8 state, which are
-                converted if the program has them. Without optimizer state, master weights and
+            tensors: weights by name, with optimizer state (`OPTIMIZER_PREFIX`) and FP8 state, which
+                are converted if the program has them. Without optimizer state, master weights and
                 residuals are initialized from the weights.
 
         Raises:
             ValueError: a tensor is missing.
         """
-        with_state = any(name.startswith(f"{OPTIMIZER}/") for name in tensors)
+        with_state = any(name.startswith(f"{OPTIMIZER_PREFIX}/") for name in tensors)
         readers: dict[Variable, Callable[[], np.ndarray]] = {}
         pairs = self._pairs(variables)
         sources = self._sources(variables, with_state, fp8=False)
@@ -261,7 +266,7 @@ class WeightMap:
             )
         return source.mapping.to_host(tensors, self.tensor_parallel, source.prefix)
 
-    def variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
+    def ordered_variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
         """Variables that `to_logical` reads, in its order."""
         return [source.variable for source in self._sources(variables, optimizer)]
 
@@ -287,7 +292,9 @@ class WeightMap:
         sources = [source for source in sources if frozen or source.mapping.trainable]
         return HfNamedTensors(sources, read, self.tensor_parallel, shard_reader)
 
-    def gradients(self, read: Callable[[Variable], np.ndarray], variables: Variables) -> Arrays:
+    def read_gradients(
+        self, read: Callable[[Variable], np.ndarray], variables: Variables
+    ) -> Arrays:
         """Gradients by the weight's name, read from the variables in the `grad` trees."""
         sources = [
             VariableSource(mapping, tree.grad.get(mapping.path), "")
@@ -343,18 +350,18 @@ class WeightMap:
             if name == "weight" and f"{layer}.product" in tree.fwd:
                 state = tree.fwd.get(f"{layer}.product").to_dict().items()
                 sources += [
-                    VariableSource(mapping, v, f"{FP8}/{slot}/", is_shared=True)
+                    VariableSource(mapping, v, f"{FP8_PREFIX}/{slot}/", is_shared=True)
                     for slot, v in state
                 ]
         return sorted(sources, key=lambda source: source.prefix)
 
 
-_SEE = "see docs/adding_a_model.md"
+_DOCS_HINT = "see docs/adding_a_model.md"
 
 
 def missing_mapping(layer: str, variable: str) -> str:
     """Message for a variable of a program that has no mapping."""
-    return f"{layer}.{variable} has no mapping in the weight map: {_SEE}"
+    return f"{layer}.{variable} has no mapping in the weight map: {_DOCS_HINT}"
 
 
 def _mapped_path(name: str, mapped: Collection[str]) -> str | None:
@@ -383,7 +390,7 @@ def _state_source(mapping: WeightMapping, name: str, variable: Variable) -> Vari
     elif slot.per in ("row", "column"):
         state_mapping = mapping.axis_moments(slot.per == "column")
     hf_slot = slot.transposed if mapping.transpose else slot
-    prefix = f"{OPTIMIZER}/{hf_slot.name}/"
+    prefix = f"{OPTIMIZER_PREFIX}/{hf_slot.name}/"
     return VariableSource(state_mapping, variable, prefix, slot.per == "weight")
 
 

@@ -55,7 +55,7 @@ def test_what_a_run_refuses() -> None:
     rank = {"adapter": {"rank": 2}}
     with pytest.raises(ConfigError, match="set fp8.recipe current"):
         T5Config.from_dict(rank | {"fp8": {"enabled": True}})
-    assert T5Config.from_dict(rank | {"fp8": {"enabled": True, "recipe": "current"}}).some_frozen
+    assert T5Config.from_dict(rank | {"fp8": {"enabled": True, "recipe": "current"}}).has_frozen
 
 
 @pytest.mark.parametrize("field", ["targets", "rank_pattern"])

@@ -162,13 +162,13 @@ def test_a_programs_variables_and_optimizer_state(theirs, tensor_parallel):
     steps = {f"optimizer/step/{n}": np.float32(7) for n in logical}
     tensors = logical | state | steps
     data = {v: make() for v, make in weight_map.to_variables(tensors, variables).items()}
-    assert list(data) == weight_map.variables(variables)
+    assert list(data) == weight_map.ordered_variables(variables)
     assert all(x.shape == v.shape_on_host for v, x in data.items())
     back = weight_map.to_logical(data.__getitem__, variables)
     assert back.keys() == tensors.keys()
     assert all(np.array_equal(back[n], tensors[n]) for n in tensors)
     weights = weight_map.to_variables(logical, variables)
-    assert list(weights) == weight_map.variables(variables, optimizer=False)
+    assert list(weights) == weight_map.ordered_variables(variables, optimizer=False)
     read = data.__getitem__
     assert weight_map.to_logical(read, variables, optimizer=False).keys() == logical.keys()
 

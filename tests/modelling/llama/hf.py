@@ -173,7 +173,7 @@ def as_parameters(
     """Weights as transformers' modules have them, which stack those of experts."""
     found = dict(weight_map.to_hf(weights))
     for name, stacked in weight_map.hf_names.fused.items():
-        if name not in found and stacked.stack == 0:
+        if name not in found and stacked.stack_axis == 0:
             groups = [[found.pop(n) for n in names] for names in stacked.groups]
             found[name] = np.stack([np.concatenate(parts) for parts in groups])
     routers = {own: alias for alias, own in weight_map.hf_names.aliases.items() if "gate" in alias}

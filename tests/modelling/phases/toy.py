@@ -59,7 +59,7 @@ def build_toy_phases(settings: PhaseSettings) -> PhasePlan:
     ends = {"x": chain.last_row} | inputs.layer_ios(["y", "weight"])
     head = LossPhase("head", Loss(), ends, settings)
     return PhasePlan(
-        inputs, [PhaseRun(phase, range(phase.entries)) for phase in (first, rest, head)]
+        inputs, [PhaseRun(phase, range(phase.num_layers)) for phase in (first, rest, head)]
     )
 
 

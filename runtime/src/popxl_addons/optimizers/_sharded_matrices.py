@@ -68,16 +68,16 @@ class ShardedMatrices:
         )
         self._shards = shards_of(var.spec, group.group_size)
         self.rows, self.count, self.columns = rows, layout.count, width // layout.count
-        self._width, part = width, math.prod(var.shape)
+        self._width, shard_size = width, math.prod(var.shape)
         self.height = rows
         if self._shards > 1:
-            self.height = -(-part // width) + (1 if part % width else 0)
-            self._find_start(part)
+            self.height = -(-shard_size // width) + (1 if shard_size % width else 0)
+            self._find_start(shard_size)
 
-    def _find_start(self, part: int) -> None:
-        """Compute the first row and column of this replica's flat shard of `part` elements."""
-        copies = self._group.group_size // self._shards
-        first = np.arange(self._group.group_size) // copies * part
+    def _find_start(self, shard_size: int) -> None:
+        """Compute the first row and column of this replica's flat shard."""
+        num_copies = self._group.group_size // self._shards
+        first = np.arange(self._group.group_size) // num_copies * shard_size
         row = np.minimum(first // self._width, self.rows)
         self._first_row, self._first_column = (
             ops.collectives.replicated_slice(popxl.constant(at, popxl.int32), 0, self._group)
@@ -95,23 +95,25 @@ class ShardedMatrices:
         if self._shards == 1:
             return t.reshape(shape)
         zeros = ops.init((math.prod(shape),), t.dtype)
-        part = (math.prod(t.shape),)
-        return ops.dynamic_update(zeros, self._first_column, t, (0,), part, True).reshape(shape)
+        shard_size = (math.prod(t.shape),)
+        return ops.dynamic_update(zeros, self._first_column, t, (0,), shard_size, True).reshape(
+            shape
+        )
 
     def elements(self, blocks: popxl.Tensor) -> popxl.Tensor:
         """Returns the elements of (height, count, columns) in the variable's shape."""
         if self._shards == 1:
             return blocks.reshape(self._spec.shape)
-        part = (math.prod(self._spec.shape),)
-        return ops.dynamic_slice(blocks.flatten(), self._first_column, (0,), part, True)
+        shard_size = (math.prod(self._spec.shape),)
+        return ops.dynamic_slice(blocks.flatten(), self._first_column, (0,), shard_size, True)
 
     def local_rows(self, t: popxl.Tensor) -> popxl.Tensor:
         """Select the rows of this shard: (rows, count) -> (height, count), 1 past the end."""
         if self._shards == 1:
             return t
         ones = ops.init((self.height, self.count), t.dtype) + 1
-        longer = ops.concat([t, ones], 0)
-        return ops.dynamic_slice(longer, self._first_row, (0,), (self.height,), True)
+        padded = ops.concat([t, ones], 0)
+        return ops.dynamic_slice(padded, self._first_row, (0,), (self.height,), True)
 
     # ---- means over full matrices ---------------------------------------------------------------
     def row_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
@@ -127,12 +129,12 @@ class ShardedMatrices:
         """Column means of each matrix: (height, count, columns) -> (count, columns)."""
         return self._sum(ops.sum(blocks, 0), self._axis == 0) / (self.rows * self._num_shards(0))
 
-    def means(self, blocks: popxl.Tensor) -> popxl.Tensor:
+    def matrix_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
         """Mean of each matrix: (height, count, columns) -> (count,)."""
         elements = self.rows * self.columns * self._num_shards(0) * self._num_shards(1)
         return self._sum(ops.sum(blocks, (0, 2)), self._axis is not None) / elements
 
-    def mean_of_means(self, rows: popxl.Tensor, columns: popxl.Tensor) -> popxl.Tensor:
+    def combine_means(self, rows: popxl.Tensor, columns: popxl.Tensor) -> popxl.Tensor:
         """Mean of each matrix (count,) from row or column means, whichever are not sharded."""
         return ops.mean(columns, 1) if self._axis == 0 else ops.mean(rows, 0)
 
@@ -144,10 +146,10 @@ class ShardedMatrices:
         """Sum over replicas, where elements that several replicas hold count once."""
         group = self._shard_group if over_shards else self._group
         if over_shards and self._shards == 1:
-            copies = self._group.group_size
+            num_copies = self._group.group_size
         elif self._shards == 1:
             return t
         else:
-            copies = self._group.group_size // self._shards
+            num_copies = self._group.group_size // self._shards
         total = ops.collectives.replicated_all_reduce(t, "add", group)
-        return total if copies == 1 else total / copies
+        return total if num_copies == 1 else total / num_copies

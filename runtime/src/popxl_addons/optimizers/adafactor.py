@@ -89,14 +89,14 @@ class AdafactorOptimizerStep(OptimizerStep):
         base_lr = _relative_step(step, warmup_init) if lr is None else as_tensor(lr)
         decay = 1 - ops.pow(step, as_tensor(decay_rate))
 
-        direction = self._direction(var, gradient, matrices, group, decay, eps[0])
-        update_rms = ops.sqrt(matrices.means(direction * direction))
+        direction = self._scaled_gradient(var, gradient, matrices, group, decay, eps[0])
+        update_rms = ops.sqrt(matrices.matrix_means(direction * direction))
         one = popxl.constant(1.0, popxl.float32)
         lrs = base_lr / ops.maximum(update_rms / clip_threshold, one)
         decay_lrs = base_lr * one
         if scale_parameter:
             value = matrices.blocks(to_float32(var))
-            weight_rms = ops.sqrt(matrices.means(value * value))
+            weight_rms = ops.sqrt(matrices.matrix_means(value * value))
             scale = ops.maximum(weight_rms, as_tensor(eps[1]))
             lrs, decay_lrs = lrs * scale, base_lr * scale
         update = matrices.elements(direction * _per_matrix(lrs, matrices))
@@ -108,7 +108,7 @@ class AdafactorOptimizerStep(OptimizerStep):
             update = update + matrices.elements(decayed) * as_tensor(weight_decay)
         ops.var_updates.accumulate_(var, update, -1.0)
 
-    def _direction(
+    def _scaled_gradient(
         self,
         var: popxl.Tensor,
         gradient: popxl.Tensor,
@@ -125,18 +125,18 @@ class AdafactorOptimizerStep(OptimizerStep):
             return matrices.blocks(gradient / ops.sqrt(square))
         blocks = matrices.blocks(gradient)
         squares = blocks * blocks
-        rows = self._factor("second_order_rows", 0, matrices)
-        columns = self._factor("second_order_columns", 1, matrices)
+        rows = self._add_factored_state("second_order_rows", 0, matrices)
+        columns = self._add_factored_state("second_order_columns", 1, matrices)
         by_row = ops.transpose(matrices.row_means(squares))
         by_column = matrices.column_means(squares)
         row = average(rows, by_row.flatten() + eps, decay).reshape(by_row.shape)
         column = average(columns, by_column.flatten() + eps, decay).reshape(by_column.shape)
         row = ops.transpose(row)
-        relative = matrices.local_rows(row / matrices.mean_of_means(row, column))
+        relative = matrices.local_rows(row / matrices.combine_means(row, column))
         root = ops.sqrt(relative).reshape((matrices.height, matrices.count, 1))
         return blocks / root / ops.sqrt(column)
 
-    def _factor(self, name: str, axis: int, matrices: ShardedMatrices) -> popxl.Tensor:
+    def _add_factored_state(self, name: str, axis: int, matrices: ShardedMatrices) -> popxl.Tensor:
         """Add state with one value per row (axis 0) or column (axis 1) of each matrix."""
         elements = matrices.count * (matrices.columns if axis else matrices.rows)
         group = matrices.replicas_with_equal_means(axis)

@@ -93,10 +93,10 @@ class AdamOptimizerStep(OptimizerStep):
         updates = ops.var_updates
         first = self.add_state_like("first_order", var, dtypes[0], group)
         second = self.add_state_like("second_order", var, dtypes[1], group)
-        mean = updates.accumulate_moving_average_(first, gradient, _scalar(beta1))
-        square = updates.accumulate_moving_average_square_(second, gradient, _scalar(beta2))
+        mean = updates.accumulate_moving_average_(first, gradient, _as_scalar(beta1))
+        square = updates.accumulate_moving_average_square_(second, gradient, _as_scalar(beta2))
         return to_float32(mean), to_float32(square)
 
 
-def _scalar(x: Number) -> Number:
+def _as_scalar(x: Number) -> Number:
     return to_float32(x) if isinstance(x, popxl.Tensor) else float(x)

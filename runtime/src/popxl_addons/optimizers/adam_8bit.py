@@ -76,8 +76,8 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
         dtypes: tuple[popxl.dtype, popxl.dtype],
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
         blocks = self._quant_blocks(var, group)
-        first = self._state("first_order", popxl.int8, var, group)
-        second = self._state("second_order", popxl.uint8, var, group)
+        first = self._add_moment_state("first_order", popxl.int8, var, group)
+        second = self._add_moment_state("second_order", popxl.uint8, var, group)
         old_mean = _dequantize_first_moment(*first, blocks=blocks)
         old_square = _dequantize_second_moment(*second, blocks=blocks)
         mean = _moving_average(old_mean, gradient, beta1)
@@ -105,7 +105,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
             )
         return blocks
 
-    def _state(
+    def _add_moment_state(
         self, name: str, dtype: popxl.dtype, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
         """Add the codes of a moment and their scales."""

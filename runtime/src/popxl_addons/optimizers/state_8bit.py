@@ -84,7 +84,7 @@ def quantize_first_moment(moment: Any, blocks: QuantBlocks) -> tuple[Any, Any]:
     xp = moment.__array_namespace__()
     ratio, scales = _normalize_by_block(xp, blocks.to_blocks(moment))
     codes = xp.round(2 * ratio / (1 + xp.abs(ratio)) * _FIRST_MAX)
-    return _codes(blocks, codes, xp.int8, moment.shape), scales
+    return _to_codes(blocks, codes, xp.int8, moment.shape), scales
 
 
 def dequantize_first_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> Any:
@@ -105,7 +105,7 @@ def quantize_second_moment(moment: Any, blocks: QuantBlocks) -> tuple[Any, Any]:
     values = blocks.to_blocks(moment)
     ratio, scales = _normalize_by_block(xp, xp.sqrt(values))
     codes = xp.where(values > 0, xp.maximum(xp.round(ratio * _SECOND_MAX), 1), 0)
-    return _codes(blocks, codes, xp.uint8, moment.shape), scales
+    return _to_codes(blocks, codes, xp.uint8, moment.shape), scales
 
 
 def dequantize_second_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> Any:
@@ -136,7 +136,7 @@ def _broadcast_scales(scales: Any, blocks: QuantBlocks) -> Any:
     return scales.astype(xp.float32).reshape(blocks.outer, blocks.blocks_per_line, 1, blocks.inner)
 
 
-def _codes(blocks: QuantBlocks, codes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _to_codes(blocks: QuantBlocks, codes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
     """Convert codes of blocks to `dtype` and the shape of the moment."""
     return blocks.elements(codes).astype(dtype).reshape(shape)
 
@@ -149,35 +149,35 @@ _MIN_HALF_STEP = {"bfloat16": 2.0**-126, "float16": 2.0**-25}  # normal float32 
 def split_weight(weight: Any, dtype: Any, bits: int) -> tuple[Any, Any]:
     """Split a float32 weight into the weight rounded to a 16-bit `dtype` and the quantized
     residual, int8 or int16 according to `bits`."""
-    low = weight.astype(dtype)
-    return low, quantize_residual(weight, low, bits)
+    rounded = weight.astype(dtype)
+    return rounded, quantize_residual(weight, rounded, bits)
 
 
-def quantize_residual(weight: Any, low: Any, bits: int) -> Any:
+def quantize_residual(weight: Any, rounded: Any, bits: int) -> Any:
     """Quantize the residual weight - low of rounding a float32 weight to 16 bits: int8 or int16."""
     xp = weight.__array_namespace__()
-    ratio = (weight - low.astype(xp.float32)) / _half_step(low)
+    ratio = (weight - rounded.astype(xp.float32)) / _half_step(rounded)
     ratio = xp.where(xp.isfinite(ratio), xp.clip(ratio, -1, 1), 0)
     code = xp.int8 if bits == 8 else xp.int16
     return xp.round(ratio * float(2 ** (bits - 1) - 1)).astype(code)
 
 
-def dequantize_residual(low: Any, residual: Any) -> Any:
+def dequantize_residual(rounded: Any, residual: Any) -> Any:
     """Dequantize the residual of a weight, float32, which is added to it."""
-    xp = low.__array_namespace__()
+    xp = rounded.__array_namespace__()
     largest = float(xp.iinfo(residual.dtype).max)
-    return residual.astype(xp.float32) / largest * _half_step(low)
+    return residual.astype(xp.float32) / largest * _half_step(rounded)
 
 
-def join_weight(low: Any, residual: Any) -> Any:
+def join_weight(rounded: Any, residual: Any) -> Any:
     """Join a 16-bit weight and its residual to a float32 weight, the inverse of `split_weight`."""
-    xp = low.__array_namespace__()
-    return low.astype(xp.float32) + dequantize_residual(low, residual)
+    xp = rounded.__array_namespace__()
+    return rounded.astype(xp.float32) + dequantize_residual(rounded, residual)
 
 
-def _half_step(low: Any) -> Any:
+def _half_step(rounded: Any) -> Any:
     """Half the distance from a 16-bit value to the next larger one, float32."""
-    xp, name = low.__array_namespace__(), np.dtype(low.dtype).name
-    exponent = low.astype(xp.float32).view(xp.uint32) & xp.uint32(0x7F800000)
+    xp, name = rounded.__array_namespace__(), np.dtype(rounded.dtype).name
+    exponent = rounded.astype(xp.float32).view(xp.uint32) & xp.uint32(0x7F800000)
     step = exponent.view(xp.float32) * xp.float32(2.0 ** -_SIGNIFICANT_BITS[name])
     return xp.maximum(step, xp.float32(_MIN_HALF_STEP[name]))
