@@ -49,16 +49,16 @@ def _bits(model: TrainingSession) -> dict[str, bytes]:
 
 def _spoil_step(model: TrainingSession, spoilt: int) -> None:
     """Let the loss of one step be infinite."""
-    feed, fed = model._feed, []
+    arrays_of, calls = model._arrays, []
 
     def spoiling(*args: Any) -> dict[str, np.ndarray]:
-        found = feed(*args)
-        fed.append(found)
-        if len(fed) == spoilt + 1:
+        found = arrays_of(*args)
+        calls.append(found)
+        if len(calls) == spoilt + 1:
             found["weight"][0, 0] = np.inf
         return found
 
-    model._feed = spoiling  # type: ignore[method-assign]
+    model._arrays = spoiling  # type: ignore[method-assign]
 
 
 def train(config: RunConfig, batches: list[Any], restart: bool = False) -> Found:
