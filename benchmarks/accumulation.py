@@ -78,8 +78,8 @@ class PlannedCase:
     local: Reductions
     link: float | None
 
-    def row(self) -> str:
-        """A line of the table."""
+    def format_row(self) -> str:
+        """Returns a line of the table."""
         cells = [f"{self.micro_batches}"]
         for way in (self.naive, self.local):
             cells += [f"{way.count:,}", f"{way.nbytes / 1e9:.2f}", f"{way.seconds:.3f}"]
@@ -87,8 +87,8 @@ class PlannedCase:
         return f"| {' | '.join(cells)} |"
 
 
-def plan_head(machine: Machine) -> str:
-    """The table's head."""
+def format_plan_head(machine: Machine) -> str:
+    """Returns the head of the table of plans."""
     names = ["micro-batches"]
     for way in WAYS:
         names += [f"{way}: reductions", "GB reduced", f"s on {machine.title}"]
@@ -102,7 +102,7 @@ def plan_reductions(
     """Plan both ways for each number of micro-batches."""
     for count in counts:
         naive, local = (
-            _reductions(
+            _count_reductions(
                 AccumulationProgram(size, way, count, popxl.Ir(replication=devices)).ir, machine
             )
             for way in WAYS
@@ -115,13 +115,15 @@ def plan_reductions(
         yield PlannedCase(count, naive, local, link)
 
 
-def _reductions(ir: popxl.Ir, machine: Machine) -> Reductions:
-    found = collectives(ir)
+def _count_reductions(ir: popxl.Ir, machine: Machine) -> Reductions:
+    all_collectives = collectives(ir)
     return Reductions(
-        sum(c.count for c in found),
-        sum(c.nbytes for c in found),
-        sum(c.sent for c in found),
-        machine.achieved_rates("float32", ir.replication_factor).collective_seconds(found),
+        sum(c.count for c in all_collectives),
+        sum(c.nbytes for c in all_collectives),
+        sum(c.sent for c in all_collectives),
+        machine.achieved_rates("float32", ir.replication_factor).collective_seconds(
+            all_collectives
+        ),
     )
 
 
@@ -142,24 +144,24 @@ class MeasurementFile:
         self.pairs: Pairs = {}
         if path is None or not path.exists():
             return
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if held["of"] != settings:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["of"] != settings:
             raise UserError(f"{path} has measurements of another size: give another --out")
-        facts = [AccumulationRun(**m) for m in held["measured"]]
-        for naive, local in zip(facts[::2], facts[1::2], strict=True):
+        runs = [AccumulationRun(**m) for m in data["measured"]]
+        for naive, local in zip(runs[::2], runs[1::2], strict=True):
             self.pairs[local.processes, local.micro_batches] = naive, local
 
     def add(self, naive: AccumulationRun, local: AccumulationRun) -> None:
-        """Keep both ways of a number of processes and micro-batches."""
+        """Add a measurement of both ways and write the file."""
         self.pairs[local.processes, local.micro_batches] = naive, local
         if self._path is not None:
-            facts = [asdict(m) for pair in self.pairs.values() for m in pair]
-            text = json.dumps({"of": self._settings, "measured": facts}, indent=1)
+            runs = [asdict(m) for pair in self.pairs.values() for m in pair]
+            text = json.dumps({"of": self._settings, "measured": runs}, indent=1)
             write_text("the measurements", self._path, text + "\n")
 
 
 def check_batch(size: Size, count: int, devices: int) -> None:
-    """Raise UserError if devices cannot share the batch in so many micro-batches."""
+    """Raise UserError unless the devices can split the batch into equal micro-batches."""
     if size.batch % (count * devices):
         raise UserError(
             f"{size.batch} samples cannot be cut into {count} micro-batches on {devices} devices"
@@ -174,7 +176,7 @@ def measure_all(
     steps: int,
     devices: int,
 ) -> None:
-    """Measure what is not there yet, and print all."""
+    """Print all measurements; make those that the file lacks."""
     for group, count in ((group, count) for group in groups for count in counts):
         check_batch(size, count, devices if group == 1 else group)
         if (group, count) not in file.pairs:
@@ -183,16 +185,16 @@ def measure_all(
                 if group == 1
                 else programs.measure_in_processes(size, count, group, steps)
             )
-        print(row(*file.pairs[group, count]), flush=True)
+        print(format_row(*file.pairs[group, count]), flush=True)
 
 
-HEAD = """\
+TABLE_HEAD = """\
 | on | micro-batches | naive, s | local, s | saved | naive, MB reduced | local | perplexity |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
-def row(naive: AccumulationRun, local: AccumulationRun) -> str:
-    """A line of the table. The perplexity is that of the last step, the same for both."""
+def format_row(naive: AccumulationRun, local: AccumulationRun) -> str:
+    """Returns a line of the table, with the perplexity of the last step, equal for both ways."""
     where = f"{local.processes} processes" if local.processes > 1 else f"{local.devices} devices"
     perplexity = math.exp(local.losses[-1])
     return (
@@ -202,8 +204,8 @@ def row(naive: AccumulationRun, local: AccumulationRun) -> str:
     )
 
 
-def draw(pairs: Pairs, path: Path) -> None:
-    """Seconds a step over the number of micro-batches: a panel for each number of processes."""
+def draw_seconds(pairs: Pairs, path: Path) -> None:
+    """Plot seconds per step over micro-batches, a panel for each number of processes."""
     from matplotlib.figure import Figure
 
     groups = sorted({group for group, _ in pairs})
@@ -226,41 +228,39 @@ def draw(pairs: Pairs, path: Path) -> None:
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    given = _parser().parse_args(arguments)
-    if given.plan:
-        _plan(given)
+    args = _create_parser().parse_args(arguments)
+    if args.plan:
+        _print_plan(args)
         return
-    if given.steps < 2:
+    if args.steps < 2:
         raise UserError("--steps must be 2 or more: the first step is not counted")
-    size, path = _size(given, Size.vocabulary), given.out and given.out / "accumulation.json"
-    of = asdict(size) | {"steps": given.steps}
-    file = MeasurementFile(
-        path, of if given.devices == DEVICES else of | {"devices": given.devices}
-    )
-    print(HEAD)
-    measure_all(file, size, given.counts or COUNTS, given.processes, given.steps, given.devices)
-    if given.out is not None:
-        draw(file.pairs, given.out / "accumulation.png")
+    size, path = _parse_size(args, Size.vocabulary), args.out and args.out / "accumulation.json"
+    of = asdict(size) | {"steps": args.steps}
+    file = MeasurementFile(path, of if args.devices == DEVICES else of | {"devices": args.devices})
+    print(TABLE_HEAD)
+    measure_all(file, size, args.counts or COUNTS, args.processes, args.steps, args.devices)
+    if args.out is not None:
+        draw_seconds(file.pairs, args.out / "accumulation.png")
 
 
-def _plan(given: argparse.Namespace) -> None:
-    size, target = _size(given, PLANNED_VOCABULARY), machine(given.machine)
-    counts = given.counts or (32, 64)
+def _print_plan(args: argparse.Namespace) -> None:
+    size, target = _parse_size(args, PLANNED_VOCABULARY), machine(args.machine)
+    counts = args.counts or (32, 64)
     for count in counts:
-        check_batch(size, count, given.devices)
-    print(plan_head(target))
-    for case in plan_reductions(size, counts, given.devices, target):
-        print(case.row(), flush=True)
+        check_batch(size, count, args.devices)
+    print(format_plan_head(target))
+    for case in plan_reductions(size, counts, args.devices, target):
+        print(case.format_row(), flush=True)
 
 
-def _size(given: argparse.Namespace, vocabulary: int) -> Size:
+def _parse_size(args: argparse.Namespace, vocabulary: int) -> Size:
     size = Size(
-        layers=given.layers,
-        hidden=given.hidden_size,
-        heads=given.heads,
-        vocabulary=given.vocabulary or vocabulary,
-        length=given.sequence_length,
-        batch=given.batch,
+        layers=args.layers,
+        hidden=args.hidden_size,
+        heads=args.heads,
+        vocabulary=args.vocabulary or vocabulary,
+        length=args.sequence_length,
+        batch=args.batch,
     )
     if size.hidden % size.heads or size.hidden // size.heads < programs.ROTARY:
         raise UserError(
@@ -270,7 +270,7 @@ def _size(given: argparse.Namespace, vocabulary: int) -> Size:
     return size
 
 
-def _parser() -> Parser:
+def _create_parser() -> Parser:
     parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="+", default=[1, 2, 4])
     parser.add_argument("--counts", type=count_option, nargs="+", help="micro-batches of a step")

@@ -40,7 +40,7 @@ COUNTS = (1, 2, 8, 32, 64)
 
 @dataclass(frozen=True)
 class Size:
-    """A causal transformer and its batch. The global batch is the same whatever the accumulation.
+    """Sizes of a causal transformer and its global batch.
 
     Attributes:
         batch: samples of a global batch.
@@ -56,8 +56,10 @@ class Size:
     rate: float = 1e-3
 
     def samples(self, steps: int) -> np.ndarray:
-        """Global batches: int32 (steps, batch, length + 1), learnable: each token follows from the
-        one before, with some noise."""
+        """Returns learnable global batches, int32 (steps, batch, length + 1).
+
+        Each token follows from the one before, with some noise.
+        """
         rng = np.random.default_rng(0)
         shape = (steps, self.batch, self.length + 1)
         tokens = np.empty(shape, np.int32)
@@ -106,19 +108,19 @@ class ModelWithLoss(addons.Module):
             self.embeddings, self.head = model.embeddings(), model.head()
             self.layer = addons.Module.from_list(list(map(model.block, model.layer_types)))
 
-    def build(self, words: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
-        """words, labels: int32 (micro-batch, length) -> mean loss of a token, float32 scalar."""
-        weight = popxl.constant(1 / words.nelms, popxl.float32)
+    def build(self, input_ids: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
+        """input_ids, labels: int32 (micro-batch, length) -> mean token loss, float32 scalar."""
+        weight = popxl.constant(1 / input_ids.nelms, popxl.float32)
         with use_run_config(self._config):
-            x = self.embeddings(words)
+            x = self.embeddings(input_ids)
             for layer in self.layer:
                 x = layer(x, BlockContext())
             (loss,) = self.head(x, labels=labels, weight=weight)
         return loss
 
 
-def config_of(size: Size, devices: int) -> GPTJConfig:
-    """The model as a configuration."""
+def build_config(size: Size, devices: int) -> GPTJConfig:
+    """Returns the configuration of a GPT-J of this size."""
     model = {
         "layers": size.layers,
         "hidden_size": size.hidden,
@@ -143,17 +145,17 @@ class AccumulationProgram:
 
     def __init__(self, size: Size, way: Way, micro_batches: int, ir: popxl.Ir) -> None:
         self.size, self.micro_batches, self.ir = size, micro_batches, ir
-        self.config = config_of(size, ir.replication_factor)
+        self.config = build_config(size, ir.replication_factor)
         self.ir.num_host_transfers = micro_batches
-        samples, rest = divmod(size.batch, micro_batches * ir.replication_factor)
-        assert not rest, "the batch is cut evenly"
+        samples, remainder = divmod(size.batch, micro_batches * ir.replication_factor)
+        assert not remainder, "the batch is cut evenly"
         with self.ir.main_graph:
             spec = (samples, size.length)
-            self.words = popxl.h2d_stream(spec, popxl.int32, "words")
+            self.input_ids = popxl.h2d_stream(spec, popxl.int32, "input_ids")
             self.labels = popxl.h2d_stream(spec, popxl.int32, "labels")
             self.loss = popxl.d2h_stream((), popxl.float32, "loss")
             self.facts, self.forward = ModelWithLoss(self.config).create_graph(
-                self.words.spec, self.labels.spec
+                self.input_ids.spec, self.labels.spec
             )
             self.variables = self.facts.init(empty=True)
             sums = self._naive() if way == "naive" else self._local()
@@ -161,7 +163,7 @@ class AccumulationProgram:
 
     # ---- gradients ------------------------------------------------------------------------------
     def _local(self) -> dict[str, popxl.Tensor]:
-        """Each device's own means; one reduction of them."""
+        """Accumulate each device's gradients, and reduce the sums once."""
         facts, grad = addons.autodiff_with_accumulation(
             self.forward, self.forward.args.tensors, [self.forward.graph.outputs[0]]
         )
@@ -169,7 +171,7 @@ class AccumulationProgram:
 
         def micro_batch(names: list[str], by_ref: list[popxl.TensorByRef], w: list) -> None:
             accumulators = addons.NamedTensors.pack(names, by_ref)
-            call, one = self._forward(w)
+            call, one = self._forward_loss(w)
             grad.bind(accumulators).call(one, args=grad.grad_graph_info.inputs_dict(call))
 
         names, tensors = sums.unpack()
@@ -180,7 +182,7 @@ class AccumulationProgram:
         }
 
     def _naive(self) -> dict[str, popxl.Tensor]:
-        """Means over all devices, one micro-batch after the other."""
+        """Reduce the gradients of each micro-batch and average them."""
         args = self.forward.args
         grad = addons.autodiff(self.forward, [self.forward.graph.outputs[0]], args.values_flat())
         sums = {n: ops.init(t.shape, popxl.float32, n) for n, t in args.to_dict().items()}
@@ -188,7 +190,7 @@ class AccumulationProgram:
 
         def micro_batch(by_ref: list[popxl.TensorByRef], w: list) -> None:
             *means, count = by_ref
-            call, one = self._forward(w)
+            call, one = self._forward_loss(w)
             grads = grad.call(one, args=grad.grad_graph_info.inputs_dict(call))
             for mean, g in zip(means, grads, strict=True):
                 average = ops.collectives.replicated_all_reduce(g, "mean")
@@ -198,10 +200,10 @@ class AccumulationProgram:
         self._loop(micro_batch, [*sums.values(), counter])
         return sums
 
-    def _forward(self, weights: list) -> tuple[ops.CallSiteInfo, popxl.Tensor]:
-        """The loss of the next micro-batch, stored, and the gradient of a loss."""
+    def _forward_loss(self, weights: list) -> tuple[ops.CallSiteInfo, popxl.Tensor]:
+        """Compute and store a micro-batch's loss; returns the call and the loss's gradient."""
         named = addons.NamedTensors.pack(self.variables.keys_flat(), weights)
-        batch = ops.host_load(self.words), ops.host_load(self.labels)
+        batch = ops.host_load(self.input_ids), ops.host_load(self.labels)
         call = self.forward.bind(named).call_with_info(*batch)
         ops.host_store(self.loss, call.parent_output(0))
         return call, popxl.constant(1, popxl.float32)
@@ -221,46 +223,45 @@ class AccumulationProgram:
             step.bind(facts.init(f"optim.{name}")).call(variable, grads[name])
 
     # ---- running --------------------------------------------------------------------------------
-    def data(self) -> dict:
-        """Initial weights, the same whatever the program."""
+    def initial_values_by_variable(self) -> dict:
+        """Returns initial weights by variable, equal for all programs of a size."""
         weight_map = decoder_weight_map(self.config, decoder_spec(self.config))
         trees = {}
         for layer in weight_map.layers:
             fwd = self.variables.get(layer)
             trees[layer] = addons.NamedTensors(fwd=fwd)
-        made = weight_map.to_variables(weight_map.init_weights(0), trees)
-        return {variable: make() for variable, make in made.items()}
+        initial_values = weight_map.to_variables(weight_map.init_weights(0), trees)
+        return {variable: make() for variable, make in initial_values.items()}
 
-    def fed(self, tokens: np.ndarray) -> dict[popxl.HostToDeviceStream, np.ndarray]:
-        """This process's part of a global batch, (batch, length + 1), as (micro-batches, its
-        replicas, ...)."""
-        replicas, own = self.ir.replication_factor, self.ir.instance_replication_factor
-        first = own * popdist.getInstanceIndex() if own < replicas else 0
-        shape = (self.micro_batches, replicas, *self.words.shape)
-        parts = {self.words: tokens[:, :-1], self.labels: tokens[:, 1:]}
+    def shard_batch(self, tokens: np.ndarray) -> dict[popxl.HostToDeviceStream, np.ndarray]:
+        """Shard a global batch: (batch, length + 1) -> (micro-batches, local replicas, ...)."""
+        replicas, local_replicas = self.ir.replication_factor, self.ir.instance_replication_factor
+        first = local_replicas * popdist.getInstanceIndex() if local_replicas < replicas else 0
+        shape = (self.micro_batches, replicas, *self.input_ids.shape)
+        parts = {self.input_ids: tokens[:, :-1], self.labels: tokens[:, 1:]}
         return {
-            stream: np.ascontiguousarray(t).reshape(shape)[:, first : first + own]
+            stream: np.ascontiguousarray(t).reshape(shape)[:, first : first + local_replicas]
             for stream, t in parts.items()
         }
 
 
 def train(program: AccumulationProgram, steps: int) -> tuple[list[float], list[float]]:
-    """Losses of this process's replicas, and seconds, of each step."""
+    """Train; returns the loss and the seconds of each step."""
     losses, seconds = [], []
     with popxl.Session(program.ir, "cpu") as session:
-        session.write_variables_data(program.data())
+        session.write_variables_data(program.initial_values_by_variable())
         for tokens in program.size.samples(steps):
-            fed = program.fed(tokens)
-            begin = time.perf_counter()
-            losses.append(float(session.run(fed)[program.loss].mean()))
-            seconds.append(time.perf_counter() - begin)
+            shard_batch = program.shard_batch(tokens)
+            start = time.perf_counter()
+            losses.append(float(session.run(shard_batch)[program.loss].mean()))
+            seconds.append(time.perf_counter() - start)
     return losses, seconds
 
 
 def measure(
     size: Size, way: Way, micro_batches: int, replication: int | Literal["popdist"], steps: int
 ) -> AccumulationRun:
-    """Train for `steps` steps; the first, which is slower, counts for the losses alone."""
+    """Train for `steps` steps; the median of seconds leaves out the first, which is slower."""
     program = AccumulationProgram(size, way, micro_batches, popxl.Ir(replication=replication))
     losses, seconds = train(program, steps)
     return AccumulationRun(
@@ -275,20 +276,20 @@ def measure(
 
 
 def reductions(ir: popxl.Ir) -> tuple[int, int]:
-    """Bytes that a device brings into reductions in a run, and how many there are."""
-    found = collectives(ir)
-    return sum(c.nbytes for c in found), sum(c.count for c in found)
+    """Returns the bytes that a device brings into the reductions of a run, and their number."""
+    all_collectives = collectives(ir)
+    return sum(c.nbytes for c in all_collectives), sum(c.count for c in all_collectives)
 
 
 def collectives(ir: popxl.Ir) -> list[popxl.plan.Collective]:
-    """The collectives of a run by the plan."""
+    """Returns the planned collectives of a run."""
     return [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
 
 
 def measure_both(
     size: Size, micro_batches: int, replication: int | Literal["popdist"], steps: int
 ) -> tuple[AccumulationRun, AccumulationRun]:
-    """(naive, local)."""
+    """Measure both ways; returns (naive, local)."""
     naive, local = (measure(size, way, micro_batches, replication, steps) for way in WAYS)
     return naive, local
 

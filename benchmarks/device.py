@@ -44,7 +44,7 @@ class TaskResult:
 
     name: str
     seconds: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -52,8 +52,8 @@ Task = tuple[str, Sequence[str]]
 """A name, and arguments of `benchmarks.device_tasks`."""
 
 
-def tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str]) -> list[Task]:
-    """What is measured, the most important first."""
+def list_tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str]) -> list[Task]:
+    """Returns the tasks, the most important first."""
     trained = [
         (f"{preset}, {placement}", ["train", "--config", preset, "--set",
                                     f"execution.placement={placement}"])
@@ -76,8 +76,8 @@ def tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str])
     ]  # fmt: skip
 
 
-def in_a_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-    """Run a task.
+def run_in_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Run a task in a process of its own and return its metrics.
 
     Raises:
         RuntimeError: it failed, with its last words.
@@ -93,16 +93,16 @@ def in_a_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise RuntimeError((words or [f"exit code {done.returncode}"])[-1][-_SHOWN:])
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return facts
+    metrics: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return metrics
 
 
-def record(
+def record_tasks(
     folder: Path,
-    wanted: Sequence[Task],
+    tasks: Sequence[Task],
     extra: Sequence[str] = (),
     minutes: float = MINUTES,
-    run: Callable[[Sequence[str], float], dict[str, Any]] = in_a_process,
+    run: Callable[[Sequence[str], float], dict[str, Any]] = run_in_process,
 ) -> list[TaskResult]:
     """Measure, and write `record.json` and `record.md` into a folder after each task, and
     `machine.yml`, which `--machine` takes, as soon as there are rates.
@@ -112,67 +112,67 @@ def record(
         minutes: for all of them.
     """
     end, done = time.monotonic() + 60 * minutes, list[TaskResult]()
-    for name, arguments in wanted:
+    for name, arguments in tasks:
         left, start = end - time.monotonic(), time.monotonic()
         if left < _MIN_SECONDS:
             done.append(TaskResult(name, error="not begun, for lack of time"))
         else:
             try:
-                facts = run([*arguments, *extra], left)
-                done.append(TaskResult(name, time.monotonic() - start, facts))
+                metrics = run([*arguments, *extra], left)
+                done.append(TaskResult(name, time.monotonic() - start, metrics))
             except (RuntimeError, TimeoutError, ValueError) as error:
                 done.append(TaskResult(name, time.monotonic() - start, error=str(error)))
-        say(line(done[-1]))
+        say(format_line(done[-1]))
         text = json.dumps([asdict(each) for each in done], indent=1)
         write_text("the record", folder / "record.json", text + "\n")
-        write_text("the record", folder / "record.md", table(done))
-        if (machine := measured_machine(done)) is not None:
+        write_text("the record", folder / "record.md", format_table(done))
+        if (machine := build_machine(done)) is not None:
             text = yaml.safe_dump(machine, sort_keys=False)
             write_text("the machine", folder / "machine.yml", text)
     return done
 
 
-def measured_machine(tasks_done: Sequence[TaskResult]) -> dict[str, Any] | None:
-    """The fields of the hardware table (planning/hardware/machines.yml), with the measured rates;
+def build_machine(tasks_done: Sequence[TaskResult]) -> dict[str, Any] | None:
+    """Returns fields for planning/hardware/machines.yml with the measured rates;
     None as long as there are none."""
-    made: dict[str, Any] | None = None
-    for facts in (each.facts for each in tasks_done):
-        rates = facts.get("measured", {})
-        if "machine" in facts:  # what both ways do at once is what a step asks for
-            made = facts["machine"] | {"bandwidth": rates["memory"], "host_link": rates["both"]}
-            made["achieved"] = {"bandwidth": rates["memory"], "both_ways": rates["both"],
+    fields: dict[str, Any] | None = None
+    for metrics in (each.metrics for each in tasks_done):
+        rates = metrics.get("measured", {})
+        if "machine" in metrics:  # what both ways do at once is what a step asks for
+            fields = metrics["machine"] | {"bandwidth": rates["memory"], "host_link": rates["both"]}
+            fields["achieved"] = {"bandwidth": rates["memory"], "both_ways": rates["both"],
                                "host_link": min(rates["loads"], rates["stores"])}  # fmt: skip
-        elif "of" in facts and made is not None:
-            of = [facts["of"], *(["float16"] if facts["of"] == "bfloat16" else [])]
+        elif "of" in metrics and fields is not None:
+            of = [metrics["of"], *(["float16"] if metrics["of"] == "bfloat16" else [])]
             measured = dict.fromkeys(of, rates["flops"])
-            made = made | {name: made[name] | measured for name in ("flops", "achieved")}
-    return made
+            fields = fields | {name: fields[name] | measured for name in ("flops", "achieved")}
+    return fields
 
 
-def line(task: TaskResult) -> str:
-    """One task for people."""
+def format_line(task: TaskResult) -> str:
+    """Returns one line about a task."""
     if task.error is not None:
         return f"{task.name}: {task.error}"
-    shown = ", ".join(f"{k} {_number(v)}" for k, v in task.facts["measured"].items() if v)
-    planned = task.facts.get("predicted", {}).get("seconds")
+    shown = ", ".join(f"{k} {_number(v)}" for k, v in task.metrics["measured"].items() if v)
+    planned = task.metrics.get("predicted", {}).get("seconds")
     simulated = "" if planned is None else f" (simulated: {planned:.3f} s)"
     return f"{task.name}: {shown}{simulated}"
 
 
-def table(tasks_done: Sequence[TaskResult]) -> str:
-    """Markdown: what was measured, next to what the plan says."""
+def format_table(tasks_done: Sequence[TaskResult]) -> str:
+    """Returns a Markdown table of measured and simulated seconds."""
     rows = ["| Measured | Seconds | Simulated | Ratio | Layers |", "|---|---|---|---|---|"]
     rest = []
     for each in tasks_done:
-        seconds = each.facts.get("measured", {}).get("seconds")
+        seconds = each.metrics.get("measured", {}).get("seconds")
         if seconds is None:
-            rest.append(f"- {line(each)}")
+            rest.append(f"- {format_line(each)}")
             continue
-        planned = each.facts["predicted"].get("seconds")
+        planned = each.metrics["predicted"].get("seconds")
         ratio = "" if planned is None else f"{seconds / planned:.2f}"
         simulated = "" if planned is None else f"{planned:.3f}"
         rows.append(
-            f"| {each.name} | {seconds:.3f} | {simulated} | {ratio} | {each.facts['layers']} |"
+            f"| {each.name} | {seconds:.3f} | {simulated} | {ratio} | {each.metrics['layers']} |"
         )
     return "\n".join([*rest, "", *rows, ""])
 
@@ -189,22 +189,22 @@ def _record(arguments: Sequence[str]) -> None:
     parser.add_argument("--fp8", nargs="*", default=["gptj_6B_gpu_fp8"], metavar="PRESET")
     parser.add_argument("--generate", nargs="*", default=["gptj_6B_gpu"], metavar="PRESET")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu", "tpu"])
-    given = parser.parse_args(arguments)
-    check_can_write_folder("the record to", given.record)
-    given.record.mkdir(parents=True, exist_ok=True)
-    wanted = tasks(given.train, given.fp8, given.generate)
-    record(given.record, wanted, ["--device", given.device], given.minutes)
-    print((given.record / "record.md").read_text(encoding="utf-8"))
+    args = parser.parse_args(arguments)
+    check_can_write_folder("the record to", args.record_tasks)
+    args.record_tasks.mkdir(parents=True, exist_ok=True)
+    tasks = list_tasks(args.train, args.fp8, args.generate)
+    record_tasks(args.record_tasks, tasks, ["--device", args.device], args.minutes)
+    print((args.record_tasks / "record.md").read_text(encoding="utf-8"))
 
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print, or record."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if any(each.partition("=")[0] == "--record" for each in given):
-        _record(given)
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    if any(each.partition("=")[0] == "--record" for each in args):
+        _record(args)
     else:
-        device_tasks.run(["train", *given])
+        device_tasks.run(["train", *args])
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 import yaml
 
 import popxl
-from benchmarks.device_trace import streams
+from benchmarks.device_trace import read_streams
 from checkpoints.lazy_arrays import LazyArrays
 from config.base import nested
 from config.errors import UserError
@@ -57,7 +57,7 @@ _SERIES = 3
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Bytes per second; the best of several series of runs.
+    """Copy and memory bandwidths in bytes/s, each the best of several series of runs.
 
     Attributes:
         loads, stores: from host memory to the device, and back, one way at a time.
@@ -72,32 +72,32 @@ class Bandwidths:
 
     @property
     def overlap(self) -> float:
-        """The fraction of the shorter way's time that is hidden behind the other when both go."""
+        """Fraction of the shorter direction's time that the other one hides."""
         loads, stores, both = 1 / self.loads, 1 / self.stores, 1 / self.both
         return (loads + stores - both) / min(loads, stores)
 
 
-def bandwidths(device: DeviceDesc, mebibytes: int = 256) -> Bandwidths:
-    """Measure.
+def measure_bandwidths(device: DeviceDesc, mebibytes: int = 256) -> Bandwidths:
+    """Measure the bandwidths of a device.
 
     Args:
-        mebibytes: of an entry.
+        mebibytes: size of an entry.
     """
     shape = (mebibytes * 2**20 // (4 * _COLUMNS), _COLUMNS)
     nbytes = 4 * shape[0] * shape[1]
 
     def rate(loads: bool, stores: bool) -> float:
-        with popxl.Session(_moving(shape, loads, stores), device) as session:
-            return _ENTRIES * nbytes / _best(session)
+        with popxl.Session(_transfer_program(shape, loads, stores), device) as session:
+            return _ENTRIES * nbytes / _best_seconds(session)
 
     rows, columns = shape
-    with popxl.Session(_in_memory((_ENTRIES * rows, columns)), device) as session:
-        memory = 2 * _ENTRIES * nbytes / _best(session)
+    with popxl.Session(_device_memory_program((_ENTRIES * rows, columns)), device) as session:
+        memory = 2 * _ENTRIES * nbytes / _best_seconds(session)
     return Bandwidths(rate(True, False), rate(False, True), rate(True, True), memory)
 
 
-def _moving(shape: tuple[int, int], loads: bool, stores: bool) -> popxl.Ir:
-    """Load an entry, add to it, and store it as one of another buffer; or one of the two."""
+def _transfer_program(shape: tuple[int, int], loads: bool, stores: bool) -> popxl.Ir:
+    """Returns a program that loads entries of one buffer, stores entries of another, or both."""
     ir = popxl.Ir()
     with ir.main_graph:
         source, target = (popxl.remote_buffer(shape, popxl.float32, _ENTRIES) for _ in range(2))
@@ -119,8 +119,8 @@ def _moving(shape: tuple[int, int], loads: bool, stores: bool) -> popxl.Ir:
     return ir
 
 
-def _in_memory(shape: tuple[int, int]) -> popxl.Ir:
-    """Read and write an array of the device's."""
+def _device_memory_program(shape: tuple[int, int]) -> popxl.Ir:
+    """Returns a program that reads and writes an array in device memory."""
     ir = popxl.Ir()
     with ir.main_graph:
         x = popxl.variable(np.zeros(shape, np.float32))
@@ -128,9 +128,9 @@ def _in_memory(shape: tuple[int, int]) -> popxl.Ir:
     return ir
 
 
-def _best(session: popxl.Session) -> float:
-    """Seconds of a run, after one that is not measured: of the fastest of several series, whose
-    runs are dispatched one after the other and waited for together."""
+def _best_seconds(session: popxl.Session) -> float:
+    """Returns the seconds of a run in the fastest of several series, after a warm-up. The runs of a
+    series are dispatched one after the other and waited for together."""
     seconds = []
     for _ in range(_SERIES + 1):
         start = time.perf_counter()
@@ -141,21 +141,21 @@ def _best(session: popxl.Session) -> float:
     return min(seconds[1:])
 
 
-Facts = dict[str, Any]
+Metrics = dict[str, Any]
 CUDA_GRAPHS = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN"
 _BLOCK = 2**20  # random numbers; weights repeat them
 
 
-def bandwidth(given: argparse.Namespace) -> Facts:
-    """Rates of copies and of device memory, and what the hardware table says of the machine."""
-    rates = bandwidths(given.device, given.mebibytes)
+def bandwidth(args: argparse.Namespace) -> Metrics:
+    """Measure copies and device memory; also returns the fields of the machine."""
+    rates = measure_bandwidths(args.device, args.mebibytes)
     return {
         "measured": asdict(rates) | {"overlap": rates.overlap},
-        "machine": _described(given.device),
+        "machine": _describe_machine(args.device),
     }
 
 
-def _described(device: DeviceDesc) -> Facts:
+def _describe_machine(device: DeviceDesc) -> Metrics:
     """The fields of `planning.hardware.machines.Machine`, with the memories that are here."""
     fields, host = asdict(machine_from_table(device)), host_memory()
     del fields["name"]
@@ -163,64 +163,64 @@ def _described(device: DeviceDesc) -> Facts:
     return fields | ({} if host is None else {"host_memory": float(host)})
 
 
-def matrix(given: argparse.Namespace) -> Facts:
-    """The rate of large products in bfloat16, or of operands in FP8."""
-    rate = matrix_rate(given.device, popxl.bfloat16, size=given.size, products=8, fp8=given.fp8)
-    return {"measured": {"flops": rate}, "of": "float8" if given.fp8 else "bfloat16"}
+def matrix(args: argparse.Namespace) -> Metrics:
+    """Measure the rate of large products in bfloat16 or FP8."""
+    rate = matrix_rate(args.device, popxl.bfloat16, size=args.size, products=8, fp8=args.fp8)
+    return {"measured": {"flops": rate}, "of": "float8" if args.fp8 else "bfloat16"}
 
 
-def train(given: argparse.Namespace) -> Facts:
-    """Seconds of an optimizer step."""
-    if given.cuda_graphs:
+def train(args: argparse.Namespace) -> Metrics:
+    """Measure an optimizer step."""
+    if args.cuda_graphs:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_GRAPHS}"
-    return _smaller_until_it_fits(given, "finetuning", _train)
+    return _measure_largest_that_fits(args, "finetuning", _train)
 
 
-def generate(given: argparse.Namespace) -> Facts:
-    """Seconds of a run of the generating program."""
-    return _smaller_until_it_fits(given, "inference", _generate)
+def generate(args: argparse.Namespace) -> Metrics:
+    """Measure a run of the generation program."""
+    return _measure_largest_that_fits(args, "inference", _generate)
 
 
-def _smaller_until_it_fits(
-    given: argparse.Namespace, kind: str, measure: Callable[[RunConfig, int], Facts]
-) -> Facts:
-    """Measure with as many layers as there is memory for: all of them, half of them and so on."""
-    config = _configured(given, kind)
+def _measure_largest_that_fits(
+    args: argparse.Namespace, kind: str, measure: Callable[[RunConfig, int], Metrics]
+) -> Metrics:
+    """Measure with all layers, or with half of them until memory suffices."""
+    config = _load_task_config(args, kind)
     while True:
         try:
             check_lower_bound(config)
-            return measure(config, given.runs) | {"layers": config.model.num_hidden_layers}
+            return measure(config, args.runs) | {"layers": config.model.num_hidden_layers}
         except NotEnoughMemoryError as error:
             if config.model.num_hidden_layers == 1:
-                raise UserError(f"{given.config} {error}, with one layer") from error
+                raise UserError(f"{args.config} {error}, with one layer") from error
             half = config.model.num_hidden_layers // 2
             config = config.with_values({config.model.path("num_hidden_layers"): half})
 
 
-def _configured(given: argparse.Namespace, kind: str) -> RunConfig:
-    config_class = config_class_of(preset_data(kind, given.config), given.config)
-    values: dict[str, Any] = {"execution.device": given.device_name}
-    for setting in given.set:
+def _load_task_config(args: argparse.Namespace, kind: str) -> RunConfig:
+    config_class = config_class_of(preset_data(kind, args.config), args.config)
+    values: dict[str, Any] = {"execution.device": args.device_name}
+    for setting in args.set:
         name, _, value = setting.partition("=")
         section, _, field = name.partition(".")
         name = config_class().model.path(field) if section == "model" else name
         values[name] = yaml.safe_load(value)
-    return load_config(config_class, kind, given.config, nested(values))
+    return load_config(config_class, kind, args.config, nested(values))
 
 
-def _prepared(config: RunConfig) -> tuple[TrainingSession, Loader]:
-    """A model with random weights, and generated samples."""
+def _create_model_and_loader(config: RunConfig) -> tuple[TrainingSession, Loader]:
+    """Returns a model with random weights, and a loader of generated samples."""
     family, samples = get_family(config), 4 * config.training.global_batch_size
     model = TrainingSession(config)
-    model.write(weights(family.weight_map(config)))
+    model.write(create_cheap_weights(family.weight_map(config)))
     return model, Loader.from_config(
         config, family.sample_format.random_samples(config, samples, None)
     )
 
 
-def _train(config: RunConfig, runs: int) -> Facts:
-    on, start = _machine(config), time.perf_counter()
-    model, loader = _prepared(config)
+def _train(config: RunConfig, runs: int) -> Metrics:
+    on, start = _get_machine(config), time.perf_counter()
+    model, loader = _create_model_and_loader(config)
     compiled = time.perf_counter() - start
     with model:
         # The second step is the first that updates behind the forward pass, and takes the pinned
@@ -236,17 +236,17 @@ def _train(config: RunConfig, runs: int) -> Facts:
     if moving:  # the fraction that takes no time of its own as it runs
         measured["hidden_transfers"] = min(max((apart.seconds - step) / moving, 0.0), 1.0)
     measured["peak_device_bytes"] = hardware.peak_device_bytes(device_desc(config), config.replicas)
-    return {"measured": measured} | _predicted(config, on, finetuning_requirements)
+    return {"measured": measured} | _plan_metrics(config, on, finetuning_requirements)
 
 
-def trace(given: argparse.Namespace) -> Facts:
-    """What the streams do in a training step."""
-    return _smaller_until_it_fits(given, "finetuning", _traced)
+def trace(args: argparse.Namespace) -> Metrics:
+    """Trace the streams of a training step."""
+    return _measure_largest_that_fits(args, "finetuning", _trace_step)
 
 
-def _traced(config: RunConfig, runs: int) -> Facts:
-    on = _machine(config)
-    model, loader = _prepared(config)
+def _trace_step(config: RunConfig, runs: int) -> Metrics:
+    on = _get_machine(config)
+    model, loader = _create_model_and_loader(config)
     with model, TemporaryDirectory() as folder:
         for step in range(runs + 1):
             _step(model, loader, step)
@@ -254,12 +254,12 @@ def _traced(config: RunConfig, runs: int) -> Facts:
         with hardware.profile_trace(folder):
             _step(model, loader, runs + 1)
             model.session.settle()
-        found = streams(Path(folder))
-    measured: Facts = {"seconds": found.seconds, "computing": found.computing}
-    for way, copies in (("loads", found.loads), ("stores", found.stores)):
+        stream_times = read_streams(Path(folder))
+    measured: Metrics = {"seconds": stream_times.seconds, "computing": stream_times.computing}
+    for way, copies in (("loads", stream_times.loads), ("stores", stream_times.stores)):
         measured |= {f"{way}_{name}": value for name, value in asdict(copies).items()}
-    facts = {"measured": measured, "kernels": found.kernels, "kinds": found.kinds}
-    return facts | _predicted(config, on, finetuning_requirements)
+    metrics = {"measured": measured, "kernels": stream_times.kernels, "kinds": stream_times.kinds}
+    return metrics | _plan_metrics(config, on, finetuning_requirements)
 
 
 def _step(model: TrainingSession, loader: Loader, step: int) -> float:
@@ -268,49 +268,54 @@ def _step(model: TrainingSession, loader: Loader, step: int) -> float:
     return time.perf_counter() - start
 
 
-def _generate(config: RunConfig, runs: int) -> Facts:
-    family, on = get_family(config), _machine(config)
+def _generate(config: RunConfig, runs: int) -> Metrics:
+    family, on = get_family(config), _get_machine(config)
     model = GenerationSession(config)
     samples, length = model.samples_per_run, model.program.input_ids.shape[1]
     rng = np.random.default_rng(0)
     input_ids = rng.integers(2, config.model.vocab_size, (samples, length), np.int32)
     seconds = []
     with model:
-        model.write(weights(family.weight_map(config)))
+        model.write(create_cheap_weights(family.weight_map(config)))
         for _ in range(runs + 1):
             start = time.perf_counter()
             model.generate(input_ids, np.ones_like(input_ids))
             seconds.append(time.perf_counter() - start)
-    return {"measured": {"seconds": statistics.median(seconds[1:])}} | _predicted(
+    return {"measured": {"seconds": statistics.median(seconds[1:])}} | _plan_metrics(
         config, on, generation_requirements
     )
 
 
-def weights(weight_map: WeightMap) -> LazyArrays:
-    """Random weights that cost little to make: blocks of the same numbers."""
+def create_cheap_weights(weight_map: WeightMap) -> LazyArrays:
+    """Returns random weights that repeat one block of numbers."""
     block = np.random.default_rng(0).normal(0, 0.02, _BLOCK).astype(np.float32)
-    return LazyArrays({w.name: partial(np.resize, block, w.shape) for w in weight_map.weights})
+    return LazyArrays(
+        {w.name: partial(np.resize, block, w.shape) for w in weight_map.create_cheap_weights}
+    )
 
 
-def _predicted(
+def _plan_metrics(
     config: RunConfig, on: Machine, needs_of: Callable[[RunConfig, str], Requirements]
-) -> Facts:
-    """What the plan says of a run on a machine."""
-    made = make_report("", needs_of(config, on.target), on)
-    predicted: Mapping[str, Any] = {"bound": made.seconds, "device_bytes": made.device_bytes}
-    if made.timeline is not None:
-        predicted = {**predicted, "seconds": made.timeline.seconds,
-                 "computing": made.timeline.computing,
-                 "exposed_transfers": made.timeline.exposed_transfers}  # fmt: skip
+) -> Metrics:
+    """Returns the planned time and memory of a run on a machine."""
+    plan_report = make_report("", needs_of(config, on.target), on)
+    predicted: Mapping[str, Any] = {
+        "bound": plan_report.seconds,
+        "device_bytes": plan_report.device_bytes,
+    }
+    if plan_report.timeline is not None:
+        predicted = {**predicted, "seconds": plan_report.timeline.seconds,
+                 "computing": plan_report.timeline.computing,
+                 "exposed_transfers": plan_report.timeline.exposed_transfers}  # fmt: skip
     return {"predicted": {**predicted, "machine": on.name}}
 
 
-def _machine(config: RunConfig) -> Machine:
-    """This one, with the memory that it has before the run."""
+def _get_machine(config: RunConfig) -> Machine:
+    """Returns the local machine with the memory that is free before the run."""
     return machine("laptop") if platform(config) == "cpu" else measure_local_machine(config, None)
 
 
-TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
+TASKS: Mapping[str, Callable[[argparse.Namespace], Metrics]] = {
     "bandwidth": bandwidth,
     "matrix": matrix,
     "train": train,
@@ -319,8 +324,8 @@ TASKS: Mapping[str, Callable[[argparse.Namespace], Facts]] = {
 }
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line of a task."""
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line of a task."""
     parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--device", dest="device_name", default="auto")
@@ -331,20 +336,20 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=8192, help="rows of a matrix")
     parser.add_argument("--fp8", action="store_true", help="matrices in FP8")
     parser.add_argument("--cuda-graphs", action="store_true", help="let XLA record CUDA graphs")
-    given = parser.parse_args(arguments)
-    given.device = _description(given.device_name)
-    return given
+    args = parser.parse_args(arguments)
+    args.device = _get_device_desc(args.device_name)
+    return args
 
 
-def _description(name: str) -> DeviceDesc:
+def _get_device_desc(name: str) -> DeviceDesc:
     names: Mapping[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
     return names[name]
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Do one task and print what it found."""
-    given = parsed(arguments)
-    print(json.dumps(TASKS[given.task](given)))
+    """Run one task and print its metrics."""
+    args = parse_arguments(arguments)
+    print(json.dumps(TASKS[args.task](args)))
 
 
 main = entry_point()(run)

@@ -1,4 +1,4 @@
-"""What a GPU's streams did, read off a profile of JAX's.
+"""Read the activity of a GPU's streams from a JAX profile.
 
 JAX writes `*.trace.json.gz`, in the Trace Event Format: complete events ("ph": "X") with `ts` and
 `dur` in microseconds; of a GPU, one thread for each stream. Copies name their size and which memory
@@ -27,7 +27,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Copies:
-    """Those of one direction.
+    """Copies of one direction.
 
     Attributes:
         seconds: in which at least one is on its way.
@@ -42,7 +42,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Streams:
-    """What one GPU did, times in seconds.
+    """Kernels and copies of one GPU, times in seconds.
 
     Attributes:
         seconds: from the first event to the end of the last.
@@ -59,8 +59,8 @@ class Streams:
     stores: Copies
 
 
-def streams(folder: Path) -> Streams:
-    """What the first GPU did in the profile of a folder.
+def read_streams(folder: Path) -> Streams:
+    """Read the kernels and copies of the first GPU from the profile in a folder.
 
     Raises:
         ValueError: it has no events of a GPU.
@@ -70,22 +70,22 @@ def streams(folder: Path) -> Streams:
         raise ValueError(f"{folder}: the profile has no events of a GPU")
     moved = [(e, _COPY.search(str(e.get("args", {}).get("memcpy_details", "")))) for e in events]
     kernels = [e for e, copy in moved if copy is None or copy[1] == copy[2]]
-    computing = _merged([_interval(e) for e in kernels])
+    computing = _merge_intervals([_interval(e) for e in kernels])
 
     def copies(source: str, target: str) -> Copies:
         found = [(e, m) for e, m in moved if m is not None and (m[1], m[2]) == (source, target)]
-        taken = _merged([_interval(e) for e, _ in found])
-        seconds = _length(taken)
+        taken = _merge_intervals([_interval(e) for e, _ in found])
+        seconds = _total_length(taken)
         hidden = _overlap(taken, computing) / seconds if seconds else 0.0
         return Copies(len(found), sum(int(m[3]) for _, m in found), seconds, hidden)
 
     kinds: Counter[str] = Counter()
     for event in kernels:
-        kinds[_kind(event["name"])] += event["dur"] / 1e6
+        kinds[_kernel_kind(event["name"])] += event["dur"] / 1e6
     whole = [_interval(e) for e in events]
     return Streams(
         seconds=max(end for _, end in whole) - min(start for start, _ in whole),
-        computing=_length(computing),
+        computing=_total_length(computing),
         kernels=len(kernels),
         kinds=dict(kinds.most_common(_SHOWN)),
         loads=copies("pinned", "device"),
@@ -94,7 +94,7 @@ def streams(folder: Path) -> Streams:
 
 
 def _events(folder: Path) -> list[Event]:
-    """Those of the first GPU's streams."""
+    """Returns the events of the first GPU's streams."""
     found: list[Event] = []
     for path in sorted(folder.rglob("*.trace.json.gz"))[:1]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -103,14 +103,14 @@ def _events(folder: Path) -> list[Event]:
     gpus = {e["pid"] for e in named
             if e["name"] == "process_name" and _GPU.fullmatch(e["args"]["name"])}  # fmt: skip
     first = min(gpus, default=None)
-    streams = {(e["pid"], e["tid"]) for e in named
+    read_streams = {(e["pid"], e["tid"]) for e in named
                if e["name"] == "thread_name" and e["args"]["name"].startswith("Stream")
                and e["pid"] == first}  # fmt: skip
-    return [e for e in found if e.get("ph") == "X" and (e["pid"], e["tid"]) in streams]
+    return [e for e in found if e.get("ph") == "X" and (e["pid"], e["tid"]) in read_streams]
 
 
-def _kind(name: str) -> str:
-    """What kernels of a name do: products, attention, or what XLA calls them."""
+def _kernel_kind(name: str) -> str:
+    """Returns a kernel's kind: "products", "cuDNN", or XLA's name without numbers."""
     if name.startswith("cudnn") or "cudnn" in name:
         return "cuDNN"
     if name.startswith("nvjet") or "gemm" in name or "cutlass" in name:
@@ -122,8 +122,8 @@ def _interval(event: Event) -> Interval:
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 
-def _merged(intervals: Sequence[Interval]) -> list[Interval]:
-    """What is covered, as intervals apart from each other."""
+def _merge_intervals(intervals: Sequence[Interval]) -> list[Interval]:
+    """Returns the union of intervals as disjoint intervals."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -133,12 +133,12 @@ def _merged(intervals: Sequence[Interval]) -> list[Interval]:
     return merged
 
 
-def _length(intervals: Sequence[Interval]) -> float:
+def _total_length(intervals: Sequence[Interval]) -> float:
     return sum(end - start for start, end in intervals)
 
 
 def _overlap(a: Sequence[Interval], b: Sequence[Interval]) -> float:
-    """Length of what both cover; each is merged."""
+    """Returns the length of the intersection of two merged lists."""
     total, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
         total += max(min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]), 0.0)

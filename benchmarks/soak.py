@@ -1,4 +1,4 @@
-"""A small run that is disturbed again and again, and must be the run that nobody disturbs.
+"""Soak test: disturb a small run again and again, and compare it with an undisturbed one.
 
     python3 -m benchmarks.soak --minutes 30 --folder /scratch/mine --record records.jsonl
 
@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.disk_offload import record
+from benchmarks.disk_offload import append_record
 from checkpoints import load_checkpoint
 from checkpoints.object_store import RemoteRun
 from checkpoints.step_folders import step_folders
@@ -60,12 +60,12 @@ USER_ERROR = 2
 
 
 class Difference(UserError):
-    """The disturbed run is not the one that nobody disturbs, or did not end as it must."""
+    """The disturbed run differs from the undisturbed one, or did not end as it must."""
 
 
 @dataclass
 class Soak:
-    """The disturbed run, and what was seen of it.
+    """The disturbed run, its event counts and its metrics.
 
     Attributes:
         folder: for all files.
@@ -89,54 +89,54 @@ class Soak:
 
     @property
     def mirror(self) -> Path:
-        """Its mirror."""
+        """The folder of the run's mirror."""
         return self.folder / "mirror"
 
     # ---- one life -------------------------------------------------------------------------------
-    def live(self, is_last: bool = False) -> None:
+    def run_once(self, is_last: bool = False) -> None:
         """Start the run, disturb it, and check what it leaves; the last time SIGTERM alone."""
         log, port = self.folder / "life.log", _free_port()
-        ends_by = signal.SIGTERM if is_last or self._may() else signal.SIGKILL
+        ends_by = signal.SIGTERM if is_last or self._flip_coin() else signal.SIGKILL
         flags = ("--steps", "1000000", "--checkpoint.steps", "3", "--to_keep", "3", "--save",
                  str(self.run), "--checkpoint.mirror", f"file://{self.mirror}", "--metrics.port",
                  str(port))  # fmt: skip
-        may_fail = mirror_died = False
-        with _started(self.folder, flags, log) as process, ExitStack() as stack:
-            _await_step(process, log)
+        can_fail = mirror_died = False
+        with _start_run(self.folder, flags, log) as process, ExitStack() as stack:
+            _wait_for_step(process, log)
             if not is_last:
-                if self._happens("idle_connections"):
+                if self._draw("idle_connections"):
                     _connect(port, stack)
-                if mirror_died := self._happens("dead_mirrors"):
+                if mirror_died := self._draw("dead_mirrors"):
                     stack.enter_context(self._dead_mirror())
-                if may_fail := self._happens("full_disks"):
+                if can_fail := self._draw("full_disks"):
                     self._fill_disk(process)
             time.sleep(self.chance.uniform(0.0, 4.0))
-            self._note_saved()
+            self._update_newest()
             process.send_signal(ends_by)
             code = _wait(process, log)
         self.counts["lives"] += 1
         self.counts[ends_by.name] += 1
         text = log.read_text(errors="replace")
-        codes = {-9 if ends_by == signal.SIGKILL else 143} | ({USER_ERROR} if may_fail else set())
+        codes = {-9 if ends_by == signal.SIGKILL else 143} | ({USER_ERROR} if can_fail else set())
         if code not in codes or "Traceback" in text:
             raise Difference(f"a life ended with code {code}, not {codes}: {text[-3000:]}")
         self._check(text)
-        complete = ends_by == signal.SIGTERM and not (may_fail or mirror_died or is_last)
-        if complete and self._happens("lost_folders"):
+        complete = ends_by == signal.SIGTERM and not (can_fail or mirror_died or is_last)
+        if complete and self._draw("lost_folders"):
             shutil.rmtree(self.run)
 
-    def _may(self) -> bool:
+    def _flip_coin(self) -> bool:
         return self.chance.random() < 0.5
 
-    def _happens(self, what: str) -> bool:
-        """Whether it does; counted."""
-        happens = self._may()
+    def _draw(self, what: str) -> bool:
+        """Draw whether an event happens, and count it."""
+        happens = self._flip_coin()
         self.counts[what] += happens
         return happens
 
     @contextmanager
     def _dead_mirror(self) -> Iterator[None]:
-        """A context in which there is a file in place of the mirror."""
+        """A context in which the mirror is a file."""
         away = self.mirror.with_name("mirror.away")
         self.mirror.rename(away)
         self.mirror.write_text("")
@@ -150,20 +150,20 @@ class Soak:
         """Fill the disk of a process for a while, or for good."""
         before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FULL, -1))
         time.sleep(self.chance.uniform(0.5, 6.0))
-        if self._may() and process.poll() is None:
+        if self._flip_coin() and process.poll() is None:
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
 
-    def _note_saved(self) -> None:
+    def _update_newest(self) -> None:
         saved = step_folders(self.run)
         self.newest = max(self.newest, saved[0].step if saved else 0)
 
     def _check(self, text: str) -> None:
-        """What the life has said, and what is on the disk now."""
-        begun = self.rows and f"starting from step {self._start}" not in text
-        if begun:
+        """Check the output of a start, and the checkpoint on disk."""
+        start_time = self.rows and f"starting from step {self._start}" not in text
+        if start_time:
             raise Difference(f"a life did not start from step {self._start}: {text[:2000]}")
         before = self.newest
-        self._note_saved()
+        self._update_newest()
         checkpoint = load_checkpoint(self.run)
         if checkpoint.step < before or checkpoint.step != self.newest:
             raise Difference(f"step {before} was saved, but step {checkpoint.step} is the newest")
@@ -174,7 +174,9 @@ class Soak:
     def compare(self) -> int:
         """Train all steps at once, and compare; returns how many rows were compared."""
         whole, log = self.folder / "whole", self.folder / "whole.log"
-        with _started(self.folder, ("--steps", str(self.newest), "--save", str(whole)), log) as run:
+        with _start_run(
+            self.folder, ("--steps", str(self.newest), "--save", str(whole)), log
+        ) as run:
             code = run.wait()
         if code:
             raise Difference(f"the run that nobody disturbs ended with code {code}")
@@ -185,32 +187,32 @@ class Soak:
                     raise Difference(f"{name} of step {row['step']} differs")
         brought = self.folder / "brought"
         RemoteRun(f"file://{self.mirror}").download_newest(brought)
-        wanted = digest_of(whole)
-        for one in (self.run, brought):
-            if digest_of(one) != wanted:
-                raise Difference(f"the last step in {one} differs")
+        expected = digest_tensors(whole)
+        for run_folder in (self.run, brought):
+            if digest_tensors(run_folder) != expected:
+                raise Difference(f"the last step in {run_folder} differs")
         return len(self.rows)
 
 
 def _steps(run: Path) -> list[Row]:
-    """Metrics of a run's training steps: the row of a last save stands alone and has no loss."""
+    """Returns the metrics of a run's training steps, without the row of a last save."""
     return [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
 
 
-def digest_of(run: Path) -> str:
-    """A digest of all tensors of the newest step."""
-    checkpoint, found = load_checkpoint(run), hashlib.sha256()
-    found.update(str(checkpoint.step).encode())
+def digest_tensors(run: Path) -> str:
+    """Returns a digest of all tensors of the newest step."""
+    checkpoint, digest = load_checkpoint(run), hashlib.sha256()
+    digest.update(str(checkpoint.step).encode())
     for name in sorted(checkpoint.tensors):
         array = checkpoint.tensors[name]
-        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 # ---- processes ----------------------------------------------------------------------------------
 @contextmanager
-def _started(folder: Path, flags: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that trains, and is killed if it outlives the context."""
+def _start_run(folder: Path, flags: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that trains; kills it if it outlives the context."""
     env = {**os.environ, "POPXL_CACHE_DIR": str(folder / "executables")}
     command = [sys.executable, "run_finetuning.py", *FLAGS, *flags]
     with (
@@ -227,7 +229,7 @@ def _started(folder: Path, flags: Sequence[str], log: Path) -> Iterator[subproce
             process.kill()
 
 
-def _await_step(process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for_step(process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + START
     while b"\nstep " not in log.read_bytes():
         if process.poll() is not None or time.monotonic() > end:
@@ -244,7 +246,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def _connect(port: int, stack: ExitStack) -> None:
-    """Open connections that say nothing."""
+    """Open idle connections."""
     for _ in range(CONNECTIONS):
         stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
 
@@ -256,21 +258,21 @@ def _free_port() -> int:
 
 
 def soak(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
-    """Disturb a run for so long, and compare it.
+    """Disturb a run for `minutes`, and compare it with an undisturbed one.
 
     Raises:
         Difference: something was lost, or the run did not end as it must.
     """
-    one, begun = Soak(folder, random.Random(seed)), time.monotonic()
-    while time.monotonic() - begun < 60 * minutes:
-        one.live()
-        print(dict(one.counts), "newest step", one.newest, file=sys.stderr, flush=True)
-    one.live(is_last=True)
-    disturbed = time.monotonic() - begun
-    rows = one.compare()
+    soak_run, start_time = Soak(folder, random.Random(seed)), time.monotonic()
+    while time.monotonic() - start_time < 60 * minutes:
+        soak_run.run_once()
+        print(dict(soak_run.counts), "newest step", soak_run.newest, file=sys.stderr, flush=True)
+    soak_run.run_once(is_last=True)
+    disturbed = time.monotonic() - start_time
+    rows = soak_run.compare()
     return {
-        **one.counts,
-        "steps": one.newest,
+        **soak_run.counts,
+        "steps": soak_run.newest,
         "rows_compared": rows,
         "disturbed_minutes": round(disturbed / 60, 1),
         "lost": 0,
@@ -285,15 +287,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
     parser.add_argument("--seed", type=int, default=0, help="of what happens (0)")
     parser.add_argument("--record", type=Path, help="file that the line of JSON is added to")
-    given = parser.parse_args(arguments)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    if any(given.folder.iterdir()):
-        raise UserError(f"--folder {given.folder} is not empty: name a new one")
-    facts = soak(given.folder.absolute(), given.minutes, given.seed)
+    args = parser.parse_args(arguments)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if any(args.folder.iterdir()):
+        raise UserError(f"--folder {args.folder} is not empty: name a new one")
+    counts_by_event = soak(args.folder.absolute(), args.minutes, args.seed)
     command = (
-        f"python3 -m benchmarks.soak --minutes {given.minutes:g} --seed {given.seed} --folder DIR"
+        f"python3 -m benchmarks.soak --minutes {args.minutes:g} --seed {args.seed} --folder DIR"
     )
-    record({"command": command, **facts}, given.record)
+    append_record({"command": command, **counts_by_event}, args.append_record)
 
 
 if __name__ == "__main__":

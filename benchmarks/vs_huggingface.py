@@ -96,9 +96,9 @@ def compare(
     Args:
         rate: operations per second of large matrix products.
     """
-    facts = {name: worker.facts() for name, worker in workers.items()}
-    check_results({name: said["result"] for name, said in facts.items()})
-    flops = next(said["flops"] for said in facts.values() if said["flops"])
+    info = {name: worker.info() for name, worker in workers.items()}
+    check_results({name: said["result"] for name, said in info.items()})
+    flops = next(said["flops"] for said in info.values() if said["flops"])
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(rounds + 1):
         for name, worker in workers.items():
@@ -122,8 +122,8 @@ def compare(
     )
 
 
-def text(name: str, comparison: SpeedComparison) -> str:
-    """For a person."""
+def format_comparison(name: str, comparison: SpeedComparison) -> str:
+    """Returns a table for people."""
     lines = [f"{name:22}  seconds  samples/s  of the matrix rate"]
     lines += [
         f"  {program:20}  {s:7.3f}  {comparison.samples_per_second[program]:9.2f}  "
@@ -136,28 +136,31 @@ def text(name: str, comparison: SpeedComparison) -> str:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print; or be one of the programs."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Measure and print, or serve one of the programs."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     description = __doc__.partition("\n")[0]
-    line = read_command_line(description, "finetuning", "small", given, _add_options, unused=UNUSED)
-    line = replace(line, config=_on_one_device(line.config))
+    line = read_command_line(description, "finetuning", "small", argv, _add_options, unused=UNUSED)
+    line = replace(line, config=_single_device_config(line.config))
     require_torch()
     if line.options.program is not None:
-        _be(line)
+        _serve_program(line)
         return
     rate, work = matrix_rate(), line.options.work
     results = {
-        kind: _measured(kind, given, line, rate) for kind in (WORK if work == "both" else [work])
+        kind: _compare_programs(kind, argv, line, rate)
+        for kind in (WORK if work == "both" else [work])
     }
-    print("\n".join(text(name, comparison) for name, comparison in results.items()))
-    facts = {"benchmark": "vs_huggingface", "config": line.preset, "matrix_rate": rate}
-    facts |= {"rounds": line.options.rounds}
-    print(json.dumps(facts | {name: asdict(comparison) for name, comparison in results.items()}))
+    print("\n".join(format_comparison(name, comparison) for name, comparison in results.items()))
+    info = {"benchmark": "vs_huggingface", "config": line.preset, "matrix_rate": rate}
+    info |= {"rounds": line.options.rounds}
+    print(json.dumps(info | {name: asdict(comparison) for name, comparison in results.items()}))
 
 
-def _measured(kind: str, given: Sequence[str], line: CommandLine, rate: float) -> SpeedComparison:
+def _compare_programs(
+    kind: str, argv: Sequence[str], line: CommandLine, rate: float
+) -> SpeedComparison:
     """Compare the programs of one kind of work, each made by this script in another process."""
-    command = [sys.executable, "-m", "benchmarks.vs_huggingface", *given]
+    command = [sys.executable, "-m", "benchmarks.vs_huggingface", *argv]
     trains = kind == "training"
     programs = training_programs(line.config) if trains else GENERATION
     samples = line.config.execution.micro_batch_size if trains else _prompts(line)
@@ -169,8 +172,8 @@ def _measured(kind: str, given: Sequence[str], line: CommandLine, rate: float) -
         return compare(workers, samples, line.options.rounds, rate)
 
 
-def _be(line: CommandLine) -> None:
-    """The program that a `Worker` runs."""
+def _serve_program(line: CommandLine) -> None:
+    """Serve the program that a `Worker` runs."""
     kind, name = line.options.program.split(":")
     if kind == "training":
         implementation = training_implementation(name, line.config, line.options.generated_tokens)
@@ -178,15 +181,15 @@ def _be(line: CommandLine) -> None:
         implementation = generation_implementation(
             name, line.config, _prompts(line), line.options.generated_tokens
         )
-    serve(implementation.facts, implementation.timed)
+    serve(implementation.info, implementation.run_timed)
 
 
 def _prompts(line: CommandLine) -> int:
     return int(line.options.prompts or line.config.execution.micro_batch_size)
 
 
-def _on_one_device(config: RunConfig) -> RunConfig:
-    """One micro-batch a step on one device: what torch does."""
+def _single_device_config(config: RunConfig) -> RunConfig:
+    """Returns the configuration with one micro-batch per step on one device, as torch runs it."""
     execution = replace(
         config.execution,
         data_parallel=1,
@@ -213,7 +216,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "logarithm); by default from half to all of what a sample has room for",
     )
     parser.add_argument("--prompts", type=count_option, help="to answer; by default a micro-batch")
-    parser.add_argument("--program", help=argparse.SUPPRESS)  # what a process of its own is to be
+    parser.add_argument("--program", help=argparse.SUPPRESS)  # of a child process
 
 
 if __name__ == "__main__":

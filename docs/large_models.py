@@ -1,4 +1,4 @@
-"""What runs where: each published model on machines from a laptop to eight GPUs.
+"""Write the tables of docs/large_models.md: published models on a laptop to eight GPUs.
 
     python3 -m docs.large_models            # simulates all of it, which takes minutes
     python3 -m docs.large_models --missing  # simulates what there are no numbers of: goes on
@@ -125,10 +125,10 @@ EVERY = [
 ]
 
 
-def computed(model: str, on: str) -> Row:
-    """Plan and simulate a model on a machine, see `EVERY`."""
+def compute_row(model: str, machine_title: str) -> Row:
+    """Plan and simulate a model on a machine of `EVERY`."""
     preset, changes = (MODELS | ADAPTED)[model]
-    name, devices = MACHINES[on]
+    name, devices = MACHINES[machine_title]
     target = machine(name)
     config = load_config(
         config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset, changes
@@ -136,17 +136,17 @@ def computed(model: str, on: str) -> Row:
     if target.flops["bfloat16"] < target.flops["float16"]:
         config = config.with_values({"model.precision": "float16"})
     ways = list_layouts(config, devices, config.execution.micro_batch_size)
-    return _row(model, on, plan_best_training(preset, ways, target))
+    return _row(model, machine_title, plan_best_training(preset, ways, target))
 
 
-def _row(model: str, on: str, made: Report) -> Row:
-    requirements, e = made.requirements, made.requirements.config.execution
-    shares = {name: needed for name, (needed, _) in made.shares.items()}
+def _row(model: str, machine_title: str, report: Report) -> Row:
+    requirements, e = report.requirements, report.requirements.config.execution
+    shares = {name: needed for name, (needed, _) in report.shares.items()}
     kinds = [] if requirements.placement is None else requirements.placement.kinds
     return Row(
         model,
-        on,
-        made.fits,
+        machine_title,
+        report.fits,
         requirements.parameters,
         e.data_parallel,
         e.tensor_parallel,
@@ -157,24 +157,26 @@ def _row(model: str, on: str, made: Report) -> Row:
         shares.get("host memory", shares.get("memory", 0)),
         shares.get("disk", 0),
         {k.label: k.nbytes for k in sorted(kinds, key=lambda k: -k.nbytes) if k.nbytes >= 1e8},
-        round(made.expected_seconds, 3),
-        round(made.tokens_per_second, 1),
+        round(report.expected_seconds, 3),
+        round(report.tokens_per_second, 1),
     )
 
 
 # ---- the document -------------------------------------------------------------------------------
-def read() -> list[Row]:
-    """The numbers that were computed."""
+def read_rows() -> list[Row]:
+    """Read the computed rows."""
     return [Row(**row) for row in json.loads(NUMBERS.read_text(encoding="utf-8"))]
 
 
-def rewritten(text: str, rows: Sequence[Row]) -> str:
-    """A document with its tables as the numbers have them."""
+def rewrite_tables(text: str, rows: Sequence[Row]) -> str:
+    """Returns the document with tables of these rows."""
     tables = {
         "models": _models,
         "speed": partial(_by_machine, cell=_speed),
         "memory": partial(_by_machine, cell=_memory),
-        "adapters": partial(_by_machine, cell=_both, models=ADAPTED, machines=FOR_ADAPTERS),
+        "adapters": partial(
+            _by_machine, cell=_speed_and_memory, models=ADAPTED, machines=FOR_ADAPTERS
+        ),
         "measured": _measured,
     }
     return _BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]](rows)}{m[3]}", text)
@@ -183,7 +185,7 @@ def rewritten(text: str, rows: Sequence[Row]) -> str:
 def _models(rows: Sequence[Row]) -> str:
     head = ("Model", "Billion parameters", "Samples a step", "Tokens a sample", "Micro-batch")
     of_each = ([row for row in rows if row.model == model] for model in MODELS)
-    return markdown(head, (_model(own) for own in of_each if own))
+    return markdown(head, (_model(model_rows) for model_rows in of_each if model_rows))
 
 
 def _model(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -203,10 +205,16 @@ def _by_machine(
     models: Iterable[str] = MODELS,
     machines: Collection[str] = MACHINES,
 ) -> str:
-    """A row for each model, a cell for each machine."""
-    by_place = {(row.model, row.machine): cell(row) for row in rows}
-    there = [model for model in models if any(row.model == model for row in rows)]
-    cells = ((model, *(by_place.get((model, on), "") for on in machines)) for model in there)
+    """Returns a table with a row for each model and a cell for each machine."""
+    by_model_and_machine = {(row.model, row.machine): cell(row) for row in rows}
+    models_with_rows = [model for model in models if any(row.model == model for row in rows)]
+    cells = (
+        (
+            model,
+            *(by_model_and_machine.get((model, machine_title), "") for machine_title in machines),
+        )
+        for model in models_with_rows
+    )
     return markdown(("Model", *machines), cells)
 
 
@@ -215,14 +223,14 @@ def _speed(row: Row) -> str:
 
 
 def _memory(row: Row) -> str:
-    """Gigabytes of device, host and disk, the last ones only where there are some."""
+    """Returns gigabytes of device/host/disk, without trailing zeros."""
     sizes = [row.device_bytes, row.host_bytes, row.disk_bytes]
     while sizes[-1] < 1e8:
         sizes.pop()
     return "/".join(f"{n / 1e9:,.1f}" if n >= 1e8 else "0" for n in sizes)
 
 
-def _both(row: Row) -> str:
+def _speed_and_memory(row: Row) -> str:
     return f"{_speed(row)} ({_memory(row)})" if row.fits else "no"
 
 
@@ -252,36 +260,40 @@ def _record(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def compute(rows: Sequence[Row]) -> None:
-    """Compute all numbers but those of `rows`; keep them as they come.
+def compute_missing_rows(rows: Sequence[Row]) -> None:
+    """Compute all rows but the given ones, and save each at once.
 
     Each in a process of its own, which gives back the gigabytes that simulated programs take.
     """
-    by_place = {(row.model, row.machine): row for row in rows}
-    missing = [row for row in EVERY if row not in by_place]
+    by_model_and_machine = {(row.model, row.machine): row for row in rows}
+    missing = [row for row in EVERY if row not in by_model_and_machine]
     with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for row in pool.map(computed, (m for m, _ in missing), (on for _, on in missing)):
-            by_place[row.model, row.machine] = row
-            there = [asdict(by_place[name]) for name in EVERY if name in by_place]
-            NUMBERS.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
+        for row in pool.map(
+            compute_row, (m for m, _ in missing), (machine_title for _, machine_title in missing)
+        ):
+            by_model_and_machine[row.model, row.machine] = row
+            models_with_rows = [
+                asdict(by_model_and_machine[name]) for name in EVERY if name in by_model_and_machine
+            ]
+            NUMBERS.write_text(json.dumps(models_with_rows, indent=1) + "\n", encoding="utf-8")
             print(row.model, row.machine, row.tokens_per_second, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compute the numbers, and write the document."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    every = list(dict.fromkeys(model for model, _ in EVERY))
+    all_models = list(dict.fromkeys(model for model, _ in EVERY))
     parser.add_argument("models", nargs="*", metavar="MODEL", help="compute these alone, anew")
     parser.add_argument("--missing", action="store_true", help="compute what there are none of")
     parser.add_argument("--tables", action="store_true", help="compute nothing")
-    given = parser.parse_args(arguments)
-    if unknown := set(given.models) - set(every):
-        parser.error(f"there is no {', '.join(sorted(unknown))}: choose of {', '.join(every)}")
-    if not given.tables:
-        known = read() if given.missing or given.models else []
-        compute([row for row in known if row.model not in given.models])
+    args = parser.parse_args(arguments)
+    if unknown := set(args.models) - set(all_models):
+        parser.error(f"there is no {', '.join(sorted(unknown))}: choose of {', '.join(all_models)}")
+    if not args.tables:
+        known_rows = read_rows() if args.missing or args.models else []
+        compute_missing_rows([row for row in known_rows if row.model not in args.models])
     text = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(rewritten(text, read()), encoding="utf-8")
+    DOCUMENT.write_text(rewrite_tables(text, read_rows()), encoding="utf-8")
 
 
 if __name__ == "__main__":

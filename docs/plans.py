@@ -1,4 +1,4 @@
-"""The plans shown in docs/planning.md, as the planner prints them.
+"""Write the plans shown in docs/planning.md, as the planner prints them.
 
     python3 -m docs.plans
 
@@ -44,35 +44,37 @@ _TABLE = re.compile(r"(<!-- simulated -->\n).*?(<!-- end -->)", re.DOTALL)
 _PLAN = re.compile(r"(<!-- plan: (\S+) on (\d+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def rewritten(text: str) -> str:
-    """The document with all its plans as they should be."""
+def rewrite_plans(text: str) -> str:
+    """Returns the document with its plans up to date."""
 
     def plan(match: re.Match[str]) -> str:
-        return f"{match[1]}```text\n{_head(match[2], int(match[3]), match[4])}\n```\n{match[5]}"
+        return f"{match[1]}```text\n{_summary(match[2], int(match[3]), match[4])}\n```\n{match[5]}"
 
     return _PLAN.sub(plan, text)
 
 
-def with_tables(text: str) -> str:
-    """The document with the tables of simulated steps as they should be; each step in a process of
-    its own, which gives back the gigabytes that simulated programs take."""
+def rewrite_tables(text: str) -> str:
+    """Returns the document with its tables of simulated steps up to date.
+
+    Each step has a process of its own, which frees the gigabytes that simulated programs take.
+    """
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         rows = "\n".join([STEP_TABLE_HEAD, *pool.map(step_table_row, CASES)])
-        ways = "\n".join([LAYOUT_TABLE_HEAD, *pool.map(layout_table_row, LAYOUTS)])
+        layout_rows = "\n".join([LAYOUT_TABLE_HEAD, *pool.map(layout_table_row, LAYOUTS)])
     text = _TABLE.sub(lambda match: f"{match[1]}{rows}\n{match[2]}", text)
-    return _LAYOUTS.sub(lambda match: f"{match[1]}{ways}\n{match[2]}", text)
+    return _LAYOUTS.sub(lambda match: f"{match[1]}{layout_rows}\n{match[2]}", text)
 
 
-def _head(preset: str, devices: int, on: str) -> str:
-    """The facts of the whole, without what was placed."""
+def _summary(preset: str, devices: int, machine: str) -> str:
+    """Returns the first lines of a plan, without the placement."""
     programs = VariantCache()
-    made = with_advice(plan_best_layout(preset, on, devices, programs), programs)
-    return format_report(made).partition("\nplacement ")[0]
+    report = with_advice(plan_best_layout(preset, machine, devices, programs), programs)
+    return format_report(report).partition("\nplacement ")[0]
 
 
 def main() -> None:
     """Write the plans of the document."""
-    text = with_tables(rewritten(DOCUMENT.read_text(encoding="utf-8")))
+    text = rewrite_tables(rewrite_plans(DOCUMENT.read_text(encoding="utf-8")))
     DOCUMENT.write_text(text, encoding="utf-8")
 
 

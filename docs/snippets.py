@@ -1,4 +1,4 @@
-"""The programs shown in the documentation, copied from files that tests run.
+"""Copy the programs shown in the documentation from files that tests run.
 
     python3 -m docs.snippets
 
@@ -19,8 +19,8 @@ DOCUMENTS = tuple(path for path in sorted((ROOT / "docs").glob("*.md"))
                   if _SNIPPET.search(path.read_text(encoding="utf-8")))  # fmt: skip
 
 
-def rewritten(text: str) -> str:
-    """A document with all its snippets as they should be."""
+def rewrite_snippets(text: str) -> str:
+    """Returns a document with its snippets up to date."""
     return _SNIPPET.sub(lambda m: f"{m[1]}```python\n{_snippet(m[2], m[3])}\n```\n{m[4]}", text)
 
 
@@ -35,7 +35,7 @@ def _snippet(file: str, name: str) -> str:
 def main() -> None:
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
-        document.write_text(rewritten(text), encoding="utf-8")
+        document.write_text(rewrite_snippets(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of fields and presets in docs/configuration.md, made from the configuration itself.
+"""Write the tables of fields and presets in docs/configuration.md from the configuration.
 
     python3 -m docs.tables
 
@@ -25,12 +25,12 @@ DOCUMENT = ROOT / "docs" / "configuration.md"
 _TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def rewritten(text: str) -> str:
-    """The document with all its tables as they should be."""
-    return _TABLE.sub(lambda match: match[1] + _table_of(match[2]) + match[3], text)
+def rewrite_tables(text: str) -> str:
+    """Returns the document with its tables up to date."""
+    return _TABLE.sub(lambda match: match[1] + _create_table(match[2]) + match[3], text)
 
 
-def _table_of(name: str) -> str:
+def _create_table(name: str) -> str:
     """Returns a table: "presets", a section, a model family, "decoders", or "missing" models."""
     if name == "presets":
         return _presets()
@@ -38,10 +38,10 @@ def _table_of(name: str) -> str:
         listed = ((reason, kinds.replace(" ", ", ")) for reason, kinds in UNSUPPORTED.items())
         return markdown(("It is", "Kinds (`model_type`)"), listed)
     if name == "decoders":
-        return markdown(HEAD, _of_decoders())
+        return markdown(HEAD, _decoder_rows())
     if name in FAMILIES:
-        shown = () if name not in DECODERS else _of_decoders()
-        return markdown(HEAD, (row for row in _particular(name) if row not in shown))
+        listed_rows = () if name not in DECODERS else _decoder_rows()
+        return markdown(HEAD, (row for row in _family_rows(name) if row not in listed_rows))
     rows = _rows(RunConfig).items()
     return markdown(HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}.")))
 
@@ -55,17 +55,17 @@ _HF = re.compile(r" (HF|PEFT): .*")
 
 
 def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
-    """The row of each field, by its dotted name."""
+    """Returns the row of each field, by its dotted name."""
     return {
         leaf.path: (
-            f"`--{flag_of(leaf.path)}{_default(section, leaf)}`",
+            f"`--{flag_of(leaf.path)}{_format_default(section, leaf)}`",
             _HF.sub("", leaf.doc),
         )
         for leaf in config_fields(section)
     }
 
 
-def _particular(family: str) -> list[tuple[str, str]]:
+def _family_rows(family: str) -> list[tuple[str, str]]:
     """Rows of fields that not every family has, or that have another default in this one. A
     meaning is left out where it is that of all families."""
     shared, families = _rows(RunConfig), []
@@ -76,13 +76,13 @@ def _particular(family: str) -> list[tuple[str, str]]:
     return families
 
 
-def _of_decoders() -> list[tuple[str, str]]:
-    first, second = map(_particular, DECODERS)
+def _decoder_rows() -> list[tuple[str, str]]:
+    first, second = map(_family_rows, DECODERS)
     return [row for row in first if row in second]
 
 
-def _default(section: type[ConfigSection], leaf: ConfigField) -> str:
-    """As it is written after a flag; nothing for null."""
+def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
+    """Returns a default as it is written after a flag; nothing for null."""
     value: object = section()
     for name in leaf.path.split("."):
         value = getattr(value, name)
@@ -99,7 +99,7 @@ def _default(section: type[ConfigSection], leaf: ConfigField) -> str:
 
 # ---- presets ------------------------------------------------------------------------------------
 def _presets() -> str:
-    """All but those in FP8, which are others with one field set."""
+    """Returns the table of presets, without the FP8 variants."""
     head = ("Preset", "Layers", "Features", "Type", "dp", "tp", "Micro-batch", "Batch")
     names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))
     return markdown(head, map(_preset_row, names))
@@ -107,9 +107,12 @@ def _presets() -> str:
 
 def _preset_row(name: str) -> tuple[str, ...]:
     data = preset_data("finetuning", name)
-    c, given = load_config(config_class_of(data, name), "finetuning", name), data["execution"]
+    c, execution_values = (
+        load_config(config_class_of(data, name), "finetuning", name),
+        data["execution"],
+    )
     model, execution = c.model, c.execution
-    layout = (given.get(field, "plan") for field in ("data_parallel", "tensor_parallel"))
+    layout = (execution_values.get(field, "plan") for field in ("data_parallel", "tensor_parallel"))
     return (
         f"`{name}`",
         f"{model.num_hidden_layers}",
@@ -123,14 +126,14 @@ def _preset_row(name: str) -> tuple[str, ...]:
 
 # ---- Markdown -----------------------------------------------------------------------------------
 def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table without bars at the ends of its lines."""
+    """Returns a Markdown table without bars at the ends of its lines."""
     lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (head, *rows)]
     return "\n".join([lines[0], "|".join(["---"] * len(head)), *map(str.rstrip, lines[1:]), ""])
 
 
 def main() -> None:
     """Write the tables of the document."""
-    DOCUMENT.write_text(rewritten(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    DOCUMENT.write_text(rewrite_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class Magma:
             graph.bind(facts.init(f"adam.{name}")).call(var, grad)
 
     def weights(self, model) -> addons.WeightsDict:
-        """Those of a torch module whose parameters have these names."""
+        """Returns the weights of a torch module whose parameters have these names."""
         out = addons.WeightsDict()
         theirs = dict(model.named_parameters())
         for name, t in self.variables.to_dict().items():

@@ -272,7 +272,7 @@ class SquadModel:
 
     # ---- weights --------------------------------------------------------------------------------
     def weights(self, hf) -> addons.WeightsDict:
-        """Those of a `transformers.BertForQuestionAnswering`."""
+        """Returns the weights of a `transformers.BertForQuestionAnswering`."""
         out = addons.WeightsDict()
         bert, e = hf.bert, self.embeddings.variables[0]
         for t, theirs in ((e.word, bert.embeddings.word_embeddings),

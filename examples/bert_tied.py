@@ -137,7 +137,7 @@ class MaskedLM:
         return losses, {t: session.get_tensor_data(t) for t in weights}
 
     def weights(self, hf) -> addons.WeightsDict:
-        """Those of a `transformers.BertForMaskedLM`."""
+        """Returns the weights of a `transformers.BertForMaskedLM`."""
         v, bert, out = self.variables, hf.bert, addons.WeightsDict()
         e = bert.embeddings
         for t, theirs in ((v.embeddings.word, e.word_embeddings),

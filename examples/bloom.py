@@ -79,8 +79,8 @@ class Block(addons.Module):
         return x + y + self.add_variable_input("bias", lambda: np.zeros(x.shape[-1]), x.dtype)
 
 
-class Words(addons.Module):
-    """Embedding of a vocabulary that is cut over the replicas."""
+class VocabularyEmbedding(addons.Module):
+    """Embedding of a vocabulary that is sharded over the replicas."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -118,7 +118,7 @@ class Bloom:
                 words=((c.batch, c.sequence), popxl.int32), last=((c.batch,), popxl.int32)
             )
             words, last = (ops.host_load(s) for s in self.inputs)
-            facts, embed = Words(c).create_graph(words)
+            facts, embed = VocabularyEmbedding(c).create_graph(words)
             self.words = facts.init("words")
             (x,) = embed.bind(self.words).call(words)
             x = self.run_layers(x)
@@ -159,7 +159,7 @@ class Bloom:
         return bias + np.where(at[None, :] > at[:, None], -1e4, 0)
 
     def weights(self, hf) -> addons.WeightsDict:
-        """Those of a `transformers.BloomForCausalLM`, which fuses q, k and v head by head."""
+        """Returns the weights of a `transformers.BloomForCausalLM`, with fused q, k, v."""
         c, n, out = self.config, self.config.replicas, addons.WeightsDict()
         bloom = hf.transformer
         rows = Embedding.get_vocab_shard_size(c.vocab, n) * n

@@ -1,4 +1,4 @@
-"""A task with named streams and state, saved, and continued by another session."""
+"""A task with named streams and state, saved and resumed by another session."""
 
 from __future__ import annotations
 

@@ -12,7 +12,15 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from examples.phases import Boundary, LossPhase, Phase, Port, dropped, fixed, masks
+from examples.phases import (
+    Boundary,
+    LossPhase,
+    Phase,
+    Port,
+    apply_dropout,
+    dropout_masks,
+    fixed_row,
+)
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons.layers import Embedding, Linear
@@ -100,10 +108,10 @@ class Block(addons.Module):
     def build(self, x: popxl.Tensor, *more: popxl.Tensor) -> popxl.Tensor:
         *memory, seed, table = more
         p, seeds = self.config.dropout, ops.split_random_seed(seed, 2 + len(memory))
-        x = x + dropped(self.attention(x, None, self.bias(table)), seeds[0], p)
+        x = x + apply_dropout(self.attention(x, None, self.bias(table)), seeds[0], p)
         if memory:
-            x = x + dropped(self.cross(x, memory[0], None), seeds[1], p)
-        return x + dropped(self.ff(x), seeds[-1], p)
+            x = x + apply_dropout(self.cross(x, memory[0], None), seeds[1], p)
+        return x + apply_dropout(self.ff(x), seeds[-1], p)
 
     def bias(self, table: popxl.Tensor) -> popxl.Tensor:
         """(1, heads, length, length); a decoder's positions do not see later ones."""
@@ -165,7 +173,7 @@ class TrainingSession:
         self.x, self.y = x, y
         last = c.layers + 1  # the row of what the encoder's last norm gives
         self.d_memory = popxl.remote_buffer(x.spec.shape, c.dtype, steps * c.layers)
-        memory = Port(x.spec, RemoteHandle(x.x, fixed(last)), RemoteHandle(self.d_memory))
+        memory = Port(x.spec, RemoteHandle(x.x, fixed_row(last)), RemoteHandle(self.d_memory))
         tables = [table.spec for table in self.tables[:1]]
         self.words = Phase("words", Embeddings(c), [words], x.at(0), steps)
         self.targets = Phase(
@@ -200,13 +208,13 @@ class TrainingSession:
             ops.add_(grads.get(name), grad)
         self.words.update(0, grads, c.lr)
         specs = [(self.x.spec, 2), (self.y.spec, 3)]
-        self.masks = [
-            [masks(seed, count, spec, c.dropout, c.micro_batches) for seed in own_seeds]
+        self.dropout_masks = [
+            [dropout_masks(seed, count, spec, c.dropout, c.micro_batches) for seed in own_seeds]
             for (_, _, own_seeds), (spec, count) in zip(stacks, specs, strict=True)
         ]
 
     def backward(self, stack: Phase, table: popxl.Tensor) -> None:
-        """The layers from last to first; each adds to the gradient of the table."""
+        """Run the layers from last to first; each adds to the gradient of the position biases."""
         total = ops.init(table.shape, table.dtype)
         for i in reversed(range(self.config.config_sources)):
             grads = stack.backward(i)
@@ -216,7 +224,7 @@ class TrainingSession:
         ops.scaled_add_(table, total, b=-self.config.lr)
 
     def sum_of_memory_gradients(self) -> None:
-        """Those of all decoder layers, as the gradient of what the encoder gives."""
+        """Sum the gradients of all decoder layers into that of the encoder's output."""
         c, spec = self.config, self.x.spec
         graph = self.ir.create_graph(lambda *parts: sum(parts[1:], parts[0]), *[spec] * c.layers)
         loads = {t: RemoteHandle(self.d_memory, i) for i, t in enumerate(graph.inputs)}
@@ -225,7 +233,7 @@ class TrainingSession:
         batch_serialise(named, c.micro_batches, loads, {}, store).graph.call(0)
 
     def weights(self, hf) -> addons.WeightsDict:
-        """Those of a `transformers.T5ForConditionalGeneration`."""
+        """Returns the weights of a `transformers.T5ForConditionalGeneration`."""
         dtype, out = self.config.dtype, addons.WeightsDict()
         (words,), (norm,), (head,) = (p.variables for p in (self.words, self.norm, self.head))
         pairs = {words.words.weight: hf.shared, norm.weight: hf.encoder.final_layer_norm,
@@ -254,10 +262,10 @@ class TrainingSession:
             out.update(Linear.torch_mapping(ours.get(name), getattr(attention, name), dtype))
 
     def run(self, hf, words: np.ndarray, targets: np.ndarray, labels: np.ndarray):
-        """A step from the weights of `hf`: losses; masks by stack, layer, dropout; the weights."""
+        """Run a step from the weights of `hf`; returns losses, dropout masks and weights."""
         weights = self.weights(hf)
         with popxl.Session(self.ir, "ipu_hw") as session:
             session.write_variables_data(weights)
             out = session.run(dict(zip(self.streams, (words, targets, labels), strict=True)))
-        kept = [[[out[s] for s in layer] for layer in stack] for stack in self.masks]
+        kept = [[[out[s] for s in layer] for layer in stack] for stack in self.dropout_masks]
         return out[self.loss], kept, {t: session.get_tensor_data(t) for t in weights}

@@ -52,7 +52,7 @@ class Config:
 
 
 class Linear2D(addons.Module):
-    """x cut over `inputs` -> y cut over `outputs`, of whole features each."""
+    """Linear layer: x sharded over `inputs` -> y sharded over `outputs`."""
 
     def __init__(self, features: int, inputs: popxl.ReplicaGrouping, outputs):
         super().__init__()
@@ -111,7 +111,7 @@ class Block(addons.Module):
 
 
 class GPT(addons.Module):
-    """Logits of a part of the vocabulary, which is cut over the second dimension."""
+    """Logits of a vocabulary shard; the vocabulary is sharded over the second dimension."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -131,7 +131,7 @@ class GPT(addons.Module):
         self.ln_f = LayerNormDistributed(replica_grouping=rg1)
 
     def build(self, words: popxl.Tensor) -> popxl.Tensor:
-        """words: minus the first word of this replica's part of the vocabulary."""
+        """words: token ids minus the first id of this replica's vocabulary shard."""
         c = self.config
         table = self.add_variable_input(
             "wte", lambda: np.zeros((self.rows, c.hidden // c.tp1)), popxl.float32,
@@ -152,7 +152,7 @@ class Loss(addons.Module):
         self.gpt, self.config = GPT(config), config
 
     def build(self, words: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
-        """labels: as words, those of other parts, and of padding, out of range."""
+        """labels: like words; those of other shards and of padding are out of range."""
         logits = self.gpt(words)
         c = self.config
         logits = logits.reshape((c.batch * c.sequence, logits.shape[-1]))
@@ -185,14 +185,14 @@ class Program:
         apply_pre_alias_patterns(ir)
 
     def offsets(self, data: np.ndarray) -> np.ndarray:
-        """Each replica's view of words: minus the first of its part of the vocabulary."""
+        """Returns token ids minus the first id of each replica's vocabulary shard."""
         c = self.config
         first = Embedding.get_offsets(c.vocab, c.tp2)
         views = [data - first[r // c.tp1] for r in range(c.replicas)]
         return np.stack(views).astype(np.int32)
 
     def weights(self, hf) -> dict[str, np.ndarray]:
-        """Those of a `transformers.GPT2LMHeadModel`, by our names, on the host."""
+        """Returns the host weights of a `transformers.GPT2LMHeadModel` by our names."""
         c, gpt, out = self.config, hf.transformer, {}
         rows = Embedding.get_vocab_shard_size(c.vocab, c.tp2)
         table = pad_axis(to_numpy(gpt.wte.weight), rows * c.tp2, 0)

@@ -8,7 +8,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from examples.phases import Boundary, LossPhase, Phase, Port, dropped, masks
+from examples.phases import Boundary, LossPhase, Phase, Port, apply_dropout, dropout_masks
 from popxl import ops
 from popxl.utils import to_numpy
 from popxl_addons.layers import Embedding, LayerNorm, Linear
@@ -51,8 +51,8 @@ class Block(addons.Module):
     def build(self, x: popxl.Tensor, seed: popxl.Tensor) -> popxl.Tensor:
         first, second = ops.split_random_seed(seed)
         h, p = self.norm(x), self.config.dropout
-        attention = dropped(self.out(self.attention(h)), first, p)
-        return x + attention + dropped(self.down(ops.gelu(self.up(h))), second, p)
+        attention = apply_dropout(self.out(self.attention(h)), first, p)
+        return x + attention + apply_dropout(self.down(ops.gelu(self.up(h))), second, p)
 
     def attention(self, h: popxl.Tensor) -> popxl.Tensor:
         c = self.config
@@ -113,10 +113,12 @@ class TrainingSession:
                   (self.embeddings, 0)]  # fmt: skip
         for phase, row in passes:
             phase.update(row, phase.backward(row), c.lr)
-        self.masks = [masks(s, 2, self.x.spec, c.dropout, c.micro_batches) for s in seeds]
+        self.dropout_masks = [
+            dropout_masks(s, 2, self.x.spec, c.dropout, c.micro_batches) for s in seeds
+        ]
 
     def weights(self, hf) -> addons.WeightsDict:
-        """Those of a `transformers.GPTJForCausalLM`."""
+        """Returns the weights of a `transformers.GPTJForCausalLM`."""
         dtype, gpt, (head,) = self.config.dtype, hf.transformer, self.head.variables
         (embeddings,) = self.embeddings.variables
         out = addons.WeightsDict({embeddings.words.weight: to_numpy(gpt.wte.weight, dtype)})
@@ -132,10 +134,10 @@ class TrainingSession:
         return out
 
     def run(self, hf, words: np.ndarray, labels: np.ndarray):
-        """A step from the weights of `hf`: losses; masks by layer and dropout; the weights."""
+        """Run a step from the weights of `hf`; returns losses, dropout masks and weights."""
         weights = self.weights(hf)
         with popxl.Session(self.ir, "ipu_hw") as session:
             session.write_variables_data(weights)
             out = session.run({self.words: words, self.labels: labels})
-        kept = [[out[stream] for stream in layer] for layer in self.masks]
+        kept = [[out[stream] for stream in layer] for layer in self.dropout_masks]
         return out[self.loss], kept, {t: session.get_tensor_data(t) for t in weights}

@@ -104,13 +104,13 @@ class GPTJ:
             self.logits = addons.host_store(logits)
 
     def quantised(self, variables: NamedTensors, weight: np.ndarray) -> addons.WeightsDict:
-        """A matrix (inputs, outputs) for the variables of a LinearGQ."""
+        """Quantize a matrix (inputs, outputs) into the variables of a LinearGQ."""
         parts = group_quantize_compress_numpy(weight, self.config.group_size, dim=0)
         names = "weight_compressed", "weight_decompression_scale", "weight_decompression_bias"
         return addons.WeightsDict({variables.get(n): a for n, a in zip(names, parts, strict=True)})
 
     def weights(self, hf) -> addons.WeightsDict:
-        """Those of a `transformers.GPTJForCausalLM`."""
+        """Returns the weights of a `transformers.GPTJForCausalLM`."""
         c, gpt = self.config, hf.transformer
         out = addons.WeightsDict({self.embedding.weight: to_numpy(gpt.wte.weight)})
         out.update(LayerNorm.torch_mapping(self.head.ln_f, gpt.ln_f))
@@ -136,6 +136,6 @@ class GPTJ:
 
 
 def round_to_int4(weight: np.ndarray, group_size: int) -> np.ndarray:
-    """What 4 bits keep of a matrix (inputs, outputs)."""
+    """Round a matrix (inputs, outputs) to 4 bits."""
     parts = group_quantize_compress_numpy(weight, group_size, dim=0)
     return group_quantize_decompress_numpy(*parts, dim=0).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Looking into a program: names, printed tensors, pictures of graphs."""
+"""Inspect a program: names, printed tensors, drawings of graphs."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Block(addons.Module):
 
 
 class Llama(addons.Module):
-    """The next token behind one token, and new caches."""
+    """Computes the next token from one token, and updates the caches."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -176,7 +176,7 @@ class Generator:
         return [words, following, *caches]
 
     def weights(self, hf) -> addons.WeightsDict:
-        """Those of a `transformers.LlamaForCausalLM`."""
+        """Returns the weights of a `transformers.LlamaForCausalLM`."""
         v, out = self.variables, addons.WeightsDict()
         out[v.embedding.weight] = to_numpy(hf.model.embed_tokens.weight)
         out[v.norm.weight] = to_numpy(hf.model.norm.weight)

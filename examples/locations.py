@@ -1,6 +1,6 @@
-"""One network, trained with its variables in every kind of place.
+"""One network, trained with its variables on the device, remote, sharded and in files.
 
-The weights are always on the device, or in remote buffers, and there whole or cut over the
+The weights are always on the device, or in remote buffers, and there full or sharded over the
 replicas. What is learned is the same.
 """
 
@@ -46,7 +46,7 @@ class Net(addons.Module):
 
 
 class ShardedNet(addons.Module):
-    """Its variables come as shards, which it gathers itself."""
+    """Network that gathers its sharded variables."""
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         for name, features in (("fc1", 16), ("fc2", CLASSES)):
@@ -121,11 +121,11 @@ class Training:
         store_remote_graph(buffers).bind(shards).call(0)
 
     def memory_map(self, x: popxl.Tensor, y: popxl.Tensor) -> None:
-        """As `remote_sharded`, with the host's copy in files."""
+        """Run like `remote_sharded`, with the host's copy in files."""
         self.remote_sharded(x, y)
 
     def sharded_inputs(self, x: popxl.Tensor, y: popxl.Tensor) -> None:
-        """A network that gathers its own weights gives the loss.
+        """Run a network that gathers its own weights.
 
         The gradient of a gather is each replica's slice, not a sum over replicas. So gradients are
         those of the whole weights, reduced to shards.

@@ -50,7 +50,7 @@ class Head(addons.Module):
 
 
 class Blocks:
-    """What the phases of the layers need: graphs, buffers, and how to load and store weights."""
+    """Graphs and buffers of the layers' phases, with loads and stores of weights."""
 
     def __init__(self, sizes: Sizes, spec: popxl.TensorSpec):
         facts, graph = Block(sizes.hidden).create_graph(spec)

@@ -1,4 +1,4 @@
-"""What programs of phased fine-tuning share: a layer's graphs, its variables, and its passes.
+"""Phases of fine-tuning programs: a layer's graphs, variables and passes.
 
 A step's micro-batches go through a layer one after the other, with its weights loaded once. The
 backward graph computes the layer again. It is bound to weights and accumulators and called with the
@@ -24,14 +24,14 @@ from popxl_addons.transforms.batch_serialisation import (
 SEED = popxl.TensorSpec((2,), popxl.uint32)
 
 
-def fixed(row: int) -> Callable[[popxl.Tensor], popxl.Tensor]:
-    """The offset of a handle that stays at a row, whichever row the layer is at."""
+def fixed_row(row: int) -> Callable[[popxl.Tensor], popxl.Tensor]:
+    """Returns the handle offset of a constant row."""
     return lambda _: popxl.constant(row, popxl.int32)
 
 
 @dataclass(frozen=True)
 class Port:
-    """Where a layer's input comes from and its gradient goes to; the other way for outputs."""
+    """Buffers of a layer's input and of its gradient, or of an output and its gradient."""
 
     spec: popxl.TensorSpec
     value: RemoteHandle | popxl.HostToDeviceStream
@@ -39,7 +39,7 @@ class Port:
 
 
 class Boundary:
-    """Buffers for what goes from layer to layer, a row for each boundary, and for gradients."""
+    """Buffers of the activations between layers, a row per boundary, and of their gradients."""
 
     def __init__(self, spec: popxl.TensorSpec, steps: int, rows: int):
         self.spec = spec
@@ -118,7 +118,7 @@ class Phase:
 
 
 class LossPhase(Phase):
-    """A layer whose output is the loss: forwards and backwards at once."""
+    """A layer whose output is the loss; runs forward and backward at once."""
 
     def __init__(self, name: str, module: addons.Module, inputs: Sequence[Port],
                  loss: popxl.DeviceToHostStream, steps: int):  # fmt: skip
@@ -145,17 +145,17 @@ class LossPhase(Phase):
         self.own(name, 1)
 
 
-def dropped(x: popxl.Tensor, seed: popxl.Tensor, p: float) -> popxl.Tensor:
+def apply_dropout(x: popxl.Tensor, seed: popxl.Tensor, p: float) -> popxl.Tensor:
     return ops.dropout(x, seed, p=p) if p else x
 
 
-def masks(seed: popxl.Tensor, count: int, spec: popxl.TensorSpec, p: float,
+def dropout_masks(seed: popxl.Tensor, count: int, spec: popxl.TensorSpec, p: float,
           steps: int) -> list[popxl.DeviceToHostStream]:  # fmt: skip
-    """What a layer with this seed multiplies by in its `count` dropouts, for each micro-batch."""
+    """Returns the masks of a layer's `count` dropouts for each micro-batch."""
 
     def build(seed: popxl.Tensor) -> list[popxl.Tensor]:
         ones = ops.init(spec.shape, spec.dtype) + 1.0
-        return [dropped(ones, s, p) for s in ops.split_random_seed(seed, count)]
+        return [apply_dropout(ones, s, p) for s in ops.split_random_seed(seed, count)]
 
     graph = popxl.gir().create_graph(build, SEED)
     streams = [popxl.d2h_stream(spec.shape, spec.dtype) for _ in range(count)]

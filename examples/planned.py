@@ -1,4 +1,4 @@
-"""The program of docs/planning.md: a plan, and what is in it."""
+"""The program of docs/planning.md: a plan and its parts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Cell(addons.Module):
 
 
 class Recurrent(addons.Module):
-    """The states after each step. The loop's body calls the cell's graph."""
+    """Recurrent layer: states after each step. The loop's body calls the cell's graph."""
 
     def __init__(self):
         super().__init__()

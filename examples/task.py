@@ -118,7 +118,7 @@ def evaluation_session() -> addons.TaskSession:
 
 
 def train(session: addons.TaskSession, steps: int) -> list[tuple[float, float]]:
-    """Run so many steps. (Loss, norm of the gradients) of each."""
+    """Run `steps` steps; returns (loss, gradient norm) of each."""
     history = []
     with session:
         for _ in range(steps):

@@ -20,7 +20,7 @@ LR, MOMENTUM = 0.05, 0.9
 
 
 class BatchNorm(addons.Module):
-    """With fixed statistics."""
+    """Batch normalization with fixed statistics."""
 
     def build(self, x: popxl.Tensor) -> popxl.Tensor:
         shape = (x.shape[1],)
@@ -119,7 +119,7 @@ class Program:
         self.state = NamedTensors.from_dict(state)
 
     def weights(self, model) -> addons.WeightsDict:
-        """Those of a torch module with the same names; see the test."""
+        """Returns the weights of a torch module with the same names."""
         out = Conv2D.torch_mapping(self.stem.conv, model.stem.conv)
         norm = model.stem.norm
         theirs = norm.weight, norm.bias, norm.running_mean, norm.running_var
@@ -135,7 +135,7 @@ class Program:
         return out
 
     def train(self, model, images: np.ndarray, labels: np.ndarray):
-        """A step for each batch, from the weights of `model`: losses, logits, and weights."""
+        """Train from the weights of `model`; returns losses, logits and weights."""
         losses, logits = [], []
         with popxl.Session(self.ir, "ipu_model") as session:
             session.write_variables_data(self.weights(model))

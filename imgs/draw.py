@@ -17,16 +17,16 @@ from imgs.style import Canvas
 HERE = Path(__file__).parent
 
 
-def figures() -> Mapping[str, Canvas]:
-    """All figures, drawn, by name."""
+def draw_figures() -> Mapping[str, Canvas]:
+    """Draw all figures; returns canvases by name."""
     names = sorted(path.stem for path in (HERE / "figures").glob("[a-z]*.py"))
     return {name: import_module(f"imgs.figures.{name}").draw() for name in names}
 
 
 def main() -> None:
-    """Write the files."""
+    """Write all figures as PNG files."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    for name, canvas in figures().items():
+    for name, canvas in draw_figures().items():
         canvas.save(folder / f"{name}.png")
 
 

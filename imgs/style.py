@@ -1,4 +1,4 @@
-"""One style for all figures: a canvas in pixels of the README, colours by meaning, one type size.
+"""Style of the figures: a canvas in README pixels, colors by meaning, one type size.
 
 A canvas remembers what was drawn where, so that a test can tell whether words overlap, leave their
 box or are crossed by a line.
@@ -31,8 +31,8 @@ PAPER = "#ffffff"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What a box stands for: the colours of its inside and its border."""
+class BoxStyle:
+    """Colors of a box by its meaning: fill, edge and text."""
 
     fill: str
     edge: str
@@ -41,14 +41,14 @@ class Kind:
 
 # Okabe and Ito's colours (https://jfly.uni-koeln.de/color/), which all eyes tell apart, and tints
 # of them, which words can be read on.
-WEIGHT = Kind("#cfe4f4", "#0072b2")
-ACTIVATION = Kind("#fdeabf", "#b97a00")
-GRADIENT = Kind("#f9d5c0", "#d55e00")
-MOMENT = Kind("#f1d9e7", "#b05a8a")
-COMPUTE = Kind("#c6ebdf", "#00805d")
-EXCHANGE = Kind("#3d4654", "#3d4654", "#ffffff")
-PLAIN = Kind(PAPER, LINE)
-EMPTY = Kind(PAPER, "#c2c8cf")
+WEIGHT = BoxStyle("#cfe4f4", "#0072b2")
+ACTIVATION = BoxStyle("#fdeabf", "#b97a00")
+GRADIENT = BoxStyle("#f9d5c0", "#d55e00")
+MOMENT = BoxStyle("#f1d9e7", "#b05a8a")
+COMPUTE = BoxStyle("#c6ebdf", "#00805d")
+EXCHANGE = BoxStyle("#3d4654", "#3d4654", "#ffffff")
+PLAIN = BoxStyle(PAPER, LINE)
+EMPTY = BoxStyle(PAPER, "#c2c8cf")
 MEMBERS = (WEIGHT, ACTIVATION, COMPUTE, MOMENT)  # where colours tell devices apart
 
 Point = tuple[float, float]
@@ -103,7 +103,7 @@ class Canvas:
     def text(
         self, at: Point, words: str, size: float = BODY, align: str = "center", **look: Any
     ) -> None:
-        """Words around a point; `align` says which part of each line is there."""
+        """Write text at a point; `align` is the part of each line that is there."""
         level = "center" if "rotation" in look else "center_baseline"
         look = {"color": INK, "va": level, "linespacing": 1.25, **look}
         x, y = at[0], at[1] - (0 if "rotation" in look else RAISED)
@@ -111,22 +111,22 @@ class Canvas:
         self.words.append(drawn)
 
     def head(self, at: Point, words: str) -> None:
-        """The title of a part of the figure, from `at` to the right."""
+        """Write the title of a part of the figure, to the right of `at`."""
         self.text(at, words, HEAD, "left", weight="bold")
 
     def note(self, at: Point, words: str, align: str = "center", **look: Any) -> None:
-        """A remark."""
+        """Write a remark."""
         self.text(at, words, align=align, **{"color": MUTED, **look})
 
     def box(
         self,
         area: Area,
         words: str = "",
-        kind: Kind = PLAIN,
+        kind: BoxStyle = PLAIN,
         dashed: bool = False,
         **look: Any,
     ) -> Area:
-        """A rectangle with words in its middle; returns it."""
+        """Draw a rectangle with text in its middle; returns the rectangle."""
         shape = FancyBboxPatch(
             (area.left, area.top),
             area.width,
@@ -145,7 +145,7 @@ class Canvas:
         return area
 
     def arrow(self, *corners: Point, colour: str = LINE, head: bool = True) -> None:
-        """A line through `corners`, with an arrow head at its end."""
+        """Draw a line through `corners`, with an arrow head at its end."""
         self.lines.append(corners)
         self._axes.add_patch(
             FancyArrowPatch(
@@ -161,8 +161,8 @@ class Canvas:
             )
         )
 
-    def curve(self, points: Sequence[Point], kind: Kind, dashed: bool = False) -> None:
-        """A line through points, each with a dot; a dashed one without."""
+    def curve(self, points: Sequence[Point], kind: BoxStyle, dashed: bool = False) -> None:
+        """Draw a line through points with dots, or a dashed one without."""
         self.curves.append(points)
         self._axes.plot(
             *zip(*points, strict=True),
@@ -181,8 +181,8 @@ class Canvas:
         inner = (x0 + across, y0 + down), (x1 + across, y1 + down)
         self.arrow(start, *inner, end, head=False)
 
-    def legend(self, at: Point, entries: Sequence[tuple[Kind, str, float]]) -> None:
-        """Samples of kinds with what they mean; each entry gives the room it takes, in pixels."""
+    def legend(self, at: Point, entries: Sequence[tuple[BoxStyle, str, float]]) -> None:
+        """Draw a legend; each entry is a style, its text and its width in pixels."""
         x, y = at
         for kind, meaning, room in entries:
             self.box(Area(x, y - 7, 20, 14), kind=kind)
@@ -191,7 +191,7 @@ class Canvas:
 
     # ---- the file -------------------------------------------------------------------------------
     def save(self, path: Path) -> None:
-        """Write a PNG file, in the colours that occur most."""
+        """Write a PNG file with the most frequent colors."""
         self.figure.set_dpi(100 * SHARPNESS)
         self._pixels.draw()
         picture = Image.fromarray(np.asarray(self._pixels.buffer_rgba())[..., :3])

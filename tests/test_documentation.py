@@ -22,7 +22,7 @@ from config.families import FAMILIES
 from config.flags import flag_of
 from config.presets import load_config
 from config.sections import RunConfig
-from docs.tables import DOCUMENT, rewritten
+from docs.tables import DOCUMENT, rewrite_tables
 from terminal.command_line import read_command_line
 from tests.data.corpora import few_rows
 from tests.pages import PAGES, README, ROOT, blocks, name, prose, text_of
@@ -193,7 +193,7 @@ def test_every_page_is_linked_from_the_readme():
 
 # ---- tables and numbers -------------------------------------------------------------------------
 def test_tables_are_those_of_the_configuration():
-    assert rewritten(text_of(DOCUMENT)) == text_of(DOCUMENT), "run: python3 -m docs.tables"
+    assert rewrite_tables(text_of(DOCUMENT)) == text_of(DOCUMENT), "run: python3 -m docs.tables"
 
 
 def test_every_field_is_in_a_table():
@@ -212,7 +212,7 @@ def test_every_field_is_in_a_table():
 @pytest.mark.slow  # test_against_references.py has what decides the plan of this preset
 def test_plans_are_what_the_planner_says():
     text = text_of(docs.plans.DOCUMENT)
-    assert docs.plans.rewritten(text) == text, "run: python3 -m docs.plans"
+    assert docs.plans.rewrite_plans(text) == text, "run: python3 -m docs.plans"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

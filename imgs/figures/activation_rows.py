@@ -1,8 +1,8 @@
-"""T5's buffers of activations: which phase reads and writes which row."""
+"""T5's activation buffers: the rows that each phase reads and writes."""
 
 from __future__ import annotations
 
-from imgs.style import ACTIVATION, GRADIENT, INK, Area, Canvas, Kind
+from imgs.style import ACTIVATION, GRADIENT, INK, Area, BoxStyle, Canvas
 
 LAYERS, MICRO_BATCHES = 3, 4
 PHASE, ROW, GAP, LEFT = 82, 50, 14, 20  # widths, and the left edge
@@ -55,7 +55,7 @@ def _stack(canvas: Canvas, top: float, names: list[str], rows: int) -> None:
 
 
 def _beside(canvas: Canvas, phase: int, row: Area, colour: str, forwards: bool) -> None:
-    """The arrow between a phase and a row next to it."""
+    """Draw the arrow between a phase and the row next to it."""
     y = row.middle[1]
     left = _phase(phase, 0).left
     ends = (left + PHASE, row.left) if left < row.left else (row.right, left)
@@ -63,15 +63,15 @@ def _beside(canvas: Canvas, phase: int, row: Area, colour: str, forwards: bool) 
     canvas.arrow((start, y), (end, y), colour=colour)
 
 
-def _cells(canvas: Canvas, area: Area, kind: Kind) -> None:
-    """A row: an entry for each micro-batch."""
+def _cells(canvas: Canvas, area: Area, kind: BoxStyle) -> None:
+    """Draw a row with an entry for each micro-batch."""
     width = area.width / MICRO_BATCHES
     for entry in range(MICRO_BATCHES):
         canvas.box(Area(area.left + entry * width, area.top, width, area.height), kind=kind)
 
 
 def _encoded_gradients(canvas: Canvas) -> None:
-    """Each decoder layer adds to the gradient of the encoder's output."""
+    """Draw the arrows of decoder layers that add to the gradient of the encoder's output."""
     last = _row(LAYERS + 1, ENCODER + DX).middle[0]
     layers = [_phase(i + 1, DECODER).middle[0] for i in range(LAYERS)]
     for x in layers:
@@ -83,7 +83,7 @@ def _encoded_gradients(canvas: Canvas) -> None:
 
 
 def _encoded(canvas: Canvas) -> None:
-    """Every decoder layer reads the encoder's output."""
+    """Draw the arrows of decoder layers that read the encoder's output."""
     output = _row(LAYERS + 1, ENCODER)
     bus, right = DECODER + DX + CELL + 24, output.right + 12
     y = output.middle[1]

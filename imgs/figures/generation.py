@@ -1,4 +1,4 @@
-"""Generation with key/value caches: what is computed once, and what for each token."""
+"""Generation with KV caches: work done once, and work per token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _reading(canvas: Canvas, y: float, family: str, layers: str) -> None:
 
 
 def _slots(canvas: Canvas, x: float, y: float, prompt: int, new: int = 0) -> None:
-    """A cache: a slot for each token of the prompt, then one for each new token."""
+    """Draw a cache with a slot for each token of the prompt and each new token."""
     kinds = [ACTIVATION] * (prompt + (WRITTEN if new else 0))
     if new:
         kinds += [COMPUTE] + [EMPTY] * (new - WRITTEN - 1)

@@ -1,4 +1,4 @@
-"""What happens to one layer in a step: forwards, backwards and in the optimizer."""
+"""One layer in a step: forward, backward and optimizer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from imgs.style import (
     PLAIN,
     WEIGHT,
     Area,
+    BoxStyle,
     Canvas,
-    Kind,
 )  # fmt: skip
 
 WIDTH, GAP, INSET = 256, 15, 9  # of a column
@@ -22,10 +22,10 @@ WIDTH, GAP, INSET = 256, 15, 9  # of a column
 
 @dataclass(frozen=True)
 class Action:
-    """A box: what is done, with what kind of data."""
+    """A box: an action and the kind of its data."""
 
     words: str
-    kind: Kind
+    kind: BoxStyle
     repeated: bool = False  # for each micro-batch
 
 

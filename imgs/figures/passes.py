@@ -1,4 +1,4 @@
-"""A step in one pass, in two and in four: the order of layers, and what is saved."""
+"""A step in one, two and four passes: the order of layers, and the saved activations."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def draw() -> Canvas:
 def _panel(canvas: Canvas, left: float, per_pass: int) -> None:
     passes = MICRO_BATCHES // per_pass
     canvas.head((left, 20), PER_PASS[per_pass])
-    saved = most = 0
-    for slot, (layer, micro_batch, more) in enumerate(step(per_pass)):
+    saved = max_saved = 0
+    for slot, (layer, micro_batch, more) in enumerate(list_work(per_pass)):
         x = left + slot * CELL
         canvas.box(Area(x, _top(layer), CELL - 1, ROW - 3), kind=MEMBERS[micro_batch])
-        saved, most = saved + more, max(most, saved + more)
+        saved, max_saved = saved + more, max(max_saved, saved + more)
         if saved:
             canvas.box(Area(x, FLOOR - saved * HEIGHT, CELL - 1, saved * HEIGHT), kind=EXCHANGE)
     width = 2 * len(LAYERS) * MICRO_BATCHES * CELL / passes
@@ -42,11 +42,11 @@ def _panel(canvas: Canvas, left: float, per_pass: int) -> None:
         start = left + number * width
         canvas.bracket((start + 1, TOP - 8), (start + width - 2, TOP - 8), -5)
     loads = 2 * len(LAYERS) * passes
-    canvas.note((left, FLOOR + 20), f"at most {most} saved; {loads} loads of a layer", "left")
+    canvas.note((left, FLOOR + 20), f"at most {max_saved} saved; {loads} loads of a layer", "left")
 
 
-def step(per_pass: int) -> Iterator[Work]:
-    """What a step computes, in order."""
+def list_work(per_pass: int) -> Iterator[Work]:
+    """Yield the work of a step in order."""
     for first in range(0, MICRO_BATCHES, per_pass):
         members = range(first, first + per_pass)
         yield from ((layer, m, 1) for layer in range(len(LAYERS)) for m in members)
@@ -54,5 +54,5 @@ def step(per_pass: int) -> Iterator[Work]:
 
 
 def _top(layer: int) -> float:
-    """Layers lie as in a drawing of a model: the first one lowest."""
+    """Returns the top of a layer's row; the first layer is lowest."""
     return TOP + (len(LAYERS) - 1 - layer) * ROW

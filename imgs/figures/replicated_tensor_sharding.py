@@ -1,10 +1,10 @@
-"""Replicated tensor sharding: a tensor that replicas hold alike is stored in parts."""
+"""Replicated tensor sharding: replicas with equal tensors store a shard each."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from imgs.style import COMPUTE, EMPTY, EXCHANGE, GRADIENT, WEIGHT, Area, Canvas, Kind
+from imgs.style import COMPUTE, EMPTY, EXCHANGE, GRADIENT, WEIGHT, Area, BoxStyle, Canvas
 
 REPLICAS = 4
 TOP, HEIGHT, ROW, PART = 60, 34, 46, 24
@@ -48,7 +48,7 @@ def _row(canvas: Canvas, replica: int) -> None:
         canvas.arrow((start, y + HEIGHT / 2), (end, y + HEIGHT / 2))
 
 
-def _tensor(canvas: Canvas, x: float, y: float, held: Collection[int], kind: Kind) -> None:
+def _tensor(canvas: Canvas, x: float, y: float, held: Collection[int], kind: BoxStyle) -> None:
     for part in sorted(ALL, key=lambda part: part in held):  # those that are there on top
         has = part in held
         area = Area(x + part * PART, y, PART, HEIGHT)

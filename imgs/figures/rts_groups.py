@@ -1,4 +1,4 @@
-"""Replicated tensor sharding on the grid of replicas: who shares what with whom."""
+"""Replicated tensor sharding on the grid of replicas: groups that share tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from imgs.figures.replica_grid import COPIES, SHARDS, replica
-from imgs.style import ACTIVATION, MOMENT, WEIGHT, Area, Canvas, Kind
+from imgs.style import ACTIVATION, MOMENT, WEIGHT, Area, BoxStyle, Canvas
 
 WIDTH, HEIGHT, GAP, PANEL = 58, 46, 3, 272
 PASS = "Gathered once per layer and pass."
@@ -15,10 +15,10 @@ REMARK = "A cell is a replica: 0 to 3 above, 4 to 7 below, as in the grid of cop
 
 @dataclass(frozen=True)
 class Sharing:
-    """A kind of tensor: `holds(copy, shard)` gives the tensor a replica has, and its part of it."""
+    """A kind of tensor: `holds(copy, shard)` returns a replica's tensor and its shard of it."""
 
     title: str
-    kind: Kind
+    kind: BoxStyle
     tensor: str
     holds: Callable[[int, int], tuple[int | None, int]]
     remark: str

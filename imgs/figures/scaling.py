@@ -1,4 +1,4 @@
-"""What processes do besides compute: seconds, messages and bytes over their number."""
+"""Cost of many processes besides compute: seconds, messages and bytes over their number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from imgs.style import ACTIVATION, COMPUTE, GRADIENT, MOMENT, WEIGHT, Area, Canvas, Kind
+from imgs.style import ACTIVATION, COMPUTE, GRADIENT, MOMENT, WEIGHT, Area, BoxStyle, Canvas
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "growth.jsonl"
 LAST = 1024
@@ -19,21 +19,21 @@ Points = Sequence[tuple[float, float]]
 
 
 class Series(NamedTuple):
-    """A curve: measured points, and those that are computed from them."""
+    """A curve of measured points and points computed from them."""
 
     meaning: str
-    kind: Kind
+    kind: BoxStyle
     measured: Points
     computed: Points = ()
 
 
-def records() -> list[dict[str, float]]:
-    """What `benchmarks.scaling --record` wrote."""
+def read_records() -> list[dict[str, float]]:
+    """Read the record of `benchmarks.scaling`."""
     return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
 
 
 def draw() -> Canvas:
-    entries = records()
+    entries = read_records()
     canvas = Canvas(TOP + HEIGHT + 112)
     panels = (
         ("seconds", _seconds(entries), ("0.001", "0.01", "0.1", "1", "10", "100")),
@@ -49,9 +49,9 @@ def draw() -> Canvas:
 
 def _seconds(entries: Sequence[Mapping[str, float]]) -> list[Series]:
     return [
-        Series("start: all have met", WEIGHT, _measured(entries, "meet_s")),
-        Series("save", MOMENT, _measured(entries, "save_s")),
-        Series("exchanges of a step", COMPUTE, _measured(entries, "step_s")),
+        Series("start: all have met", WEIGHT, _measured_points(entries, "meet_s")),
+        Series("save", MOMENT, _measured_points(entries, "save_s")),
+        Series("exchanges of a step", COMPUTE, _measured_points(entries, "step_s")),
     ]
 
 
@@ -72,12 +72,14 @@ def _bytes(entries: Sequence[Mapping[str, float]]) -> list[Series]:
 
 
 def _step(entries: Sequence[Mapping[str, float]], name: str, meaning: str) -> Series:
-    measured = _measured(entries, name)
+    measured = _measured_points(entries, name)
     (last,) = (row[name] for row in entries if row.get("processes") == LAST)
     return Series(meaning, COMPUTE, measured, [measured[-1], (LAST, last)])
 
 
-def _measured(entries: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
+def _measured_points(
+    entries: Sequence[Mapping[str, float]], name: str
+) -> list[tuple[float, float]]:
     rows = [row for row in entries if 1 < row.get("processes", 0) < LAST and name in row]
     return [(row["processes"], row[name]) for row in rows]
 
@@ -85,8 +87,8 @@ def _measured(entries: Sequence[Mapping[str, float]], name: str) -> list[tuple[f
 def _panel(
     canvas: Canvas, left: float, title: str, series: Sequence[Series], ticks: Sequence[str]
 ) -> None:
-    """A diagram on logarithmic scales. `ticks`: from the bottom to the top, at equal distances."""
-    low, high = (math.log10(_number(ticks[i])) for i in (0, -1))
+    """Draw a panel with logarithmic axes; `ticks` run from bottom to top at equal distances."""
+    low, high = (math.log10(_parse_tick(ticks[i])) for i in (0, -1))
     bottom = TOP + HEIGHT
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
@@ -112,7 +114,7 @@ def _panel(
         canvas.note((left - 19, y), one.meaning, "left")
 
 
-def _number(tick: str) -> float:
-    """What a tick says."""
+def _parse_tick(tick: str) -> float:
+    """Returns the number of a tick's label."""
     digits, _, unit = tick.replace(",", "").partition(" ")
     return float(digits) * {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from imgs.style import ACTIVATION, COMPUTE, EXCHANGE, GRADIENT, MOMENT, PLAIN, Area, Canvas, Kind
+from imgs.style import (
+    ACTIVATION,
+    COMPUTE,
+    EXCHANGE,
+    GRADIENT,
+    MOMENT,
+    PLAIN,
+    Area,
+    BoxStyle,
+    Canvas,
+)
 
 # The program's phases, forwards, and what the figure calls them.
 PHASES = {
@@ -44,7 +54,7 @@ def _phase(name: str, top: float) -> Area:
 
 
 def _chain(canvas: Canvas, areas: list[Area], top: float) -> None:
-    """An arrow from each to the next, in whichever direction that is."""
+    """Draw an arrow from each area to the next."""
     y = top + HEIGHT / 2
     for start, end in pairwise(areas):
         rightwards = start.left < end.left
@@ -53,7 +63,7 @@ def _chain(canvas: Canvas, areas: list[Area], top: float) -> None:
 
 
 def _update(canvas: Canvas, norm: Area) -> None:
-    """AdamW, for the phases that own variables."""
+    """Draw AdamW for the phases that own variables."""
     areas = [
         canvas.box(Area(LEFT + i * (WIDTH + GAP), UPDATE, WIDTH, HEIGHT), words, kind)
         for i, (words, kind) in enumerate(_owners())
@@ -70,5 +80,5 @@ def _update(canvas: Canvas, norm: Area) -> None:
     canvas.note((16, UPDATE + HEIGHT + 34), words, "left")
 
 
-def _owners() -> list[tuple[str, Kind]]:
+def _owners() -> list[tuple[str, BoxStyle]]:
     return [(PHASES.get(name, name), MOMENT) for name in OWNERS]

@@ -10,7 +10,7 @@ import pytest
 
 import popxl
 from benchmarks import accumulation_programs as programs
-from benchmarks.accumulation import HEAD, MeasurementFile, main, plan_reductions, row
+from benchmarks.accumulation import TABLE_HEAD, MeasurementFile, format_row, main, plan_reductions
 from benchmarks.accumulation_programs import AccumulationRun, Size
 from planning.hardware.machines import machine
 
@@ -71,8 +71,8 @@ def test_the_documents_table_is_that_of_the_record():
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     path = ROOT / "benchmarks/results/accumulation.json"
     file = MeasurementFile(path, json.loads(path.read_text(encoding="utf-8"))["of"])
-    assert HEAD in page
-    rows = [row(*pair) for pair in file.pairs.values()]
+    assert TABLE_HEAD in page
+    rows = [format_row(*pair) for pair in file.pairs.values()]
     shown = [line for line in rows if line.startswith("| 4 processes |")]
     assert shown
     assert [line for line in page.splitlines() if " processes | " in line] == shown
@@ -94,8 +94,11 @@ def test_a_plan_counts_reductions_and_their_seconds(capsys):
     assert main([*size, "--devices", "2", "--counts", "4", "8", "--plan"]) == 0
     rows = [[cell.strip() for cell in line.strip("|").split("|")]
             for line in capsys.readouterr().out.splitlines()[2:]]  # fmt: skip
-    assert [(row[0], row[1], row[4]) for row in rows] == [("4", "116", "29"), ("8", "232", "29")]
-    assert [row[7] for row in rows] == ["-", "-"]
+    assert [(format_row[0], format_row[1], format_row[4]) for format_row in rows] == [
+        ("4", "116", "29"),
+        ("8", "232", "29"),
+    ]
+    assert [format_row[7] for format_row in rows] == ["-", "-"]
     (plan,) = plan_reductions(Size(layers=3, hidden=32, batch=64), [4], 2, machine("h100"))
     weights = 2 * 32 * 512 + 512 + 64 + 3 * (64 + 4 * 32 * 32 + 2 * 32 * 128 + 32 + 128)
     assert plan.local.nbytes == 4 * weights

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from benchmarks import device, device_tasks
-from benchmarks.device import in_a_process, record, tasks
+from benchmarks.device import list_tasks, record_tasks, run_in_process
 from config.errors import UserError
 from planning.hardware.machines import machine
 from planning.hardware.memory_check import NotEnoughMemoryError
@@ -31,29 +31,29 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two memories, that of the device with room for a tiny model, and a machine with a host link
     to compare with."""
     monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
-    monkeypatch.setattr(device_tasks, "_machine", lambda config: machine("h200"))
+    monkeypatch.setattr(device_tasks, "_get_machine", lambda config: machine("h200"))
     monkeypatch.setattr("popxl.plan.device_memory", lambda *_: 2 * 10**8)
 
 
 def here(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
     """A task in this process."""
-    given = device_tasks.parsed(arguments)
-    return json.loads(json.dumps(device_tasks.TASKS[given.task](given)))
+    args = device_tasks.parse_arguments(arguments)
+    return json.loads(json.dumps(device_tasks.TASKS[args.task](args)))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_rates_are_measured_and_written(tmp_path: Path) -> None:
-    wanted = tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
-    assert [name for name, _ in wanted] == [
+    tasks = list_tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
+    assert [name for name, _ in tasks] == [
         "bandwidths", "matrix rate", "matrix rate, FP8", "gptj_tiny, traced", "gptj_tiny, auto",
         "gptj_tiny, host",
         "gptj_tiny, CUDA graphs", "gptj_tiny_fp8, FP8", "gptj_tiny, generation",
     ]  # fmt: skip
-    found = record(tmp_path, wanted[:3], TINY, run=here)
+    found = record_tasks(tmp_path, tasks[:3], TINY, run=here)
     assert [each.error for each in found] == [None] * 3
-    bandwidths, matrix, fp8 = (each.facts["measured"] for each in found)
+    bandwidths, matrix, fp8 = (each.metrics["measured"] for each in found)
     assert min(bandwidths[way] for way in ("loads", "stores", "both", "memory")) > 0
-    assert json.loads((tmp_path / "record.json").read_text())[1]["facts"]["measured"] == matrix
+    assert json.loads((tmp_path / "record.json").read_text())[1]["metrics"]["measured"] == matrix
     own = machine(str(tmp_path / "machine.yml"))
     rates = {"bfloat16": matrix["flops"], "float16": matrix["flops"], "float8": fp8["flops"]}
     assert own.flops == {**machine("laptop").flops, **rates}
@@ -70,21 +70,21 @@ def test_presets_are_measured_beside_the_timeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With all that the plan chooses, with everything in host memory, in FP8, and written."""
-    wanted = tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
-    found = record(tmp_path, wanted[4:], [*TINY, *SMALL], run=here)
+    tasks = list_tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
+    found = record_tasks(tmp_path, tasks[4:], [*TINY, *SMALL], run=here)
     assert [each.error for each in found] == [None] * 5
     for each in found:
-        assert each.facts["measured"]["seconds"] > 0
-        assert each.facts["predicted"]["seconds"] > 0
-        assert f"| {each.name} | {each.facts['measured']['seconds']:.3f} |" in (
+        assert each.metrics["measured"]["seconds"] > 0
+        assert each.metrics["predicted"]["seconds"] > 0
+        assert f"| {each.name} | {each.metrics['measured']['seconds']:.3f} |" in (
             tmp_path / "record.md"
         ).read_text(encoding="utf-8")
-    placed, host, *_ = (each.facts["measured"] for each in found)
+    placed, host, *_ = (each.metrics["measured"] for each in found)
     assert host["loads_apart"] > 0
     said = capsys.readouterr().err
     assert "placement: " in said
     assert "activations are kept by Block" in said
-    moved = [each.facts["predicted"]["exposed_transfers"] for each in found[:2]]
+    moved = [each.metrics["predicted"]["exposed_transfers"] for each in found[:2]]
     assert moved[0] <= moved[1]
     assert placed.keys() == host.keys()
 
@@ -95,14 +95,14 @@ def test_what_fails_or_has_no_time_is_recorded_and_the_rest_goes_on(tmp_path: Pa
             raise RuntimeError("no memory")
         return {"measured": {"loads": 1.0}}
 
-    wanted = tasks([], [], [])
-    assert [each.error for each in record(tmp_path, wanted, run=run)] == [None, "no memory"]
-    found = record(tmp_path, wanted, minutes=0.1, run=run)
+    tasks = list_tasks([], [], [])
+    assert [each.error for each in record_tasks(tmp_path, tasks, run=run)] == [None, "no memory"]
+    found = record_tasks(tmp_path, tasks, minutes=0.1, run=run)
     assert {each.error for each in found} == {"not begun, for lack of time"}
 
 
 def test_fewer_layers_where_memory_is_short() -> None:
-    given = device_tasks.parsed(["train", *TINY, "--config", "tiny"])
+    args = device_tasks.parse_arguments(["train", *TINY, "--config", "tiny"])
     tried = []
 
     def measure(config: Any, runs: int) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def test_fewer_layers_where_memory_is_short() -> None:
             raise NotEnoughMemoryError("host", 2, 1, "state")
         return {}
 
-    found = device_tasks._smaller_until_it_fits(given, "finetuning", measure)
+    found = device_tasks._measure_largest_that_fits(args, "finetuning", measure)
     assert found == {"layers": tried[0] // 2}
     none = NotEnoughMemoryError("host", 2, 1, "state")
     short = mock.patch.object(device_tasks, "check_lower_bound", side_effect=none)
     with short, pytest.raises(UserError, match="with one layer"):
-        device_tasks._smaller_until_it_fits(given, "finetuning", measure)
+        device_tasks._measure_largest_that_fits(args, "finetuning", measure)
 
 
 def test_a_task_that_fails_in_its_process_says_why(
@@ -127,10 +127,10 @@ def test_a_task_that_fails_in_its_process_says_why(
     python.chmod(0o700)
     monkeypatch.setattr(device.sys, "executable", str(python))
     with pytest.raises(RuntimeError, match="^error: no none$"):
-        in_a_process(["train", "--config", "none", *TINY], 60)
+        run_in_process(["train", "--config", "none", *TINY], 60)
 
 
 @pytest.mark.slow  # a start
 def test_a_task_says_that_a_preset_is_unknown() -> None:
     with pytest.raises(RuntimeError, match="unknown preset"):
-        in_a_process(["train", "--config", "none", *TINY], 60)
+        run_in_process(["train", "--config", "none", *TINY], 60)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device_trace import Copies, streams
+from benchmarks.device_trace import Copies, read_streams
 
 LOAD = "kind_src:pinned kind_dst:device size:{} dest:0 async:1"
 STORE = "kind_src:device kind_dst:pinned size:{} dest:0 async:1"
@@ -46,7 +46,7 @@ def profile(folder: Path, *events: Any) -> Path:
 
 
 def test_times_of_kernels_and_copies(tmp_path: Path) -> None:
-    found = streams(
+    found = read_streams(
         profile(
             tmp_path,
             event(14, 0, 2, "nvjet_sm90_tst_192x192_64x3"),
@@ -68,11 +68,11 @@ def test_times_of_kernels_and_copies(tmp_path: Path) -> None:
 
 def test_copies_that_overlap_count_once(tmp_path: Path) -> None:
     copies = [event(20, i, i + 2, "MemcpyH2D", LOAD.format(10)) for i in range(3)]
-    found = streams(profile(tmp_path, event(14, 0, 1, "fusion"), *copies)).loads
+    found = read_streams(profile(tmp_path, event(14, 0, 1, "fusion"), *copies)).loads
     assert (found.count, found.nbytes) == (3, 30)
     assert (found.seconds, found.hidden) == (pytest.approx(4e-3), pytest.approx(1 / 4))
 
 
 def test_a_profile_without_a_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no events of a GPU"):
-        streams(profile(tmp_path, event(7, 0, 1, "of the host", pid=701)))
+        read_streams(profile(tmp_path, event(7, 0, 1, "of the host", pid=701)))

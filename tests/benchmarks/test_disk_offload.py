@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.disk_offload import RUNS, config_of, idle_disk
+from benchmarks.disk_offload import RUNS, build_config, idle_disk
 from popxl._storage.scratch_files import Scratch
 from popxl.errors import DiskError
 
@@ -30,7 +30,7 @@ def test_a_run_goes_on_with_a_disk_that_answers_at_once(tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_are_configurations(name, tmp_path):
-    config = config_of(name, str(tmp_path))
+    config = build_config(name, str(tmp_path))
     assert config.execution.disk == str(tmp_path)
     assert config.execution.micro_batch_size == 1
     assert np.isfinite(config.execution.host_memory)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from benchmarks import kill_and_resume
-from benchmarks.kill_and_resume import limited
+from benchmarks.kill_and_resume import limit_memory
 from checkpoints.step_folders import step_folders
 from tests.planning.presets import preset
 
@@ -23,7 +23,7 @@ ALLOCATE = "import numpy as np, sys; print(np.ones(int(sys.argv[1]), np.uint8).s
 def test_the_limit_is_hard():
     """A process that takes less lives, one that takes more does not."""
     codes = []
-    with limited(2**28) as (_, begin):
+    with limit_memory(2**28) as (_, begin):
         for nbytes in (2**26, 2**31):
             command = [sys.executable, "-c", ALLOCATE, str(nbytes)]
             env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

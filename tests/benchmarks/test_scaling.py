@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scaling import MAX_PROCESSES, _computed
+from benchmarks.scaling import MAX_PROCESSES, _extrapolate
 
 
 def test_messages_and_bytes_of_many_processes():
@@ -15,7 +15,7 @@ def test_messages_and_bytes_of_many_processes():
         }
         for n in (2, 4, 8, 16)
     ]  # fmt: skip
-    found = _computed(rows)
+    found = _extrapolate(rows)
     assert found["messages"] == pytest.approx(6 * MAX_PROCESSES + 4)
     assert found["bytes"] == pytest.approx(30 * MAX_PROCESSES**2 + 200 * MAX_PROCESSES + 7)
     assert found["service_s"] == pytest.approx(0.016 / 100 * (6 * MAX_PROCESSES + 4))

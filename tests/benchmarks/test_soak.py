@@ -52,7 +52,7 @@ def compared(found: Soak, monkeypatch: pytest.MonkeyPatch, **whole: Any) -> int:
         make_run(folder / "whole", 6, **whole)
         yield SimpleNamespace(wait=lambda: 0)
 
-    monkeypatch.setattr(soak, "_started", started)
+    monkeypatch.setattr(soak, "_start_run", started)
     return found.compare()
 
 

@@ -13,7 +13,7 @@ from benchmarks.implementations import (
     generation_implementation,
     training_implementation,
     training_programs,
-    trimmed,
+    trim_padding,
 )
 from config.errors import UserError
 from config.families import config_class_of
@@ -132,7 +132,7 @@ def test_flops_are_those_of_the_examples_without_padding():
 
 
 def test_columns_without_anything_are_cut():
-    batch = trimmed(
+    batch = trim_padding(
         {
             "input_ids": np.array([[5, 6, 0, 0], [5, 1, 0, 0]]),
             "segment_ids": np.array([[1, 1, 0, 0], [1, 0, 0, 0]]),

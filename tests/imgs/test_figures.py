@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from matplotlib.transforms import Bbox
 
 import popxl
-from imgs.draw import figures
+from imgs.draw import draw_figures
 from imgs.figures import activation_rows, replica_grid, rts_groups, step_timeline
 from imgs.style import PLAIN, SHARPNESS, WIDTH, Area, Canvas
 from modelling.layers import ParallelGroups
@@ -35,7 +35,7 @@ NAMES = sorted(path.stem for path in (FOLDER / "figures").glob("*.py"))
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, Canvas]:
-    return dict(figures())
+    return dict(draw_figures())
 
 
 # ---- files --------------------------------------------------------------------------------------

@@ -159,20 +159,22 @@ def test_the_machine_at_hand_is_measured(tmp_path: Path) -> None:
 # ---- the document -------------------------------------------------------------------------------
 def test_the_tables_of_large_models_are_those_of_its_numbers() -> None:
     text = large.DOCUMENT.read_text(encoding="utf-8")
-    assert large.rewritten(text, large.read()) == text, "python3 -m docs.large_models --tables"
+    assert large.rewrite_tables(text, large.read_rows()) == text, (
+        "python3 -m docs.large_models --tables"
+    )
 
 
 def test_the_numbers_of_one_model_are_computed_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept: list[list[large.Row]] = []
-    monkeypatch.setattr(large, "compute", kept.append)
+    monkeypatch.setattr(large, "compute_missing_rows", kept.append)
     monkeypatch.setattr(large, "DOCUMENT", tmp_path / "large_models.md")
     large.DOCUMENT.write_text("", encoding="utf-8")
     for arguments in (["GPT-J 6B"], ["--missing"], []):
         large.main(arguments)
-    of_others = [row for row in large.read() if row.model != "GPT-J 6B"]
-    assert kept == [of_others, large.read(), []]
+    of_others = [row for row in large.read_rows() if row.model != "GPT-J 6B"]
+    assert kept == [of_others, large.read_rows(), []]
     with pytest.raises(SystemExit):
         large.main(["GPT-K"])
     assert "there is no GPT-K: choose of FLAN-T5 large, " in capsys.readouterr().err
@@ -181,15 +183,15 @@ def test_the_numbers_of_one_model_are_computed_alone(
 @pytest.mark.slow
 def test_entries_are_placed_until_they_fit() -> None:
     """The less travels to the device, the more of it waits there: two placements are too large."""
-    assert large.computed("Llama 3.1 8B", "L40S").fits
+    assert large.compute_row("Llama 3.1 8B", "L40S").fits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", large.MODELS)
 def test_the_numbers_of_large_models_are_what_is_simulated(model: str) -> None:
-    rows = {(row.model, row.machine): row for row in large.read()}
+    rows = {(row.model, row.machine): row for row in large.read_rows()}
     for on in large.MACHINES:
-        assert large.computed(model, on) == rows[model, on], "run: python3 -m docs.large_models"
+        assert large.compute_row(model, on) == rows[model, on], "run: python3 -m docs.large_models"
 
 
 def test_a_long_text_of_a_large_vocabulary_plans_with_little_memory() -> None:
