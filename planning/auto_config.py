@@ -106,9 +106,9 @@ class Devices:
         """Return the devices of one host of a machine."""
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
-        on = machine if accelerated else None
+        target_machine = machine if accelerated else None
         bfloat16 = accelerated and machine.flops["bfloat16"] >= machine.flops["float16"]
-        return cls(machine.platform, bfloat16, count, machine.usable_bytes, on)
+        return cls(machine.platform, bfloat16, count, machine.usable_bytes, target_machine)
 
     @classmethod
     def local(cls, config: RunConfig) -> Devices:
@@ -122,7 +122,7 @@ class Devices:
         count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
         memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2
         min_memory = min(popdist.all_gather_object(memory))  # all processes choose equally
-        on = None
+        target_machine = None
         if platform != "cpu":
             kind = hardware.device_kinds(desc, 1)[0]
             listed = machine_for_device_kind(kind) or machine("h100")
@@ -130,8 +130,10 @@ class Devices:
             if instances > 1:  # each may have a part of a host's devices
                 local = max(local, listed.devices or 1)
             host = min(popdist.all_gather_object(host_memory() or listed.host_memory))
-            on = replace(listed.with_usable_bytes(min_memory), devices=local, host_memory=host)
-        return cls(platform, hardware.has_bfloat16(desc), count, min_memory, on)
+            target_machine = replace(
+                listed.with_usable_bytes(min_memory), devices=local, host_memory=host
+            )
+        return cls(platform, hardware.has_bfloat16(desc), count, min_memory, target_machine)
 
 
 @dataclass(frozen=True)
@@ -248,10 +250,10 @@ def _resolve(
     return choices.with_values(execution__expert_groups=groups)
 
 
-def _has_data(given: frozenset[str], splits: Sequence[Split]) -> bool:
+def _has_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
     """Return True if the data of all splits are named."""
     return not splits or bool(
-        {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & given
+        {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & set_names
     )
 
 
@@ -260,16 +262,16 @@ def _with_training_lengths(
 ) -> AutoConfig:
     """Choose the lengths of the longest texts, up to `MAX_SAMPLE_TOKENS` and the context length."""
     config = choices.config
-    most = min(MAX_SAMPLE_TOKENS, _context_length(config)) * (
+    limit = min(MAX_SAMPLE_TOKENS, _context_length(config)) * (
         answers_per_example(config) if sample_format.trains_whole_chats else 1
     )
     multiple = length_multiple(config)
 
     def fitting(tokens: int) -> int:
-        return max(min(ceil(tokens / multiple) * multiple, most // multiple * multiple), multiple)
+        return max(min(ceil(tokens / multiple) * multiple, limit // multiple * multiple), multiple)
 
-    written = fitting(min(DEFAULT_NEW_TOKENS, most // 2) if lengths is None else lengths.target)
-    read = fitting((most - written) if lengths is None else lengths.longest)
+    written = fitting(min(DEFAULT_NEW_TOKENS, limit // 2) if lengths is None else lengths.target)
+    read = fitting((limit - written) if lengths is None else lengths.longest)
     fields = {"model__sequence_length": read, f"model__{sample_format.output_field}": written}
     return choices.with_values(**fields)
 
@@ -284,10 +286,10 @@ def _with_answer_lengths(choices: AutoConfig, sample_format: SampleFormat) -> Au
     return choices.with_values(model__sequence_length=read)
 
 
-def _max_prompt_length(config: RunConfig, most: int, written: int) -> int:
+def _max_prompt_length(config: RunConfig, limit: int, written: int) -> int:
     """Return the largest prompt length with `written` new tokens in a context of `most`."""
     multiple = length_multiple(config)
-    return max((most - written) // multiple, 1) * multiple
+    return max((limit - written) // multiple, 1) * multiple
 
 
 def with_generation_lengths(line: CommandLine) -> CommandLine:
@@ -299,23 +301,23 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     config, (run, *over) = line.config, line.settings.sources
     flags = [flattened(layer.values) for layer in over]
     of_run = run.is_exhaustive and any(f.get("checkpoint.load") == run.name for f in flags)
-    given, sample_format = set[str]().union(*flags), get_family(config).sample_format
+    set_names, sample_format = set[str]().union(*flags), get_family(config).sample_format
     shares = (
-        sample_format is SEQ2SEQ and "data.examples_per_sample" in given
+        sample_format is SEQ2SEQ and "data.examples_per_sample" in set_names
     )  # prompts share samples
     if not of_run or line.preset != run.name or shares:
         return line
-    most = max(_context_length(config), config.model.sequence_length)
+    limit = max(_context_length(config), config.model.sequence_length)
     written = sample_format.max_new_tokens(config)
     if config.data.train is not None and config.generation.max_tokens is None:
-        written = min(max(written, DEFAULT_NEW_TOKENS), most // 2)
-    read = _max_prompt_length(config, most, written)
+        written = min(max(written, DEFAULT_NEW_TOKENS), limit // 2)
+    read = _max_prompt_length(config, limit, written)
     if sample_format is SEQ2SEQ:  # what is written takes no place from it
         read = max(read, config.model.sequence_length)
     fields = {"model.sequence_length": read, "generation.max_tokens": written}
     if sample_format is SEQ2SEQ:
         fields["data.examples_per_sample"] = 1
-    new = {name: value for name, value in fields.items() if name not in given}
+    new = {name: value for name, value in fields.items() if name not in set_names}
     return replace(line, config=config.with_values(new))
 
 
@@ -333,7 +335,7 @@ def _finetuning_defaults(
         is_plain: the data are documents, of which all tokens count in the loss.
     """
     size = config.min_weights()
-    default = next(rate for most, rate in LEARNING_RATES[sample_format.name] if size < most)
+    default = next(rate for limit, rate in LEARNING_RATES[sample_format.name] if size < limit)
     rate = ADAPTER_LEARNING_RATE if config.adapter.rank else default
     rate *= PREFERENCE_FACTOR if config.training.preference_type else 1
     learned = (
@@ -356,24 +358,24 @@ def _with_batch(
         lengths: length statistics of the training data; None: not for training.
         measured: true if the sequence length is that of data.
     """
-    e, given = choices.config.execution, choices.set_names
-    whole = None
-    if "training.global_batch_size" in given:
-        whole = choices.config.training.global_batch_size
+    e, set_names = choices.config.execution, choices.set_names
+    batch_size = None
+    if "training.global_batch_size" in set_names:
+        batch_size = choices.config.training.global_batch_size
     dp = e.data_parallel
-    if "execution.data_parallel" not in given:
-        dp = _data_parallel_copies(choices, whole)
-    each = (whole or _default_batch_size(choices.config, lengths)) // dp or 1
-    if "execution.micro_batch_size" in given:
+    if "execution.data_parallel" not in set_names:
+        dp = _data_parallel_copies(choices, batch_size)
+    per_replica = (batch_size or _default_batch_size(choices.config, lengths)) // dp or 1
+    if "execution.micro_batch_size" in set_names:
         micro = e.micro_batch_size
-        each = max(each // micro, 1) * micro
+        per_replica = max(per_replica // micro, 1) * micro
     else:
-        most = _max_micro_batch(choices, sample_format, measured)
-        choices = replace(choices, target_micro_batch=most)
-        each = each if whole else 1 << each.bit_length() - 1
-        micro = largest_divisor(each, most)
+        limit = _max_micro_batch(choices, sample_format, measured)
+        choices = replace(choices, target_micro_batch=limit)
+        per_replica = per_replica if batch_size else 1 << per_replica.bit_length() - 1
+        micro = largest_divisor(per_replica, limit)
     return choices.with_values(
-        training__global_batch_size=each * dp,
+        training__global_batch_size=per_replica * dp,
         execution__micro_batch_size=micro,
         execution__data_parallel=dp,
     )
@@ -387,15 +389,17 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
     Args:
         name: name of the configuration in messages.
     """
-    config, devices, on = choices.config, choices.devices, choices.devices.machine
+    config, devices, target_machine = choices.config, choices.devices, choices.devices.machine
     if devices.count == 1:
         return choices
     micro = choices.target_micro_batch or config.execution.micro_batch_size
-    ways = list_layouts(
+    configs = list_layouts(
         config, devices.count, None if choices.settings.is_set_by_flag(MICRO) else micro
     )
     best = (
-        ways[0] if on is None else plan_best_training(name, ways, on, programs).requirements.config
+        configs[0]
+        if target_machine is None
+        else plan_best_training(name, configs, target_machine, programs).requirements.config
     )
     e = best.execution
     sizes = e.data_parallel, e.tensor_parallel, e.micro_batch_size, e.expert_groups
@@ -403,9 +407,9 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
     settings = choices.settings.with_auto_values(values)
     by_plan = {n: v for n, v in values.items() if n in LAYOUT or not settings.has_auto_fields}
     settings = settings.with_sources(ConfigSource(PLAN, nested(by_plan)))
-    few = "" if best.replicas == devices.count else f" of {devices.count}, which cannot share it"
+    unused = "" if best.replicas == devices.count else f" of {devices.count}, which cannot share it"
     say(
-        f"devices: {best.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp{few}, "
+        f"devices: {best.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp{unused}, "
         f"micro-batches of {e.micro_batch_size} (--data_parallel and --tensor_parallel change it)"
     )
     return replace(choices, settings=settings)
@@ -417,46 +421,48 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
     Larger micro-batches read weights less often, and take memory that could hold state. Larger ones
     are tried as long as they are faster, and a smaller one if none is.
     """
-    config, on = choices.config, choices.devices.machine
+    config, target_machine = choices.config, choices.devices.machine
     if (
         "execution.micro_batch_size" in choices.set_names
-        or on is None
+        or target_machine is None
         or not plans_placement(config)
     ):
         return choices
     usual, half = config.execution.micro_batch_size, config.execution.micro_batch_size // 2
-    each = config.gradient_accumulation * usual
+    per_replica = config.gradient_accumulation * usual
 
     def seconds(n: int) -> float:
-        there = choices.with_values(execution__micro_batch_size=n).config
-        return _simulate(there, on, programs)
+        candidate = choices.with_values(execution__micro_batch_size=n).config
+        return _simulate(candidate, target_machine, programs)
 
     runs = {usual: seconds(usual)}
     for n in (2 * usual, 4 * usual):
-        if each % n or runs[n // 2] == inf:  # larger ones do not fit either
+        if per_replica % n or runs[n // 2] == inf:  # larger ones do not fit either
             break
         runs[n] = seconds(n)
         if runs[n] >= runs[n // 2]:
             break
-    if half and each % half == 0 and runs.get(2 * usual, inf) >= runs[usual]:
+    if half and per_replica % half == 0 and runs.get(2 * usual, inf) >= runs[usual]:
         runs[half] = seconds(half)
     best = min(runs, key=runs.__getitem__)
     if runs[best] > (1 - MIN_GAIN) * runs[usual]:
         best = usual
     samples = config.training.global_batch_size * config.execution.device_iterations
-    rates = {n: samples / taken for n, taken in runs.items() if taken < inf}
+    rates = {n: samples / time for n, time in runs.items() if time < inf}
     return replace(choices.with_values(execution__micro_batch_size=best), simulated=rates)
 
 
-def _simulate(config: RunConfig, on: Machine, programs: VariantCache) -> float:
+def _simulate(config: RunConfig, target_machine: Machine, programs: VariantCache) -> float:
     """Return the seconds of a simulated run of training; infinite if it does not fit."""
-    every = config.gradient_accumulation
-    execution = replace(config.execution, activations="recompute", micro_batches_per_pass=every)
+    micro_batches = config.gradient_accumulation
+    execution = replace(
+        config.execution, activations="recompute", micro_batches_per_pass=micro_batches
+    )
     recomputing = replace(config, execution=execution)
-    variants = programs.variants(config, on.target)
-    if not may_fit(variants, config, on):
+    variants = programs.variants(config, target_machine.target)
+    if not may_fit(variants, config, target_machine):
         return inf
-    best = search_placement(variants, recomputing, on).best
+    best = search_placement(variants, recomputing, target_machine).best
     return best.seconds if best.fits else inf
 
 
@@ -474,10 +480,10 @@ def _default_batch_size(config: RunConfig, lengths: LengthStats | None) -> int:
 
 def _data_parallel_copies(choices: AutoConfig, batch: int | None) -> int:
     """Return the data parallelism: all devices, as far as the batch divides."""
-    most = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
+    limit = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
-        return most
-    return largest_divisor(batch, most)
+        return limit
+    return largest_divisor(batch, limit)
 
 
 def _max_micro_batch(choices: AutoConfig, sample_format: SampleFormat, measured: bool) -> int:
@@ -515,12 +521,12 @@ def _format_simulated(choices: AutoConfig) -> str:
 def _summary(choices: AutoConfig, trains: bool) -> str | None:
     """Format the chosen values in a line; None if none was chosen."""
     c, chosen = choices.config, choices.settings.effective_auto_values
-    pieces = [
+    items = [
         text
         for fields, text in _summary_items(c, trains, _format_simulated(choices))
         if fields & chosen.keys()
     ]
-    return f"chosen: {', '.join(pieces)} (flags change it)" if pieces else None
+    return f"chosen: {', '.join(items)} (flags change it)" if items else None
 
 
 def _summary_items(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:

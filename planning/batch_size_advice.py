@@ -24,32 +24,32 @@ TARGET_TOKENS = 2**14
 """Tokens of a micro-batch per tensor-parallel device: larger ones are no faster."""
 
 
-def with_batch_advice(made: Report, programs: VariantCache, is_told: bool = False) -> Report:
+def with_batch_advice(report: Report, programs: VariantCache, is_told: bool = False) -> Report:
     """Add the smallest batch that keeps the devices busy to a plan, if its own is too small.
 
     Args:
         is_told: the user set the layout, so larger batches keep it.
     """
-    config, on = made.requirements.config, made.machine
-    if made.requirements.chosen is None or config.replicas == 1 or not made.fits:
-        return made
-    first = run_trial(programs.variants(config, on.target), config, on)
+    config, machine = report.requirements.config, report.machine
+    if report.requirements.placement_result is None or config.replicas == 1 or not report.fits:
+        return report
+    first = run_trial(programs.variants(config, machine.target), config, machine)
     layouts = [ParallelLayout(config, first.seconds, first.fits)]
     for factor in FACTORS:
         larger = config.with_values({BATCH: factor * config.training.global_batch_size})
         micro = None if is_told else max(TARGET_TOKENS // tokens_per_sample(config), 1)
         configs = list_layouts(larger, config.replicas, micro)
         configs = [c for c in configs if not is_told or c.execution == config.execution]
-        fastest = promising_layouts(configs, on, programs)[0]
+        fastest = promising_layouts(configs, machine, programs)[0]
         if not fastest.fits:
             break
         layouts.append(fastest)
     rates = [layout.config.training.global_batch_size / layout.seconds for layout in layouts]
     index = next(n for n, rate in enumerate(rates) if rate >= MIN_FRACTION * max(rates))
     if not index:
-        return made
+        return report
     advised = layouts[index].config
-    best = search_placement(programs.variants(advised, on.target), advised, on).best
-    gain = FACTORS[index - 1] * made.expected_seconds / best.seconds
+    best = search_placement(programs.variants(advised, machine.target), advised, machine).best
+    gain = FACTORS[index - 1] * report.expected_seconds / best.seconds
     batch = advised.training.global_batch_size
-    return made if gain < MIN_GAIN else replace(made, larger_batch=LargerBatch(batch, gain))
+    return report if gain < MIN_GAIN else replace(report, larger_batch=LargerBatch(batch, gain))

@@ -189,12 +189,12 @@ def _format_resident(placement: popxl.plan.Placement) -> str:
     return ", ".join(f"{n / 1e9:.1f} GB of {what}" for what, n in largest if n >= 1e8) or "nothing"
 
 
-def _format_machine(on: Machine) -> str:
-    devices = "" if on.platform == "cpu" else f" of {format_bytes(on.memory)}"
+def _format_machine(target: Machine) -> str:
+    devices = "" if target.platform == "cpu" else f" of {format_bytes(target.memory)}"
     return (
-        f"{on.title}{devices}, {format_bytes(on.host_memory)} host memory, "
-        f"{format_bytes(on.disk)} disk at {on.disk_read / 1e9:.1f} GB/s read and "
-        f"{on.disk_write / 1e9:.1f} GB/s write"
+        f"{target.title}{devices}, {format_bytes(target.host_memory)} host memory, "
+        f"{format_bytes(target.disk)} disk at {target.disk_read / 1e9:.1f} GB/s read and "
+        f"{target.disk_write / 1e9:.1f} GB/s write"
     )
 
 
@@ -202,7 +202,9 @@ def _format_fits(report: Report) -> str:
     if report.fits:
         folder = report.requirements.config.execution.disk
         return f"yes, with --execution.disk {folder}" if report.plan.disk else "yes"
-    lacking = [name for name, (needed, there) in report.memory_use.items() if needed > there]
+    lacking = [
+        name for name, (needed, available) in report.memory_use.items() if needed > available
+    ]
     return f"NO: not enough {' and '.join(lacking)}"
 
 
@@ -211,8 +213,8 @@ def _memory_lines(report: Report) -> list[tuple[str, tuple[float, float]]]:
     return [(short.get(name, name), share) for name, share in report.memory_use.items()]
 
 
-def _format_share(needed: float, there: float) -> str:
-    return f"{format_bytes(needed)} of {format_bytes(there)}"
+def _format_share(needed: float, available: float) -> str:
+    return f"{format_bytes(needed)} of {format_bytes(available)}"
 
 
 def _format_waits(report: Report) -> str:

@@ -35,29 +35,29 @@ def plan_best_training(
     for layout in promising_layouts(configs, machine, programs):
         if best is not None and best.fits and not layout.may_be_below(best.expected_seconds):
             continue
-        made = search_fitting_config(name, layout.config, machine, programs)
-        if best is None or _order(made) < _order(best):
-            best = made
+        report = search_fitting_config(name, layout.config, machine, programs)
+        if best is None or _order(report) < _order(best):
+            best = report
     assert best is not None, "there is a layout"
     return best
 
 
-def _order(made: Report) -> tuple[bool, float]:
-    return not made.fits, made.expected_seconds
+def _order(report: Report) -> tuple[bool, float]:
+    return not report.fits, report.expected_seconds
 
 
 def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
     """Return the plan of generation on one device, with as many prompts as a training batch has
     samples, and with offload to disk if host memory is too small."""
-    one = config.with_values({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
-    if one.generation.weights == "auto" and weight_bytes(one) > machine.usable_bytes:
-        one = one.with_values({"generation.weights": "streamed"})
-    made = make_report(name, generation_requirements(one, machine.target), machine)
-    if made.fits or one.execution.disk is not None:
-        return made
-    on_disk = made.requirements.config.with_values({"execution.disk": DISK})
+    single = config.with_values({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
+    if single.generation.weights == "auto" and weight_bytes(single) > machine.usable_bytes:
+        single = single.with_values({"generation.weights": "streamed"})
+    report = make_report(name, generation_requirements(single, machine.target), machine)
+    if report.fits or single.execution.disk is not None:
+        return report
+    on_disk = report.requirements.config.with_values({"execution.disk": DISK})
     other = make_report(name, generation_requirements(on_disk, machine.target), machine)
-    return other if other.fits else made
+    return other if other.fits else report
 
 
 def search_fitting_config(
@@ -70,11 +70,11 @@ def search_fitting_config(
     """
     target = machine.target
     requirements = finetuning_requirements(config, target, programs)
-    made = make_report(name, requirements, machine)
-    while not made.fits:
-        config = made.requirements.config
+    report = make_report(name, requirements, machine)
+    while not report.fits:
+        config = report.requirements.config
         execution, is_same_program = config.execution, False
-        needed, available = made.memory_use.get("device memory", (0, 0))
+        needed, available = report.memory_use.get("device memory", (0, 0))
         groups = next_groups(config) if active_bytes(config) > MEMORY_SHARE * needed else None
         if needed > available and groups is not None:
             config = config.with_values({"execution.expert_groups": groups})
@@ -90,5 +90,5 @@ def search_fitting_config(
             requirements = replace(requirements, config=config)
         else:
             requirements = finetuning_requirements(config, target, programs)
-        made = make_report(name, requirements, machine)
-    return made
+        report = make_report(name, requirements, machine)
+    return report

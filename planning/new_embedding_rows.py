@@ -37,32 +37,34 @@ def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
     """
     config = settings.config
     rows_field = config.model.path("vocab_size")
-    is_asked = settings.is_set_by_flag(rows_field) or config.adapter.load is not None
-    asked = config.model.vocab_size if is_asked else model_rows
+    is_configured = settings.is_set_by_flag(rows_field) or config.adapter.load is not None
+    configured = config.model.vocab_size if is_configured else model_rows
     tokens = _new_tokens(config, model_rows)
-    rows = max([model_rows, asked, *(number + 1 for number in tokens)])
+    rows = max([model_rows, configured, *(number + 1 for number in tokens)])
     if rows > model_rows:
         parts = config.execution.tensor_parallel
         rows = -(-rows // parts) * parts
-    known = [name for name in split_names(config.model.add_tokens) if name not in tokens.values()]
-    if known:
-        say(f"{ADDED}: the tokenizer has {format_names(known)} already")
+    existing = [
+        name for name in split_names(config.model.add_tokens) if name not in tokens.values()
+    ]
+    if existing:
+        say(f"{ADDED}: the tokenizer has {format_names(existing)} already")
     new = sorted({*tokens, *range(model_rows, rows)})
     if not new:
         return {}
-    named = format_row_ranges(new)
+    row_numbers = format_row_ranges(new)
     grows = f", which grows from {model_rows} to {rows} rows" if rows > model_rows else ""
     names = f" for {format_names(tokens.values())}" if tokens else ""
-    many, begin = ("rows", "begin") if len(new) > 1 else ("row", "begins")
-    say(f"{many} {named} of the embedding{grows}, {begin} with the mean of the others{names}")
-    return {rows_field: rows, config.model.path("new_rows"): named}
+    noun, verb = ("rows", "begin") if len(new) > 1 else ("row", "begins")
+    say(f"{noun} {row_numbers} of the embedding{grows}, {verb} with the mean of the others{names}")
+    return {rows_field: rows, config.model.path("new_rows"): row_numbers}
 
 
 def may_need_new_rows(settings: LayeredConfig) -> bool:
     """Return True if the settings can require other rows than the model has."""
     config = settings.config
-    asked = settings.is_set_by_flag(config.model.path("vocab_size"))
-    return asked or bool(config.model.add_tokens) or not _uses_model_tokenizer(config)
+    configured = settings.is_set_by_flag(config.model.path("vocab_size"))
+    return configured or bool(config.model.add_tokens) or not _uses_model_tokenizer(config)
 
 
 def loads_hf_model(settings: LayeredConfig) -> bool:
@@ -91,17 +93,17 @@ def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
     if is_user_file and not names:
         return {}
     base = load_tokenizer(config.data.tokenizer or load)
-    known = set(base.get_vocab().values()) if is_user_file else _token_ids(load, model_rows)
+    existing = set(base.get_vocab().values()) if is_user_file else _token_ids(load, model_rows)
     add_tokens(base, names)
     vocabulary = base.get_vocab()
-    wanted = [*names, *([] if is_user_file else vocabulary)]
-    return {n: t for t in wanted if (n := vocabulary[t]) not in known or n >= model_rows}
+    candidates = [*names, *([] if is_user_file else vocabulary)]
+    return {n: t for t in candidates if (n := vocabulary[t]) not in existing or n >= model_rows}
 
 
 def _uses_model_tokenizer(config: RunConfig) -> bool:
     """Return True if the tokenizer is the model's own."""
-    given, load = config.data.tokenizer, str(config.checkpoint.load)
-    return given is None or os.path.realpath(given) == os.path.realpath(load)
+    tokenizer, load = config.data.tokenizer, str(config.checkpoint.load)
+    return tokenizer is None or os.path.realpath(tokenizer) == os.path.realpath(load)
 
 
 def _token_ids(model: str, rows: int) -> set[int]:

@@ -19,37 +19,38 @@ MIN_SHARE = 0.1
 """Smallest fraction of the model's state that moments take for the advice to pay."""
 
 
-def with_state_advice(made: Report, programs: VariantCache) -> Report:
+def with_state_advice(report: Report, programs: VariantCache) -> Report:
     """A plan that names the 8-bit optimizer state, where a step is clearly faster with it, or
     fits with it alone. A few variants of the program are tried: it may be faster still."""
-    requirements, on = made.requirements, made.machine
-    config, chosen = requirements.config, requirements.chosen
+    requirements, machine = report.requirements, report.machine
+    config, result = requirements.config, requirements.placement_result
     optimizer = config.training.optimizer
-    if chosen is None or (optimizer.name, optimizer.state) != ("adamw", "float32"):
-        return made
-    if chosen.best.is_bound_by_compute or requirements.moments < MIN_SHARE * requirements.state:
-        return made
+    if result is None or (optimizer.name, optimizer.state) != ("adamw", "float32"):
+        return report
+    if result.best.is_bound_by_compute or requirements.moments < MIN_SHARE * requirements.state:
+        return report
     try:  # the state replaces stochastic rounding, as on the command line
         other = config.with_values(
             {"training.optimizer.state": STATE, "training.stochastic_rounding": None}
         )
     except ConfigError:
-        return made
-    variants = programs.variants(other, on.target)
+        return report
+    variants = programs.variants(other, machine.target)
     trials = (
-        run_trial(variants, other, on, variant) for variant in set(_variants(chosen.best, made))
+        run_trial(variants, other, machine, variant)
+        for variant in set(_variants(result.best, report))
     )
     best = min(trials, key=lambda trial: (not trial.fits, trial.seconds))
-    if not best.fits or (made.fits and not best.is_faster_than(chosen.best, MIN_GAIN)):
-        return made
-    return replace(made, faster_state=FasterState(STATE, best.seconds))
+    if not best.fits or (report.fits and not best.is_faster_than(result.best, MIN_GAIN)):
+        return report
+    return replace(report, faster_state=FasterState(STATE, best.seconds))
 
 
-def _variants(best: Trial, made: Report) -> Iterator[Variant]:
+def _variants(best: Trial, report: Report) -> Iterator[Variant]:
     """Iterate over the plan's variant, and those that use free device memory: all activations saved
     for few micro-batches at a time."""
     yield best.variant
-    config = made.requirements.config
+    config = report.requirements.config
     if config.execution.activations != "auto":
         return
     saved = frozenset((kind, 1.0) for kind in layer_types_worth_saving(best.program, best.traced))

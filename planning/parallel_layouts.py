@@ -65,30 +65,32 @@ def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Ite
 
 
 def promising_layouts(
-    configs: Sequence[RunConfig], on: Machine, programs: VariantCache
+    configs: Sequence[RunConfig], machine: Machine, programs: VariantCache
 ) -> list[ParallelLayout]:
     """Return the layouts that may be the fastest, by the time of their first simulated steps.
 
     Layouts whose lower bound is too long are not simulated.
     """
     simulated = list[ParallelLayout]()
-    for bound in sorted((_bound(each, on, programs) for each in configs), key=lambda b: b.seconds):
+    for bound in sorted(
+        (_bound(config, machine, programs) for config in configs), key=lambda b: b.seconds
+    ):
         if all(bound.may_be_below(other.seconds) for other in simulated):
-            simulated.append(_simulate(bound, on, programs))
+            simulated.append(_simulate(bound, machine, programs))
     return sorted(simulated, key=lambda layout: (not layout.fits, layout.seconds))
 
 
-def _bound(config: RunConfig, on: Machine, programs: VariantCache) -> ParallelLayout:
+def _bound(config: RunConfig, machine: Machine, programs: VariantCache) -> ParallelLayout:
     """Compute the lower bound of a layout's step at achieved rates: its slowest resource."""
-    _, traced = programs.variants(config, on.target).get()
-    rates = on.achieved_rates(config.model.precision, config.replicas)
+    _, traced = programs.variants(config, machine.target).get()
+    rates = machine.achieved_rates(config.model.precision, config.replicas)
     return ParallelLayout(
         config, sum(resource_times(part, rates).seconds for part in traced.plan().parts), True
     )
 
 
-def _simulate(layout: ParallelLayout, on: Machine, programs: VariantCache) -> ParallelLayout:
-    if on.platform == "cpu" or not plans_placement(layout.config):
+def _simulate(layout: ParallelLayout, machine: Machine, programs: VariantCache) -> ParallelLayout:
+    if machine.platform == "cpu" or not plans_placement(layout.config):
         return layout
-    first = run_trial(programs.variants(layout.config, on.target), layout.config, on)
+    first = run_trial(programs.variants(layout.config, machine.target), layout.config, machine)
     return ParallelLayout(layout.config, first.seconds, first.fits)

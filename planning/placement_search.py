@@ -60,7 +60,7 @@ def plans_placement(config: RunConfig) -> bool:
 def search_placement(
     variants: ProgramVariants,
     config: RunConfig,
-    on: Machine,
+    target_machine: Machine,
     memory: float | None = None,
     host: float | None = None,
 ) -> PlacementResult:
@@ -74,7 +74,7 @@ def search_placement(
         memory: bytes of a device for the program; default: the machine's.
         host: bytes of host memory of a replica; default: its share of the machine's.
     """
-    search = PlacementSearch.on_machine(on, variants, config, memory, host)
+    search = PlacementSearch.on_machine(target_machine, variants, config, memory, host)
     smaller, largest = _numbers_per_pass(config)
     best = search.best_remat(largest)
     several: Trial | None = None
@@ -88,11 +88,14 @@ def search_placement(
         best = several
     best = search.fill(_resolve_auto_options(search, config, best))
     trimmed = search.trim(best)
-    return PlacementResult(trimmed, [trimmed if each is best else each for each in search.tried])
+    return PlacementResult(trimmed, [trimmed if trial is best else trial for trial in search.tried])
 
 
 def run_trial(
-    variants: ProgramVariants, config: RunConfig, on: Machine, variant: Variant | None = None
+    variants: ProgramVariants,
+    config: RunConfig,
+    target_machine: Machine,
+    variant: Variant | None = None,
 ) -> Trial:
     """Simulate a variant on a machine.
 
@@ -100,7 +103,7 @@ def run_trial(
     configured number, with all activations recomputed.
     """
     variant = variant or Variant(_numbers_per_pass(config)[1])
-    return PlacementSearch.on_machine(on, variants, config).trial(variant)
+    return PlacementSearch.on_machine(target_machine, variants, config).trial(variant)
 
 
 def _resolve_auto_options(search: PlacementSearch, config: RunConfig, best: Trial) -> Trial:
@@ -125,7 +128,7 @@ def _with_changes(trial: Trial, **fields: Any) -> Variant:
 
 
 def try_without_memory_options(
-    variants: ProgramVariants, config: RunConfig, on: Machine, best: Trial
+    variants: ProgramVariants, config: RunConfig, target_machine: Machine, best: Trial
 ) -> Trial | None:
     """Simulate the best program without options that only save memory; None if it does not fit."""
     execution, fields = config.execution, dict[str, Any]()
@@ -135,7 +138,7 @@ def try_without_memory_options(
         fields["attention_serialisation"] = 1
     if not fields:
         return None
-    other = run_trial(variants, config, on, _with_changes(best, **fields))
+    other = run_trial(variants, config, target_machine, _with_changes(best, **fields))
     return other if other.fits else None
 
 
@@ -337,9 +340,11 @@ class PlacementSearch:
         return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
 
 
-def may_fit(variants: ProgramVariants, config: RunConfig, on: Machine) -> bool:
+def may_fit(variants: ProgramVariants, config: RunConfig, target_machine: Machine) -> bool:
     """Return True if device and host together can hold the entries of a program."""
-    return _entry_bytes(variants.get()[1]) <= on.usable_bytes + _host_share(config, on)
+    return _entry_bytes(variants.get()[1]) <= target_machine.usable_bytes + _host_share(
+        config, target_machine
+    )
 
 
 def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
@@ -348,9 +353,11 @@ def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
     return stored.remote + stored.resident + stored.disk
 
 
-def _host_share(config: RunConfig, on: Machine) -> float:
+def _host_share(config: RunConfig, target_machine: Machine) -> float:
     """Bytes of host memory of a replica."""
-    return on.host_memory / min(config.replicas, on.devices or config.replicas)
+    return target_machine.host_memory / min(
+        config.replicas, target_machine.devices or config.replicas
+    )
 
 
 def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:

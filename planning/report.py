@@ -208,8 +208,8 @@ class Report:
             if requirements.placement is None
             else _placement_as_dict(requirements.placement),
             "activations": None
-            if requirements.chosen is None
-            else _trials_as_dicts(requirements.chosen),
+            if requirements.placement_result is None
+            else _trials_as_dicts(requirements.placement_result),
             "phases": [
                 _row_as_dict(row) | {"exposed": asdict(self.idle_time(row))} for row in self.rows
             ],
@@ -245,9 +245,9 @@ def _make_report(preset: str, requirements: Requirements, machine: Machine) -> R
     elif machine.platform != "cpu" or requirements.plan.disk:
         timeline = requirements.traced.timeline(achieved)
     faster_trial = None
-    if requirements.variants is not None and requirements.chosen is not None:
+    if requirements.variants is not None and requirements.placement_result is not None:
         faster_trial = try_without_memory_options(
-            requirements.variants, requirements.config, machine, requirements.chosen.best
+            requirements.variants, requirements.config, machine, requirements.placement_result.best
         )
     return Report(preset, requirements, machine, rows, achieved, timeline, faster_trial)
 
@@ -260,7 +260,7 @@ def _placement_as_dict(placement: popxl.plan.Placement) -> dict[str, Any]:
     }
 
 
-def _trials_as_dicts(chosen: PlacementResult) -> list[dict[str, Any]]:
+def _trials_as_dicts(result: PlacementResult) -> list[dict[str, Any]]:
     return [
         {
             "micro_batches_per_pass": trial.variant.per_pass,
@@ -268,7 +268,7 @@ def _trials_as_dicts(chosen: PlacementResult) -> list[dict[str, Any]]:
             "seconds": trial.seconds,
             "fits": trial.fits,
         }
-        for trial in chosen.tried
+        for trial in result.tried
     ]
 
 

@@ -57,18 +57,18 @@ def _devices(report: Report) -> str:
 
 def _plot_times(axes: Axes, report: Report) -> None:
     names = [f"{row.phase} {row.direction}".strip() for row in report.rows]
-    places = np.arange(len(names))
+    positions = np.arange(len(names))
     height = 0.8 / len(COLORS)
     for i, (resource, color) in enumerate(COLORS.items()):
         seconds = [getattr(row.times, resource) * 1e3 for row in report.rows]
         axes.barh(
-            places + (i - (len(COLORS) - 1) / 2) * height,
+            positions + (i - (len(COLORS) - 1) / 2) * height,
             seconds,
             height,
             color=color,
             label=resource,
         )
-    axes.set_yticks(places, names)
+    axes.set_yticks(positions, names)
     axes.invert_yaxis()
     axes.set_xlabel("ms, if nothing else were needed")
     axes.legend(frameon=False, ncols=len(COLORS), loc="lower left", bbox_to_anchor=(0, 1))

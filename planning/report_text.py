@@ -95,11 +95,11 @@ def _totals(report: Report) -> list[str]:
 def _format_state(report: Report) -> str:
     """Format the bytes of state per parameter."""
     requirements, c = report.requirements, report.requirements.config
-    kept = c.master_slot
-    more = "" if kept is None else f", {kept.name} {kept.itemsize}"
+    resident = c.master_slot
+    master = "" if resident is None else f", {resident.name} {resident.itemsize}"
     gradient = ITEM_BYTES[c.training.gradient_dtype]
     moments = requirements.moments / requirements.parameters
-    return f"weight, gradient {gradient}, moments {moments:.2g}{more}"
+    return f"weight, gradient {gradient}, moments {moments:.2g}{master}"
 
 
 def _format_weights(report: Report) -> str:
@@ -133,11 +133,11 @@ def _device_items(report: Report) -> list[str]:
     if timeline is not None and report.machine.platform != "cpu":
         between, on_its_way = timeline.peak - plan.resident, " and what is on its way"
         gaps = [f"{format_bytes(timeline.extent - timeline.peak)} between arrays"]
-    kept = [] if not plan.resident else [f"{format_bytes(plan.resident)} of remote buffers"]
+    resident = [] if not plan.resident else [f"{format_bytes(plan.resident)} of remote buffers"]
     return [
         f"{format_bytes(between)} intermediate values{on_its_way}",
         *gaps,
-        *kept,
+        *resident,
         f"{format_bytes(plan.variables - plan.resident)} variables",
         f"{format_bytes(plan.streams)} host streams",
     ]
@@ -179,9 +179,9 @@ def format_state_advice(report: Report) -> str | None:
 
 def _memory_option_lines(report: Report) -> list[str]:
     """Line on the time that options cost which only save memory."""
-    if report.without_memory_options is None or report.requirements.chosen is None:
+    if report.without_memory_options is None or report.requirements.placement_result is None:
         return []
-    given, best = report.requirements.config.execution, report.requirements.chosen.best
+    given, best = report.requirements.config.execution, report.requirements.placement_result.best
     named = " and ".join(
         f"{name} {str(getattr(given, name)).lower()}"
         for name, _ in report.without_memory_options.variant.changes
@@ -197,7 +197,7 @@ def _placement_lines(report: Report) -> list[str]:
     placement = report.requirements.placement
     if placement is None:
         return []
-    kept = [
+    resident = [
         f"             {format_bytes(kind.nbytes)} of {kind.label}: {kind.entries:,} of "
         f"{kind.of:,} "
         + (f"entries; all would save {1e3 * kind.saves:,.0f} ms" if kind.saves else "entries")
@@ -208,21 +208,21 @@ def _placement_lines(report: Report) -> list[str]:
         f"placement    {format_bytes(placement.nbytes)} of the buffers on each device, with room "
         f"for {format_bytes(max(placement.free_bytes, 0))}; "
         f"{placement.all_host_timeline.seconds:,.3f} s with all in host memory",
-        *kept,
+        *resident,
     ]
 
 
 def _pass_lines(report: Report) -> list[str]:
     """Line on the micro-batches per pass and the layers that save activations, with all trials."""
-    chosen = report.requirements.chosen
-    if chosen is None or len(chosen.tried) < 2:
+    result = report.requirements.placement_result
+    if result is None or len(result.tried) < 2:
         return []
     others = ", ".join(
         f"{trial.title}: {trial.seconds:,.3f} s" + ("" if trial.fits else " (does not fit)")
-        for trial in chosen.tried
-        if trial is not chosen.best
+        for trial in result.tried
+        if trial is not result.best
     )
-    return [f"passes       {chosen.best.title}: {chosen.best.seconds:,.3f} s; {others}"]
+    return [f"passes       {result.best.title}: {result.best.seconds:,.3f} s; {others}"]
 
 
 def _simulated_lines(report: Report) -> list[str]:
@@ -231,22 +231,24 @@ def _simulated_lines(report: Report) -> list[str]:
     if timeline is None:
         return []
     dispatch = sum(phase.dispatch for phase in timeline.exposed.values())
-    ahead = f"loads up to {format_bytes(timeline.window)} ahead" if timeline.loads else "no loads"
+    prefetch = (
+        f"loads up to {format_bytes(timeline.window)} ahead" if timeline.loads else "no loads"
+    )
     return [
         f"simulated    {timeline.seconds:,.3f} s a run, "
         f"{report.requirements.samples / timeline.seconds:,.1f} samples/s: matrix units busy "
         f"{report.simulated_utilisation:.0%}; {timeline.exposed_transfers:,.3f} s waiting for "
-        f"transfers, {dispatch:,.3f} s for the host; {ahead}"
+        f"transfers, {dispatch:,.3f} s for the host; {prefetch}"
     ]
 
 
 def _format_fits(report: Report) -> str:
     memory_use = [
-        f"{format_bytes(needed)} of {format_bytes(there)} {name}"
-        for name, (needed, there) in report.memory_use.items()
+        f"{format_bytes(needed)} of {format_bytes(available)} {name}"
+        for name, (needed, available) in report.memory_use.items()
     ]
     fits = f"{'yes' if report.fits else 'NO'}: {', '.join(memory_use)}"
-    short = {name for name, (needed, there) in report.memory_use.items() if needed > there}
+    short = {name for name, (needed, available) in report.memory_use.items() if needed > available}
     if report.requirements.config.execution.disk is None and short & {"host memory", "memory"}:
         fits += "; --execution.disk DIR takes what host memory cannot hold"
     return fits
@@ -290,9 +292,9 @@ def _legend(report: Report) -> list[str]:
 
 
 def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    left = {0, 1, 9}  # names
+    left_aligned = {0, 1, 9}  # names
     padded = (
-        text.ljust(width) if i in left else text.rjust(width)
+        text.ljust(width) if i in left_aligned else text.rjust(width)
         for i, (text, width) in enumerate(zip(cells, widths, strict=True))
     )
     return "  ".join(padded).rstrip()

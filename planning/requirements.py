@@ -34,7 +34,7 @@ class Requirements:
         moments: bytes of the moments.
         streamed: true for generation with streamed weights.
         variants: variants of a training program.
-        chosen: result of the placement search.
+        placement_result: result of the placement search.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class Requirements:
     moments: int = 0
     streamed: bool = False
     variants: ProgramVariants | None = None
-    chosen: PlacementResult | None = None
+    placement_result: PlacementResult | None = None
 
     @property
     def placement(self) -> popxl.plan.Placement | None:
         """Placement that the plan chose; None without a plan."""
-        return None if self.chosen is None else self.chosen.best.placement
+        return None if self.placement_result is None else self.placement_result.best.placement
 
     @property
     def flops_per_sample(self) -> float:
@@ -65,9 +65,11 @@ def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
     """Plan a program on a machine: search its placement, and offload to disk if configured."""
     config, has_device_memory = requirements.config, machine.platform != "cpu"
     if requirements.variants is not None and has_device_memory and plans_placement(config):
-        chosen = search_placement(requirements.variants, config, machine)
-        traced = chosen.best.traced
-        requirements = replace(requirements, traced=traced, plan=traced.plan(), chosen=chosen)
+        result = search_placement(requirements.variants, config, machine)
+        traced = result.best.traced
+        requirements = replace(
+            requirements, traced=traced, plan=traced.plan(), placement_result=result
+        )
     if config.execution.disk is not None:
         free_bytes = usable_host_bytes_on(config, machine)
         replicas = min(config.replicas, machine.devices or config.replicas)
@@ -170,13 +172,13 @@ def _parameters(weight_map: WeightMap) -> int:
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
     """Return the bytes of all weights; those of adapters are float32."""
-    wide, model = _parameters(weight_map.filter(is_adapter)), config.model
+    adapter_weights, model = _parameters(weight_map.filter(is_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
-    total = (_parameters(weight_map) - wide) * item + wide * 4
+    total = (_parameters(weight_map) - adapter_weights) * item + adapter_weights * 4
     if model.quant is None or model.eval:
         return total
-    packed = _parameters(
+    quantized = _parameters(
         weight_map.filter(is_quantizable)
     )  # with two numbers of 16 bits for each group
-    own = packed * model.quant.bits // 8 + packed * 4 // model.quant.group_size
-    return total - packed * item + own
+    quantized_bytes = quantized * model.quant.bits // 8 + quantized * 4 // model.quant.group_size
+    return total - quantized * item + quantized_bytes

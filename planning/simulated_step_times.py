@@ -37,29 +37,29 @@ def layout_table_row(case: tuple[str, str, int]) -> str:
         case: a preset, a machine, and the number of its devices.
     """
     preset, _, devices = case
-    made = plan_best_layout(*case)
-    c, chosen = made.requirements.config, made.requirements.chosen
-    assert chosen is not None, "the machine has device memory"
-    e, taken = c.execution, made.expected_seconds
+    report = plan_best_layout(*case)
+    c, result = report.requirements.config, report.requirements.placement_result
+    assert result is not None, "the machine has device memory"
+    e, seconds = c.execution, report.expected_seconds
     cells = (
         f"`{preset}`",
         str(devices),
         f"{e.data_parallel} dp × {e.tensor_parallel} tp",
         str(e.micro_batch_size),
-        f"{chosen.best.variant.per_pass} of {c.gradient_accumulation}",
-        f"{format_two_digits(taken)} s",
-        format_two_digits(made.requirements.samples / taken),
+        f"{result.best.variant.per_pass} of {c.gradient_accumulation}",
+        f"{format_two_digits(seconds)} s",
+        format_two_digits(report.requirements.samples / seconds),
     )
     return f"| {' | '.join(cells)} |"
 
 
 def plan_best_layout(
-    preset: str, on: str, devices: int, programs: VariantCache | None = None
+    preset: str, machine_name: str, devices: int, programs: VariantCache | None = None
 ) -> Report:
     """Return the plan of the fastest layout of a fine-tuning preset on devices of a machine."""
     config = _config(preset)
-    ways = list_layouts(config, devices, config.execution.micro_batch_size)
-    return plan_best_training(preset, ways, machine(on), programs)
+    configs = list_layouts(config, devices, config.execution.micro_batch_size)
+    return plan_best_training(preset, configs, machine(machine_name), programs)
 
 
 def _config(preset: str) -> RunConfig:
@@ -67,7 +67,7 @@ def _config(preset: str) -> RunConfig:
     return load_config(config_class_of(data, preset), "finetuning", preset)
 
 
-def simulate_step(preset: str, on: str, host: float | None = None) -> Report:
+def simulate_step(preset: str, machine_name: str, host: float | None = None) -> Report:
     """Return the plan of a fine-tuning preset with its placement and simulated run.
 
     Args:
@@ -77,7 +77,7 @@ def simulate_step(preset: str, on: str, host: float | None = None) -> Report:
     Raises:
         UserError: there is no such preset or machine.
     """
-    target = machine(on)
+    target = machine(machine_name)
     if host is not None:
         target = replace(target, title=f"{target.title}, {host:g} GB host", host_memory=host * 1e9)
     return make_report(preset, finetuning_requirements(_config(preset), target.target), target)
@@ -85,17 +85,17 @@ def simulate_step(preset: str, on: str, host: float | None = None) -> Report:
 
 def step_table_row(case: StepCase) -> str:
     """Format a row of the Markdown table `STEP_TABLE_HEAD` from a simulated step."""
-    made = simulate_step(*case)
-    timeline = made.timeline
+    report = simulate_step(*case)
+    timeline = report.timeline
     assert timeline is not None, "the machine has device memory"
     cells = (
-        f"`{made.preset}`",
-        made.machine.title,
+        f"`{report.preset}`",
+        report.machine.title,
         f"{format_two_digits(timeline.seconds)} s",
-        format_two_digits(made.requirements.samples / timeline.seconds),
-        f"{made.simulated_utilisation:.0%}",
+        format_two_digits(report.requirements.samples / timeline.seconds),
+        f"{report.simulated_utilisation:.0%}",
         f"{timeline.exposed_transfers / timeline.seconds:.0%}",
-        format_bytes(made.device_bytes),
-        format_bytes(made.bytes_per_host),
+        format_bytes(report.device_bytes),
+        format_bytes(report.bytes_per_host),
     )
     return f"| {' | '.join(cells)} |"

@@ -21,8 +21,8 @@ def tally_of(
         sums: loss statistics of all processes' samples, in the order of a global batch.
         batch: this process's samples.
     """
-    once = sharding.drop_replicated({**batch, _SUMS: sharding.local_samples(sums)})
-    return objective.metric_sums(once[_SUMS], once)
+    unique = sharding.drop_replicated({**batch, _SUMS: sharding.local_samples(sums)})
+    return objective.metric_sums(unique[_SUMS], unique)
 
 
 def expert_metrics(usage: np.ndarray) -> dict[str, float]:
@@ -35,7 +35,7 @@ def expert_metrics(usage: np.ndarray) -> dict[str, float]:
     """
     counts, probabilities = np.moveaxis(usage.astype(np.float64), 1, 0)
     tokens = np.maximum(probabilities.sum(1), 1)  # the probabilities of a token add up to 1
-    balance = usage.shape[-1] * (counts * probabilities).sum(1) / tokens**2
-    shares = counts.sum(0) / max(counts.sum(), 1)
-    each = {f"experts/load/{n}": float(share) for n, share in enumerate(shares)}
-    return {"experts/load_balancing_loss": float(balance.mean()), **each}
+    loss = usage.shape[-1] * (counts * probabilities).sum(1) / tokens**2
+    fractions = counts.sum(0) / max(counts.sum(), 1)
+    loads = {f"experts/load/{n}": float(share) for n, share in enumerate(fractions)}
+    return {"experts/load_balancing_loss": float(loss.mean()), **loads}

@@ -121,11 +121,11 @@ class LossSession(ModelSession):
         """Run a batch; returns its loss, and the loss statistics of all processes' samples."""
         c = self.config
         arrays = self._family.sample_format.program_inputs(batch)
-        own, streams = self._sharding.local_replicas, self.program.inputs
+        local, streams = self._sharding.local_replicas, self.program.inputs
         by_stream = {streams[name]: x for name, x in arrays.items() if name in streams}
         inputs = {stream: self._sharding.to_replicas(x) for stream, x in by_stream.items()}
         inputs[streams[LOSS_WEIGHT]] = np.ones(
-            (c.gradient_accumulation, own.stop - own.start), np.float32
+            (c.gradient_accumulation, local.stop - local.start), np.float32
         )
         outputs = self._run(inputs)
         losses = self._sharding.from_replicas(outputs[self.program.loss][..., None])

@@ -106,8 +106,16 @@ class BeamSearch:
         ]
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStep:
-        running, scores, finished, finished_scores, is_finished, unfinished_prompts, *rest = state
-        stop_states, history, _ = self.context.processors.split_state(rest)
+        (
+            running,
+            scores,
+            finished,
+            finished_scores,
+            is_finished,
+            unfinished_prompts,
+            *processor_state,
+        ) = state
+        stop_states, history, _ = self.context.processors.split_state(processor_state)
         top = self._best_candidates(self._scores(logits, position, running, history), scores)
         stop_states = [_gather_beams(states, top.beams, 1) for states in stop_states]
         stop_states, stopped = self.context.processors.advance_stops(stop_states, top.tokens)

@@ -83,10 +83,10 @@ def decode_more(
     fixed, ir = list(decode.args.values()), popxl.gir()
 
     def advance(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
-        _, input_ids, *rest = carried
+        _, input_ids, *state_and_caches = carried
         bound = BoundGraph(decode.graph, dict(zip(decode.args, fixed, strict=True)))
-        logits, *caches = bound.call(position, input_ids, *rest[num_states:])
-        input_ids, beam_idx, new = search.advance(logits, position, rest[:num_states])
+        logits, *caches = bound.call(position, input_ids, *state_and_caches[num_states:])
+        input_ids, beam_idx, new = search.advance(logits, position, state_and_caches[:num_states])
         if beam_idx is not None:
             caches = [ops.gather(cache, beam_idx) for cache in caches]
         return [any_prompt(search.unfinished(new), groups), input_ids, *new, *caches]

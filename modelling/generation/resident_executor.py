@@ -77,33 +77,40 @@ class ResidentExecutor:
         layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[Tensor, Caches]:
         """Implements `Executor`; inputs that layers share are computed once."""
-        others = [
+        type_inputs = [
             layer_inputs(kind, *prompt_state, *loop_invariants)
             for kind in range(len(layers.modules))
         ]
-        own: list[LayerInputs] = (
+        cache_inputs: list[LayerInputs] = (
             [[]] * len(layers.type_of_layer) if caches is None else [[t] for t in caches]
         )
         new: Caches = []
         with popxl.plan.part(f"{name}/{self._stage}"):
-            made = [
-                module.create_graph(x, *first, *given)
-                for module, first, given in zip(
-                    layers.modules, layers.first_of_each_type(own), others, strict=True
+            graphs = [
+                module.create_graph(x, *first, *inputs)
+                for module, first, inputs in zip(
+                    layers.modules,
+                    layers.first_of_each_type(cache_inputs),
+                    type_inputs,
+                    strict=True,
                 )
             ]
             for i, kind in enumerate(layers.type_of_layer):
-                given = [t for t in (*own[i], *others[kind]) if not isinstance(t, list) or t]
-                x, *changed = self._call(f"{name}.{i}", *made[kind], x, *given)
+                inputs = [
+                    t
+                    for t in (*cache_inputs[i], *type_inputs[kind])
+                    if not isinstance(t, list) or t
+                ]
+                x, *changed = self._call(f"{name}.{i}", *graphs[kind], x, *inputs)
                 new.append([*([] if caches is None else caches[i][:-NUM_KV_TENSORS]), *changed])
         return x, new
 
     def init_caches(self, name: str, layers: LayerModules, x: Tensor) -> Caches:
         """Implements `Executor`."""
         with popxl.plan.part(f"{name}/{self._stage}"):
-            made = [module.create_graph(x) for module in layers.modules]
+            graphs = [module.create_graph(x) for module in layers.modules]
             return [
-                list(self._call(f"{name}.{i}", *made[kind], x))
+                list(self._call(f"{name}.{i}", *graphs[kind], x))
                 for i, kind in enumerate(layers.type_of_layer)
             ]
 
@@ -114,7 +121,7 @@ class ResidentExecutor:
             return graph.bind(self._weights(f"{name}.0.{path}", facts)).call()[0]
 
     def _call(
-        self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *given: Any
+        self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *inputs: Any
     ) -> tuple[Tensor, ...]:
         """Call a layer; one that fills caches only if `enabled`.
 
@@ -123,8 +130,8 @@ class ResidentExecutor:
         """
         bound = graph.bind(self._weights(name, facts))
         if self._enabled is None or len(graph.graph.outputs) == 1:
-            return bound.call(*given)
-        return call_if(self._enabled, bound, *given)
+            return bound.call(*inputs)
+        return call_if(self._enabled, bound, *inputs)
 
     def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
         """Add a layer's variables to the module; returns its inputs for them."""

@@ -37,8 +37,8 @@ class SingleSequenceSearch:
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStep:
         processors, special_tokens = self.context.processors, self.context.special_tokens
-        tokens, finished, *rest = state
-        stop_states, history, inputs = processors.split_state(rest)
+        tokens, finished, *processor_state = state
+        stop_states, history, inputs = processors.split_state(processor_state)
         logits = self.context.scores(logits, position, tokens, history)
         pad = popxl.constant(special_tokens.pad_token_id, popxl.int32, "pad")
         token = ops.where(finished, pad, self.choose(logits, position, inputs))

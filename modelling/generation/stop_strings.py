@@ -44,10 +44,10 @@ class StopStringAutomaton:
         encoded = [text.encode() for text in texts]
         transitions, is_final = _build_automaton(encoded)
         short = _collapse_other_bytes([*tokens, b""], set(b"".join(encoded)))
-        pieces = {piece: i for i, piece in enumerate(dict.fromkeys(short))}
-        rows = np.stack([_advance_all(transitions, is_final, piece) for piece in pieces])
+        token_bytes = {token: i for i, token in enumerate(dict.fromkeys(short))}
+        rows = np.stack([_advance_all(transitions, is_final, token) for token in token_bytes])
         table, column_of_piece = np.unique(rows, axis=0, return_inverse=True)
-        columns = column_of_piece.reshape(-1)[[pieces[piece] for piece in short]]
+        columns = column_of_piece.reshape(-1)[[token_bytes[token] for token in short]]
         return StopStringAutomaton(columns.astype(np.int32), table.T.astype(np.int32))
 
     def start(self, prompt_tokens: Tensor) -> Tensor:
@@ -83,17 +83,20 @@ class StopStringAutomaton:
         return ops.where(ended, entry - count, entry), ended
 
 
-def _collapse_other_bytes(pieces: Sequence[bytes], alphabet: set[int]) -> list[bytes]:
+def _collapse_other_bytes(token_bytes: Sequence[bytes], alphabet: set[int]) -> list[bytes]:
     """Replace each run of bytes that no stop string contains by one such byte.
 
     So most tokens become equal and share a column of the table.
     """
     other = next((byte for byte in range(BYTES) if byte not in alphabet), None)
     if other is None:
-        return list(pieces)
+        return list(token_bytes)
     table = bytes(byte if byte in alphabet else other for byte in range(BYTES))
-    many, one = re.compile(re.escape(bytes([other])) + b"+"), re.escape(bytes([other]))
-    return [many.sub(one, piece.translate(table)) for piece in pieces]
+    run_of_others, single_other = (
+        re.compile(re.escape(bytes([other])) + b"+"),
+        re.escape(bytes([other])),
+    )
+    return [run_of_others.sub(single_other, token.translate(table)) for token in token_bytes]
 
 
 def _build_automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -113,10 +116,10 @@ def _build_automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return transitions, is_final
 
 
-def _advance_all(transitions: np.ndarray, is_final: np.ndarray, piece: bytes) -> np.ndarray:
+def _advance_all(transitions: np.ndarray, is_final: np.ndarray, token: bytes) -> np.ndarray:
     """Column of `StopStringAutomaton.table` for the bytes of a token: int64 (states,)."""
     states, ended = np.arange(len(transitions)), np.zeros(len(transitions), bool)
-    for byte in piece:
+    for byte in token:
         states = transitions[states, byte]
         ended |= is_final[states]
     return states + len(transitions) * ended

@@ -177,16 +177,16 @@ class Machine:
 
         divisor = replicas if self.devices is None else 1
         per_host = min(replicas, self.devices or replicas)
-        one = {name: rate / divisor for name, rate in rates.items()}
+        per_device = {name: rate / divisor for name, rate in rates.items()}
         return Rates(
-            flops=one["flops"],
-            float8_flops=one["float8_flops"],
+            flops=per_device["flops"],
+            float8_flops=per_device["float8_flops"],
             attention=attention or {},
-            bandwidth=one["bandwidth"],
-            host_link=one["host_link"],
-            both_ways=one.get("both_ways"),
-            link=one["link"],
-            network=one["network"],
+            bandwidth=per_device["bandwidth"],
+            host_link=per_device["host_link"],
+            both_ways=per_device.get("both_ways"),
+            link=per_device["link"],
+            network=per_device["network"],
             devices=self.devices,
             replicas=replicas,
             has_own_memory=self.platform != "cpu",
@@ -210,19 +210,19 @@ def machine(name: str) -> Machine:
     """
     if name.endswith((".yml", ".yaml")):
         return _read_machine(Path(name))
-    known = machines()
-    if name not in known:
+    listed = machines()
+    if name not in listed:
         raise UserError(
             f"--machine {format_value(name)} is not in the hardware table"
-            f"{did_you_mean(name, known)}; a YAML file can describe another "
+            f"{did_you_mean(name, listed)}; a YAML file can describe another "
             "(planning/hardware/machines.yml shows how)"
         )
-    return known[name]
+    return listed[name]
 
 
 def machine_for_device_kind(kind: str) -> Machine | None:
     """Return the machine of a device by the platform's name of it; None if it is not listed."""
-    return next((known for known in machines().values() if known.is_kind(kind)), None)
+    return next((listed for listed in machines().values() if listed.is_kind(kind)), None)
 
 
 def _read_machine(path: Path) -> Machine:
@@ -237,12 +237,12 @@ def _read_machine(path: Path) -> Machine:
         raise UserError(
             f"--machine: {path} must have the fields of a machine (planning/hardware/machines.yml)"
         )
-    known = {field.name for field in fields(Machine)} - {"name"}
+    listed = {field.name for field in fields(Machine)} - {"name"}
     for name in data:
-        if name not in known:
+        if name not in listed:
             raise UserError(
                 f"--machine: {format_name(path)} has no field {format_value(name)}"
-                f"{did_you_mean(str(name), known)}"
+                f"{did_you_mean(str(name), listed)}"
             )
     required = {f.name for f in fields(Machine) if f.default is MISSING is f.default_factory}
     required -= {"name", "title"}

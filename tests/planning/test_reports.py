@@ -212,7 +212,7 @@ def test_loads_run_as_far_ahead_as_hides_them_and_no_farther(
         "gptj_tiny", model={"layers": 8}, training={"global_batch_size": 64}, execution=fields
     )
     on = replace(ONE, platform="gpu", memory=0.02 * GB, host_link=2e9)
-    best = plan_on(finetuning_requirements(config, "gpu"), on).chosen
+    best = plan_on(finetuning_requirements(config, "gpu"), on).placement_result
     assert best is not None
     traced, placement = best.best.traced, best.best.placement
     after, rates = placement.timeline, on.achieved_rates("float32", 1)

@@ -87,13 +87,13 @@ class BulkEstimate:
         bulk_estimate.set_location(stages.transfers, 1)
         return bulk_estimate
 
-    def set_location(self, entries: Iterable[Entry], way: int) -> None:
+    def set_location(self, entries: Iterable[Entry], sign: int) -> None:
         """Move entries to host memory (`way` 1) or to the device (`way` -1)."""
         for entry in entries:
             transfers = self.transfers[entry]
-            nbytes = way * transfers.nbytes
-            seconds = way * self.rates.transfer_seconds(transfers.nbytes, both_ways=True)
-            put = way * self.rates.per_array_s
+            nbytes = sign * transfers.nbytes
+            seconds = sign * self.rates.transfer_seconds(transfers.nbytes, both_ways=True)
+            put = sign * self.rates.per_array_s
             for stage in transfers.loads:
                 self.loads[stage] += nbytes
                 self.load_seconds[stage] += seconds
@@ -120,9 +120,11 @@ class BulkEstimate:
 
         Conditional expressions are faster than max and min, which would take most of the time.
         """
-        end = arrived = left = 0.0
+        end = load_end = store_end = 0.0
         ends, half, link = [end], self.window / 2, self.rates.host_link
-        first = ahead = 0  # what is loaded begins with stage `first`, and is so many bytes ahead
+        first = prefetched = (
+            0  # what is loaded begins with stage `first`, and is so many bytes ahead
+        )
         put = self.rates.transfer_dispatch_s
         stages = zip(
             self.loads, self.load_seconds, self.load_calls,
@@ -140,20 +142,20 @@ class BulkEstimate:
             outs,
         ) in enumerate(stages):
             dispatch_seconds += put * ((ins if loads else 0) + (outs if store_seconds else 0))
-            ahead += loads if stage else 0
-            backlog = (left - end) * link if left > end else 0.0
+            prefetched += loads if stage else 0
+            backlog = (store_end - end) * link if store_end > end else 0.0
             free_bytes = self.window - (half if backlog > half else backlog)
-            while ahead > free_bytes and first < stage:
+            while prefetched > free_bytes and first < stage:
                 first += 1
-                ahead -= self.loads[first]
-            arrived = (arrived if arrived > ends[first] else ends[first]) + load_seconds
-            start = arrived if arrived > end else end
-            behind = left - self.window / link
+                prefetched -= self.loads[first]
+            load_end = (load_end if load_end > ends[first] else ends[first]) + load_seconds
+            start = load_end if load_end > end else end
+            behind = store_end - self.window / link
             busy = compute_seconds if compute_seconds > dispatch_seconds else dispatch_seconds
             end = (start if start > behind else behind) + busy
             ends.append(end)
-            left = (left if left > end else end) + store_seconds
-        return max(end, left)
+            store_end = (store_end if store_end > end else end) + store_seconds
+        return max(end, store_end)
 
 
 class StageBuilder:

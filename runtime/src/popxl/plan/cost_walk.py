@@ -59,8 +59,8 @@ class RegionSums:
             self.record_live(outside + other.device_bytes)
         if times:
             self.cost.add(other.cost, times)
-            for way, nbytes in other.bytes_moved.items():
-                self.bytes_moved[way] += times * nbytes
+            for direction, nbytes in other.bytes_moved.items():
+                self.bytes_moved[direction] += times * nbytes
             for name, count in other.ops.items():
                 self.ops[name] += times * count
 
@@ -110,13 +110,13 @@ class CostWalk:
         total = peak = sum(live.values())
         for step in routine.steps:
             label = step.part or part
-            made = {s: _size(routine, s) for s in step.writes() if s in routine.specs}
-            now = total + self._step_bytes(step, label, total, live, made, sums)
+            new = {s: _size(routine, s) for s in step.writes() if s in routine.specs}
+            now = total + self._step_bytes(step, label, total, live, new, sums)
             peak = max(peak, now)
             if self._works:
                 sums[label].record_live(now)
-            live.update(made)
-            total += sum(made.values())
+            live.update(new)
+            total += sum(new.values())
             donated = step.body.donated if isinstance(step, Loop) else ()
             for register in (*step.dead_registers, *donated):
                 total -= live.pop(register, 0)
@@ -128,19 +128,19 @@ class CostWalk:
         part: str,
         total: int,
         live: Mapping[Register, int],
-        made: Mapping[Register, int],
+        new: Mapping[Register, int],
         sums: dict[str, RegionSums],
     ) -> int:
         """Bytes of a step while it runs, without older registers; adds its cost to `sums`."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, sums)
             reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
-            return sum(made.values()) - reused + self._temporaries(step.segment)
+            return sum(new.values()) - reused + self._temporaries(step.segment)
         if isinstance(step, (Load, Store)):
             self._count_transfer(step, sums[part])
         if isinstance(step, Compute) and not step.outs:
             sums[part].ops[step.name] += 1
-        peak = sum(made.values()) if isinstance(step, Load) else 0
+        peak = sum(new.values()) if isinstance(step, Load) else 0
         for call_args in calls(step):
             # Conditions on the device are taken to be false: the second branch runs.
             done = not isinstance(step, Branch) or call_args is step.branches[1]
@@ -189,9 +189,10 @@ class CostWalk:
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
         """Return the fractions of a step's entries that are on the device and on disk."""
-        kept, on_disk_entries = len(step.buffer.resident_entries), len(step.buffer.on_disk_entries)
-        if step.buffer.entries in (kept, on_disk_entries) or not (kept or on_disk_entries):
-            return float(kept > 0), float(on_disk_entries > 0)
+        buffer = step.buffer
+        resident, on_disk = len(buffer.resident_entries), len(buffer.on_disk_entries)
+        if buffer.entries in (resident, on_disk) or not (resident or on_disk):
+            return float(resident > 0), float(on_disk > 0)
         if self._transfer_places is None:
             self._transfer_places = TransferPlaces.from_schedule(self._schedule)
         return self._transfer_places.fractions(step)
@@ -231,26 +232,26 @@ class TransferPlaces:
     @classmethod
     def from_schedule(cls, schedule: Schedule) -> TransferPlaces:
         """Count the transfers of a run."""
-        few, more, times = measure_extrapolated(schedule, cls._count, 1, 1)
-        for name, counts in vars(more).items():
-            fewer = vars(few)[name]
+        short, long, times = measure_extrapolated(schedule, cls._count, 1, 1)
+        for name, counts in vars(long).items():
+            short_counts = vars(short)[name]
             for step in counts:
-                counts[step] += round(times) * (counts[step] - fewer[step])
-        return more
+                counts[step] += round(times) * (counts[step] - short_counts[step])
+        return long
 
     @classmethod
     def _count(cls, schedule: Schedule) -> TransferPlaces:
-        places = cls()
+        counts_by_step = cls()
         resident_entries = cache(lambda buffer: buffer.resident_entries)
         on_disk_entries = cache(lambda buffer: frozenset(buffer.on_disk_entries))
         for step, index in events_of_run(schedule):
             if isinstance(step, Run):
                 continue
             entry = index[0] if isinstance(index, tuple) else index  # replicas are alike
-            places.all[step] += 1
-            places.resident[step] += entry in resident_entries(step.buffer)
-            places.on_disk[step] += entry in on_disk_entries(step.buffer)
-        return places
+            counts_by_step.all[step] += 1
+            counts_by_step.resident[step] += entry in resident_entries(step.buffer)
+            counts_by_step.on_disk[step] += entry in on_disk_entries(step.buffer)
+        return counts_by_step
 
     def fractions(self, step: Load | Store) -> tuple[float, float]:
         """Return the fractions of a step's executions with entries on the device and on disk."""

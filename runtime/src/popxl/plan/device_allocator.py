@@ -31,41 +31,41 @@ class DeviceAllocator:
     def allocate(self, nbytes: int) -> int:
         """Allocate an array; returns its address."""
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
-        found = bisect_left(self._by_size, (size, 0))
-        if found == len(self._by_size):
-            at, piece = self._top, size
+        index = bisect_left(self._by_size, (size, 0))
+        if index == len(self._by_size):
+            address, piece = self._top, size
             self._top += size
             self.extent = max(self.extent, self._top)
         else:
-            piece, at = self._by_size[found]
-            self._remove(at)
+            piece, address = self._by_size[index]
+            self._remove(address)
             if piece >= 2 * size or piece - size >= _LEFT_OVER:
-                self._add(at + size, piece - size)
+                self._add(address + size, piece - size)
                 piece = size
-        self._taken[at] = piece
-        return at
+        self._taken[address] = piece
+        return address
 
-    def free(self, at: int) -> None:
+    def free(self, address: int) -> None:
         """Free the array at an address."""
-        size = self._taken.pop(at)
-        if at + size in self._free:
-            size += self._remove(at + size)
-        if at in self._ends:
-            before = self._ends[at]
+        size = self._taken.pop(address)
+        if address + size in self._free:
+            size += self._remove(address + size)
+        if address in self._ends:
+            before = self._ends[address]
             size += self._remove(before)
-            at = before
-        if at + size == self._top:
-            self._top = at
+            address = before
+        if address + size == self._top:
+            self._top = address
         else:
-            self._add(at, size)
+            self._add(address, size)
 
-    def _add(self, at: int, size: int) -> None:
-        self._free[at], self._ends[at + size] = size, at
-        insort(self._by_size, (size, at))
+    def _add(self, address: int, size: int) -> None:
+        self._free[address], self._ends[address + size] = size, address
+        insort(self._by_size, (size, address))
 
-    def _remove(self, at: int) -> int:
+    def _remove(self, address: int) -> int:
         """Remove a free block; returns its bytes."""
-        size = self._free.pop(at)
-        del self._ends[at + size]
-        del self._by_size[bisect_left(self._by_size, (size, at))]
+        size = self._free.pop(address)
+        del self._ends[address + size]
+        del self._by_size[bisect_left(self._by_size, (size, address))]
         return size

@@ -82,30 +82,30 @@ def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
 
 def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> list[PrimitiveNode]:
     """Return the nodes whose results reach `outputs`, and those without results."""
-    wanted, kept = set(outputs), []
+    live_values, live_nodes = set(outputs), []
     for node in reversed(nodes):
-        if not node.outputs or not wanted.isdisjoint(node.outputs):
-            wanted.update(_live_inputs(node, wanted))
-            kept.append(node)
-    return kept[::-1]
+        if not node.outputs or not live_values.isdisjoint(node.outputs):
+            live_values.update(_live_inputs(node, live_values))
+            live_nodes.append(node)
+    return live_nodes[::-1]
 
 
-def _live_inputs(node: PrimitiveNode, wanted: set[PrimitiveValue]) -> list[PrimitiveValue]:
+def _live_inputs(node: PrimitiveNode, live_values: set[PrimitiveValue]) -> list[PrimitiveValue]:
     """Return the inputs that a node needs for the live outputs; drops unused carries of a scan."""
     if node.name != "scan":
         return node.inputs
     ((body, count),) = node.bodies
     consts, carry = _consts_and_carry(node.params)
     into, out = body.inputs[-len(node.atoms) :], body.results
-    keep = {i for i, v in enumerate(node.outputs) if v in wanted}
+    keep = {i for i, v in enumerate(node.outputs) if v in live_values}
     while True:
         results = _values([out[i] for i in keep])
         needed = _live_nodes(body.nodes, results)
         used = {v for n in needed for v in n.inputs} | set(results)
-        more = {i for i in range(carry) if into[consts + i] in used} - keep
-        if not more:
+        added = {i for i in range(carry) if into[consts + i] in used} - keep
+        if not added:
             break
-        keep |= more
+        keep |= added
     node.bodies = [(FlatFunction(needed, body.inputs, results), count)]
     dropped = {consts + i for i in range(carry)} - {consts + i for i in keep}
     return _values([v for i, v in enumerate(node.atoms) if i not in dropped])

@@ -43,18 +43,18 @@ def measure_extrapolated(
     loops = [step for step in schedule.main.steps if isinstance(step, Loop) and step.count > _LONG]
     loop = max(filter(_is_steady, loops), key=lambda loop: loop.count, default=None)
     if loop is None:
-        whole = measure(schedule)
-        return whole, whole, 0.0
-    few, more = (measure(_with_count(schedule, loop, n)) for n in (first, first + period))
-    return few, more, (loop.count - first - period) / period
+        full = measure(schedule)
+        return full, full, 0.0
+    short, long = (measure(_with_count(schedule, loop, n)) for n in (first, first + period))
+    return short, long, (loop.count - first - period) / period
 
 
 def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
     """Return the schedule with at most `max_iterations` iterations of each loop."""
-    made: dict[Routine, Routine] = {}
+    truncated: dict[Routine, Routine] = {}
 
     def short(call_args: CallArgs) -> CallArgs:
-        return replace(call_args, routine=made[call_args.routine])
+        return replace(call_args, routine=truncated[call_args.routine])
 
     def step_of(step: Step) -> Step:
         match step:
@@ -65,8 +65,8 @@ def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
         return step
 
     for routine in schedule.routines:  # those first that others call
-        made[routine] = replace(routine, steps=[step_of(step) for step in routine.steps])
-    return replace(schedule, main=made[schedule.main], routines=list(made.values()))
+        truncated[routine] = replace(routine, steps=[step_of(step) for step in routine.steps])
+    return replace(schedule, main=truncated[schedule.main], routines=list(truncated.values()))
 
 
 def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
@@ -102,10 +102,10 @@ def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int]
                 carried = step.carried if isinstance(step, Loop) else ()
                 outs = step.body.outs if isinstance(step, Loop) else step.outs
                 for call_args in of:
-                    found = _varying_call_outputs(call_args, carried, registers)
-                    if found is None:
+                    varying = _varying_call_outputs(call_args, carried, registers)
+                    if varying is None:
                         return None
-                    registers.update(register for k in found if (register := outs[k]) is not None)
+                    registers.update(register for k in varying if (register := outs[k]) is not None)
     return frozenset(k for k, register in enumerate(routine.outputs) if register in registers)
 
 
@@ -115,8 +115,8 @@ def _varying_call_outputs(
     """Return the outputs of a call or loop that vary with its caller's registers; None as above."""
     inputs = {i for i, register in enumerate(call_args.args) if register in registers}
     while True:
-        found = _varying_outputs(call_args.routine, frozenset(inputs))
-        more = {i for k, i in carried if found and k in found} - inputs
-        if not more:
-            return found
-        inputs |= more
+        varying = _varying_outputs(call_args.routine, frozenset(inputs))
+        added = {i for k, i in carried if varying and k in varying} - inputs
+        if not added:
+            return varying
+        inputs |= added

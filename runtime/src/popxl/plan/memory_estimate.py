@@ -94,13 +94,13 @@ class LivenessModel:
         reads = []
         for node in self._flat.nodes:
             read: dict[Any, int] = {}
-            most = math.prod(node.outputs[0].aval.shape) if node.name in PICKS else None
+            picked = math.prod(node.outputs[0].aval.shape) if node.name in PICKS else None
             for v in map(self.owner, node.inputs):
                 parts = {v: nbytes(v.aval)} if v in self.stored else through.get(v, {})
-                for part, taken in parts.items():
-                    if most is not None:
-                        taken = min(taken, most * part.aval.dtype.itemsize)
-                    read[part] = min(read.get(part, 0) + taken, nbytes(part.aval))
+                for part, count in parts.items():
+                    if picked is not None:
+                        count = min(count, picked * part.aval.dtype.itemsize)
+                    read[part] = min(read.get(part, 0) + count, nbytes(part.aval))
             makes = [v for v in node.outputs if v in self.stored]
             if not makes and not self._is_kernel(node):
                 through.update(dict.fromkeys(node.outputs, read))
@@ -111,29 +111,30 @@ class LivenessModel:
     def peak(self) -> int:
         """Return the peak bytes of live temporaries."""
         last = {v: i for i, read in enumerate(self.reads) for v in read}
-        live = most = 0
-        held: dict[Any, int] = {}
+        live = peak = 0
+        sizes: dict[Any, int] = {}
         for i, node in enumerate(self._flat.nodes):
-            made = [v for v in node.outputs if v in self.stored and v not in self._outside]
+            new = [v for v in node.outputs if v in self.stored and v not in self._outside]
             dying = [v for v in self.reads[i] if last[v] == i]
-            held.update((v, nbytes(v.aval)) for v in made)
-            live += sum(held[v] for v in made)
-            for v in made:
+            sizes.update((v, nbytes(v.aval)) for v in new)
+            live += sum(sizes[v] for v in new)
+            for v in new:
                 last.setdefault(v, i)
-            over = self._reused_bytes(node, made, [held[v] for v in dying if v in held])
+            reused = self._reused_bytes(node, new, [sizes[v] for v in dying if v in sizes])
             workspace = workspace_of(node.name, [v.aval.shape for v in node.atoms])
-            most = max(
-                most, live - over + self.extra_bytes(node) + workspace + self._peak_of_bodies(node)
+            peak = max(
+                peak,
+                live - reused + self.extra_bytes(node) + workspace + self._peak_of_bodies(node),
             )
             for v in {*self.reads[i], *node.outputs}:
                 if last.get(v) == i:
-                    live -= held.pop(v, 0)
-        return most
+                    live -= sizes.pop(v, 0)
+        return peak
 
     def _is_kernel(self, node: PrimitiveNode) -> bool:
         return node.has_bodies or lowering_of(node.name, self._platform) == "kernel"
 
-    def _reused_bytes(self, node: PrimitiveNode, made: Sequence[Any], dying: list[int]) -> int:
+    def _reused_bytes(self, node: PrimitiveNode, new: Sequence[Any], dying: list[int]) -> int:
         """Return the bytes of new values that reuse the memory of dying ones.
 
         Loops do that, and elementwise kernels if sizes are equal.
@@ -142,13 +143,13 @@ class LivenessModel:
             dying: bytes of the values that the node reads last.
         """
         if node.has_bodies:
-            return min(sum(dying), sum(nbytes(v.aval) for v in made))
-        over = 0
-        for size in (nbytes(v.aval) for v in made if not self._is_kernel(node)):
+            return min(sum(dying), sum(nbytes(v.aval) for v in new))
+        reused = 0
+        for size in (nbytes(v.aval) for v in new if not self._is_kernel(node)):
             if size in dying:
                 dying.remove(size)
-                over += size
-        return over
+                reused += size
+        return reused
 
     def extra_bytes(self, node: PrimitiveNode) -> int:
         """Return the bytes that a kernel writes and reads besides its operands and results."""

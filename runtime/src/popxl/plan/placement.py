@@ -183,14 +183,12 @@ class EntryGroup:
     """
 
     def __init__(self, label: str, entries: Iterable[Entry], bulk_estimate: BulkEstimate) -> None:
-        at: dict[int, list[Entry]] = defaultdict(list)
+        by_row: dict[int, list[Entry]] = defaultdict(list)
         for entry in entries:
-            at[entry[1]].append(entry)
+            by_row[entry[1]].append(entry)
         self.label, self.num_placed = label, 0
-        self._rows = [at[i] for i in sorted(at, key=lambda i: i * _GOLDEN % 1)]
-        self._sizes = [
-            sum(bulk_estimate.transfers[e].nbytes for e in place) for place in self._rows
-        ]
+        self._rows = [by_row[i] for i in sorted(by_row, key=lambda i: i * _GOLDEN % 1)]
+        self._sizes = [sum(bulk_estimate.transfers[e].nbytes for e in row) for row in self._rows]
         self.nbytes = sum(self._sizes)
 
     @property
@@ -213,7 +211,7 @@ class EntryGroup:
     def entries(self, start: int = 0, count: int | None = None) -> list[Entry]:
         """Return the entries of `count` rows from `start` on; default: of all rows."""
         end = None if count is None else start + count
-        return [entry for place in self._rows[start:end] for entry in place]
+        return [entry for row in self._rows[start:end] for entry in row]
 
     def placed_entries(self) -> list[Entry]:
         """Return the entries that are placed on the device."""
@@ -271,26 +269,31 @@ def _place_greedily(
     The savings of a group change little with one choice. Between rounds they are computed again
     only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
     """
-    most, left, chosen, now = int(free_bytes * _STEP), free_bytes, 0, _cost(bulk_estimate)
-    anew = [(-math.inf, -1, i) for i in range(len(groups))]
-    waiting = [*anew]  # cost of a byte, as of which choice, and the group
-    while waiting:
-        cost, reckoned, i = heappop(waiting)
-        count, nbytes = groups[i].next_rows(min(most, left), left)
+    step_bytes, remaining, num_choices, now = (
+        int(free_bytes * _STEP),
+        free_bytes,
+        0,
+        _cost(bulk_estimate),
+    )
+    all_groups = [(-math.inf, -1, i) for i in range(len(groups))]
+    queue = [*all_groups]  # cost of a byte, as of which choice, and the group
+    while queue:
+        cost, evaluated, i = heappop(queue)
+        count, nbytes = groups[i].next_rows(min(step_bytes, remaining), remaining)
         if not count:
             continue
         entries = groups[i].entries(groups[i].num_placed, count)
-        if reckoned < chosen:
+        if evaluated < num_choices:
             with bulk_estimate.with_on_device(entries):
-                heappush(waiting, ((_cost(bulk_estimate) - now) / nbytes, chosen, i))
+                heappush(queue, ((_cost(bulk_estimate) - now) / nbytes, num_choices, i))
             continue
         bulk_estimate.set_location(entries, -1)
         groups[i].num_placed += count
-        left, chosen, now = left - nbytes, chosen + 1, _cost(bulk_estimate)
-        if chosen % _ROUND:
-            heappush(waiting, (cost, -1, i))
+        remaining, num_choices, now = remaining - nbytes, num_choices + 1, _cost(bulk_estimate)
+        if num_choices % _ROUND:
+            heappush(queue, (cost, -1, i))
         else:
-            waiting = [*anew]
+            queue = [*all_groups]
 
 
 def _cost(bulk_estimate: BulkEstimate) -> float:
@@ -317,13 +320,13 @@ def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list
 
 def _resident(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
     """Return the indices of the placed entries of each buffer."""
-    chosen: dict[RemoteBuffer, set[int]] = {}
+    resident: dict[RemoteBuffer, set[int]] = {}
     for group in groups:
         for buffer, _ in group.entries():
-            chosen.setdefault(buffer, set())
+            resident.setdefault(buffer, set())
         for buffer, index in group.placed_entries():
-            chosen[buffer].add(index)
-    return chosen
+            resident[buffer].add(index)
+    return resident
 
 
 def _apply(traced: TracedProgram, resident: Mapping[RemoteBuffer, Set[int]], window: int) -> None:

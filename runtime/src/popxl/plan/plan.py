@@ -69,9 +69,9 @@ class TracedProgram:
         """Number of segments that a run executes."""
         return sum(isinstance(event.step, Run) for event in events_of_run(self.schedule))
 
-    def truncate_loops(self, most: int) -> TracedProgram:
-        """Return the program with at most `most` iterations of each loop, for simulation only."""
-        return replace(self, schedule=truncate_loops(self.schedule, most))
+    def truncate_loops(self, max_iterations: int) -> TracedProgram:
+        """Return the program with at most `max_iterations` iterations per loop, for simulation."""
+        return replace(self, schedule=truncate_loops(self.schedule, max_iterations))
 
     def bulk_estimate(self, rates: Rates, window: int) -> BulkEstimate:
         """Estimate a run with all entries in host memory, see `popxl.plan.bulk_estimate`."""

@@ -179,5 +179,5 @@ class CostCounter:
             return
         consecutive = members == list(range(members[0], members[0] + len(members)))
         key = COLLECTIVES[node.name], len(members), consecutive
-        whole = max(nbytes(v.aval) for v in (*node.inputs, *node.outputs))
-        cost.collectives.setdefault(key, Counter()).update(count=times, nbytes=times * whole)
+        full_bytes = max(nbytes(v.aval) for v in (*node.inputs, *node.outputs))
+        cost.collectives.setdefault(key, Counter()).update(count=times, nbytes=times * full_bytes)

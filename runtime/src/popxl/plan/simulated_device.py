@@ -77,20 +77,20 @@ class SimulatedArray:
         nbytes: int,
         ready: float = 0.0,
         held: bool = True,
-        given: SimulatedArray | None = None,
+        donor: SimulatedArray | None = None,
     ) -> None:
         """
         Args:
             held: true if it is in device memory.
-            given: a donated array of equal size, whose memory it takes.
+            donor: a donated array of equal size, whose memory it takes.
         """
         self.nbytes, self.ready = nbytes, ready
         self._device, self._deleted = device, False
-        self._at: int | None = None
-        if given is not None:
-            self._at, given._at = given._at, None
+        self._address: int | None = None
+        if donor is not None:
+            self._address, donor._address = donor._address, None
         elif held:
-            self._at = device.allocate(nbytes)
+            self._address = device.allocate(nbytes)
 
     def __del__(self) -> None:
         self.release()
@@ -98,13 +98,13 @@ class SimulatedArray:
     @property
     def is_held(self) -> bool:
         """True if it is in device memory."""
-        return self._at is not None
+        return self._address is not None
 
     def release(self) -> None:
         """Free its device memory."""
-        if self._at is not None:
-            self._device.free(self._at, self.nbytes)
-            self._at = None
+        if self._address is not None:
+            self._device.free(self._address, self.nbytes)
+            self._address = None
 
     def delete(self) -> None:
         """Free its memory, and mark it as deleted."""
@@ -172,10 +172,10 @@ class SimulatedDevice:
         self.peak = max(self.peak, self.live)
         return self.allocator.allocate(nbytes)
 
-    def free(self, at: int, nbytes: int) -> None:
+    def free(self, address: int, nbytes: int) -> None:
         """Free device memory."""
         self.live -= nbytes
-        self.allocator.free(at)
+        self.allocator.free(address)
 
     def array(self, nbytes: int, on_device: bool) -> SimulatedArray:
         """Return an array that is available from the start."""
@@ -199,12 +199,12 @@ class SimulatedDevice:
         self._dispatch(segment.name, self._seconds_of_host(segment))
         ready = max((a.ready for a in arguments if isinstance(a, SimulatedArray)), default=0.0)
         end = self._run(segment.name, ready, self._seconds(segment))
-        given = [arguments[i] for i in segment.donated]
+        donated = [arguments[i] for i in segment.donated]
         sizes, others = self._results(segment)
         results = [
-            SimulatedArray(self, nbytes, end, given=_of_size(given, nbytes)) for nbytes in sizes
+            SimulatedArray(self, nbytes, end, donor=_of_size(donated, nbytes)) for nbytes in sizes
         ]
-        for array in given:
+        for array in donated:
             array.delete()
         results += [SimulatedArray(self, 0, end, held=False) for _ in range(others)]
         if temporaries := self._temporaries(segment):
@@ -267,13 +267,15 @@ class SimulatedDevice:
         return SimulatedArray(self, array.nbytes, end, held=False)
 
     def _copy(
-        self, array: SimulatedArray, way: LinkDirection, other: LinkDirection
+        self, array: SimulatedArray, direction: LinkDirection, other: LinkDirection
     ) -> tuple[float, float]:
         """Transfer an array over the host link; returns its start and end time."""
         stream = self._stream()
         after = max(self.host, self._compute, array.ready, self._streams[stream])
-        both = other.end > max(after, way.end)
-        start, end = way.reserve(after, self.rates.transfer_seconds(array.nbytes, both), self.host)
+        both = other.end > max(after, direction.end)
+        start, end = direction.reserve(
+            after, self.rates.transfer_seconds(array.nbytes, both), self.host
+        )
         self._streams[stream] = end
         return start, end
 
@@ -426,7 +428,7 @@ class SimulatedEntries:
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: DrivenDevice) -> None:
         self._resident, self._device = buffer.resident_entries, device
-        self._filed = frozenset(buffer.on_disk_entries)
+        self._on_disk = frozenset(buffer.on_disk_entries)
         self._nbytes = nbytes
         self._arrays = {i: self._new_array(i) for i in self._resident}
 
@@ -453,7 +455,7 @@ class SimulatedEntries:
         return self.load_source(index, False)[0]
 
     def load_source(self, index: int, donate: bool) -> tuple[Any, str]:
-        on_disk = index in self._filed
+        on_disk = index in self._on_disk
         array = (
             self._arrays.pop(index) if donate and index in self._arrays and not on_disk else None
         )
@@ -468,7 +470,7 @@ class SimulatedEntries:
 
     def commit_store(self, index: int, array: Any) -> None:
         self._arrays[index] = array
-        if index in self._filed:
+        if index in self._on_disk:
             self._device.write(array)
 
 

@@ -64,20 +64,24 @@ class Timeline:
     def extrapolate(self, shorter: Timeline, times: float) -> Timeline:
         """Extrapolate from a shorter run: add `times` the difference."""
 
-        def further(ours: float, theirs: float) -> float:
-            return ours + times * (ours - theirs)
+        def extrapolate_value(longer_value: float, shorter_value: float) -> float:
+            return longer_value + times * (longer_value - shorter_value)
 
-        nothing = ExposedTime()
+        zero = ExposedTime()
         exposed = {
             part: ExposedTime(
-                *map(further, astuple(ours), astuple(shorter.exposed.get(part, nothing)))
+                *map(
+                    extrapolate_value,
+                    astuple(longer_value),
+                    astuple(shorter.exposed.get(part, zero)),
+                )
             )
-            for part, ours in self.exposed.items()
+            for part, longer_value in self.exposed.items()
         }
         return replace(
             self,
-            seconds=further(self.seconds, shorter.seconds),
-            compute_seconds=further(self.compute_seconds, shorter.compute_seconds),
+            seconds=extrapolate_value(self.seconds, shorter.seconds),
+            compute_seconds=extrapolate_value(self.compute_seconds, shorter.compute_seconds),
             exposed=exposed,
         )
 
@@ -150,8 +154,8 @@ def timeline(
         device.settle()
         return _timeline(device, window)
 
-    few, more, times = measure_extrapolated(schedule, simulate_schedule, _FIRST, STREAMS)
-    return more.extrapolate(few, times)
+    short, long, times = measure_extrapolated(schedule, simulate_schedule, _FIRST, STREAMS)
+    return long.extrapolate(short, times)
 
 
 @contextmanager
