@@ -1,1 +1,1 @@
-"""The training loop, and what it needs."""
+"""Training runs: training loop, checkpoints, resuming, evaluation, export and chat."""

@@ -1,8 +1,8 @@
-"""The base model, whose weights a run does not train: checkpoints name it, and do not hold them.
+"""Reference to the frozen base model, whose weights checkpoints do not contain.
 
-Where it is a step of another run, which that run may delete, the run keeps it in its own folder: as
-hard links to the step's files or, on another disk, as a copy of its weights. It is found by the
-digest of its manifest, so a run's folder can be moved.
+If the base is a step of another run, which that run can delete, the run keeps a copy in its own
+folder: hard links or, on another disk, copied weights. The copy is found by the digest of its
+manifest, so that run folders can be moved.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BASE, _STEP = "base", "step"  # among a checkpoint's metadata, and in its base
 
 @dataclass(frozen=True)
 class BaseModelRef:
-    """Names a base model.
+    """Name and digests of a base model.
 
     Attributes:
-        name: a folder, a name of the hub, or "random".
-        sha256: digests of the weights that it has, by logical name, as far as they are known.
-        step: digest of its manifest, if it is a step of a run, which that run may delete.
+        name: folder, name on the hub, or "random".
+        sha256: digests of its weights by logical name, as far as they are known.
+        step: digest of the manifest, if it is a step of a run; None otherwise.
     """
 
     name: str
@@ -47,12 +47,12 @@ class BaseModelRef:
 
     @classmethod
     def at(cls, place: str | Path, step: str | None = None) -> BaseModelRef:
-        """A reference that finds the base from any folder."""
+        """Create the reference to a location, with an absolute path if it is a folder."""
         return cls(str(Path(place).resolve()) if Path(place).exists() else str(place), step=step)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: SavedCheckpoint) -> BaseModelRef | None:
-        """That of a checkpoint; None: it holds all weights."""
+        """Read the reference from a checkpoint; None if that contains all weights."""
         metadata = metadata_of(checkpoint)
         if _BASE not in metadata:
             return None
@@ -61,12 +61,11 @@ class BaseModelRef:
         return cls(saved.text("name"), saved.text_mapping("sha256"), step)
 
     def local_copy(self, folder: Path) -> Path:
-        """The folder in a run's `base` in which a step is kept."""
+        """Return the copy's folder in a run's `base` folder."""
         return folder / (self.step or "")[:16]
 
     def place(self, near: Path | None, said: str | None = None) -> str:
-        """Where the model is: kept beside the step at `near` that names it, else where it is said
-        to be, else at its name."""
+        """Return the location: a copy near the step `near`, else the given one, else the name."""
         if near is not None and self.step is not None:
             for folder in (RunFolder.from_step_folder(near).base, near.parent):
                 if has_checkpoint(self.local_copy(folder)):
@@ -74,8 +73,10 @@ class BaseModelRef:
         return said or self.name
 
     def name_relative_to(self, folder: str | Path) -> str | None:
-        """The base's name in an adapter's folder: that of the hub, or a path from the folder, which
-        says nothing of this machine; None: random weights, which no folder has."""
+        """Return the name for adapter_config.json: on the hub, or a path relative to `folder`.
+
+        None for random weights. A relative path reveals nothing about this machine.
+        """
         if self.name == RANDOM:
             return None
         if not (os.path.isabs(self.name) or Path(self.name).exists()):
@@ -83,10 +84,10 @@ class BaseModelRef:
         return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
 
     def record(self, sha256: Mapping[str, str]) -> dict[str, Any]:
-        """The reference as a checkpoint's metadata hold it.
+        """Return the reference as metadata of a checkpoint.
 
         Args:
-            sha256: digests of the weights that the checkpoint does not hold.
+            sha256: digests of the weights that the checkpoint does not contain.
         """
         step = {} if self.step is None else {_STEP: self.step}
         return {_BASE: {"name": self.name, "sha256": dict(sha256), **step}}
@@ -95,18 +96,17 @@ class BaseModelRef:
 def keep_base_steps(
     run: RunFolder, bases: Iterable[BaseModelRef], start: SavedCheckpoint | None
 ) -> set[Path]:
-    """Keep the steps that some models are, and those that they depend on in turn. All processes
-    call it together.
+    """Copy the steps that are base models, and their own base models, into the run; collective.
 
     Args:
-        bases: those that are no saved steps, or cannot be found, are passed over.
-        start: the step that the run starts from; its files are open.
+        bases: references; those that are not steps or cannot be found are skipped.
+        start: the step that the run starts from, whose files are open.
 
     Returns:
         The folders in `run.base` that the run depends on.
 
     Raises:
-        WriteError: there is no room for a copy.
+        WriteError: a copy does not fit on the disk.
     """
     kept: set[Path] = set()
     for base in bases:
@@ -125,14 +125,14 @@ def keep_base_steps(
 
 
 def remove_unused_base_steps(run: RunFolder, kept: Collection[Path]) -> None:
-    """Delete the kept steps that a run does not depend on."""
+    """Delete the copies of base models that the run does not depend on."""
     for path in run.base.iterdir() if run.base.is_dir() else ():
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _found(base: BaseModelRef, near: SavedCheckpoint | None) -> SavedCheckpoint | None:
-    """The step that a base is, which the step `near` names, or is."""
+    """Find the step that a base model is: the step `near` itself, or a copy close to it."""
     if near is not None and near.sha256 == base.step:
         return near
     place = base.place(None if near is None else near.path)
@@ -155,7 +155,7 @@ def _keep(step: SavedCheckpoint, folder: Path) -> None:
 
 
 def _copy(step: SavedCheckpoint, to: Path) -> None:
-    """Write the weights of a step, as a step."""
+    """Write a step with the weights of another step, without optimizer state."""
     tensors = ((name, step.tensors[name]) for name in weight_names(step))
     records = write_tensors(to, "tensors-", tensors, SHARD_BYTES)
     config = dump_yaml(metadata_of(step).mapping("config"))
@@ -165,14 +165,10 @@ def _copy(step: SavedCheckpoint, to: Path) -> None:
 
 
 def weight_names(checkpoint: SavedCheckpoint) -> list[str]:
-    """The tensors of a checkpoint that are weights."""
-    return [
-        n
-        for n in checkpoint.tensors
-        if not n.startswith((f"{OPTIMIZER_PREFIX}/", f"{FP8_PREFIX}/"))
-    ]
+    """Return the names of a checkpoint's tensors that are weights."""
+    return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
 
 
 def metadata_of(checkpoint: SavedCheckpoint) -> JsonObject:
-    """The metadata of a checkpoint, to be read field by field."""
+    """Return a checkpoint's metadata for typed access."""
     return JsonObject(checkpoint.metadata, f"the manifest of {format_path(checkpoint.path)}")

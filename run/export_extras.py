@@ -1,4 +1,4 @@
-"""What an export takes over from the model that training began with."""
+"""Files that an export takes from the base model: generation config and other modalities."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ PROCESSORS = "*processor_config.json"
 
 
 def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
-    """How the model was published to write: its generation_config.json, which lies with the
-    weights that are loaded, or with the tokenizer, where a run keeps a copy."""
+    """Return the base model's generation_config.json, {} without one.
+
+    It is searched beside the loaded weights, then beside the tokenizer, which a run keeps a copy
+    of.
+    """
     for name in (config.checkpoint.load, config.data.tokenizer):
         if name is not None and name != RANDOM:
             folder = Path(name) if Path(name).is_dir() else _had(name, [CONFIG, GENERATION_CONFIG])
@@ -37,11 +40,14 @@ def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
 def merge_multimodal_parts(
     config: RunConfig, files: Arrays, hf_config: dict[str, Any]
 ) -> tuple[Arrays, dict[str, Any], Path | None]:
-    """The weights and config.json of an export: those of the model of which this is the text part,
-    if it is one, and the folder of that.
+    """Merge a text model into the multimodal model that it is a part of.
+
+    Returns:
+        Weights and config.json of the merged model, and the multimodal model's folder; without a
+        multimodal model the inputs, and None.
 
     Raises:
-        CheckpointError: it has another text part.
+        CheckpointError: the multimodal model has another text model.
     """
     name: str | None = getattr(config.model, "multimodal_parent", None)
     folder = None if name is None else _had(name)
@@ -68,13 +74,13 @@ def merge_multimodal_parts(
 
 
 def copy_processor_configs(folder: Path, to: Path) -> None:
-    """Copy what says how a model's images become inputs."""
+    """Copy the configs of image processors."""
     for path in folder.glob(PROCESSORS):
         shutil.copy(path, to)
 
 
 def _had(name: str, files: list[str] | None = None) -> Path | None:
-    """The folder of a model, if it can be had."""
+    """Return the local folder of a model, or None if it cannot be found or downloaded."""
     try:
         return local_model(name, files)
     except UserError:

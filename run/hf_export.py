@@ -1,4 +1,4 @@
-"""Models for Hugging Face: from a run that ends, or from a checkpoint."""
+"""Export weights to a folder that transformers or PEFT loads."""
 
 from __future__ import annotations
 
@@ -117,8 +117,10 @@ def export_model(
 
 
 def _exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
-    """What an adapter's file has: all that is trained, and weights with new rows, which its base
-    has not, unless these are trained."""
+    """Select the mappings that an adapter file contains.
+
+    These are all trainable weights, and frozen weights with new token rows, which the base lacks.
+    """
     new = config.model.rows_to_begin()
     lacking = {
         n
@@ -178,7 +180,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
 
 
 def _trained_tokens(config: RunConfig, weight_map: WeightMap) -> Any:
-    """PEFT's `trainable_token_indices`: a list is of the embedding and what is tied to it."""
+    """Return PEFT's `trainable_token_indices`; a list means the embedding and tied weights."""
     tokens = {
         module_name(name): list(tokens.rows) for name, tokens in weight_map.trainable_tokens.items()
     }
@@ -190,7 +192,7 @@ def _dtype(config: RunConfig) -> np.dtype:
 
 
 def _in_type(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
-    """A weight in another type; whole numbers stay."""
+    """Cast a weight to another precision; integers stay."""
     if np.issubdtype(weight.dtype, np.integer):
         return weight
     with np.errstate(over="ignore"):
@@ -204,7 +206,7 @@ def _in_type(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
 
 
 def task_fields(config: RunConfig) -> dict[str, str]:
-    """What the model was trained to read and write: fields of the task's section."""
+    """Return the fields of the data section that describe the task, for config.json."""
     values = {name: getattr(config.data, name, None) for name in TASK_FIELDS}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -247,13 +249,13 @@ def export_checkpoint(
 
 
 def _whole_model(config: RunConfig) -> RunConfig:
-    """The configuration of a model without adapters, all of which is written."""
+    """Return the config of the model without adapters, with all weights trainable."""
     training = replace(config.training, trainable=None, frozen=None)
     return replace(config, adapter=Adapter(), training=training)
 
 
 def _record(config: RunConfig, start: InitialState) -> RunInfo | None:
-    """What is known of the run in `checkpoint.load`; None: it is no run."""
+    """Return information about the run in `checkpoint.load`; None if it is no run."""
     load = config.checkpoint.load
     if load is None or start.checkpoint is None:
         return None

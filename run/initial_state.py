@@ -1,4 +1,4 @@
-"""Where a run starts: random weights, a Hugging Face model, or a checkpoint of an earlier run."""
+"""Initial state of a run: random weights, a Hugging Face model, or a checkpoint to resume."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ _COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer", "data.
 
 @dataclass(frozen=True)
 class InitialState:
-    """The state a run starts from.
+    """State that a run starts from.
 
     Attributes:
-        tensors: weights and, when a run is continued, optimizer state, by logical name.
-        digest_checked: those of them that must stay as they are, where a run starts to train.
+        tensors: weights by logical name and, for a resumed run, optimizer state.
+        digest_checked: the tensors whose digests must not change while a run starts to train.
         step: number of optimizer steps done.
-        data: state of the data loader; None: from the beginning.
-        source: where it comes from, for people.
-        skipped_steps: how many of the steps left the state unchanged.
-        best: state of the watch over the best evaluation; None: there is none.
-        sha256: digest of what was read, as far as there is one.
-        checkpoint: what it is a state of, if it is one that was saved.
-        base: which model its weights are that are not trained; None: not known.
-        reload: finds the start anew.
-        anew: advice for a run that is continued: how a new one begins instead.
+        data: state of the data loader; None: start of the data.
+        source: origin of the state, for messages.
+        skipped_steps: number of skipped optimizer steps so far.
+        best: state of the best checkpoint; None: none.
+        sha256: digest of the files that were read, if known.
+        checkpoint: the checkpoint, if the state is from one.
+        base: reference to the model of the frozen weights; None: unknown.
+        reload: resolves the state again.
+        anew: advice on how to start a new run instead of resuming.
     """
 
     tensors: Arrays
@@ -74,18 +74,18 @@ class InitialState:
     anew: str = ""
 
     def load_with_fallback(self, use: Callable[[InitialState], Used]) -> tuple[InitialState, Used]:
-        """Let `use` read the state; if it turns out to be damaged, that of the step before.
+        """Call `use` with this state; if it is damaged, with that of the step before.
 
-        Values are verified as they are read, so that each is read once.
+        Values are verified when they are read, so that each is read once.
 
         Args:
-            use: raises DamagedError on all processes, as `sessions` do.
+            use: raises DamagedError on all processes, as sessions do.
 
         Returns:
-            The start whose state was used, and what `use` made of it.
+            The state that was used, and the result of `use`.
 
         Raises:
-            CheckpointError: there is no other.
+            CheckpointError: there is no undamaged step.
         """
         start = self
         while True:
@@ -105,19 +105,19 @@ def _reloadable(find: Callable[[], InitialState]) -> InitialState:
 def resolve_initial_state(
     config: RunConfig, weight_map: WeightMap, fresh: bool = False
 ) -> InitialState:
-    """Where a training run starts.
+    """Resolve the state that a training run starts from.
 
-    If `checkpoint.save` has a run, it is continued, by the same command any number of times.
-    Otherwise it is the state that `checkpoint.load` names, or random weights if that names none or
-    "random". A checkpoint there continues its run, at the step and the sample it was saved at; with
-    `checkpoint.load_optimizer` false, a new run starts from its weights.
+    A run in `checkpoint.save` is resumed, by the same command any number of times. Otherwise the
+    state is that of `checkpoint.load`, or random weights for None and "random". A checkpoint there
+    resumes its run, at the step and sample of the save; with `checkpoint.load_optimizer` false, a
+    new run starts from its weights.
 
     Args:
-        fresh: leave alone what `checkpoint.save` has.
+        fresh: ignore the run in `checkpoint.save`.
 
     Raises:
-        UserError: nothing usable is there, the weights do not fit the configured model, or the run
-            in `checkpoint.save` is one of another model or other data.
+        UserError: no usable state exists, its weights do not fit the configured model, or the run
+            in `checkpoint.save` has another model or other data.
     """
 
     def found() -> InitialState:
@@ -161,7 +161,7 @@ def _has_steps(place: str | None) -> bool:
 
 
 def _open(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
-    """The checkpoint at a place. Raises CheckpointError if there would be two of its adapters."""
+    """Load the checkpoint at a location. Raises CheckpointError if adapters are given twice."""
     checkpoint = load_checkpoint(load, verify=False)
     if config.adapter.load is not None and has_adapters(weight_map, checkpoint):
         raise CheckpointError(
@@ -174,8 +174,10 @@ def _open(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoin
 def _of_weights(
     config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool = True
 ) -> InitialState:
-    """A start from weights alone. The base of a checkpoint's is the checkpoint's own if that has
-    all weights that are not trained, else the checkpoint."""
+    """Return a state with weights only.
+
+    Its base is the checkpoint's own base model if that has all frozen weights, else the checkpoint.
+    """
     checkpoint = _open(config, weight_map, load) if _has_steps(load) else None
     weights, sha256 = read_weights(config, weight_map, load, checkpoint, needs_base)
     if checkpoint is None:
@@ -198,11 +200,11 @@ def _continued(
     anew: str,
     model: str | None = None,
 ) -> InitialState:
-    """The state of a run that is resumed.
+    """Return the state of a run that is resumed from a checkpoint.
 
     Args:
-        anew: how a new run begins instead.
-        model: where its base is said to be.
+        anew: advice on how to start a new run instead.
+        model: location of the base model, if it is given.
     """
     check_checkpoint(config, weight_map, checkpoint, folder)
     if not any(name.startswith(f"{OPTIMIZER_PREFIX}/") for name in checkpoint.tensors):
@@ -243,18 +245,19 @@ def _continued(
 
 
 def _mapping(metadata: JsonObject, name: str) -> dict[str, Any] | None:
-    """An object among the metadata; None if there is none."""
+    """Return an object of the metadata; None without it."""
     return None if metadata.data.get(name) is None else metadata.mapping(name)
 
 
 def _is_within(load: str | None, save: str) -> bool:
-    """Whether `load` names the run in `save`, or one of its steps."""
+    """True if `load` is the run folder `save`, or a step in it."""
     return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
 
 
 def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str, Any]:
-    """What checkpoints say of the weights that they do not hold; process 0 writes it. All processes
-    call it together, when they have read the weights.
+    """Return metadata about the weights that checkpoints do not contain, on process 0; collective.
+
+    Called when the weights have been read.
 
     Raises:
         CheckpointError: a process has read other weights than process 0.
@@ -275,10 +278,10 @@ def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str,
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
-    """Raise CheckpointError if the run in a folder has another model, or other data.
+    """Raise CheckpointError if the run in a folder has another model or other data.
 
     Args:
-        saved: that run's configuration by dotted names, as far as it is known.
+        saved: that run's config by dotted path, as far as it is known.
     """
     now = flattened(config.to_dict())
     for name in sorted(saved.keys() & now.keys()):
@@ -293,15 +296,15 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
 
 
 def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = True) -> InitialState:
-    """The weights of what `checkpoint.load` names, for generation, and FP8 state if it is needed.
+    """Load the weights that `checkpoint.load` names, and FP8 state if needed, for inference.
 
-    Of a run they are those of its newest step, and it is said which step that is.
+    For a run these are the weights of its newest step, which is printed.
 
     Args:
         needs_base: see `run.model_weights.load_base_below`.
 
     Raises:
-        UserError: as for `resolve_initial_state`, or if it names nothing.
+        UserError: as `resolve_initial_state`, or `checkpoint.load` is not given.
     """
     load = config.checkpoint.load
     if load is None or load == RANDOM:
@@ -337,8 +340,10 @@ def _load_weights(
 
 
 def load_inference_weights(config: RunConfig) -> InitialState:
-    """The configured model's weights, for a machine that has room for them, the same on all
-    processes. Raises as `load_weights`."""
+    """Check memory and devices, and load the weights; the same on all processes.
+
+    Raises as `load_weights`.
+    """
     check_lower_bound(config)
     announce_devices(config)
     start = load_weights(config, get_family(config).weight_map(config))

@@ -1,8 +1,8 @@
-"""Files of log-probabilities: complete ones, and drafts that grow batch by batch.
+"""Cache files of log-probabilities: complete files, and drafts that grow batch by batch.
 
-A draft is a sequence of records, each of some samples: their number, a digest, their values. The
-digest covers the record and the digest before it, so a changed, missing or foreign record ends the
-part that is used, and so does one that was cut short: SIGKILL loses one batch.
+A draft is a sequence of records, each with a number of samples, a digest and their values. The
+digest covers the record and the digest before it, so that a changed, missing, foreign or truncated
+record ends the part that is used: SIGKILL loses one batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_logps(path: Path, logps: np.ndarray) -> None:
     """Write a complete file.
 
     Raises:
-        WriteError: it cannot be written.
+        WriteError: the file cannot be written.
     """
     arrays = {
         _LOGPS: logps,
@@ -51,7 +51,7 @@ def write_logps(path: Path, logps: np.ndarray) -> None:
 
 
 def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
-    """Values of a complete file; None: there is none, or it is damaged, which is said."""
+    """Read a complete file; None, after a warning, if it is damaged, and None without one."""
     try:
         if not path.exists():
             return None
@@ -68,7 +68,7 @@ def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
 
 
 class _End(NamedTuple):
-    """Where a valid record ends: samples and bytes up to there, and the record's digest."""
+    """End of a valid record: number of samples and bytes so far, and the record's digest."""
 
     samples: int
     byte: int
@@ -76,17 +76,16 @@ class _End(NamedTuple):
 
 
 class LogpsDraftFile:
-    """The values that are known of a file that is not complete. Use it as a context.
+    """Draft of a cache file; a context manager.
 
-    It is a cache: values that cannot be read are computed again, and a failure to write is a
-    warning.
+    It is a cache: values that cannot be read are computed again, a failed write is a warning.
     """
 
     def __init__(self, path: Path, shape: Shape, writes: bool) -> None:
         """Read the draft, if there is one.
 
         Args:
-            writes: this process adds to it; one at a time can, others do without.
+            writes: True if this process appends to it; only one process at a time can.
         """
         self._path, self._file = path, None
         self._logps = np.empty(shape, np.float32)
@@ -100,14 +99,14 @@ class LogpsDraftFile:
 
     @property
     def known(self) -> int:
-        """Number of samples, from the first one, whose values it has."""
+        """Number of leading samples whose values it has."""
         return self._ends[-1].samples
 
     def begin(self, samples: int) -> np.ndarray:
-        """Drop all but the values of the first `samples`, at the end of a record.
+        """Truncate the draft to its first `samples`, at the end of a record.
 
         Returns:
-            The array of all values, of which only these are set.
+            Array of all values, of which only these are set.
         """
         while self.known > samples:
             self._ends.pop()
@@ -115,7 +114,7 @@ class LogpsDraftFile:
         return self._logps
 
     def add(self, logps: np.ndarray) -> None:
-        """Add the values of the next samples."""
+        """Append the values of the next samples."""
         content = np.asarray(logps, "<f4", order="C").tobytes()
         head, last = _COUNT.pack(len(logps)), self._ends[-1]
         sha256 = _chained(last.sha256, head, content)
@@ -123,7 +122,7 @@ class LogpsDraftFile:
         self._know(logps, sha256)
 
     def remove(self) -> None:
-        """Delete the file, if this process adds to it."""
+        """Delete the file, if this process appends to it."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
 
@@ -141,7 +140,7 @@ class LogpsDraftFile:
         self._ends.append(_End(end, byte + record, sha256))
 
     def _read(self) -> None:
-        """Read the valid records, one after the other."""
+        """Read all valid records."""
         if not self._path.exists():
             return
         check_regular(self._path)
@@ -154,7 +153,7 @@ class LogpsDraftFile:
             raise FileError(f"cannot read {format_path(self._path)}: {reason}") from error
 
     def _read_record(self, file: BinaryIO) -> bool:
-        """Read the next record; returns false if there is none that can be used."""
+        """Read the next record; returns False if it is missing or invalid."""
         head, sha256 = file.read(_COUNT.size), file.read(_DIGEST_BYTES)
         if len(sha256) < _DIGEST_BYTES:
             return False
@@ -173,7 +172,7 @@ class LogpsDraftFile:
         return False
 
     def _write(self, action: Callable[[int], object]) -> None:
-        """Change the file, if this process adds to it and nothing has failed."""
+        """Change the file, if this process appends to it and no write has failed."""
         if self._file is None:
             return
         try:
@@ -193,7 +192,7 @@ class LogpsDraftFile:
 
 
 def remove_stale_drafts(folder: Path) -> None:
-    """Delete the drafts in a folder that no process adds to."""
+    """Delete the drafts of a folder that no process appends to."""
     with suppress(OSError):
         for path in folder.glob(f"*{DRAFT}"):
             with suppress(FileError, OSError):
@@ -204,10 +203,10 @@ def remove_stale_drafts(folder: Path) -> None:
 
 
 def _opened(path: Path) -> int | None:
-    """The locked descriptor of a draft, which is made if need be; None: another process adds to it.
+    """Open and lock a draft, creating it if needed; None if another process holds the lock.
 
     Raises:
-        FileError: it cannot be made.
+        FileError: it cannot be created.
     """
     if path.exists():
         check_regular(path)  # a pipe would be waited for

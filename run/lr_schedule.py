@@ -1,5 +1,7 @@
-"""How many steps there are, and the learning rate of each: as transformers'
-`get_*_schedule_with_warmup` gives it, or as its `Adafactor` computes it."""
+"""Learning rate schedule and number of steps.
+
+Learning rates equal those of transformers' `get_*_schedule_with_warmup` and `Adafactor`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from config.sections import LearningRate, RunConfig, Training
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """Call it with a step, counted from 0, to get that step's learning rate.
+    """Learning rate by step, counted from 0; call it with a step.
 
-    The rate grows linearly from 0 to its maximum over the warm-up; a first step at rate 0 changes
-    no weight, but fills the optimizer's means, and runs stay comparable with Hugging Face's. After
-    the last step the rate stays at its end value.
+    The learning rate grows linearly from 0 to its maximum over the warmup. A first step at learning
+    rate 0 changes no weight, but fills the optimizer's moments, as with Hugging Face's schedules.
+    After the last step the learning rate keeps its final value.
     """
 
     rate: LearningRate
@@ -27,7 +29,7 @@ class LRSchedule:
 
     @classmethod
     def of(cls, training: Training) -> Self:
-        """The schedule of a configuration, over the steps from its first one on."""
+        """Create the schedule of a config, beginning at its first step."""
         rate = training.optimizer.learning_rate
         steps, warmup = max(training.steps - rate.start_step, 0), rate.warmup_steps
         if warmup is None:
@@ -44,8 +46,7 @@ class LRSchedule:
 
 
 def lr_change_message(before: Training, now: Training, step: int) -> str | None:
-    """A line for people, if a run that is continued after so many steps has another learning rate
-    than it would have had."""
+    """Return a message if a resumed run has another learning rate than before; else None."""
     old, new = (LRSchedule.of(training)(step) for training in (before, now))
     if math.isclose(old, new, rel_tol=1e-6):
         return None
@@ -61,14 +62,14 @@ def lr_change_message(before: Training, now: Training, step: int) -> str | None:
 
 
 def resolve_epochs(config: RunConfig, samples: int, done: int = 0, seen: int = 0) -> RunConfig:
-    """Set `training.steps` to what `training.epochs` take; unchanged if epochs is not given.
+    """Set `training.steps` to the number of steps of `training.epochs`; unchanged without epochs.
 
-    The steps to come are rounded up to whole runs of `device_iterations` steps.
+    The remaining steps are rounded up to a multiple of `device_iterations`.
 
     Args:
-        samples: of an epoch.
-        done: steps before this start, whose batches could be of another size.
-        seen: samples that those steps read.
+        samples: number of samples of an epoch.
+        done: steps done so far, possibly with another batch size.
+        seen: samples read in those steps.
     """
     epochs, iterations = config.training.epochs, config.execution.device_iterations
     if epochs is None:
@@ -79,7 +80,7 @@ def resolve_epochs(config: RunConfig, samples: int, done: int = 0, seen: int = 0
 
 
 def check_iterations(config: RunConfig) -> None:
-    """Raise ConfigError unless the steps are whole runs of the program."""
+    """Raise ConfigError unless the steps are a multiple of `device_iterations`."""
     iterations = config.execution.device_iterations
     if config.training.epochs is None and config.training.steps % iterations:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The model card of an export, written from the record of its run."""
+"""Model card of an export: README.md with data, hyperparameters, metrics and loss curve."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _TRAINING = {
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known of the run that weights come from.
+    """Information about the run that weights are from.
 
     Attributes:
-        config: the run's configuration, as data.
-        step: optimizer steps that the weights have done.
-        folder: where its records are, as far as there are any.
+        config: the run's config as data.
+        step: number of optimizer steps of the weights.
+        folder: folder with the run's records, if there are any.
     """
 
     config: Mapping[str, Any]
@@ -60,7 +60,7 @@ class RunInfo:
 
     @classmethod
     def from_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunInfo:
-        """The record of a checkpoint's run: in its folder, or in one that it is in."""
+        """Find the records of a checkpoint's run, in its folder or one of the two above."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
         there = (place for place in places if place.metrics.is_file())
@@ -68,7 +68,7 @@ class RunInfo:
 
     @property
     def rows(self) -> list[Row]:
-        """The metrics of the steps that the weights have done."""
+        """Metrics of all steps up to that of the weights."""
         try:
             rows = read_metrics(self.folder.metrics)
         except OSError:
@@ -76,7 +76,7 @@ class RunInfo:
         return [row for row in rows if row["step"] <= self.step]
 
     def validation(self) -> dict[str, float]:
-        """Metrics of the weights: those of run_validation.py, else of the last evaluation."""
+        """Evaluation metrics of the weights: of eval.json, else of the last evaluation."""
         try:
             report = read_object(self.folder.validation).data
         except (FileError, OSError):
@@ -98,13 +98,13 @@ def write_model_card(
     run: RunInfo | None,
     adapter: AdapterInfo | None = None,
 ) -> None:
-    """Write README.md, and the loss curve next to it.
+    """Write README.md and the loss curve.
 
     Args:
-        folder: that the model is written to.
-        name: of the model.
-        load: where the weights are from, if they are from no run: a Hugging Face model.
-        adapter: what the folder has an adapter of; None: it has a model.
+        folder: folder of the exported model.
+        name: name of the model.
+        load: the Hugging Face model that the weights are from, if they are from no run.
+        adapter: base model of the adapter in the folder; None: the folder has a full model.
     """
     sequence_to_sequence = sample_format.name == "seq2seq"
     if run is None:
@@ -147,7 +147,7 @@ def _trained(flat: Mapping[str, Any]) -> str:
 
 
 def _base(load: str | None) -> tuple[str, str | None]:
-    """Where weights come from, for people, and their name on the hub."""
+    """Return the origin of the weights for readers, and its name on the hub or None."""
     if load is None or load == RANDOM:
         return "random weights", None
     if has_checkpoint(load):
@@ -158,8 +158,10 @@ def _base(load: str | None) -> tuple[str, str | None]:
 
 
 def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Names of data sets on the hub, and what is known of the data. Of files, no more than names:
-    where they are is nobody's business."""
+    """Return names of data sets on the hub, and a table about the data.
+
+    Of local files only names are given, no paths.
+    """
     hub: list[str] = []
     rows: dict[str, str] = {}
     for title, field in (("training", "data.train"), ("validation", "data.validation")):
@@ -185,7 +187,7 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def _named(given: str) -> tuple[str | None, str]:
-    """The hub's name of data, if they are of the hub, and one for people."""
+    """Return the name on the hub or None, and a name for readers."""
     path = given.partition("@")[0].partition(":")[0]
     is_file = Path(given).exists() or any(path.removesuffix(".gz").endswith(s) for s in READERS)
     if not is_file and _OF_THE_HUB.fullmatch(path):
@@ -216,7 +218,7 @@ def _rounding(flat: Mapping[str, Any]) -> str:
 
 
 def _sessions(run: RunInfo) -> list[TableRows]:
-    """Where and how the run was started, and continued."""
+    """Return a table for each time that the run was started or resumed."""
     by_session: list[TableRows] = []
     for session in read_sessions(run.folder):
         if session.first_step >= run.step:
@@ -229,7 +231,7 @@ def _sessions(run: RunInfo) -> list[TableRows]:
 
 
 def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without the folders of the machine it ran on."""
+    """Return the config without local folders."""
     sections = {name: section for name, section in config.items() if name != "checkpoint"}
     for section, names in (
         ("data", ("train", "validation", "tokenizer")),
@@ -242,6 +244,6 @@ def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_folders(command: str) -> str:
-    """A command whose absolute paths are the names of files alone."""
+    """Return a command with absolute paths shortened to file names."""
     parts = (Path(part).name if part.startswith("/") else part for part in shlex.split(command))
     return shlex.join(parts)

@@ -1,8 +1,7 @@
-"""Where weights come from: a Hugging Face model, a checkpoint over its base model, or the seed.
+"""Read weights: of a Hugging Face model, of a checkpoint over its base model, or random ones.
 
-`read_weights` tells all of the way: the tensors of files, in the configured vocabulary, checked as
-they are read (`run.weight_checks`), and the adapters over them. Nothing is read before it is asked
-for.
+`read_weights` does all of it: tensors of files, the configured vocabulary, checks on read
+(`run.weight_checks`) and adapters on top. Each tensor is read on access.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def read_weights(
 
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(weight_map: WeightMap, checkpoint: SavedCheckpoint) -> bool:
-    """True if a checkpoint has some of the table's adapters; else it has their base."""
+    """True if the checkpoint contains adapters of the model; otherwise it contains their base."""
     return any(w.name in checkpoint.tensors for w in weight_map.filter(is_adapter).weights)
 
 
@@ -106,12 +105,12 @@ def load_base_below(
     model: str | None = None,
     needs_base: bool = True,
 ) -> Arrays:
-    """Tensors of a checkpoint, over the base's weights that it does not hold.
+    """Overlay a checkpoint's tensors over the base model's weights that it lacks.
 
     Args:
-        model: where the base is said to be.
-        needs_base: raise CheckpointError at once if the base cannot be read, and not only when one
-            of its weights is asked for.
+        model: location of the base model, if it is given.
+        needs_base: True raises CheckpointError now if the base cannot be read; False raises it
+            when one of its weights is accessed.
     """
     base = BaseModelRef.from_checkpoint(checkpoint)
     if base is None:
@@ -148,7 +147,7 @@ def _fail(error: CheckpointError) -> np.ndarray:
 
 # ---- models of Hugging Face ---------------------------------------------------------------------
 def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
-    """The weights of a Hugging Face model, with the configured vocabulary, and its fingerprint."""
+    """Read a Hugging Face model with the configured vocabulary; also return its fingerprint."""
     folder = local_model(name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
@@ -176,7 +175,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
 
 
 def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
-    """The error for weights that the index of the files names and no file has, if there are any."""
+    """Return the error for weights in the index that no file has, or None."""
     for weight, file in files.missing.items():
         return CheckpointError(
             f"the index of {format_path(name)} names {format_name(weight)} in {format_name(file)}, "
@@ -186,8 +185,7 @@ def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
 
 
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
-    """The weights of a base model with those of the table's adapters: `adapter.load` has them, or
-    they begin."""
+    """Add adapter weights to base weights: those of `adapter.load`, or newly initialized ones."""
     own, folder = weight_map.filter(is_adapter), config.adapter.load
     if not own.weights:
         return weights
@@ -231,12 +229,12 @@ def _as_loaded(
 def _with_vocabulary(
     config: RunConfig, weight_map: WeightMap, loaded: WeightMap, weights: Arrays
 ) -> Arrays:
-    """Weights with the configured vocabulary. New rows are the mean of the others; a head that is
-    tied in the loaded model begins as a copy of the embedding.
+    """Resize the vocabulary of loaded weights to the configured one.
+
+    New rows are the mean of the others; an untied head starts as a copy of the embedding.
 
     Args:
-        table: of the configured model.
-        loaded: of the model that the weights are of.
+        loaded: weight map of the model that the weights are from.
     """
     (embedding, *_), own = loaded.embedding_names, {w.name for w in loaded.weights}
     rows, new = config.model.vocab_size, config.model.rows_to_begin()
@@ -251,7 +249,7 @@ def _with_vocabulary(
 
 
 def _with_new_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
-    """A weight with so many rows, of which those that are new are the mean of the others."""
+    """Resize a weight to `rows` rows; new rows are the mean of the others."""
     old, is_row = weights[name], False
     if old.shape[0] == 1:  # a buffer of logits, with a column for each token
         old, is_row = old.T, True

@@ -1,4 +1,4 @@
-"""Options of a training run besides its configuration. Each is declared here, with its flag."""
+"""Command line options of a training run besides its config, each declared with its flag."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from terminal.parser import EXPORT, count_option, path_option, port_option
 
 
 def _flag(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
-    """A field that a flag sets.
+    """Declare an option.
 
     Args:
-        name: of the flag.
-        grouped: list it with the options of the run; else with those of all scripts.
-        argument: what argparse is told of it.
+        name: its flag.
+        grouped: True lists it with the options of the run, False with those of all scripts.
+        argument: keyword arguments of argparse.
     """
     return field(default=default, metadata={"flag": name, "grouped": grouped, "more": argument})
 
@@ -26,8 +26,8 @@ class RunOptions:
     """Options of the command line.
 
     Attributes:
-        name: of the configuration, for people.
-        command: the whole command as typed; "": the run was not started by one.
+        name: name of the config, for messages.
+        command: the full command as typed; "": not started by a command.
     """
 
     name: str
@@ -117,6 +117,6 @@ class RunOptions:
 
     @classmethod
     def of(cls, given: argparse.Namespace, name: str, command: str) -> Self:
-        """Those that a command line gave."""
+        """Create the options from parsed arguments."""
         values = {one.name: getattr(given, one.name) for one in fields(cls) if one.metadata}
         return cls(name, command, **values)

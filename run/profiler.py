@@ -1,8 +1,8 @@
-"""`--profile`: what training steps spend their time on, measured while training goes on.
+"""Profiler of training steps (`--profile`), which runs while training continues.
 
-One run of the program warms up. Then come N ordinary runs, N in which the host waits for each piece
-of work before the next, and N with JAX's profiler. All of them train, with the same bits as ever.
-A run that nothing saves ends with them.
+After one warm-up run of the program come N normal runs, N runs in which the host waits for each
+piece of work, and N runs with JAX's profiler. All of them train, with unchanged results. A run
+without --save and --save-hf ends after them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UP, STAGES = 1, 3
 
 
 class Profiler:
-    """Use it as a context, and call `before_run` before every run of the program."""
+    """Profiles runs of the program; a context manager. Call `before_run` before every run."""
 
     def __init__(self, runs: int, model: TrainingSession, title: str, folder: RunFolder) -> None:
         """
@@ -56,7 +56,7 @@ class Profiler:
             self._end()
 
     def before_run(self) -> None:
-        """Begin and end measurements when it is time for that."""
+        """Start and end measurements when they are due."""
         start = self._starts.pop(self._next, None)
         self._next += 1
         if start is not None:
@@ -75,7 +75,7 @@ class Profiler:
         self._stage.enter_context(self._model.session.timing())  # it names phases in the trace
 
     def _end(self) -> None:
-        """Write the table, if there is something to write."""
+        """Write the table of phases, if everything was measured."""
         self._starts.clear()
         self._close_stage()
         if not (self._running.num_runs and self._apart.num_runs):
@@ -97,10 +97,10 @@ class Profiler:
 
 
 def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> int:
-    """Runs of the program for each measurement; 0 if none is wanted.
+    """Return the number of runs of each measurement; 0 without --profile.
 
     Raises:
-        ConfigError: the run has too few steps left.
+        ConfigError: too few steps are left.
     """
     if options.profile is None:
         return 0
@@ -114,7 +114,7 @@ def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> 
 
 
 def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) -> None:
-    """Say that a run ends with its profile; raises as `runs_to_profile`."""
+    """Print that the run ends after its profile; raises as `runs_to_profile`."""
     if runs_to_profile(config, options, first_step) and _saves_nothing(config, options):
         say(
             f"--profile {options.profile} trains {config.training.steps - first_step} steps, and "
@@ -123,7 +123,7 @@ def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) 
 
 
 def shorten_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> RunConfig:
-    """End a run that nothing saves after the steps that --profile measures, without evaluation."""
+    """End a run that saves nothing after its profiled steps, without evaluation."""
     if options.profile is None or not _saves_nothing(config, options):
         return config
     off = ("training.epochs", "eval.steps", "eval.patience", "checkpoint.keep_best")
@@ -136,7 +136,7 @@ def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:
 
 
 def _needed(steps: int, config: RunConfig) -> int:
-    """Steps of training that measure so many."""
+    """Return the number of training steps that profiling `steps` steps takes."""
     return (WARM_UP + STAGES * _runs(steps, config)) * config.execution.device_iterations
 
 

@@ -1,4 +1,4 @@
-"""A cache of quantized frozen weights, beside a run or shared: they are quantized once."""
+"""Cache of quantized frozen weights, in a run folder or a shared folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _DIGEST = "sha256"  # a tensor of a file: of the others
 
 
 def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str, str]) -> Arrays:
-    """Tensors, of which those in few bits come from the cache that a configuration names.
+    """Return tensors whose quantized form is cached in the configured folder.
 
     Args:
-        known: digests of tensors, which need not be read; it may grow as they are.
+        known: digests of tensors, which then need not be read; can grow as tensors are read.
     """
     save, shared = config.checkpoint.save, config.execution.quantized_cache
     if config.model.quant is None or not (save or shared):
@@ -42,14 +42,14 @@ def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str,
 
 
 class QuantizedCache(ArraysView):
-    """Tensors, and a folder with what became of some of them when they were packed.
+    """Tensors, and a folder with the quantized form of some of them.
 
-    A file is named after a digest of the tensors that it was made of: those of another base are
-    never taken for it. A damaged one is made again.
+    A file is named by a digest of the tensors that it was computed from, so that another base model
+    has other files. A damaged file is computed again.
     """
 
     def __init__(self, tensors: Arrays, known: Mapping[str, str], folder: Path) -> None:
-        """Args: `known`: digests of tensors, which are not read if their file is there."""
+        """Args: `known`: digests of tensors, which are not read if their file exists."""
         super().__init__(tensors)
         self._known, self._folder = known, folder
         self._fails = False
@@ -57,7 +57,7 @@ class QuantizedCache(ArraysView):
     def get_quantized(
         self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
     ) -> Sequence[np.ndarray]:
-        """See `modelling.quantization.QuantizedWeightCache`."""
+        """Return quantized arrays of the tensors, cached or newly computed."""
         read = {name: self[name] for name in names if name not in self._known}
         digests = [self._known[name] if name in self._known else sha256_of_array(read[name])
                    for name in names]  # fmt: skip
@@ -72,7 +72,7 @@ class QuantizedCache(ArraysView):
         return arrays
 
     def _keep(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
-        """Write a file. After a first failure, which is said, no other is tried."""
+        """Write a file; after a first failure, with a warning, no further one is written."""
         try:
             write_file(
                 "packed weights to", path, lambda draft: write_safetensors(draft, _file(arrays))
@@ -93,7 +93,7 @@ def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _kept(path: Path) -> Sequence[np.ndarray] | None:
-    """What a file has; None if there is none, or a damaged one."""
+    """Read a file; None if it is missing or damaged."""
     try:
         if not path.exists():
             return None

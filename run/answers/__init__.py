@@ -1,1 +1,1 @@
-"""Answers of a model to prompts, from files or in a conversation."""
+"""Generated answers: for prompts of a file, or in a chat."""

@@ -1,4 +1,4 @@
-"""A conversation with a model, at the terminal."""
+"""Interactive chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ COMMAND = re.compile(r"/([a-z_]+)(?: +(\S.*))?")
 
 
 def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) -> None:
-    """Answer each line until there is none.
+    """Answer each input line until the input ends.
 
     Args:
-        read: gives the next line; None: from standard input.
+        read: returns the next line, or None at the end; default: standard input.
 
     Raises:
-        UserError: for anything a person can mend.
+        UserError: an error that a user can fix.
     """
     read = read or (lambda: read_line("> " if sys.stdin.isatty() else ""))
     with ChatSession(config) as partner:
@@ -76,13 +76,13 @@ def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) ->
 
 
 def _print(text: str) -> None:
-    """Print a part of an answer; of several processes, the first one does."""
+    """Print a piece of an answer on the first process."""
     if is_first_process():
         print(text, end="", flush=True)
 
 
 def _obeyed(partner: ChatSession, line: str, name: str, value: str | None) -> str:
-    """Do what a command says; returns what is to be said of it."""
+    """Execute a chat command and return the reply to print."""
     if line == ANEW:
         partner.forget()
         return "a new conversation begins"
@@ -98,10 +98,11 @@ def _obeyed(partner: ChatSession, line: str, name: str, value: str | None) -> st
 
 
 class ChatSession:
-    """A model that remembers what was said. A context: the model stays on the devices within it.
+    """Chat with a model that keeps the conversation's history.
 
-    Programs are compiled for conversations of so many tokens, and for twice as many once that is
-    too few. What is longer than the model reads loses its oldest messages.
+    A context manager: the model stays on the devices inside of it. Programs are compiled for a
+    maximum number of tokens, which doubles when a conversation becomes longer. A conversation
+    longer than the model's context loses its oldest messages.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -122,19 +123,19 @@ class ChatSession:
         self._leave()
 
     def _leave(self) -> None:
-        """Take the model from the devices."""
+        """Remove the model from the devices."""
         self._model = None
         self._entered.close()
 
     def forget(self) -> None:
-        """Begin a new conversation."""
+        """Start a new conversation."""
         self._said = []
 
     def set(self, name: str, value: str) -> None:
-        """Change how tokens are chosen: a field of `generation`, with the search it belongs to.
+        """Set a field of `generation`, such as temperature, and the search that it belongs to.
 
         Raises:
-            ConfigError: it cannot have the value.
+            ConfigError: invalid value.
         """
         given = field_overrides({f"generation.{name}": value}, type(self._config))
         self._config = self._config.with_values(flattened(with_search(given, {})))
@@ -142,13 +143,13 @@ class ChatSession:
         self._leave()
 
     def answer(self, text: str, show: Callable[[str], object] = len) -> str:
-        """What the model answers to what the user says next.
+        """Return the model's reply to the next user message.
 
         Args:
-            show: is given the answer piece by piece, as it is written.
+            show: called with each new piece of the reply.
 
         Raises:
-            DataError: the chat template refuses it.
+            DataError: the chat template rejects the conversation.
         """
         self._said.append(make_message("user", text))
         fitted, input_ids, length = self._fitting()
@@ -170,7 +171,7 @@ class ChatSession:
         return answer
 
     def _ready(self, fitted: RunConfig, room: int) -> GenerationSession:
-        """The model on the devices, with a program for so many tokens."""
+        """Return the model on the devices, compiled for prompts of this many tokens."""
         if self._model is None or room != self._room:
             self._leave()
             self._room = room
@@ -190,7 +191,7 @@ class ChatSession:
         return self._model
 
     def _fitting(self) -> tuple[RunConfig, np.ndarray, int]:
-        """A configuration for the prompt, its tokens, [1, room], and how many they are."""
+        """Return config, input_ids (1, prompt_tokens) and prompt length, within the context."""
         most = self._config.model.sequence_length
         fitted, prompts = self._data.make_prompts([self._prompt()])
         if prompts.truncated and len(self._said) > 1:
@@ -215,11 +216,10 @@ class ChatSession:
 
 
 def stream_words(texts: Iterable[str]) -> Iterator[str]:
-    """Text that can be printed each time it has grown: whole words and characters, no space
-    around it as a whole.
+    """Yield the new complete words of a growing text, without leading or trailing space.
 
     Args:
-        texts: what there is of it, each time more.
+        texts: the text so far, each longer than the one before.
     """
     printed = text = ""
     for grown in texts:
@@ -232,7 +232,7 @@ def stream_words(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _end(text: str) -> int:
-    """Where the last word ends that nothing can be added to."""
+    """Return the index at which the last complete word ends."""
     whole = text.rstrip(HALF)
     if whole and whole == text and ord(whole[-1]) >= _WITHOUT_SPACES:
         return len(whole)

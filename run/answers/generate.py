@@ -1,4 +1,4 @@
-"""Answers to prompts that a person gives."""
+"""Generated answers to prompts from arguments, files or standard input."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ GENERATED = "generated"
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A prompt as it was given.
+    """A prompt and the row that it comes from.
 
     Attributes:
-        row: columns; of a text, the column `prompt`.
-        text: what the model reads.
+        row: columns of the data row; a plain text is the column `prompt`.
+        text: the rendered prompt, as the model reads it.
     """
 
     row: Mapping[str, Any]
@@ -56,10 +56,10 @@ class PromptRow:
 def generate_answers(
     config: RunConfig, prompts: Sequence[PromptRow], data_cache: DataCache
 ) -> Iterator[str]:
-    """What the configured model writes for each prompt.
+    """Generate the answer to each prompt.
 
     Raises:
-        UserError: for anything a person can mend.
+        UserError: an error that a user can fix.
     """
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
@@ -95,11 +95,12 @@ def generate_answers(
 
 
 def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
-    """The configuration with the format of what is asked: conversations, or texts.
+    """Return the config with the prompts' format: conversational, or text.
 
     Args:
-        file: rows to answer, if there are some; those with messages are conversations.
-        chat, raw: whether a person has said that it is a conversation, or texts as they are.
+        file: file of prompts; rows with messages are conversations. None: no file.
+        chat: True if the user asked for a conversation.
+        raw: True if the user asked for prompts without template.
     """
     data = config.data
     talks = chat or (not raw and data.format == "conversational")
@@ -116,11 +117,12 @@ def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> R
 def prompts_from_texts(
     config: RunConfig, texts: Sequence[str], raw: bool, data_cache: DataCache
 ) -> list[PromptRow]:
-    """Prompts given as texts: where the task's template has one column, its content. In a chat,
-    what the user says first.
+    """Render prompts given as texts.
+
+    A text is the content of the prompt template's only column, or in a chat the first user message.
 
     Args:
-        raw: as they are, without template and separator.
+        raw: use the texts as they are, without template and separator.
     """
     form = task_from_config(config.data).prompt
     one = None if form is None or raw or len(form.columns) != 1 else form
@@ -138,11 +140,13 @@ def prompts_from_texts(
 def prompts_from_file(
     config: RunConfig, file: str, raw: bool, data_cache: DataCache
 ) -> list[PromptRow]:
-    """Prompts of a file: rows with the columns of the task's template, with `prompt`, or with
-    conversations. A file may be one conversation, too: an array of messages.
+    """Render the prompts of a file.
+
+    Its rows have the columns of the task's prompt template, a column `prompt`, or a conversation. A
+    file can also be one conversation: an array of messages.
 
     Raises:
-        UserError: the file cannot be read, or a row has neither.
+        UserError: the file cannot be read, or a row has no prompt.
     """
     task, asked = task_from_config(config.data), []
     if config.data.format == "conversational":
@@ -176,7 +180,7 @@ def _asked_talks(
     rows: Sequence[Mapping[str, Any]],
     data_cache: DataCache,
 ) -> list[PromptRow]:
-    """Conversations, each after its place for messages, as the chat template writes them."""
+    """Render conversations, each paired with its location for messages, by the chat template."""
     chat = Pipeline(config, get_family(config).sample_format, data_cache).chat_template
     asked = []
     for (place, talk), row in zip(talks, rows, strict=True):
@@ -190,20 +194,20 @@ def _asked_talks(
 
 
 def read_stdin_lines() -> list[str]:
-    """A prompt on each line. Of several processes, the first one reads them.
+    """Read prompts from standard input, one a line, on the first process; collective.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: the input is not UTF-8.
     """
     lines = list(iter(read_line, None)) if is_first_process() else []
     return list(popdist.all_gather_object(lines)[0])
 
 
 def read_line(prompt: str = "") -> str | None:
-    """A line of standard input; None at its end.
+    """Read a line of standard input; None at its end.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: the input is not UTF-8.
     """
     try:
         line = input(prompt)
@@ -216,25 +220,25 @@ def read_line(prompt: str = "") -> str | None:
 
 
 def answers_to_jsonl(prompts: Sequence[PromptRow], answers: Sequence[str]) -> str:
-    """JSON Lines: each row as it was given, and the answer as `generated`.
+    """Return JSON Lines of the input rows, with the answer in the column `generated`.
 
-    What JSON has no form for, such as the dates of Parquet, becomes text.
+    Values without a JSON type, such as dates of Parquet files, become strings.
     """
     rows = ({**a.row, GENERATED: text} for a, text in zip(prompts, answers, strict=True))
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
 def write_answers(path: str, prompts: Sequence[PromptRow], answers: Sequence[str]) -> None:
-    """Write them to a file.
+    """Write answers as JSON Lines to a file.
 
     Raises:
-        WriteError: it cannot be written.
+        WriteError: the file cannot be written.
     """
     write_text("the answers", Path(path), answers_to_jsonl(prompts, answers))
 
 
 def uses_no_template(config: RunConfig) -> bool:
-    """Whether the weights are those of a published model, which was trained on other templates."""
+    """True if the weights are of a published model, which no template of ours fits."""
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):
         return load is None
@@ -242,12 +246,12 @@ def uses_no_template(config: RunConfig) -> bool:
 
 
 def _read(config: RunConfig, prompt: str, raw: bool) -> str:
-    """What the model reads for a prompt."""
+    """Render a prompt for the model, unless it is raw."""
     return prompt if raw else get_family(config).sample_format.prompt_text(config, prompt)
 
 
 def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:
-    """The configuration with a micro-batch no larger than the prompts need, a power of two."""
+    """Limit the config's micro-batch to the number of prompts, as a power of two."""
     e = config.execution
     needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
     size = min(e.micro_batch_size, needed)

@@ -1,1 +1,1 @@
-"""Evaluation: answers to the validation split, and their metrics."""
+"""Evaluation on the validation split: predictions and metrics."""

@@ -1,4 +1,4 @@
-"""One micro-batch of the validation set: our answers next to those of Hugging Face's model."""
+"""Compare generated answers with those of Hugging Face's model, for one micro-batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sessions.session import compile_session
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """What one side generated: the tokens without padding, and their text."""
+    """Tokens without padding, and their text."""
 
     tokens: list[int]
     text: str
@@ -33,7 +33,7 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class AnswerComparison:
-    """Both answers to one prompt, and the right one. `theirs` is None without PyTorch."""
+    """Both programs' answers to a prompt, and the expected one; `theirs`: None without PyTorch."""
 
     prompt: str
     expected: str
@@ -42,11 +42,11 @@ class AnswerComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether both sides generated the same tokens."""
+        """True if both programs generated the same tokens."""
         return self.theirs is not None and self.ours.tokens == self.theirs.tokens
 
     def text(self) -> str:
-        """A few lines for people."""
+        """Format prompt, expected answer and both answers."""
         lines = [f"prompt:       {self.prompt}", f"expected:     {self.expected}"]
         for name, answer in (("ours:", self.ours), ("Hugging Face:", self.theirs)):
             if answer is not None:
@@ -57,12 +57,12 @@ class AnswerComparison:
 
 @dataclass(frozen=True)
 class HfComparison:
-    """The answers to a micro-batch."""
+    """Compared answers of a micro-batch."""
 
     pairs: list[AnswerComparison]
 
     def text(self) -> str:
-        """Text for people: each prompt with both answers, and how many agree."""
+        """Format all prompts with both answers, and the number that agree."""
         agreeing = sum(pair.agrees for pair in self.pairs)
         summary = f"the tokens agree for {agreeing} of {len(self.pairs)} prompts"
         if any(pair.theirs is None for pair in self.pairs):
@@ -71,14 +71,13 @@ class HfComparison:
 
 
 def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> HfComparison:
-    """Generate for one micro-batch of a configuration, on one copy of the model; with PyTorch, by
-    Hugging Face's model too.
+    """Generate answers for one micro-batch, and with PyTorch also by Hugging Face's model.
 
     Args:
-        data_cache: what was loaded to choose the configuration.
+        data_cache: data that is already loaded; None: nothing.
 
     Raises:
-        UserError: for anything a person can mend.
+        UserError: an error that a user can fix.
     """
     e = replace(config.execution, data_parallel=1, device_iterations=1)
     config = replace(config, execution=e)
@@ -120,7 +119,7 @@ def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedText]:
 
 
 def _hugging_face(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
-    """What Hugging Face's model generates greedily, prompt by prompt: int32 [n, length]."""
+    """Generate greedily with Hugging Face's model, prompt by prompt: int32 (prompts, length)."""
     out = np.full((len(prompts), length), pad, np.int32)
     for row, input_ids, mask in zip(out, prompts.input_ids, prompts.mask, strict=True):
         new = generate(model, input_ids[mask == 1][None], length)[0]  # alone, it needs no padding

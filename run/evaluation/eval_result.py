@@ -1,4 +1,4 @@
-"""What an evaluation found: metrics, confused labels, examples of errors."""
+"""Result of an evaluation: metrics, confusion matrix and examples of wrong predictions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_EXAMPLES = 20
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model wrote for one example.
+    """Generated and expected answer of one example.
 
     Attributes:
-        prompt: what it read.
-        generated: what it wrote.
-        expected: what it should have written.
+        prompt: the example's prompt.
+        generated: the model's answer.
+        expected: the target.
     """
 
     prompt: str
@@ -30,24 +30,24 @@ class Prediction:
     expected: str
 
     def to_dict(self) -> dict[str, str]:
-        """It as JSON data."""
+        """Return JSON data."""
         return {"prompt": self.prompt, "expected": self.expected, "generated": self.generated}
 
     @property
     def right(self) -> bool:
-        """Whether it is exactly what is expected, apart from surrounding space."""
+        """True if the answer is exactly the expected one, apart from surrounding space."""
         return self.generated.strip() == self.expected.strip()
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The outcome of an evaluation.
+    """Metrics and predictions of an evaluation.
 
     Attributes:
         metrics: values by name.
-        answers: to all examples; empty if no metric needs them.
-        labels: of a labelling task.
-        facts: further entries of the file, such as where the weights come from.
+        answers: predictions for all examples; empty if no metric needs them.
+        labels: class labels; None if the task is no classification.
+        facts: further entries of eval.json, such as the source of the weights.
     """
 
     metrics: Mapping[str, float]
@@ -57,11 +57,11 @@ class EvalResult:
 
     @property
     def correct(self) -> int:
-        """Number of right answers."""
+        """Number of correct predictions."""
         return sum(answer.right for answer in self.answers)
 
     def confusion_matrix(self) -> dict[str, dict[str, int]]:
-        """How often a label (outer key) was answered by each label, or by none of them."""
+        """Count predictions by expected label (outer key) and predicted label or `NO_LABEL`."""
         labels = self.labels or ()
         counts = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
         for answer in self.answers:
@@ -70,7 +70,7 @@ class EvalResult:
         return counts
 
     def to_dict(self) -> dict[str, Any]:
-        """It as JSON data."""
+        """Return JSON data."""
         data: dict[str, Any] = {**self.facts, **self.metrics}
         if self.answers:
             data |= {"correct": self.correct, "total": len(self.answers)}
@@ -81,16 +81,16 @@ class EvalResult:
         return data
 
     def write(self, path: Path) -> None:
-        """Write it into a file, whose folder is created if need be.
+        """Write the result as JSON, creating the folder if needed.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the file cannot be written.
         """
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
         write_text("the report", path, text + "\n")
 
     def summary(self) -> str:
-        """A line for each metric; exact answers are counted too."""
+        """Format a line for each metric; accuracy and exact match have counts."""
         lines = []
         for name, value in self.metrics.items():
             counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""

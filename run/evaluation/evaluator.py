@@ -1,4 +1,4 @@
-"""Evaluation of a configured model on its validation split, for any weights."""
+"""Evaluator of weights on the validation split."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from terminal.screen import progress_bar, say
 
 
 class Evaluator:
-    """Programs and data of an evaluation, ready for weights. The metrics decide what is computed:
-    the loss, answers, or both. The constructor reads the data and compiles the programs.
+    """Compiled programs and data of an evaluation, for any weights.
+
+    The metrics decide which programs are built: the loss, predictions, or both.
     """
 
     def __init__(
@@ -77,17 +78,17 @@ class Evaluator:
             self._count_cut(self._answering.cut)
 
     def _count_cut(self, prompts: int) -> None:
-        """Say once, and note, how many prompts are longer than what is read."""
+        """Warn once about prompts that were truncated, and record their number."""
         if prompts and "prompts_cut" not in self.facts:
             total = len(self._targets)
             say(f"warning: {prompts} of {total} prompts of the validation split are cut")
         self.facts["prompts_cut"] = prompts
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> EvalResult:
-        """The metrics of a model with these weights, whole tensors by logical name.
+        """Evaluate weights: unsharded tensors by logical name.
 
         Args:
-            quiet: show no bars.
+            quiet: show no progress bars.
         """
         values: dict[str, float] = {}
         if self._losses is not None:
@@ -108,14 +109,14 @@ class Evaluator:
         return EvalResult(metrics, answers, names, self.facts)
 
     def _answer(self, prompt: str, text: str, target: str) -> Prediction:
-        """A generated text and its target; of a classification, their labels."""
+        """Pair a generated text with its target; in a classification, as labels."""
         if self._labels is None:
             return Prediction(prompt, text, target)
         found = self._labels.found_in(text, target)
         return Prediction(prompt, text if found is None else found, self._labels.split(target)[1])
 
     def _judged(self, answers: Sequence[Prediction]) -> dict[str, float]:
-        """The metrics of answers."""
+        """Compute the metrics of predictions."""
         texts = [answer.generated for answer in answers]
         if self._labels is not None:
             texts = [text if text in self._labels.names else NO_LABEL for text in texts]
@@ -127,7 +128,7 @@ class Evaluator:
 def _answering(
     config: RunConfig, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None
 ) -> GenerativePredictor | LabelPredictor:
-    """The program that answers the prompts of a corpus."""
+    """Create the predictor for the prompts of a corpus."""
     if config.eval.constrained:
         return LabelPredictor(
             LabelCandidates.from_examples(data, corpus, data.task.labels or ()), weight_source

@@ -1,4 +1,4 @@
-"""Answers to prompts: those that the model writes, or the likeliest of some labels."""
+"""Predictors: generate the answer to a prompt, or choose the most likely label."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OnProgress = Callable[[int], object] | None
 
 
 class GenerativePredictor:
-    """Answers that the model writes.
+    """Predicts by generating text.
 
     Attributes:
-        cut: prompts that lost a part.
+        cut: number of truncated prompts.
     """
 
     def __init__(self, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None) -> None:
-        """Raises as `Pipeline.make_eval_prompts`; `weight_source`: see `ModelSession`."""
+        """Compile the program. Raises as `Pipeline.make_eval_prompts`."""
         fitted, self._prompts = data.make_eval_prompts(corpus)
         self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
         self._stops = data.config.generation.stops()
@@ -45,7 +45,7 @@ class GenerativePredictor:
     def answers(
         self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
     ) -> list[str]:
-        """The answer to each prompt; `weights`: whole tensors by logical name."""
+        """Generate the answer to each prompt; `weights`: unsharded tensors by logical name."""
         self._inference.write(weights)
         with self._inference:
             tokens = self._inference.generate(
@@ -56,12 +56,12 @@ class GenerativePredictor:
 
 
 class LabelPredictor:
-    """Answers among labels, by `scores`; otherwise like `GenerativePredictor`."""
+    """Predicts the class label with the highest score."""
 
     def __init__(
         self, candidates: LabelCandidates, weight_source: ModelSession | None = None
     ) -> None:
-        """`weight_source`: see `ModelSession`."""
+        """Compile the program that computes log-probabilities of labels."""
         self._candidates, self.cut = candidates, candidates.cut
         config: RunConfig = candidates.config
         self._losses = compile_session(
@@ -80,7 +80,7 @@ class LabelPredictor:
     def scores(
         self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
     ) -> np.ndarray:
-        """Log-probability of each label after each prompt, float32 [prompts, labels]."""
+        """Return the log-probability of each label after each prompt, float32 (prompts, labels)."""
         samples = self._candidates.samples
         logps = np.empty((*samples.pair_indices.shape, 2), np.float32)
         self._losses.write(weights)

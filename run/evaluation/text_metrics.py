@@ -1,4 +1,4 @@
-"""Metrics of generated texts."""
+"""Metrics of generated texts: exact match, F1, ROUGE-L and BLEU."""
 
 from __future__ import annotations
 
