@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompts_from_file,
         prompts_from_texts,
         read_stdin_lines,
+        resolve_prompt_format,
         uses_no_template,
-        with_format,
         write_answers,
     )
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asks = {"a file of prompts": given.file is not None, "--no_template": given.no_template,
             "--chat": given.chat}  # fmt: skip
     check_same_run_on_all_processes(config, **asks)
-    config = with_format(config, given.file, given.chat, given.no_template)
+    config = resolve_prompt_format(config, given.file, given.chat, given.no_template)
     if given.chat:
         from run.answers.chat_session import run_chat
 

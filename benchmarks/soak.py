@@ -42,7 +42,7 @@ from checkpoints import load_checkpoint
 from checkpoints.object_store import RemoteRun
 from checkpoints.step_folders import step_folders
 from config.errors import UserError
-from run.records.metrics_jsonl import Row, read_metrics
+from run.records.metrics_jsonl import StepMetrics, read_metrics
 from terminal.entry_point import entry_point
 from terminal.parser import Parser
 
@@ -78,7 +78,7 @@ class Soak:
     folder: Path
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StepMetrics] = field(default_factory=list)
     newest: int = 0
     _start: int = 0
 
@@ -194,7 +194,7 @@ class Soak:
         return len(self.rows)
 
 
-def _steps(run: Path) -> list[Row]:
+def _steps(run: Path) -> list[StepMetrics]:
     """Returns the metrics of a run's training steps, without the row of a last save."""
     return [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
 

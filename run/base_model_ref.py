@@ -46,7 +46,7 @@ class BaseModelRef:
     step: str | None = None
 
     @classmethod
-    def at(cls, place: str | Path, step: str | None = None) -> BaseModelRef:
+    def from_location(cls, place: str | Path, step: str | None = None) -> BaseModelRef:
         """Create the reference to a location, with an absolute path if it is a folder."""
         return cls(str(Path(place).resolve()) if Path(place).exists() else str(place), step=step)
 
@@ -64,10 +64,10 @@ class BaseModelRef:
         """Return the copy's folder in a run's `base` folder."""
         return folder / (self.step or "")[:16]
 
-    def place(self, near: Path | None, said: str | None = None) -> str:
-        """Return the location: a copy near the step `near`, else the given one, else the name."""
-        if near is not None and self.step is not None:
-            for folder in (RunFolder.from_step_folder(near).base, near.parent):
+    def locate(self, near_step: Path | None, said: str | None = None) -> str:
+        """Return the location: a copy near `near_step`, else the given one, else the name."""
+        if near_step is not None and self.step is not None:
+            for folder in (RunFolder.from_step_folder(near_step).base, near_step.parent):
                 if has_checkpoint(self.local_copy(folder)):
                     return str(self.local_copy(folder))
         return said or self.name
@@ -83,7 +83,7 @@ class BaseModelRef:
             return self.name
         return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
 
-    def record(self, sha256: Mapping[str, str]) -> dict[str, Any]:
+    def to_metadata(self, sha256: Mapping[str, str]) -> dict[str, Any]:
         """Return the reference as metadata of a checkpoint.
 
         Args:
@@ -111,16 +111,16 @@ def keep_base_steps(
     kept: set[Path] = set()
     for base in bases:
         one: BaseModelRef | None = base
-        near = start
+        near_step = start
         while one is not None and one.step is not None:
-            near = _found(one, near)
-            if near is None:
+            near_step = _find_step(one, near_step)
+            if near_step is None:
                 break
             folder = one.local_copy(run.base)
             if is_first_process() and not has_checkpoint(folder):
-                _keep(near, folder)
+                _link_or_copy(near_step, folder)
             kept.add(folder)
-            one = BaseModelRef.from_checkpoint(near)
+            one = BaseModelRef.from_checkpoint(near_step)
     return kept
 
 
@@ -131,17 +131,17 @@ def remove_unused_base_steps(run: RunFolder, kept: Collection[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _found(base: BaseModelRef, near: SavedCheckpoint | None) -> SavedCheckpoint | None:
-    """Find the step that a base model is: the step `near` itself, or a copy close to it."""
-    if near is not None and near.sha256 == base.step:
-        return near
-    place = base.place(None if near is None else near.path)
+def _find_step(base: BaseModelRef, near_step: SavedCheckpoint | None) -> SavedCheckpoint | None:
+    """Find the step that a base model is: the step `near_step` itself, or a copy close to it."""
+    if near_step is not None and near_step.sha256 == base.step:
+        return near_step
+    place = base.locate(None if near_step is None else near_step.path)
     if not all(popdist.all_gather_object(has_checkpoint(place))):
         return None
     return load_checkpoint(place, verify=False)
 
 
-def _keep(step: SavedCheckpoint, folder: Path) -> None:
+def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
     def fill(draft: Path) -> None:
         try:
             for file in step.path.iterdir():
@@ -149,12 +149,12 @@ def _keep(step: SavedCheckpoint, folder: Path) -> None:
         except OSError:  # another disk, one without links, or the owner has just deleted it
             for file in draft.iterdir():
                 file.unlink()
-            _copy(step, draft)
+            _copy_weights(step, draft)
 
     write_folder("the model that the run begins with", folder, fill)
 
 
-def _copy(step: SavedCheckpoint, to: Path) -> None:
+def _copy_weights(step: SavedCheckpoint, to: Path) -> None:
     """Write a step with the weights of another step, without optimizer state."""
     tensors = ((name, step.tensors[name]) for name in weight_names(step))
     records = write_tensors(to, "tensors-", tensors, SHARD_BYTES)
@@ -166,7 +166,11 @@ def _copy(step: SavedCheckpoint, to: Path) -> None:
 
 def weight_names(checkpoint: SavedCheckpoint) -> list[str]:
     """Return the names of a checkpoint's tensors that are weights."""
-    return [n for n in checkpoint.tensors if not n.startswith((f"{OPTIMIZER}/", f"{FP8}/"))]
+    return [
+        n
+        for n in checkpoint.tensors
+        if not n.startswith((f"{OPTIMIZER_PREFIX}/", f"{FP8_PREFIX}/"))
+    ]
 
 
 def metadata_of(checkpoint: SavedCheckpoint) -> JsonObject:

@@ -30,7 +30,11 @@ def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
     """
     for name in (config.checkpoint.load, config.data.tokenizer):
         if name is not None and name != RANDOM:
-            folder = Path(name) if Path(name).is_dir() else _had(name, [CONFIG, GENERATION_CONFIG])
+            folder = (
+                Path(name)
+                if Path(name).is_dir()
+                else _local_model_or_none(name, [CONFIG, GENERATION_CONFIG])
+            )
             settings = read_generation_config(folder) if folder else {}
             if settings:
                 return settings
@@ -50,7 +54,7 @@ def merge_multimodal_parts(
         CheckpointError: the multimodal model has another text model.
     """
     name: str | None = getattr(config.model, "multimodal_parent", None)
-    folder = None if name is None else _had(name)
+    folder = None if name is None else _local_model_or_none(name)
     if name is None:
         return files, hf_config, None
     if folder is None:
@@ -66,11 +70,11 @@ def merge_multimodal_parts(
         )
     whole = with_text_tensors(base, files)
     say(f"the {len(whole) - len(files)} weights besides the text part are {format_path(name)}'s")
-    described = multimodal_config(read_hf_config(folder) or {}, hf_config)
+    merged_config = multimodal_config(read_hf_config(folder) or {}, hf_config)
     if config.model.new_rows is not None:
         rows = {"vocab_size": config.model.vocab_size}
-        described["text_config"] = {**described.get("text_config", {}), **rows}
-    return whole, described, folder
+        merged_config["text_config"] = {**merged_config.get("text_config", {}), **rows}
+    return whole, merged_config, folder
 
 
 def copy_processor_configs(folder: Path, to: Path) -> None:
@@ -79,7 +83,7 @@ def copy_processor_configs(folder: Path, to: Path) -> None:
         shutil.copy(path, to)
 
 
-def _had(name: str, files: list[str] | None = None) -> Path | None:
+def _local_model_or_none(name: str, files: list[str] | None = None) -> Path | None:
     """Return the local folder of a model, or None if it cannot be found or downloaded."""
     try:
         return local_model(name, files)

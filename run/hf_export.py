@@ -80,7 +80,7 @@ def export_model(
         CheckpointError: the folder is there and not empty, or cannot be written.
     """
     family, adapts = get_family(config), config.adapter.rank > 0
-    exported = _exported(config, family.weight_map(config))
+    exported = _exported_map(config, family.weight_map(config))
     if adapts:
         names = [weight.name for weight in exported.weights]
         weights = ArraysView(weights, names)
@@ -116,7 +116,7 @@ def export_model(
     say(f"wrote {'an adapter' if adapts else 'a model'}{of} for Hugging Face to {folder}")
 
 
-def _exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
+def _exported_map(config: RunConfig, weight_map: WeightMap) -> WeightMap:
     """Select the mappings that an adapter file contains.
 
     These are all trainable weights, and frozen weights with new token rows, which the base lacks.
@@ -140,13 +140,13 @@ def _write_model(
     precision: str | None,
 ) -> None:
     if config.has_frozen:  # the base's may be of another type than those that it trains
-        weights = ArraysView(weights, transform=partial(_in_type, config.model.precision))
+        weights = ArraysView(weights, transform=partial(_cast, config.model.precision))
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)
     hf_config = family.to_config_json(config) | {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
     files, hf_config, whole = merge_multimodal_parts(config, files, hf_config)
     if precision is not None:
-        files = ArraysView(files, transform=partial(_in_type, precision))
+        files = ArraysView(files, transform=partial(_cast, precision))
 
     def completed(draft: Path) -> None:
         complete(draft)
@@ -168,18 +168,18 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     task = "SEQ_2_SEQ_LM" if family.sample_format.name == "seq2seq" else "CAUSAL_LM"
     saved = list(split_names(adapter.modules_to_save)) if config.training.trainable is None else []
     more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
-    modules, tokens = adapted_modules(weight_map), _trained_tokens(config, weight_map)
+    modules, tokens = adapted_modules(weight_map), _trainable_token_indices(config, weight_map)
     whole, tied = [*saved, *more], tied_modules(weight_map)
     experts = adapted_parameters(weight_map)
     settings = make_adapter_config(adapter, modules, whole, tokens, named, task, tied, experts)
     return settings | {
         "ensure_weight_tying": has_tied_head(
-            weight_map, _exported(config, weight_map).hf_names.aliases.values()
+            weight_map, _exported_map(config, weight_map).hf_names.aliases.values()
         )
     }
 
 
-def _trained_tokens(config: RunConfig, weight_map: WeightMap) -> Any:
+def _trainable_token_indices(config: RunConfig, weight_map: WeightMap) -> Any:
     """Return PEFT's `trainable_token_indices`; a list means the embedding and tied weights."""
     tokens = {
         module_name(name): list(tokens.rows) for name, tokens in weight_map.trainable_tokens.items()
@@ -187,11 +187,11 @@ def _trained_tokens(config: RunConfig, weight_map: WeightMap) -> Any:
     return tokens if len(tokens) > 1 else next(iter(tokens.values()), None)
 
 
-def _dtype(config: RunConfig) -> np.dtype:
+def _config_dtype(config: RunConfig) -> np.dtype:
     return np.dtype(popxl.dtype.from_name(config.model.precision).as_numpy())
 
 
-def _in_type(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
+def _cast(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
     """Cast a weight to another precision; integers stay."""
     if np.issubdtype(weight.dtype, np.integer):
         return weight
@@ -233,28 +233,28 @@ def export_checkpoint(
         weights, of = start.tensors, config
         if merge:
             quant = config.model.quant if merge == "expanded" else None
-            weights = merge_adapters(weight_map, weights, _dtype(config), quant)
-            of = _whole_model(config)
+            weights = merge_adapters(weight_map, weights, _config_dtype(config), quant)
+            of = _without_adapter(config)
             if start.base is not None:
                 left = "" if quant is None else f"what is left in {quant.bits} bits of "
                 say(f"the adapters are merged into {left}the weights of "
                     f"{format_path(start.base.name)}")  # fmt: skip
         with raise_on_all():
             if is_first_process():
-                record, base = _record(config, start), start.base
+                record, base = _run_info(config, start), start.base
                 export_model(of, weights, folder, record, base=base, precision=precision)
 
     adapts = config.adapter.rank > 0 and not merge
     load_weights(config, weight_map, needs_base=not adapts).load_with_fallback(written)
 
 
-def _whole_model(config: RunConfig) -> RunConfig:
+def _without_adapter(config: RunConfig) -> RunConfig:
     """Return the config of the model without adapters, with all weights trainable."""
     training = replace(config.training, trainable=None, frozen=None)
     return replace(config, adapter=Adapter(), training=training)
 
 
-def _record(config: RunConfig, start: InitialState) -> RunInfo | None:
+def _run_info(config: RunConfig, start: InitialState) -> RunInfo | None:
     """Return information about the run in `checkpoint.load`; None if it is no run."""
     load = config.checkpoint.load
     if load is None or start.checkpoint is None:

@@ -71,7 +71,7 @@ class InitialState:
     checkpoint: SavedCheckpoint | None = None
     base: BaseModelRef | None = None
     reload: Callable[[], InitialState] | None = None
-    anew: str = ""
+    restart_hint: str = ""
 
     def load_with_fallback(self, use: Callable[[InitialState], Used]) -> tuple[InitialState, Used]:
         """Call `use` with this state; if it is damaged, with that of the step before.
@@ -139,19 +139,19 @@ def _resolve_once(config: RunConfig, weight_map: WeightMap, fresh: bool) -> Init
     )
     if save is not None and not fresh and has_checkpoint(save):
         checkpoint = load_checkpoint(save, verify=False)
-        saved = flattened(_mapping(metadata_of(checkpoint), "config") or {})
+        saved = flattened(_optional_object(metadata_of(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
             model = None if load == RANDOM or _has_steps(load) else load
-            return _continued(
+            return _resume_from(
                 config, checkpoint, weight_map, save, "--overwrite starts over", model
             )
     if load is not None and config.checkpoint.load_optimizer and _has_steps(load):
-        checkpoint = _open(config, weight_map, load)
+        checkpoint = _open_checkpoint(config, weight_map, load)
         other = ", with another --save" if save is not None and _is_within(load, save) else ""
-        anew = f"--checkpoint.load_optimizer false{other} starts a new run from its weights"
-        return _continued(config, checkpoint, weight_map, load, anew)
-    start = _of_weights(config, weight_map, load or RANDOM)
+        restart_hint = f"--checkpoint.load_optimizer false{other} starts a new run from its weights"
+        return _resume_from(config, checkpoint, weight_map, load, restart_hint)
+    start = _weights_state(config, weight_map, load or RANDOM)
     text = f"the weights of {start.source}" if start.checkpoint is not None else start.source
     return replace(start, source=text)
 
@@ -160,7 +160,7 @@ def _has_steps(place: str | None) -> bool:
     return place is not None and place != RANDOM and has_checkpoint(place)
 
 
-def _open(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
+def _open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
     """Load the checkpoint at a location. Raises CheckpointError if adapters are given twice."""
     checkpoint = load_checkpoint(load, verify=False)
     if config.adapter.load is not None and has_adapters(weight_map, checkpoint):
@@ -171,33 +171,33 @@ def _open(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoin
     return checkpoint
 
 
-def _of_weights(
+def _weights_state(
     config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool = True
 ) -> InitialState:
     """Return a state with weights only.
 
     Its base is the checkpoint's own base model if that has all frozen weights, else the checkpoint.
     """
-    checkpoint = _open(config, weight_map, load) if _has_steps(load) else None
+    checkpoint = _open_checkpoint(config, weight_map, load) if _has_steps(load) else None
     weights, sha256 = read_weights(config, weight_map, load, checkpoint, needs_base)
     if checkpoint is None:
         is_random = load == RANDOM
-        base = BaseModelRef(RANDOM) if is_random else BaseModelRef.at(load)
+        base = BaseModelRef(RANDOM) if is_random else BaseModelRef.from_location(load)
         source = "random weights" if is_random else load
         return InitialState(weights, source=source, sha256=sha256, base=base)
     own = BaseModelRef.from_checkpoint(checkpoint)
     if own is None or not own.sha256.keys() >= {*weight_map.frozen_names}:
-        own = BaseModelRef.at(checkpoint.path, checkpoint.sha256)
+        own = BaseModelRef.from_location(checkpoint.path, checkpoint.sha256)
     source = f"step {checkpoint.step} in {load}"
     return InitialState(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=own)
 
 
-def _continued(
+def _resume_from(
     config: RunConfig,
     checkpoint: SavedCheckpoint,
     weight_map: WeightMap,
     folder: str,
-    anew: str,
+    restart_hint: str,
     model: str | None = None,
 ) -> InitialState:
     """Return the state of a run that is resumed from a checkpoint.
@@ -209,12 +209,12 @@ def _continued(
     check_checkpoint(config, weight_map, checkpoint, folder)
     if not any(name.startswith(f"{OPTIMIZER_PREFIX}/") for name in checkpoint.tensors):
         raise CheckpointError(
-            f"the checkpoint in {folder} has no optimizer state to continue with: {anew}"
+            f"the checkpoint in {folder} has no optimizer state to continue with: {restart_hint}"
         )
     if set(weight_names(checkpoint)) != {weight.name for weight in weight_map.trainable_weights}:
         raise CheckpointError(
             f"the run in {format_path(folder)} trains other weights than training.trainable and "
-            f"frozen mean: continue it as it was; {anew}"
+            f"frozen mean: continue it as it was; {restart_hint}"
         )
     tensors = check_finite(config, checkpoint.tensors, folder)
     kept, specs = (
@@ -226,25 +226,25 @@ def _continued(
         raise CheckpointError(
             f"the checkpoint in {format_path(folder)} has no {state} of shape {kept[state].shape}, "
             f"which {config.training.optimizer.name} as configured needs: continue with that run's "
-            f"optimizer; {anew}"
+            f"optimizer; {restart_hint}"
         )
     changed = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
     return InitialState(
         load_base_below(config, state, checkpoint, weight_map, folder, model),
         step=checkpoint.step,
-        data=_mapping(metadata, "data"),
+        data=_optional_object(metadata, "data"),
         source=f"step {checkpoint.step} in {folder}{changed}",
         skipped_steps=metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
-        best=_mapping(metadata, "best"),
+        best=_optional_object(metadata, "best"),
         sha256=checkpoint.sha256,
         checkpoint=checkpoint,
         base=BaseModelRef.from_checkpoint(checkpoint),
-        anew=anew,
+        restart_hint=restart_hint,
     )
 
 
-def _mapping(metadata: JsonObject, name: str) -> dict[str, Any] | None:
+def _optional_object(metadata: JsonObject, name: str) -> dict[str, Any] | None:
     """Return an object of the metadata; None without it."""
     return None if metadata.data.get(name) is None else metadata.mapping(name)
 
@@ -268,13 +268,13 @@ def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str,
     assert base is not None, "who starts to train knows where its weights are"
     assert tensors is not None, "see `resolve_initial_state`"
     if base.sha256:
-        return base.record({name: base.sha256[name] for name in weight_map.frozen_names})
+        return base.to_metadata({name: base.sha256[name] for name in weight_map.frozen_names})
     own = tensors.digests(weight_map.frozen_names) if is_first_process() else None
     first: Mapping[str, str] = popdist.all_gather_object(own)[0]
     for name, sha256 in tensors.sha256.items():
         if first.get(name, sha256) != sha256:
             raise tensors.changed(name)
-    return base.record(first) if is_first_process() else {}
+    return base.to_metadata(first) if is_first_process() else {}
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
@@ -325,7 +325,7 @@ def _load_weights(
     )
     if needs_scales and not has_checkpoint(load):
         raise no_scales
-    start = _of_weights(config, weight_map, load, needs_base)
+    start = _weights_state(config, weight_map, load, needs_base)
     if start.checkpoint is None:
         return start
     tensors, files = start.tensors, start.checkpoint.tensors

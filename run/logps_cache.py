@@ -37,7 +37,7 @@ _COUNT = struct.Struct("<Q")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
-def write_logps(path: Path, logps: np.ndarray) -> None:
+def write_logps_file(path: Path, logps: np.ndarray) -> None:
     """Write a complete file.
 
     Raises:
@@ -50,7 +50,7 @@ def write_logps(path: Path, logps: np.ndarray) -> None:
     write_file("the reference", path, lambda to: write_safetensors(to, arrays))
 
 
-def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
+def read_logps_file(path: Path, shape: Shape) -> np.ndarray | None:
     """Read a complete file; None, after a warning, if it is damaged, and None without one."""
     try:
         if not path.exists():
@@ -67,7 +67,7 @@ def read_logps(path: Path, shape: Shape) -> np.ndarray | None:
     return logps
 
 
-class _End(NamedTuple):
+class _RecordEnd(NamedTuple):
     """End of a valid record: number of samples and bytes so far, and the record's digest."""
 
     samples: int
@@ -90,36 +90,36 @@ class LogpsDraftFile:
         self._path, self._file = path, None
         self._logps = np.empty(shape, np.float32)
         # A draft that has another name is of other values.
-        self._ends = [_End(0, 0, hashlib.sha256(path.name.encode()).digest())]
+        self._record_ends = [_RecordEnd(0, 0, hashlib.sha256(path.name.encode()).digest())]
         try:
-            self._file = _opened(path) if writes else None
+            self._file = _open_locked(path) if writes else None
             self._read()
         except FileError as error:
             self._give_up(error)
 
     @property
-    def known(self) -> int:
+    def num_samples(self) -> int:
         """Number of leading samples whose values it has."""
-        return self._ends[-1].samples
+        return self._record_ends[-1].samples
 
-    def begin(self, samples: int) -> np.ndarray:
+    def truncate(self, samples: int) -> np.ndarray:
         """Truncate the draft to its first `samples`, at the end of a record.
 
         Returns:
             Array of all values, of which only these are set.
         """
-        while self.known > samples:
-            self._ends.pop()
-        self._write(lambda file: os.ftruncate(file, self._ends[-1].byte))
+        while self.num_samples > samples:
+            self._record_ends.pop()
+        self._write(lambda file: os.ftruncate(file, self._record_ends[-1].byte))
         return self._logps
 
-    def add(self, logps: np.ndarray) -> None:
+    def append(self, logps: np.ndarray) -> None:
         """Append the values of the next samples."""
         content = np.asarray(logps, "<f4", order="C").tobytes()
-        head, last = _COUNT.pack(len(logps)), self._ends[-1]
-        sha256 = _chained(last.sha256, head, content)
+        head, last = _COUNT.pack(len(logps)), self._record_ends[-1]
+        sha256 = _chain_digest(last.sha256, head, content)
         self._write(lambda file: _write_at(file, last.byte, head + sha256 + content))
-        self._know(logps, sha256)
+        self._append_values(logps, sha256)
 
     def remove(self) -> None:
         """Delete the file, if this process appends to it."""
@@ -132,12 +132,12 @@ class LogpsDraftFile:
     def __exit__(self, *exc: object) -> None:
         self._close()
 
-    def _know(self, logps: np.ndarray, sha256: bytes) -> None:
-        samples, byte, _ = self._ends[-1]
+    def _append_values(self, logps: np.ndarray, sha256: bytes) -> None:
+        samples, byte, _ = self._record_ends[-1]
         end = samples + len(logps)
         self._logps[samples:end] = logps
         record = _COUNT.size + _DIGEST_BYTES + 4 * logps.size
-        self._ends.append(_End(end, byte + record, sha256))
+        self._record_ends.append(_RecordEnd(end, byte + record, sha256))
 
     def _read(self) -> None:
         """Read all valid records."""
@@ -157,17 +157,19 @@ class LogpsDraftFile:
         head, sha256 = file.read(_COUNT.size), file.read(_DIGEST_BYTES)
         if len(sha256) < _DIGEST_BYTES:
             return False
-        (count,), values = _COUNT.unpack(head), self._logps[self.known :]
+        (count,), values = _COUNT.unpack(head), self._logps[self.num_samples :]
         if 0 < count <= len(values):
             content = file.read(values[:count].nbytes)
             if len(content) < values[:count].nbytes:
                 return False
-            if sha256 == _chained(self._ends[-1].sha256, head, content):
-                self._know(np.frombuffer(content, "<f4").reshape(values[:count].shape), sha256)
+            if sha256 == _chain_digest(self._record_ends[-1].sha256, head, content):
+                self._append_values(
+                    np.frombuffer(content, "<f4").reshape(values[:count].shape), sha256
+                )
                 return True
         say(
             f"warning: {format_path(self._path)} is damaged: the samples after the first "
-            f"{self.known} are computed again"
+            f"{self.num_samples} are computed again"
         )
         return False
 
@@ -196,13 +198,13 @@ def remove_stale_drafts(folder: Path) -> None:
     with suppress(OSError):
         for path in folder.glob(f"*{DRAFT}"):
             with suppress(FileError, OSError):
-                file = _opened(path)
+                file = _open_locked(path)
                 if file is not None:
                     os.close(file)
                     path.unlink()
 
 
-def _opened(path: Path) -> int | None:
+def _open_locked(path: Path) -> int | None:
     """Open and lock a draft, creating it if needed; None if another process holds the lock.
 
     Raises:
@@ -230,5 +232,5 @@ def _write_at(file: int, start: int, content: bytes) -> None:
         done += os.pwrite(file, content[done:], start + done)
 
 
-def _chained(before: bytes, head: bytes, content: bytes) -> bytes:
+def _chain_digest(before: bytes, head: bytes, content: bytes) -> bytes:
     return hashlib.sha256(before + head + content).digest()

@@ -23,7 +23,7 @@ class LRSchedule:
     After the last step the learning rate keeps its final value.
     """
 
-    rate: LearningRate
+    settings: LearningRate
     warmup_steps: int
     steps: int
 
@@ -37,11 +37,11 @@ class LRSchedule:
         return cls(rate, warmup, steps)
 
     def __call__(self, step: int) -> float:
-        step = max(step - self.rate.start_step, 0)
+        step = max(step - self.settings.start_step, 0)
         if step < self.warmup_steps:
-            return self.rate.maximum * step / self.warmup_steps
-        return LR_SCHEDULES[self.rate.function](
-            self.rate, LRProgress(step, self.warmup_steps, self.steps)
+            return self.settings.maximum * step / self.warmup_steps
+        return LR_SCHEDULES[self.settings.function](
+            self.settings, LRProgress(step, self.warmup_steps, self.steps)
         )
 
 

@@ -22,11 +22,11 @@ from files.yaml_files import dump_yaml
 from huggingface.model_card import CURVE, FILE_NAME, AdapterInfo, ModelCard, TableRows
 from huggingface.pretrained import RANDOM
 from run.records.loss_curve import draw_loss_curve
-from run.records.metrics_jsonl import Row, read_metrics
+from run.records.metrics_jsonl import StepMetrics, read_metrics
 from run.records.progress import VALIDATION
 from run.records.run_json import read_sessions
 
-_OF_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _BUILT_IN = {"mnli": ("nyu-mll/glue", "GLUE/MNLI"), "sample": (None, "the sample corpus")}
 _TRAINING = {
     "optimizer steps": "training.steps",
@@ -67,7 +67,7 @@ class RunInfo:
         return cls(config, step, next(there, places[0]))
 
     @property
-    def rows(self) -> list[Row]:
+    def metrics(self) -> list[StepMetrics]:
         """Metrics of all steps up to that of the weights."""
         try:
             rows = read_metrics(self.folder.metrics)
@@ -75,7 +75,7 @@ class RunInfo:
             return []
         return [row for row in rows if row["step"] <= self.step]
 
-    def validation(self) -> dict[str, float]:
+    def eval_metrics(self) -> dict[str, float]:
         """Evaluation metrics of the weights: of eval.json, else of the last evaluation."""
         try:
             report = read_object(self.folder.validation).data
@@ -83,7 +83,7 @@ class RunInfo:
             report = {}
         if report.get("step") == self.step:
             return {n: v for n in METRIC_NAMES if isinstance(v := report.get(n), int | float)}
-        for row in reversed(self.rows):
+        for row in reversed(self.metrics):
             metrics = {n: row[VALIDATION + n] for n in METRIC_NAMES if VALIDATION + n in row}
             if metrics:
                 return metrics
@@ -108,56 +108,56 @@ def write_model_card(
     """
     sequence_to_sequence = sample_format.name == "seq2seq"
     if run is None:
-        card = ModelCard(name, sequence_to_sequence, *_base(load), adapter=adapter)
+        card = ModelCard(name, sequence_to_sequence, *_describe_base(load), adapter=adapter)
     else:
-        rows = run.rows
+        rows = run.metrics
         if rows:
             draw_loss_curve(rows, folder / CURVE, name)
-        card = replace(_card_of_run(name, sequence_to_sequence, run, bool(rows)), adapter=adapter)
+        card = replace(_run_card(name, sequence_to_sequence, run, bool(rows)), adapter=adapter)
     (folder / FILE_NAME).write_text(card.text(), encoding="utf-8")
 
 
-def _card_of_run(name: str, sequence_to_sequence: bool, run: RunInfo, curve: bool) -> ModelCard:
+def _run_card(name: str, sequence_to_sequence: bool, run: RunInfo, curve: bool) -> ModelCard:
     flat = flattened(run.config)
-    hub, data = _data(flat)
+    hub, data = _describe_data(flat)
     return ModelCard(
         name,
         sequence_to_sequence,
-        *_base(flat.get("checkpoint.load")),
+        *_describe_base(flat.get("checkpoint.load")),
         datasets=hub,
         evaluated_on=data.get("validation", data["training"]),
-        metrics=run.validation(),
+        metrics=run.eval_metrics(),
         prompt=flat.get("data.prompt"),
         target=flat.get("data.target"),
         chat=flat.get("data.format") == "conversational",
-        trained=_trained(flat),
+        trained=_describe_trained(flat),
         data=data,
-        training=_training(flat, run),
-        sessions=_sessions(run),
-        settings=dump_yaml(_without_places(run.config)),
+        training=_training_table(flat, run),
+        sessions=_session_tables(run),
+        settings=dump_yaml(_without_paths(run.config)),
         curve=curve,
     )
 
 
-def _trained(flat: Mapping[str, Any]) -> str:
+def _describe_trained(flat: Mapping[str, Any]) -> str:
     if rank := flat.get("adapter.rank"):
         return f"Adapters of rank {rank} were trained"
     some = flat.get("training.trainable") or flat.get("training.frozen")
     return f"{'Some' if some else 'All'} parameters were fine-tuned"
 
 
-def _base(load: str | None) -> tuple[str, str | None]:
+def _describe_base(load: str | None) -> tuple[str, str | None]:
     """Return the origin of the weights for readers, and its name on the hub or None."""
     if load is None or load == RANDOM:
         return "random weights", None
     if has_checkpoint(load):
         return f"the run {Path(load).resolve().name}", None
-    if Path(load).exists() or not _OF_THE_HUB.fullmatch(load):
+    if Path(load).exists() or not _HUB_NAME.fullmatch(load):
         return f"the model in the folder {Path(load).name}", None
     return load, load
 
 
-def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+def _describe_data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     """Return names of data sets on the hub, and a table about the data.
 
     Of local files only names are given, no paths.
@@ -171,7 +171,7 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
             known = None if flat.get("data.train") else known
             text = "" if flat.get("data.train") else text
         else:
-            known, text = _named(str(given))
+            known, text = _hub_and_display_name(str(given))
         hub += [known] if known and known not in hub else []
         rows |= {title: text} if text else {}
     for title, field in (
@@ -186,16 +186,16 @@ def _data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     return hub, {"training": "unknown"} | rows
 
 
-def _named(given: str) -> tuple[str | None, str]:
+def _hub_and_display_name(given: str) -> tuple[str | None, str]:
     """Return the name on the hub or None, and a name for readers."""
     path = given.partition("@")[0].partition(":")[0]
     is_file = Path(given).exists() or any(path.removesuffix(".gz").endswith(s) for s in READERS)
-    if not is_file and _OF_THE_HUB.fullmatch(path):
+    if not is_file and _HUB_NAME.fullmatch(path):
         return path, given
     return None, ", ".join(Path(part.strip()).name for part in given.split(","))
 
 
-def _training(flat: Mapping[str, Any], run: RunInfo) -> TableRows:
+def _training_table(flat: Mapping[str, Any], run: RunInfo) -> TableRows:
     values = {title: flat.get(field) for title, field in _TRAINING.items()}
     shown = {title: str(value) for title, value in values.items() if value is not None}
     if shown.get("optimizer steps") != str(run.step):
@@ -204,7 +204,7 @@ def _training(flat: Mapping[str, Any], run: RunInfo) -> TableRows:
         )
     if flat.get("model.precision") != "float32":
         shown["16-bit weights"] = _rounding(flat)
-    rows = run.rows
+    rows = run.metrics
     if rows:
         shown["training loss, last step"] = format_number(rows[-1].get("loss", float("nan")))
     return shown
@@ -217,20 +217,20 @@ def _rounding(flat: Mapping[str, Any]) -> str:
     return "rounded to nearest" if wanted is False else "rounded stochastically"
 
 
-def _sessions(run: RunInfo) -> list[TableRows]:
+def _session_tables(run: RunInfo) -> list[TableRows]:
     """Return a table for each time that the run was started or resumed."""
     by_session: list[TableRows] = []
     for session in read_sessions(run.folder):
         if session.first_step >= run.step:
             continue
         facts = {"from step": str(session.first_step), "hardware": session.hardware}
-        facts |= {"command": _without_folders(session.command)} if session.command else {}
+        facts |= {"command": _shorten_paths(session.command)} if session.command else {}
         software = ", ".join(f"{name} {number}" for name, number in session.versions.items())
         by_session.append(facts | {"software": software})
     return by_session
 
 
-def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config without local folders."""
     sections = {name: section for name, section in config.items() if name != "checkpoint"}
     for section, names in (
@@ -238,12 +238,14 @@ def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
         ("execution", ("disk",)),
     ):
         given = dict(sections.get(section, {}))
-        given |= {n: _named(str(given[n]))[1] for n in names if given.get(n) is not None}
+        given |= {
+            n: _hub_and_display_name(str(given[n]))[1] for n in names if given.get(n) is not None
+        }
         sections[section] = given
     return sections
 
 
-def _without_folders(command: str) -> str:
+def _shorten_paths(command: str) -> str:
     """Return a command with absolute paths shortened to file names."""
     parts = (Path(part).name if part.startswith("/") else part for part in shlex.split(command))
     return shlex.join(parts)

@@ -115,7 +115,7 @@ def load_base_below(
     base = BaseModelRef.from_checkpoint(checkpoint)
     if base is None:
         return own
-    place = config.checkpoint.base_model or base.place(checkpoint.path, model)
+    place = config.checkpoint.base_model or base.locate(checkpoint.path, model)
     try:
         weights, _ = read_weights(config, weight_map.base, place)
     except UserError as error:
@@ -160,21 +160,21 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
         )
     elif prefix := headless_prefix(hf_config or {}, files):
         tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
-    loaded = _as_loaded(config, hf_config, tensors, name)
+    loaded = _loaded_config(config, hf_config, tensors, name)
     own = get_family(loaded).base_weight_map(loaded)
     check_config_match(loaded, hf_config, name)
     check_head_exists(loaded, own, tensors, name)
     try:
         check_weights_match(own, tensors, tensors, name)
     except CheckpointError as error:
-        raise _of_absent(files, name) or error from error
-    weights = _with_vocabulary(
+        raise _missing_weight_error(files, name) or error from error
+    weights = _resize_vocabulary(
         config, weight_map, own, check_finite(config, own.from_hf(tensors), name)
     )
     return weights, files.fingerprint()
 
 
-def _of_absent(files: ModelFiles, name: str) -> CheckpointError | None:
+def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | None:
     """Return the error for weights in the index that no file has, or None."""
     for weight, file in files.missing.items():
         return CheckpointError(
@@ -198,7 +198,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
 
 
 # ---- vocabulary ---------------------------------------------------------------------------------
-def _as_loaded(
+def _loaded_config(
     config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
     """The configuration of the model that is loaded, where the configured one has another
@@ -218,15 +218,15 @@ def _as_loaded(
         values = {model.path("vocab_size"): rows, model.path("new_rows"): None}
         for token in ("eos_token_id", "pad_token_id"):
             values[f"model.{token}"] = min(getattr(model, token), rows - 1)
-    may_untie = not family.infers_tied_head and HEAD not in tensors and hf_config is not None
-    if may_untie and model.tie_word_embeddings is False:
+    can_untie = not family.infers_tied_head and HEAD not in tensors and hf_config is not None
+    if can_untie and model.tie_word_embeddings is False:
         of_model = family.from_config_json(JsonObject(dict(hf_config or {}), name))
         tied = model.path("tie_word_embeddings")
         values[tied] = flattened({"model": of_model}).get(tied, False)
     return config.with_values(values)
 
 
-def _with_vocabulary(
+def _resize_vocabulary(
     config: RunConfig, weight_map: WeightMap, loaded: WeightMap, weights: Arrays
 ) -> Arrays:
     """Resize the vocabulary of loaded weights to the configured one.
@@ -242,13 +242,13 @@ def _with_vocabulary(
     for name in weight_map.vocabulary_names:
         source = name if name in own else embedding
         if new:
-            makers[name] = partial(_with_new_rows, weights, source, rows, new)
+            makers[name] = partial(_resize_rows, weights, source, rows, new)
         elif source != name:
             makers[name] = partial(weights.__getitem__, source)
     return OverlayArrays(LazyArrays(makers), weights)
 
 
-def _with_new_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
+def _resize_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
     """Resize a weight to `rows` rows; new rows are the mean of the others."""
     old, is_row = weights[name], False
     if old.shape[0] == 1:  # a buffer of logits, with a column for each token

@@ -39,50 +39,54 @@ class Profiler:
         """
         self._model, self._folder = model, folder
         self._title = f"Time by phase of {title} on {describe_devices(model.config)}"
-        self._running = self._apart = Timing()
-        self._lenient = WarnOnce()
-        self._stage = ExitStack()
+        self._overlapped = self._serialized = Timing()
+        self._warn_once = WarnOnce()
+        self._stage_context = ExitStack()
         self._next, self._runs = 0, runs
-        starts = self._time_as_it_runs, self._time_apart, self._trace, self._end
-        self._starts: dict[int, Callable[[], None]] = {}
+        starts = self._time_overlapped, self._time_serialized, self._trace, self._end
+        self._stage_starts: dict[int, Callable[[], None]] = {}
         if runs:
-            self._starts = {WARM_UP + i * runs: start for i, start in enumerate(starts)}
+            self._stage_starts = {WARM_UP + i * runs: start for i, start in enumerate(starts)}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._starts:
+        if self._stage_starts:
             self._end()
 
     def before_run(self) -> None:
         """Start and end measurements when they are due."""
-        start = self._starts.pop(self._next, None)
+        start = self._stage_starts.pop(self._next, None)
         self._next += 1
         if start is not None:
             self._close_stage()
             start()
 
-    def _time_as_it_runs(self) -> None:
-        self._running = self._stage.enter_context(self._model.session.timing())
+    def _time_overlapped(self) -> None:
+        self._overlapped = self._stage_context.enter_context(self._model.session.timing())
 
-    def _time_apart(self) -> None:
-        self._apart = self._stage.enter_context(self._model.session.timing(synchronize=True))
+    def _time_serialized(self) -> None:
+        self._serialized = self._stage_context.enter_context(
+            self._model.session.timing(synchronize=True)
+        )
 
     def _trace(self) -> None:
-        with self._lenient.warn_on_error("the trace"):
-            self._stage.enter_context(hardware.profile_trace(self._folder.profile))
-        self._stage.enter_context(self._model.session.timing())  # it names phases in the trace
+        with self._warn_once.warn_on_error("the trace"):
+            self._stage_context.enter_context(hardware.profile_trace(self._folder.profile))
+        self._stage_context.enter_context(
+            self._model.session.timing()
+        )  # it names phases in the trace
 
     def _end(self) -> None:
         """Write the table of phases, if everything was measured."""
-        self._starts.clear()
+        self._stage_starts.clear()
         self._close_stage()
-        if not (self._running.num_runs and self._apart.num_runs):
+        if not (self._overlapped.num_runs and self._serialized.num_runs):
             say("the run ended before it was profiled")
             return
-        table = phase_table(self._title, self._running, self._apart)
-        with self._lenient.warn_on_error("the table of phases"):
+        table = phase_table(self._title, self._overlapped, self._serialized)
+        with self._warn_once.warn_on_error("the table of phases"):
             write_text("the table of phases", self._folder.phases, table)
             name, place, at = self._folder.phases.name, self._folder.profile, WARM_UP + 1
             say(
@@ -92,8 +96,8 @@ class Profiler:
             )
 
     def _close_stage(self) -> None:
-        with self._lenient.warn_on_error("the trace"):
-            self._stage.close()
+        with self._warn_once.warn_on_error("the trace"):
+            self._stage_context.close()
 
 
 def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> int:
@@ -104,7 +108,7 @@ def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> 
     """
     if options.profile is None:
         return 0
-    left, needed = config.training.steps - first_step, _needed(options.profile, config)
+    left, needed = config.training.steps - first_step, _num_steps(options.profile, config)
     if left < needed:
         raise ConfigError(
             f"--profile {options.profile} takes {needed} steps of training, but {max(left, 0)} are "
@@ -127,7 +131,7 @@ def shorten_to_profile(config: RunConfig, options: RunOptions, first_step: int) 
     if options.profile is None or not _saves_nothing(config, options):
         return config
     off = ("training.epochs", "eval.steps", "eval.patience", "checkpoint.keep_best")
-    steps = first_step + _needed(options.profile, config)
+    steps = first_step + _num_steps(options.profile, config)
     return config.with_values({"training.steps": steps, **dict.fromkeys(off)})
 
 
@@ -135,7 +139,7 @@ def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:
     return config.checkpoint.save is None and options.save_hf is None
 
 
-def _needed(steps: int, config: RunConfig) -> int:
+def _num_steps(steps: int, config: RunConfig) -> int:
     """Return the number of training steps that profiling `steps` steps takes."""
     return (WARM_UP + STAGES * _runs(steps, config)) * config.execution.device_iterations
 

@@ -52,7 +52,7 @@ class QuantizedCache(ArraysView):
         """Args: `known`: digests of tensors, which are not read if their file exists."""
         super().__init__(tensors)
         self._known, self._folder = known, folder
-        self._fails = False
+        self._write_failed = False
 
     def get_quantized(
         self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
@@ -63,22 +63,22 @@ class QuantizedCache(ArraysView):
                    for name in names]  # fmt: skip
         key = sha256_of_bytes("\n".join((_FORMAT, form, *digests)).encode())
         path = self._folder / f"{key[:32]}.safetensors"
-        kept = _kept(path)
-        if kept is not None:
-            return kept
+        cached = _read_cached(path)
+        if cached is not None:
+            return cached
         arrays = make(OverlayArrays(read, self))
-        if not self._fails:
-            self._keep(path, arrays)
+        if not self._write_failed:
+            self._write(path, arrays)
         return arrays
 
-    def _keep(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
+    def _write(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
         """Write a file; after a first failure, with a warning, no further one is written."""
         try:
             write_file(
                 "packed weights to", path, lambda draft: write_safetensors(draft, _file(arrays))
             )
         except WriteError as error:
-            self._fails = True
+            self._write_failed = True
             say(f"warning: {error}; the next start quantises again")
 
 
@@ -92,7 +92,7 @@ def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return np.frombuffer(bytes.fromhex(sha256_of_bytes(text.encode())), np.uint8)
 
 
-def _kept(path: Path) -> Sequence[np.ndarray] | None:
+def _read_cached(path: Path) -> Sequence[np.ndarray] | None:
     """Read a file; None if it is missing or damaged."""
     try:
         if not path.exists():

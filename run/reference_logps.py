@@ -1,9 +1,9 @@
-"""The reference that preferences are learned against: the log-probabilities of all texts by the
-weights that a run begins with, without adapters. They are computed before the first step.
+"""Log-probabilities of the reference model for preference training, computed before the first step.
 
-A file holds those of some samples. Its name is a digest of all that they follow from: the weights,
-the model's settings, and the samples, which template, truncation and number are in. While it is
-made there is a draft of it, which the same command goes on with; see `run.logps_cache`.
+The reference model has the weights that the run started with, without adapters. A cache file has
+the log-probabilities of a list of samples; its name is a digest of all that they depend on: the
+weights, the model's settings and the samples. A file that is being computed is a draft, which the
+same command resumes (`run.logps_cache`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from run.logps_cache import (
     DRAFT,
     LogpsDraftFile,
     Shape,
-    read_logps,
+    read_logps_file,
     remove_stale_drafts,
-    write_logps,
+    write_logps_file,
 )
 from run.model_weights import has_adapters, read_weights
 from run.weight_checks import DigestChecked, check_digests
@@ -52,15 +52,15 @@ digest of that step if it is one."""
 
 @dataclass(frozen=True)
 class ReferenceLogps:
-    """What a run knows of its reference.
+    """Reference model of a run, and the cache of its log-probabilities.
 
     Attributes:
-        config: of the run.
-        folder: of the files.
-        sha256: digest of the reference's weights.
-        origin: the model, checkpoint, or "random" that the run began with; None: not known.
-        weights: gives them; raises UserError where the run has trained them and they are gone.
-        before: the folder of a run that this one goes on with, which may have files.
+        config: config of the run.
+        folder: folder of the cache files.
+        sha256: digest of the reference model's weights.
+        origin: model, checkpoint, or "random" that the run started from; None: unknown.
+        weights: returns the weights; raises UserError if they are no longer available.
+        before: cache folder of the run that this one resumes, if it is another folder.
     """
 
     config: RunConfig
@@ -68,13 +68,13 @@ class ReferenceLogps:
     sha256: str
     origin: BaseModelRef | None
     weights: Callable[[], Mapping[str, np.ndarray]]
-    before: Path | None = None
+    previous_folder: Path | None = None
 
     @classmethod
     def for_run(
         cls, config: RunConfig, start: InitialState, folder: RunFolder
     ) -> ReferenceLogps | None:
-        """The reference of a run that begins, or goes on, in a folder; None: it needs none."""
+        """Return the reference of a run in a folder; None if its objective needs none."""
         objective = make_objective(config)
         if REFERENCE not in objective.sequence_inputs:
             return None
@@ -82,17 +82,17 @@ class ReferenceLogps:
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
             saved = cls._saved(config, start.checkpoint, place)
             return replace(
-                saved, before=RunFolder.from_step_folder(start.checkpoint.path).reference
+                saved, previous_folder=RunFolder.from_step_folder(start.checkpoint.path).reference
             )
         sha256 = _digest_of_weights(config, start.digest_checked)
-        return cls(config, place, sha256, _origin(start), lambda: start.tensors)
+        return cls(config, place, sha256, _reference_origin(start), lambda: start.tensors)
 
     @classmethod
     def from_checkpoint(cls, config: RunConfig, start: InitialState) -> ReferenceLogps | None:
-        """The reference of a run of which `checkpoint.load` names a state; None: it needs none.
+        """Return the reference of the run in `checkpoint.load`; None if the objective needs none.
 
         Raises:
-            UserError: it names something else.
+            UserError: `checkpoint.load` is no run with a reference.
         """
         if REFERENCE not in make_objective(config).sequence_inputs:
             return None
@@ -112,55 +112,62 @@ class ReferenceLogps:
         sha256 = metadata.text(REFERENCE)
         step = metadata.text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
         origin = BaseModelRef(metadata.text(ORIGIN), step=step) if ORIGIN in metadata else None
-        place = None if origin is None else origin.place(checkpoint.path)
+        place = None if origin is None else origin.locate(checkpoint.path)
         return cls(
             config, folder, sha256, origin,
             lambda: _weights_at_origin(config, sha256, place, folder),
         )  # fmt: skip
 
-    def record(self) -> dict[str, Any]:
-        """Metadata for checkpoints."""
+    def to_metadata(self) -> dict[str, Any]:
+        """Return metadata for checkpoints."""
         if self.origin is None:
             return {REFERENCE: self.sha256}
         step = {} if self.origin.step is None else {ORIGIN_STEP: self.origin.step}
         return {REFERENCE: self.sha256, ORIGIN: self.origin.name, **step}
 
-    def of(self, samples: Samples) -> SamplesWithRefLogps:
-        """The samples with the log-probabilities of their texts, from a file or computed. All
-        processes call it together.
+    def add_to(self, samples: Samples) -> SamplesWithRefLogps:
+        """Add the reference's log-probabilities to samples, cached or newly computed; collective.
 
         Raises:
-            UserError: there is no file, and the weights are no more.
+            UserError: the cache has no file, and the weights are no longer available.
         """
         path = self.folder / f"{self._name(samples)}.safetensors"
         shape = len(samples), len(samples.take(np.zeros(1, np.int64))[NUM_LOSS_TOKENS]), 2
-        found = read_logps(path, shape)
-        if not all(popdist.all_gather_object(found is not None)):
-            found = None if self.before is None else read_logps(self.before / path.name, shape)
-            if all(popdist.all_gather_object(found is not None)) and found is not None:
-                _keep(path, found)
+        cached = read_logps_file(path, shape)
+        if not all(popdist.all_gather_object(cached is not None)):
+            cached = (
+                None
+                if self.previous_folder is None
+                else read_logps_file(self.previous_folder / path.name, shape)
+            )
+            if all(popdist.all_gather_object(cached is not None)) and cached is not None:
+                _write_cache_file(path, cached)
             else:
-                found = self._compute(samples, path, shape)
-        assert found is not None, "all processes have it, or compute it together"
-        return SamplesWithRefLogps(samples, found)
+                cached = self._compute(samples, path, shape)
+        assert cached is not None, "all processes have it, or compute it together"
+        return SamplesWithRefLogps(samples, cached)
 
     def remove_drafts(self) -> None:
-        """Delete the drafts that passes of other settings left in the run's own folder."""
+        """Delete drafts of other settings in the run's own folder."""
         if self.config.training.reference_cache is None and is_first_process():
             remove_stale_drafts(self.folder)
 
     def _name(self, samples: Samples) -> str:
-        config = _base(self.config)
+        config = _reference_config(self.config)
         settings = {**config.model.to_dict(), "dropout_prob": None, "eval": None}
         if config.fp8.enabled:
             settings["fp8"] = config.fp8.to_dict()
         return _digest([self.sha256, config.family, settings, samples.digest, len(samples)])
 
     def _compute(self, samples: Samples, path: Path, shape: Shape) -> np.ndarray:
-        config, weights, first_process = _base(self.config), self.weights(), is_first_process()
+        config, weights, first_process = (
+            _reference_config(self.config),
+            self.weights(),
+            is_first_process(),
+        )
         with LogpsDraftFile(path.with_suffix(DRAFT), shape, first_process) as draft:
-            first = min(popdist.all_gather_object(draft.known))
-            logps = draft.begin(first)
+            first = min(popdist.all_gather_object(draft.num_samples))
+            logps = draft.truncate(first)
             if first < len(samples):
                 say(f"the reference: {len(samples) - first} of {len(samples)} samples to compute")
                 model = compile_session(lambda: LossSession(config), "the program of the reference")
@@ -168,12 +175,12 @@ class ReferenceLogps:
                 unknown = SamplesWithRefLogps(samples, np.zeros(logps.shape, np.float32))
                 bar = progress_bar("reference", len(samples), "sample", first)
                 with model, bar:
-                    for part, found in model.loss_stats(unknown, first):
-                        logps[part] = found
-                        draft.add(logps[part])
+                    for part, cached in model.loss_stats(unknown, first):
+                        logps[part] = cached
+                        draft.append(logps[part])
                         bar.update(part.stop - part.start)
             finite = bool(np.isfinite(logps).all())  # all processes know all of them
-            if not finite or _keep(path, logps):
+            if not finite or _write_cache_file(path, logps):
                 draft.remove()
         if not finite:
             raise UserError("a log-probability of the reference is not finite: its weights cannot "
@@ -182,22 +189,24 @@ class ReferenceLogps:
 
 
 def _digest_of_weights(config: RunConfig, tensors: DigestChecked | None) -> str:
-    names = [weight.name for weight in get_family(config).weight_map(_base(config)).weights]
+    names = [
+        weight.name for weight in get_family(config).weight_map(_reference_config(config)).weights
+    ]
     assert tensors is not None, "what has a digest stays as it is"
     return _digest(dict(tensors.digests(names)))
 
 
-def _origin(start: InitialState) -> BaseModelRef | None:
-    """Where a run that begins found its weights."""
+def _reference_origin(start: InitialState) -> BaseModelRef | None:
+    """Return the reference to the weights that a new run starts from."""
     if start.checkpoint is not None:
-        return BaseModelRef.at(start.checkpoint.path, start.checkpoint.sha256)
+        return BaseModelRef.from_location(start.checkpoint.path, start.checkpoint.sha256)
     return start.base
 
 
 def _weights_at_origin(
     config: RunConfig, sha256: str, origin: str | None, folder: Path
 ) -> Mapping[str, np.ndarray]:
-    """Read the weights that a run began with, from their origin or `checkpoint.base_model`.
+    """Read the weights that a run started from, at their origin or `checkpoint.base_model`.
 
     Raises:
         UserError: neither has them.
@@ -222,8 +231,7 @@ def _weights_at_origin(
 
 
 def _initial_weights(config: RunConfig, place: str) -> Mapping[str, np.ndarray]:
-    """The weights at a place; adapters only where a checkpoint has some, since the reference has
-    none."""
+    """Read the weights at a location, with adapters only if a checkpoint has some."""
     weight_map = get_family(config).weight_map(config)
     trained = has_checkpoint(place) and has_adapters(
         weight_map, load_checkpoint(place, verify=False)
@@ -231,9 +239,11 @@ def _initial_weights(config: RunConfig, place: str) -> Mapping[str, np.ndarray]:
     return read_weights(config, weight_map if trained else weight_map.base, place)[0]
 
 
-def _base(config: RunConfig) -> RunConfig:
-    """The configuration of the reference, as it is evaluated. Its weights are frozen, so there is
-    no step that delayed FP8 scales could follow from."""
+def _reference_config(config: RunConfig) -> RunConfig:
+    """Return the config of the reference model: in evaluation mode, without adapters.
+
+    Its frozen weights have no delayed FP8 scales, which follow from training steps.
+    """
     fp8 = replace(config.fp8, recipe="current")
     return replace(config, adapter=Adapter(), model=replace(config.model, eval=True), fp8=fp8)
 
@@ -242,12 +252,11 @@ def _digest(of: Any) -> str:
     return sha256_of_bytes(json.dumps(of, sort_keys=True).encode())
 
 
-def _keep(path: Path, logps: np.ndarray) -> bool:
-    """Write a file, which is a cache: returns false, after a warning, if that fails. Process 0
-    does."""
+def _write_cache_file(path: Path, logps: np.ndarray) -> bool:
+    """Write a cache file on process 0; returns False, after a warning, if that fails."""
     if is_first_process():
         try:
-            write_logps(path, logps)
+            write_logps_file(path, logps)
         except WriteError as error:
             say(f"warning: {error}; the next start computes the reference again")
             return False

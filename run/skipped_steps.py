@@ -1,4 +1,4 @@
-"""Steps that the devices skipped because loss or gradients were not finite."""
+"""Steps that were skipped because the loss or a gradient was not finite."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from sessions.training import StepResult
 
 
 class SkippedSteps:
-    """Counts skipped steps, and says when there are too many in a row.
+    """Counts skipped steps, and detects too many in a row.
 
     Attributes:
-        total: of the whole run, those before it was last continued included.
-        in_a_row: since the last step that was not skipped.
+        total: number of skipped steps of the run, also before it was resumed.
+        in_a_row: number of steps skipped since the last one that was not.
     """
 
-    def __init__(self, most_in_a_row: int, total: int = 0) -> None:
-        """
-        Args:
-            most_in_a_row: most skipped steps in a row that are allowed.
-            total: count so far, of a run that is continued.
+    def __init__(self, max_in_a_row: int, total: int = 0) -> None:
+        """Args:
+        most_in_a_row: maximum number of consecutive skipped steps.
+        total: number of skipped steps before the run was resumed.
         """
         self.total, self.in_a_row = total, 0
-        self._most = most_in_a_row
+        self._max_in_a_row = max_in_a_row
         self._last: StepResult | None = None
 
     def count(self, result: StepResult) -> None:
-        """Take a step into account."""
+        """Count a step."""
         if result.skipped:
             self.total += 1
             self._last = result
@@ -34,18 +33,18 @@ class SkippedSteps:
 
     @property
     def too_many(self) -> bool:
-        return self.in_a_row > self._most
+        return self.in_a_row > self._max_in_a_row
 
-    def error(self, kept: str) -> UserError:
-        """The error to raise when there are too many.
+    def error(self, saved_where: str) -> UserError:
+        """Return the error to raise after too many skipped steps.
 
         Args:
-            kept: where the last good state is.
+            kept: message about the last saved state.
         """
         assert self._last is not None
         steps = "a step was" if self.in_a_row == 1 else f"{self.in_a_row} steps in a row were"
         return UserError(
             f"{steps} skipped, since loss or gradients are not finite (loss {self._last.loss:.4g}, "
-            f"gradient norm {self._last.grad_norm:.4g}): {kept}; lower the learning rate or "
+            f"gradient norm {self._last.grad_norm:.4g}): {saved_where}; lower the learning rate or "
             "--loss_scaling, or name the op with POPXL_CHECK=inf"
         )

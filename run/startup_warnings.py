@@ -1,5 +1,4 @@
-"""Notes before a run trains: samples that teach little, are mostly padding, too long or too few;
-which weights adapters change, and which new rows stay frozen."""
+"""Warnings before training starts: about samples, context length and frozen weights."""
 
 from __future__ import annotations
 
@@ -15,28 +14,30 @@ from files.formatting import format_names
 from modelling.weights import Weight, WeightMap, WeightMapping
 from modelling.weights.lora import has_trainable_tokens, module_name
 
-LOOKED_AT = 256
+NUM_CHECKED_SAMPLES = 256
 """Samples, evenly spread."""
 
-MOST_PADDING = 0.9
-LEAST_LEARNED = 1.0
+MAX_PADDING_FRACTION = 0.9
+MIN_LOSS_TOKENS = 1.0
 """Tokens of a text: its end alone, which answers nothing."""
-LEAST_SHARE = 0.005
+MIN_SHOWN_FRACTION = 0.005
 """The fraction of a model's weights below which a module is not told of."""
 
 
 def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
-    """Notes for a person on the samples that a run will train on."""
-    chosen = samples.take(np.unique(np.linspace(0, len(samples) - 1, LOOKED_AT).astype(int)))
+    """Return warnings about the training samples: few loss tokens, much padding, too few."""
+    chosen = samples.take(
+        np.unique(np.linspace(0, len(samples) - 1, NUM_CHECKED_SAMPLES).astype(int))
+    )
     segments = get_segment_ids(chosen)
     padding = float(np.mean(segments == 0))
     texts = max(int(segments.max(axis=1).sum()), 1)
     learned, batch = count_loss_tokens(chosen) / texts, config.training.global_batch_size
     notes = {
         f"a text has {learned:.1f} tokens to learn on average, its end included: --data.preview 3 "
-        "shows which": learned <= LEAST_LEARNED,
+        "shows which": learned <= MIN_LOSS_TOKENS,
         f"{padding:.0%} of the tokens are padding: lower --sequence_length, or raise "
-        "--examples_per_sample": padding > MOST_PADDING,
+        "--examples_per_sample": padding > MAX_PADDING_FRACTION,
         f"a batch of {batch} takes each of the {len(samples)} samples {batch / len(samples):.1f} "
         "times: lower --global_batch_size": batch > len(samples),
     }
@@ -44,10 +45,10 @@ def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
 
 
 def length_warnings(config: RunConfig, written: int = 0) -> list[str]:
-    """A note if texts have more tokens than the model was made for.
+    """Return a warning if the sequence length is larger than the model's context.
 
     Args:
-        written: tokens that follow those that are read.
+        written: maximum number of generated tokens.
     """
     shared = (
         2 if config.training.preference_type and not isinstance(config.data, Seq2SeqData) else 1
@@ -63,12 +64,12 @@ def length_warnings(config: RunConfig, written: int = 0) -> list[str]:
 
 
 def trained_weights_summary(config: RunConfig, weight_map: WeightMap) -> list[str]:
-    """What a person should know of the weights that a run trains."""
-    return [*_adapted_note(weight_map), *_new_rows_note(config, weight_map)]
+    """Return messages about the weights that are trained."""
+    return [*_adapter_summary(weight_map), *_new_rows_warning(config, weight_map)]
 
 
-def _adapted_note(weight_map: WeightMap) -> list[str]:
-    """The share of the weights that adapters are beside, and the others by their modules."""
+def _adapter_summary(weight_map: WeightMap) -> list[str]:
+    """Return a summary of the weights with adapters, trained in full and frozen, by module."""
     if not weight_map.has_adapters:
         return []
     adapted, full, others = (Counter[str]() for _ in range(3))
@@ -76,12 +77,12 @@ def _adapted_note(weight_map: WeightMap) -> list[str]:
         inside = {name for adapter in row.adapters for name in adapter.weights}
         for weight in row.weights:
             kind = adapted if weight.name in inside else full if row.trainable else others
-            kind[_module(row, weight)] += math.prod(weight.shape)
+            kind[_module_kind(row, weight)] += math.prod(weight.shape)
     own = sum(
         math.prod(w.shape) for row in weight_map.mappings if row.is_adapter for w in row.weights
     )
     total = sum(map(Counter.total, (adapted, full, others)))
-    kinds = {"in full": _shares(full, total), "not at all": _shares(others, total)}
+    kinds = {"in full": _format_shares(full, total), "not at all": _format_shares(others, total)}
     rest = [f"{name} {shares}" for name, shares in kinds.items() if shares]
     return [
         f"training {own:,} weights of adapters beside {adapted.total() / total:.1%} of the model's "
@@ -89,19 +90,19 @@ def _adapted_note(weight_map: WeightMap) -> list[str]:
     ]
 
 
-def _shares(sizes: Counter[str], total: int) -> str:
-    """Modules and their shares of all weights, the largest first."""
+def _format_shares(sizes: Counter[str], total: int) -> str:
+    """Format modules with their fraction of all weights, largest first."""
     shares = [(name, size / total) for name, size in sizes.most_common()]
-    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= LEAST_SHARE)
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share >= MIN_SHOWN_FRACTION)
 
 
-def _module(row: WeightMapping, weight: Weight) -> str:
-    """The last part of a module's name; of all experts' maps, one name."""
+def _module_kind(row: WeightMapping, weight: Weight) -> str:
+    """Return the last part of a weight's module name; `experts` for expert weights."""
     return "experts" if row.expert_matrices else module_name(weight.name).rpartition(".")[2]
 
 
-def _new_rows_note(config: RunConfig, weight_map: WeightMap) -> list[str]:
-    """Warn of new rows that stay what they begin with, as the weights are frozen."""
+def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:
+    """Return a warning about new token rows whose weights are frozen."""
     trained, new = {w.name for w in weight_map.trainable_weights}, config.model.rows_to_begin()
     frozen = [
         name

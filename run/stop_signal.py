@@ -1,4 +1,4 @@
-"""Ending a run at its next step instead of in the middle of one."""
+"""Stop signals: SIGTERM and others end a run after the current step."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class StopSignal:
     def __init__(self) -> None:
         self.received: str | None = None
         self.name: str | None = None
-        self._since = 0.0  # seconds
+        self._signal_time = 0.0  # seconds
         self.finished = self.save = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def poll(self, finished: bool = False, save: bool = False) -> bool:
-        """Whether a signal asked any process for the end. All of them look at the same time.
+        """Exchange flags between processes; True if any process received a signal. Collective.
 
         Args:
-            finished, save: what this process finds.
+            finished, save: this process's flags.
         """
         received, ends, saves = zip(
             *popdist.all_gather_object([self.received, finished, save]), strict=True
@@ -73,8 +73,8 @@ class StopSignal:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
         if self.received is None:
-            self.received, self._since = name, now
-        elif name != self.received or now - self._since >= DUPLICATE_WINDOW:
+            self.received, self._signal_time = name, now
+        elif name != self.received or now - self._signal_time >= DUPLICATE_WINDOW:
             self._restore()
             os.kill(os.getpid(), number)
 

@@ -1,4 +1,4 @@
-"""The fine-tuning run: data, model, loop, records and checkpoints."""
+"""Training loop of a fine-tuning run, with its data, model, records and checkpoints."""
 
 from __future__ import annotations
 
@@ -61,25 +61,25 @@ from terminal.wandb_environment import check_wandb
 
 
 def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | None = None) -> None:
-    """Train. A log that breaks meanwhile ends nothing.
+    """Train; errors of loggers do not stop the run.
 
     Args:
-        data_cache: what was loaded to choose the configuration.
+        data_cache: data that was loaded to resolve the config.
 
     Raises:
-        UserError: for anything a person can mend; nothing already saved is damaged.
-        Interrupted: a signal asked for the end, before the last step; the state is saved.
+        UserError: an error that a user can fix; saved checkpoints stay intact.
+        Interrupted: a signal stopped the run before its last step; the state is saved.
     """
     with enduring_streams():
-        stopped = _finetune_alone(config, options, data_cache or DataCache())
-    if stopped is not None:
-        raise stopped
+        stop_reason = _finetune_locked(config, options, data_cache or DataCache())
+    if stop_reason is not None:
+        raise stop_reason
 
 
-def _finetune_alone(
+def _finetune_locked(
     config: RunConfig, options: RunOptions, data_cache: DataCache
 ) -> Interrupted | None:
-    """Train in folders that no other run uses meanwhile."""
+    """Train while holding the locks of the run's folders."""
     check_same_run_on_all_processes(
         config, **{"--overwrite": options.overwrite, "--profile": options.profile}
     )
@@ -101,16 +101,16 @@ def _finetune_alone(
             mirror = open_mirror(settings.mirror, settings.to_keep, save, options.overwrite)
         if mirror is not None:
             stack.enter_context(mirror)
-        stopped = _finetune(config, options, folder, data_cache, mirror)
+        stop_reason = _finetune(config, options, folder, data_cache, mirror)
     if mirror is None or mirror.failure_message is None:
-        return stopped
-    if stopped is None:
+        return stop_reason
+    if stop_reason is None:
         raise CheckpointError(mirror.failure_message)
-    return Interrupted(stopped.number, f"{stopped}; {mirror.failure_message}")
+    return Interrupted(stop_reason.number, f"{stop_reason}; {mirror.failure_message}")
 
 
 def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
-    """Checks that need no work."""
+    """Check config and folders before any work."""
     if config.model.eval:
         raise ConfigError(
             "model.eval is true, which is for generation: a model that trains has it false"
@@ -145,7 +145,7 @@ def _finetune(
     data_cache: DataCache,
     mirror: CheckpointMirror | None,
 ) -> Interrupted | None:
-    """Train; returns why it ended early, if it did."""
+    """Set up a run and train; returns the signal that stopped it, if any."""
     family = get_family(config)
     data = Pipeline(config, family.sample_format, data_cache)
     if config.eval.steps is not None:
@@ -163,93 +163,93 @@ def _finetune(
     ):
         say(note)
     start = resolve_initial_state(data.config, weight_map, options.overwrite)
-    config = _resume(data.config, options, loader, start)
+    config = _restore_data_and_steps(data.config, options, loader, start)
     initial = {"step to start from": start.step, "digest of the state to start from": start.sha256}
     check_same_on_all_processes({"training.steps": config.training.steps, **initial})
     if start.step >= config.training.steps:
         start, _ = start.load_with_fallback(_verify)
-        config = _resume(data.config, options, loader, start)
+        config = _restore_data_and_steps(data.config, options, loader, start)
         if start.step >= config.training.steps:
             _end_completed_run(config, options, start, folder, data_cache)
             return None
-    of_run = RunFolder(Path(config.checkpoint.save or folder.path))
-    reference = ReferenceLogps.for_run(config, start, of_run)
+    run_folder = RunFolder(Path(config.checkpoint.save or folder.path))
+    reference = ReferenceLogps.for_run(config, start, run_folder)
     if reference is not None:
-        loader = Loader.from_config(config, reference.of(samples))
-        _resume(data.config, options, loader, start)
-    kept = _keep_steps(config, start, reference, of_run)
-    _say_mirror_lacks(config, start, reference)
+        loader = Loader.from_config(config, reference.add_to(samples))
+        _restore_data_and_steps(data.config, options, loader, start)
+    kept = _keep_base_models(config, start, reference, run_folder)
+    _print_unmirrored_bases(config, start, reference)
     print_profile_plan(config, options, start.step)
     model = compile_session(lambda: TrainingSession(config), "the training program")
     evaluates = config.eval.steps is not None
-    refer = None if reference is None else reference.of
-    evaluator = Evaluator(config, model, data_cache, refer) if evaluates else None
+    add_ref_logps = None if reference is None else reference.add_to
+    evaluator = Evaluator(config, model, data_cache, add_ref_logps) if evaluates else None
     if reference is not None:
         reference.remove_drafts()
     data_cache.drop("validation")
     with ExitStack() as stack:
         used, _ = start.load_with_fallback(partial(_enter, stack, model))
         if used is not start:
-            start, kept = used, _keep_steps(config, used, reference, of_run)
-        config = _resume(data.config, options, loader, start)
+            start, kept = used, _keep_base_models(config, used, reference, run_folder)
+        config = _restore_data_and_steps(data.config, options, loader, start)
         say(f"starting from {start.source}")
-        _say_new_rate(config, start)
+        _print_lr_change(config, start)
         save = config.checkpoint.save is not None
         base = base_model_metadata(start, family.weight_map(config)) if save else {}
-        base |= {} if reference is None else reference.record()
+        base |= {} if reference is None else reference.to_metadata()
         best = BestCheckpoint(config, start.best, base)
         skipped = SkippedSteps(config.training.max_skipped_steps, start.skipped_steps)
         checkpoints = CheckpointManager(
             config, model, loader, skipped, best, start.step, data.tokenizer, base, mirror
         )
         if options.overwrite and save and is_first_process():
-            remove_run(of_run)
-            remove_unused_base_steps(of_run, kept)
+            remove_run(run_folder)
+            remove_unused_base_steps(run_folder, kept)
             if mirror is not None:
                 mirror.delete()
-        run = _Run(
+        run = _TrainingRun(
             config, options, loader, start, model, evaluator, best, skipped, checkpoints, folder,
             data_cache,
         )  # fmt: skip
-        stopped = run.train()
+        stop_reason = run.train()
         if mirror is not None:
-            mirror.got_signal = stopped is not None
-        return stopped
+            mirror.got_signal = stop_reason is not None
+        return stop_reason
 
 
-def _keep_steps(
+def _keep_base_models(
     config: RunConfig, start: InitialState, reference: ReferenceLogps | None, folder: RunFolder
 ) -> set[Path]:
-    """Keep what the run's checkpoints will name of other runs; see `run.base_model_ref`."""
+    """Copy the base models that checkpoints refer to into the run's folder."""
     if config.checkpoint.save is None:
         return set()
-    return keep_base_steps(folder, _bases(config, start, reference), start.checkpoint)
+    return keep_base_steps(folder, _base_models(config, start, reference), start.checkpoint)
 
 
-def _bases(
+def _base_models(
     config: RunConfig, start: InitialState, reference: ReferenceLogps | None
 ) -> list[BaseModelRef]:
-    """The models whose weights the run's checkpoints will not hold."""
+    """Return the models whose weights the checkpoints do not contain."""
     frozen = start.base if get_family(config).weight_map(config).frozen_names else None
     origin = None if reference is None else reference.origin
     return [base for base in (frozen, origin) if base is not None]
 
 
-def _say_mirror_lacks(
+def _print_unmirrored_bases(
     config: RunConfig, start: InitialState, reference: ReferenceLogps | None
 ) -> None:
-    """Say which models neither the mirror has nor the hub, so that another machine needs them."""
+    """Print the base models that neither the mirror nor the hub has."""
     if config.checkpoint.mirror is None:
         return
-    for base in _bases(config, start, reference):
+    for base in _base_models(config, start, reference):
         if base.step is None and os.path.isabs(base.name):
             say(f"the mirror does not copy {format_path(base.name)}, whose weights stay frozen: "
                 "another machine needs that folder, and --checkpoint.base_model DIR where it has "
                 "another place")  # fmt: skip
 
 
-def _say_new_rate(config: RunConfig, start: InitialState) -> None:
-    """Say it where a run that is continued has another learning rate than before."""
+def _print_lr_change(config: RunConfig, start: InitialState) -> None:
+    """Print a message if a resumed run has another learning rate than before."""
     saved = None if start.checkpoint is None else start.checkpoint.metadata.get("config")
     if saved is None or not start.step:
         return
@@ -270,7 +270,7 @@ def _enter(stack: ExitStack, model: TrainingSession, start: InitialState) -> Non
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TrainingRun:
     """A run that is ready to train, with its state on the devices."""
 
     config: RunConfig
@@ -286,10 +286,10 @@ class _Run:
     data_cache: DataCache
 
     def train(self) -> Interrupted | None:
-        """Train, and leave records, checkpoints and, if wanted, a model for Hugging Face.
+        """Train, and write records, checkpoints and the export.
 
         Returns:
-            The signal that ended it early, if one did, with the last sentence for people.
+            The signal that stopped the run, with a message; None if it trained to its end.
         """
         config, options, save = self.config, self.options, self.config.checkpoint.save
         with ExitStack() as stack:
@@ -302,9 +302,9 @@ class _Run:
             runs = runs_to_profile(config, options, self.start.step)
             profile = stack.enter_context(Profiler(runs, self.model, options.name, self.folder))
             disk = self.model.session.disk_idle_clock()
-            with Watchdog(options.watchdog_seconds, disk, lambda: stop.received) as stalls:
+            with Watchdog(options.watchdog_seconds, disk, lambda: stop.received) as watchdog:
                 try:
-                    last = self._loop(records, profile, stop, stalls)
+                    last = self._loop(records, profile, stop, watchdog)
                 except popxl.errors.DeviceMemoryError as error:
                     error.add_note(self.checkpoints.resumable)
                     raise
@@ -324,45 +324,45 @@ class _Run:
         return Interrupted(signal.Signals[stop.name], text + resumes)
 
     def _recorder(self) -> MetricsLogger | None:
-        """The recorder of steps, on process 0."""
+        """Create the metrics logger on process 0."""
         if not is_first_process():
             return None
         use, hardware = mfu_inputs(self.config), describe_devices(self.config)
         return MetricsLogger(self.config, self.folder, self.options, self.start.step, use, hardware)
 
     def _loop(
-        self, records: MetricsLogger | None, profile: Profiler, stop: StopSignal, stalls: Watchdog
+        self, records: MetricsLogger | None, profile: Profiler, stop: StopSignal, watchdog: Watchdog
     ) -> int:
-        """The loop over optimizer steps, `device_iterations` at a time; returns the last one."""
+        """Run the optimizer steps, `device_iterations` at a time; returns the last step."""
         config, checkpoints = self.config, self.checkpoints
-        rate, iterations = LRSchedule.of(config.training), config.execution.device_iterations
+        lr_schedule, iterations = LRSchedule.of(config.training), config.execution.device_iterations
         step = self.start.step
         while step < config.training.steps:
-            stalls.at("meeting", f"the meeting of all before step {step + 1}")
+            watchdog.mark("meeting", f"the meeting of all before step {step + 1}")
             stop.poll(self.best.should_stop, checkpoints.should_save(step))
             if stop.name is not None or stop.finished:
                 break
             if stop.save:
-                stalls.at("save", f"the save of step {step}", is_storage=True)
+                watchdog.mark("save", f"the save of step {step}", is_storage=True)
                 checkpoints.save(step)
             steps = range(step, step + iterations)
-            rates = [rate(s) for s in steps]
-            stalls.at("batches", f"the samples of step {step + 1}")
+            learning_rates = [lr_schedule(s) for s in steps]
+            watchdog.mark("batches", f"the samples of step {step + 1}")
             batches = [self.loader.next_batch() for _ in steps]
             profile.before_run()
-            stalls.at("step", f"step {step + 1}")
-            results = self.model.run(batches, rates, step)
+            watchdog.mark("step", f"step {step + 1}")
+            results = self.model.run(batches, learning_rates, step)
             step += iterations
-            stalls.at("evaluation", f"the evaluation after step {step}")
+            watchdog.mark("evaluation", f"the evaluation after step {step}")
             validation = self._evaluate(step)
-            stalls.at("records", f"the records of step {step}", is_storage=True)
+            watchdog.mark("records", f"the records of step {step}", is_storage=True)
             before = self.loader.samples_seen - iterations * config.training.global_batch_size
-            for s, learning_rate, result in zip(steps, rates, results, strict=True):
+            for s, learning_rate, result in zip(steps, learning_rates, results, strict=True):
                 seen = before + (s + 1 - steps.start) * config.training.global_batch_size
                 self.skipped.count(result)
                 if records is None:
                     continue
-                records.step(
+                records.log_step(
                     s + 1,
                     loss=result.loss,
                     learning_rate=learning_rate,
@@ -375,11 +375,11 @@ class _Run:
                 )
             if self.skipped.too_many:
                 break
-            stalls.at("save", f"the save of step {step}", is_storage=True)
+            watchdog.mark("save", f"the save of step {step}", is_storage=True)
             checkpoints.maybe_save(step)
-        stalls.at("save", f"the last save, of step {step}", is_storage=True)
+        watchdog.mark("save", f"the last save, of step {step}", is_storage=True)
         if checkpoints.save_last(step) and records is not None:
-            records.saved(step, checkpoints.save_metrics())
+            records.log_save(step, checkpoints.save_metrics())
         if self.skipped.too_many:
             raise self.skipped.error(checkpoints.saved_where)
         if stop.finished:
@@ -387,8 +387,11 @@ class _Run:
         return step
 
     def _evaluate(self, step: int) -> dict[str, Any]:
-        """Evaluate, if it is time for that after so many steps, and keep the weights if they are
-        the best; returns what to record: metrics, and some answers as `samples`."""
+        """Evaluate if it is due after this step, and update the best checkpoint.
+
+        Returns:
+            Metrics to log, and predictions under `samples`; {} without an evaluation.
+        """
         every = self.config.eval.steps
         due = every is not None and (
             step % every < self.config.execution.device_iterations
@@ -415,7 +418,7 @@ def _end_completed_run(
     steps = "--steps" if config.training.epochs is None else "--epochs"
     say(
         f"nothing to train: {start.source} is complete, with training.steps "
-        f"{config.training.steps}: raise {steps} to resume it; {start.anew}"
+        f"{config.training.steps}: raise {steps} to resume it; {start.restart_hint}"
     )
     if options.save_hf is not None and is_first_process():
         names = [weight.name for weight in get_family(config).weight_map(config).weights]
@@ -424,10 +427,10 @@ def _end_completed_run(
         export_model(config, weights, options.save_hf, info, data_cache, start.base)
 
 
-def _resume(
+def _restore_data_and_steps(
     config: RunConfig, options: RunOptions, loader: Loader, start: InitialState
 ) -> RunConfig:
-    """Move the data to where a start is, and return the configuration with the steps to train."""
+    """Restore the data loader's position, and return the config with the number of steps."""
     if start.data is not None:
         try:
             loader.restore(start.data)

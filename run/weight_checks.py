@@ -1,5 +1,4 @@
-"""Checks of weights: that they are those of the configured model before they are read, and as they
-are read that they are finite and what they were before."""
+"""Checks of weights: shapes and config before reading; finite values and digests on read."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from modelling.weights.variables import OPTIMIZER_PREFIX
 from modelling.weights.weight_map import FP8_PREFIX
 
 HEAD = "lm_head.weight"
-_PAST_FLOAT16 = 65520  # the least number that float16 rounds to infinity
+_FLOAT16_OVERFLOW = 65520  # the least number that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
-_IGNORED = {
+_IGNORED_CONFIG_KEYS = {
     "activation_dropout", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
     "decoder_start_token_id", "dropout", "dropout_rate", "embd_pdrop", "eos_token_id",
     "forced_bos_token_id", "forced_eos_token_id", "init_std", "initializer_range", "n_positions",
@@ -33,8 +32,10 @@ _IGNORED = {
 
 
 def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
-    """Raise CheckpointError if the head of a Hugging Face model is its embedding, against the
-    configuration: the config.json of a T5 does not say it."""
+    """Raise CheckpointError if a Hugging Face model has a tied head, but the config an untied one.
+
+    The config.json of a T5 does not say which.
+    """
     if HEAD in tensors or all(weight.name != HEAD for weight in weight_map.weights):
         return
     if config.model.tie_word_embeddings is None:
@@ -45,23 +46,26 @@ def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays,
     )
 
 
-def check_config_match(config: RunConfig, theirs: Any, load: str) -> None:
+def check_config_match(config: RunConfig, hf_config: Any, load: str) -> None:
     """Raise CheckpointError if weights were made for a model that computes something else.
 
     Args:
         theirs: Hugging Face's description of that model, as far as there is one. What it leaves
             out is not compared; shapes are compared with the weights themselves.
     """
-    if not isinstance(theirs, dict):
+    if not isinstance(hf_config, dict):
         return
     family = get_family(config)
-    ours, theirs = family.to_config_json(config), family.normalize_config_json(config, theirs)
-    for name in sorted(ours.keys() & theirs.keys() - _IGNORED):
-        if theirs[name] is not None and theirs[name] != ours[name]:
+    expected, hf_config = (
+        family.to_config_json(config),
+        family.normalize_config_json(config, hf_config),
+    )
+    for name in sorted(expected.keys() & hf_config.keys() - _IGNORED_CONFIG_KEYS):
+        if hf_config[name] is not None and hf_config[name] != expected[name]:
             raise CheckpointError(
                 f"the weights in {format_path(load)} belong to a model with {name} "
-                f"{format_name(theirs[name], 35)}, but the configuration has "
-                f"{format_name(ours[name], 35)}: use the configuration they were made with"
+                f"{format_name(hf_config[name], 35)}, but the configuration has "
+                f"{format_name(expected[name], 35)}: use the configuration they were made with"
             )
 
 
@@ -72,8 +76,7 @@ def check_weights_match(
     load: str,
     elsewhere: Collection[str] = (),
 ) -> None:
-    """Raise CheckpointError unless the weights `names` of `files` are those of the model, together
-    with those that are `elsewhere`."""
+    """Raise CheckpointError unless these and the weights `elsewhere` are the model's weights."""
     specs = {name: files.spec(name) for name in names}
     mxfp4_names = mxfp4_fields(specs)
     wrong = [
@@ -94,11 +97,13 @@ def check_weights_match(
 def check_finite(
     config: RunConfig, tensors: Arrays, load: str, names: Iterable[str] | None = None
 ) -> Arrays:
-    """Some of the tensors in a place, which raise CheckpointError when one is read that has NaN or
-    infinity, or would have in the model's float16, unless that is allowed.
+    """Return tensors that raise CheckpointError on access if they have NaN or infinity.
+
+    Values beyond float16 count as infinity in a float16 model. `checkpoint.allow_nonfinite`
+    disables the check.
 
     Args:
-        names: of those that there are; None: all.
+        names: subset of the tensors; None: all.
     """
     is_half = config.model.precision == "float16"
 
@@ -113,7 +118,7 @@ def check_finite(
         is_weight = not name.startswith(
             (f"{OPTIMIZER_PREFIX}/", f"{FP8_PREFIX}/")
         )  # others are float32
-        if is_half and is_weight and max(array.max(), -array.min()) >= _PAST_FLOAT16:
+        if is_half and is_weight and max(array.max(), -array.min()) >= _FLOAT16_OVERFLOW:
             raise CheckpointError(
                 f"{name} in {load} has numbers past 65504, which float16 ends at: give "
                 "--precision bfloat16 or float32"
@@ -124,12 +129,11 @@ def check_finite(
 
 
 class DigestChecked(ArraysView):
-    """Tensors of which some must be what they were when they were first read, each in full, since
-    files can be rewritten while they are used.
+    """Tensors whose digests must not change after the first read, as files can be rewritten.
 
     Attributes:
-        sha256: digests of those that were read, by name.
-        changed: gives the error for one that is another on the next reading, or another process.
+        sha256: digests of the tensors that were read, by name.
+        changed: returns the error for a tensor whose digest has changed.
     """
 
     def __init__(
@@ -139,10 +143,9 @@ class DigestChecked(ArraysView):
         changed: Callable[[str], CheckpointError],
         sha256: Mapping[str, str] | None = None,
     ) -> None:
-        """
-        Args:
-            fixed: names of those that must stay.
-            sha256: digests that are known before.
+        """Args:
+        fixed: names of the tensors that must not change.
+        sha256: digests that are already known.
         """
         self._fixed, self.changed = set(fixed), changed
         self.sha256 = dict(sha256 or {})
@@ -156,7 +159,7 @@ class DigestChecked(ArraysView):
         return array
 
     def digests(self, names: Iterable[str]) -> Mapping[str, str]:
-        """The digests of tensors, which must stay from now on. Those without one are read."""
+        """Return digests of tensors, which must not change from now on."""
         wanted = list(names)
         self._fixed.update(wanted)
         with reader_pool() as pool:
@@ -166,10 +169,10 @@ class DigestChecked(ArraysView):
 
 
 def check_digests(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> DigestChecked:
-    """Tensors that must not change while a run starts.
+    """Return tensors that must not change while a run starts.
 
     Args:
-        source: of the tensors, for people.
+        source: origin of the tensors, for messages.
         fixed: see `DigestChecked`.
     """
 

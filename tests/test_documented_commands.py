@@ -48,7 +48,7 @@ SCRIPTS = {
         "evaluate_checkpoint",
     ),
     "run_inference.py": (run_inference, run.evaluation.compare_with_hf, "compare_with_hf"),
-    "run_generation.py": (run_generation, run.answers.generate, "with_format"),
+    "run_generation.py": (run_generation, run.answers.generate, "resolve_prompt_format"),
     "run_export.py": (run_export, run.hf_export, "check_lower_bound"),
     "finetuning.py": (finetuning, finetuning, "measure"),
     "inference.py": (inference, inference, "measure"),

@@ -30,11 +30,11 @@ from sessions.generation import GenerationSession
 from sessions.session import compile_session
 from terminal.screen import is_first_process, say
 
-SHORTEST = 64
+MIN_PROMPT_TOKENS = 64
 """Tokens of the shortest conversations that a program is compiled for; the next one has twice as
 many."""
 
-ANEW, HELP = "/new", "/help"
+NEW_COMMAND, HELP_COMMAND = "/new", "/help"
 """What begins a new conversation, and lists the commands."""
 
 SETTINGS = (
@@ -43,7 +43,7 @@ SETTINGS = (
 )  # fmt: skip
 """Fields of `generation` that a conversation may change."""
 
-HALF = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """The character that the bytes of half a character are decoded to."""
 
 _WITHOUT_SPACES = 0x2E80
@@ -62,16 +62,19 @@ def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) ->
         UserError: an error that a user can fix.
     """
     read = read or (lambda: read_line("> " if sys.stdin.isatty() else ""))
-    with ChatSession(config) as partner:
+    with ChatSession(config) as session:
         if sys.stdin.isatty():
-            say(f"{ANEW} begins a new conversation, {HELP} lists commands, Ctrl-D ends it")
+            say(
+                f"{NEW_COMMAND} begins a new conversation, {HELP_COMMAND} lists commands, Ctrl-D "
+                "ends it"
+            )
         while (
             line := popdist.all_gather_object(read() if is_first_process() else None)[0]
         ) is not None:
             if command := COMMAND.fullmatch(line.strip()):
-                say(_obeyed(partner, line.strip(), command[1], command[2]))
+                say(_run_command(session, line.strip(), command[1], command[2]))
             elif line.strip():
-                partner.answer(line, _print)
+                session.answer(line, _print)
                 _print("\n")
 
 
@@ -81,17 +84,19 @@ def _print(text: str) -> None:
         print(text, end="", flush=True)
 
 
-def _obeyed(partner: ChatSession, line: str, name: str, value: str | None) -> str:
+def _run_command(session: ChatSession, line: str, name: str, value: str | None) -> str:
     """Execute a chat command and return the reply to print."""
-    if line == ANEW:
-        partner.forget()
+    if line == NEW_COMMAND:
+        session.reset()
         return "a new conversation begins"
-    if line == HELP:
-        return f"{ANEW} begins anew, Ctrl-D ends; /NAME VALUE sets one of {', '.join(SETTINGS)}"
+    if line == HELP_COMMAND:
+        return (
+            f"{NEW_COMMAND} begins anew, Ctrl-D ends; /NAME VALUE sets one of {', '.join(SETTINGS)}"
+        )
     if name not in SETTINGS or value is None:
-        return f"there is no command {format_value(line)}: {HELP} lists them"
+        return f"there is no command {format_value(line)}: {HELP_COMMAND} lists them"
     try:
-        partner.set(name, value)
+        session.set(name, value)
     except ConfigError as error:
         return f"error: {error}"
     return f"{name} is {value} from now on"
@@ -111,25 +116,25 @@ class ChatSession:
         self._family, self._start = get_family(self._config), load_inference_weights(self._config)
         self._data = Pipeline(self._config, self._family.sample_format)
         self._model: GenerationSession | None = None
-        self._entered = ExitStack()
-        self._room = 0
-        self._said: list[Message] = []
+        self._exit_stack = ExitStack()
+        self._prompt_tokens = 0
+        self._messages: list[Message] = []
         self._chat = self._data.chat_template  # without a template, it is said at once
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._leave()
+        self._release_model()
 
-    def _leave(self) -> None:
+    def _release_model(self) -> None:
         """Remove the model from the devices."""
         self._model = None
-        self._entered.close()
+        self._exit_stack.close()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Start a new conversation."""
-        self._said = []
+        self._messages = []
 
     def set(self, name: str, value: str) -> None:
         """Set a field of `generation`, such as temperature, and the search that it belongs to.
@@ -140,7 +145,7 @@ class ChatSession:
         given = field_overrides({f"generation.{name}": value}, type(self._config))
         self._config = self._config.with_values(flattened(with_search(given, {})))
         self._data = replace(self._data, user_config=self._config)
-        self._leave()
+        self._release_model()
 
     def answer(self, text: str, show: Callable[[str], object] = len) -> str:
         """Return the model's reply to the next user message.
@@ -151,10 +156,10 @@ class ChatSession:
         Raises:
             DataError: the chat template rejects the conversation.
         """
-        self._said.append(make_message("user", text))
-        fitted, input_ids, length = self._fitting()
-        model = self._ready(fitted, input_ids.shape[1])
-        mask = (np.arange(self._room) < length).astype(np.int32)[None]
+        self._messages.append(make_message("user", text))
+        fitted, input_ids, length = self._encode_prompt()
+        model = self._compiled_model(fitted, input_ids.shape[1])
+        mask = (np.arange(self._prompt_tokens) < length).astype(np.int32)[None]
         written: list[np.ndarray] = []
 
         def growing() -> Iterator[str]:
@@ -167,14 +172,14 @@ class ChatSession:
             show(piece)
             answer += piece
         warn_truncated(written[0], self._data.tokenizer, fitted.generation.stops())
-        self._said.append(make_message("assistant", answer))
+        self._messages.append(make_message("assistant", answer))
         return answer
 
-    def _ready(self, fitted: RunConfig, room: int) -> GenerationSession:
+    def _compiled_model(self, fitted: RunConfig, room: int) -> GenerationSession:
         """Return the model on the devices, compiled for prompts of this many tokens."""
-        if self._model is None or room != self._room:
-            self._leave()
-            self._room = room
+        if self._model is None or room != self._prompt_tokens:
+            self._release_model()
+            self._prompt_tokens = room
             strategy = strategy_from_config(fitted, self._data.tokenizer)
             token_by_token = strategy.sequences == 1  # beams change their mind
             model = compile_session(
@@ -184,33 +189,35 @@ class ChatSession:
 
             def enter(start: InitialState) -> None:
                 model.write(start.tensors)
-                self._entered.enter_context(model)
+                self._exit_stack.enter_context(model)
 
             self._start, _ = self._start.load_with_fallback(enter)
             self._model = model
         return self._model
 
-    def _fitting(self) -> tuple[RunConfig, np.ndarray, int]:
+    def _encode_prompt(self) -> tuple[RunConfig, np.ndarray, int]:
         """Return config, input_ids (1, prompt_tokens) and prompt length, within the context."""
         most = self._config.model.sequence_length
         fitted, prompts = self._data.make_prompts([self._prompt()])
-        if prompts.truncated and len(self._said) > 1:
+        if prompts.truncated and len(self._messages) > 1:
             say(f"the conversation has more than {most} tokens: the oldest messages are left out")
-        while prompts.truncated and len(self._said) > 1:
-            del self._said[:2]
+        while prompts.truncated and len(self._messages) > 1:
+            del self._messages[:2]
             fitted, prompts = self._data.make_prompts([self._prompt()])
         length = int(prompts.mask.sum())
-        room = SHORTEST
+        room = MIN_PROMPT_TOKENS
         while room < length:
             room *= 2
-        room = min(max(room, self._room), most)
+        room = min(max(room, self._prompt_tokens), most)
         input_ids = np.full((1, room), self._data.tokenizer.pad, np.int32)
         input_ids[0, :length] = prompts.input_ids[0, :length]
         return replace(fitted, model=replace(fitted.model, sequence_length=room)), input_ids, length
 
     def _prompt(self) -> str:
         try:
-            return self._chat.prompt(Conversation(self._said).with_system(self._config.data.system))
+            return self._chat.prompt(
+                Conversation(self._messages).with_system(self._config.data.system)
+            )
         except ConversationError as error:
             raise DataError(str(error)) from None
 
@@ -224,16 +231,16 @@ def stream_words(texts: Iterable[str]) -> Iterator[str]:
     printed = text = ""
     for grown in texts:
         text = grown.lstrip()
-        whole = text[: _end(text)]
+        whole = text[: _end_of_complete_words(text)]
         if len(whole) > len(printed) and whole.startswith(printed):
             yield whole[len(printed) :]
             printed = whole
     yield text.rstrip()[len(printed) :]
 
 
-def _end(text: str) -> int:
+def _end_of_complete_words(text: str) -> int:
     """Return the index at which the last complete word ends."""
-    whole = text.rstrip(HALF)
+    whole = text.rstrip(REPLACEMENT_CHARACTER)
     if whole and whole == text and ord(whole[-1]) >= _WITHOUT_SPACES:
         return len(whole)
     return len(whole[: max(0, *(whole.rfind(space) for space in " \n\t"))].rstrip())

@@ -68,7 +68,7 @@ def generate_answers(
         {"number of prompts": len(prompts), "digest of the prompts": prompted}
     )
     family = get_family(config)
-    data = Pipeline(_for_so_many(config, len(prompts)), family.sample_format, data_cache)
+    data = Pipeline(_limit_micro_batch(config, len(prompts)), family.sample_format, data_cache)
     fitted, encoded = data.make_prompts([asked.text for asked in prompts])
     if encoded.truncated:
         say(
@@ -94,7 +94,7 @@ def generate_answers(
     yield from (text.strip() for text in data.tokenizer.texts(tokens))
 
 
-def with_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
+def resolve_prompt_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
     """Return the config with the prompts' format: conversational, or text.
 
     Args:
@@ -131,9 +131,10 @@ def prompts_from_texts(
     if config.data.format == "conversational":
         talks = (Conversation([make_message("user", text)]) for text in read)
         placed = [(f"prompt {i}", talk) for i, talk in enumerate(talks, 1)]
-        return _asked_talks(config, placed, rows, data_cache)
+        return _render_conversations(config, placed, rows, data_cache)
     return [
-        PromptRow(row, _read(config, prompt, raw)) for row, prompt in zip(rows, read, strict=True)
+        PromptRow(row, _render_prompt(config, prompt, raw))
+        for row, prompt in zip(rows, read, strict=True)
     ]
 
 
@@ -150,17 +151,19 @@ def prompts_from_file(
     """
     task, asked = task_from_config(config.data), []
     if config.data.format == "conversational":
-        return _asked_file(config, file, data_cache)
+        return _conversations_from_file(config, file, data_cache)
     for place, row in FileSource(file).rows():
         try:
             text = row["prompt"] if raw and "prompt" in row else task.render_prompt(row)
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
-        asked.append(PromptRow(row, _read(config, f"{text}", raw)))
+        asked.append(PromptRow(row, _render_prompt(config, f"{text}", raw)))
     return asked
 
 
-def _asked_file(config: RunConfig, file: str, data_cache: DataCache) -> list[PromptRow]:
+def _conversations_from_file(
+    config: RunConfig, file: str, data_cache: DataCache
+) -> list[PromptRow]:
     task = task_from_config(config.data)
     placed: list[tuple[FileLocation | str, Row]] = list(FileSource(file).rows())
     if placed and all(is_message(row) for _, row in placed):
@@ -171,10 +174,10 @@ def _asked_file(config: RunConfig, file: str, data_cache: DataCache) -> list[Pro
             talks.append((place, task.prompt_conversation(row)))
         except ColumnError as error:
             raise DataError(f"{place}: {error}") from None
-    return _asked_talks(config, talks, [row for _, row in placed], data_cache)
+    return _render_conversations(config, talks, [row for _, row in placed], data_cache)
 
 
-def _asked_talks(
+def _render_conversations(
     config: RunConfig,
     talks: Sequence[tuple[FileLocation | str, Conversation]],
     rows: Sequence[Mapping[str, Any]],
@@ -245,12 +248,12 @@ def uses_no_template(config: RunConfig) -> bool:
     return not exported_task(read_pretrained(load).hf_config)
 
 
-def _read(config: RunConfig, prompt: str, raw: bool) -> str:
+def _render_prompt(config: RunConfig, prompt: str, raw: bool) -> str:
     """Render a prompt for the model, unless it is raw."""
     return prompt if raw else get_family(config).sample_format.prompt_text(config, prompt)
 
 
-def _for_so_many(config: RunConfig, prompts: int) -> RunConfig:
+def _limit_micro_batch(config: RunConfig, prompts: int) -> RunConfig:
     """Limit the config's micro-batch to the number of prompts, as a power of two."""
     e = config.execution
     needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()

@@ -33,25 +33,25 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class AnswerComparison:
-    """Both programs' answers to a prompt, and the expected one; `theirs`: None without PyTorch."""
+    """Both programs' answers to a prompt; `hf_output` is None without PyTorch."""
 
     prompt: str
     expected: str
-    ours: GeneratedText
-    theirs: GeneratedText | None
+    popxl_output: GeneratedText
+    hf_output: GeneratedText | None
 
     @property
-    def agrees(self) -> bool:
+    def tokens_match(self) -> bool:
         """True if both programs generated the same tokens."""
-        return self.theirs is not None and self.ours.tokens == self.theirs.tokens
+        return self.hf_output is not None and self.popxl_output.tokens == self.hf_output.tokens
 
     def text(self) -> str:
         """Format prompt, expected answer and both answers."""
         lines = [f"prompt:       {self.prompt}", f"expected:     {self.expected}"]
-        for name, answer in (("ours:", self.ours), ("Hugging Face:", self.theirs)):
+        for name, answer in (("ours:", self.popxl_output), ("Hugging Face:", self.hf_output)):
             if answer is not None:
                 lines.append(f"{name:13} {answer.text.strip()}  {answer.tokens}")
-        differ = self.theirs is not None and not self.agrees
+        differ = self.hf_output is not None and not self.tokens_match
         return "\n".join([*lines, "they differ"] if differ else lines)
 
 
@@ -63,9 +63,9 @@ class HfComparison:
 
     def text(self) -> str:
         """Format all prompts with both answers, and the number that agree."""
-        agreeing = sum(pair.agrees for pair in self.pairs)
-        summary = f"the tokens agree for {agreeing} of {len(self.pairs)} prompts"
-        if any(pair.theirs is None for pair in self.pairs):
+        num_matching = sum(pair.tokens_match for pair in self.pairs)
+        summary = f"the tokens agree for {num_matching} of {len(self.pairs)} prompts"
+        if any(pair.hf_output is None for pair in self.pairs):
             summary = f"not compared: {NEEDS_TORCH}"
         return "\n\n".join([*(pair.text() for pair in self.pairs), summary])
 
@@ -97,16 +97,16 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
         with model:
             return model.generate(prompts.input_ids, prompts.mask)
 
-    start, ours = start.load_with_fallback(generated)
-    own = _answers(ours, data.tokenizer)
+    start, popxl_output = start.load_with_fallback(generated)
+    own = _answers(popxl_output, data.tokenizer)
     others: Sequence[GeneratedText | None] = [None] * len(own)
     if has_torch():
         hf_config = family.to_config_json(fitted)
         whole = weight_map.base.to_hf(
             merge_adapters(weight_map, start.tensors, np.dtype(np.float32))
         )
-        theirs = build_torch_model(hf_config, fitted.model.precision, whole)
-        tokens = _hugging_face(theirs, prompts, ours.shape[1], data.tokenizer.pad)
+        hf_output = build_torch_model(hf_config, fitted.model.precision, whole)
+        tokens = _generate_with_hf(hf_output, prompts, popxl_output.shape[1], data.tokenizer.pad)
         others = _answers(tokens, data.tokenizer)
     targets = [example.target for example in corpus.examples]
     pairs = zip(prompts.texts, targets, own, others, strict=True)
@@ -118,7 +118,7 @@ def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedText]:
     return [GeneratedText(*answer) for answer in zip(kept, tokenizer.texts(kept), strict=True)]
 
 
-def _hugging_face(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
+def _generate_with_hf(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:
     """Generate greedily with Hugging Face's model, prompt by prompt: int32 (prompts, length)."""
     out = np.full((len(prompts), length), pad, np.int32)
     for row, input_ids, mask in zip(out, prompts.input_ids, prompts.mask, strict=True):

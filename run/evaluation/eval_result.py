@@ -34,7 +34,7 @@ class Prediction:
         return {"prompt": self.prompt, "expected": self.expected, "generated": self.generated}
 
     @property
-    def right(self) -> bool:
+    def is_correct(self) -> bool:
         """True if the answer is exactly the expected one, apart from surrounding space."""
         return self.generated.strip() == self.expected.strip()
 
@@ -56,9 +56,9 @@ class EvalResult:
     facts: Mapping[str, Any]
 
     @property
-    def correct(self) -> int:
+    def num_correct(self) -> int:
         """Number of correct predictions."""
-        return sum(answer.right for answer in self.answers)
+        return sum(answer.is_correct for answer in self.answers)
 
     def confusion_matrix(self) -> dict[str, dict[str, int]]:
         """Count predictions by expected label (outer key) and predicted label or `NO_LABEL`."""
@@ -73,10 +73,10 @@ class EvalResult:
         """Return JSON data."""
         data: dict[str, Any] = {**self.facts, **self.metrics}
         if self.answers:
-            data |= {"correct": self.correct, "total": len(self.answers)}
+            data |= {"correct": self.num_correct, "total": len(self.answers)}
             if self.labels:
                 data["confusion"] = self.confusion_matrix()
-            wrong = [answer for answer in self.answers if not answer.right]
+            wrong = [answer for answer in self.answers if not answer.is_correct]
             data["errors"] = [answer.to_dict() for answer in wrong[:MAX_EXAMPLES]]
         return data
 
@@ -93,7 +93,7 @@ class EvalResult:
         """Format a line for each metric; accuracy and exact match have counts."""
         lines = []
         for name, value in self.metrics.items():
-            counts = f" ({self.correct}/{len(self.answers)})" if name in EXACT else ""
+            counts = f" ({self.num_correct}/{len(self.answers)})" if name in EXACT else ""
             lines.append(f"{name}: {format_number(value)}{counts}")
         return "\n".join(lines)
 

@@ -41,8 +41,8 @@ def evaluate_checkpoint(
         say(note)
     start = load_inference_weights(config)
     reference = ReferenceLogps.from_checkpoint(config, start)
-    refer = None if reference is None else reference.of
-    evaluator = Evaluator(config, None, data_cache, refer)
+    add_ref_logps = None if reference is None else reference.add_to
+    evaluator = Evaluator(config, None, data_cache, add_ref_logps)
     begin = time.perf_counter()
     start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin

@@ -36,7 +36,7 @@ class Evaluator:
         config: RunConfig,
         weight_source: ModelSession | None = None,
         data_cache: DataCache | None = None,
-        refer: Callable[[Samples], Samples] | None = None,
+        add_ref_logps: Callable[[Samples], Samples] | None = None,
     ) -> None:
         """
         Args:
@@ -64,20 +64,20 @@ class Evaluator:
         self._losses: LossSession | None = None
         if any(name in make_objective(config).metrics for name in self.metrics):
             samples = data.make_samples(corpus, for_eval=True)
-            self._samples = samples if refer is None else refer(samples)
-            self._count_cut(self._samples.truncation.prompts)
+            self._samples = samples if add_ref_logps is None else add_ref_logps(samples)
+            self._warn_truncated(self._samples.truncation.prompts)
             self._losses = compile_session(
                 lambda: LossSession(config, weight_source), "the program of the loss"
             )
-        self._answering: GenerativePredictor | LabelPredictor | None = None
+        self._predictor: GenerativePredictor | LabelPredictor | None = None
         answers = any(name in TEXT_METRICS for name in self.metrics)
         if config.eval.constrained and not answers:
             say("eval.constrained is not used: eval.metrics has none of answers")
         if answers:
-            self._answering = _answering(config, data, corpus, weight_source)
-            self._count_cut(self._answering.cut)
+            self._predictor = _predictor(config, data, corpus, weight_source)
+            self._warn_truncated(self._predictor.cut)
 
-    def _count_cut(self, prompts: int) -> None:
+    def _warn_truncated(self, prompts: int) -> None:
         """Warn once about prompts that were truncated, and record their number."""
         if prompts and "prompts_cut" not in self.facts:
             total = len(self._targets)
@@ -99,23 +99,23 @@ class Evaluator:
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.tally) for name, metric in metrics_of}
         answers: list[Prediction] = []
-        if self._answering is not None:
-            with progress_bar("answers", len(self._answering), "sample", quiet=quiet) as bar:
-                texts = self._answering.answers(weights, bar.update)
-            answers = [*map(self._answer, self._prompts, texts, self._targets)]
-            values |= self._judged(answers)
+        if self._predictor is not None:
+            with progress_bar("answers", len(self._predictor), "sample", quiet=quiet) as bar:
+                texts = self._predictor.predict(weights, bar.update)
+            answers = [*map(self._to_prediction, self._prompts, texts, self._targets)]
+            values |= self._text_metrics(answers)
         metrics = {name: values[name] for name in self.metrics}
         names = None if self._labels is None else self._labels.names
         return EvalResult(metrics, answers, names, self.facts)
 
-    def _answer(self, prompt: str, text: str, target: str) -> Prediction:
+    def _to_prediction(self, prompt: str, text: str, target: str) -> Prediction:
         """Pair a generated text with its target; in a classification, as labels."""
         if self._labels is None:
             return Prediction(prompt, text, target)
         found = self._labels.found_in(text, target)
         return Prediction(prompt, text if found is None else found, self._labels.split(target)[1])
 
-    def _judged(self, answers: Sequence[Prediction]) -> dict[str, float]:
+    def _text_metrics(self, answers: Sequence[Prediction]) -> dict[str, float]:
         """Compute the metrics of predictions."""
         texts = [answer.generated for answer in answers]
         if self._labels is not None:
@@ -125,7 +125,7 @@ class Evaluator:
         return {name: TEXT_METRICS[name](texts, targets) for name in wanted}
 
 
-def _answering(
+def _predictor(
     config: RunConfig, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None
 ) -> GenerativePredictor | LabelPredictor:
     """Create the predictor for the prompts of a corpus."""

@@ -42,7 +42,7 @@ class GenerativePredictor:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def answers(
+    def predict(
         self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
     ) -> list[str]:
         """Generate the answer to each prompt; `weights`: unsharded tensors by logical name."""
@@ -71,7 +71,7 @@ class LabelPredictor:
     def __len__(self) -> int:
         return len(self._candidates.samples)
 
-    def answers(
+    def predict(
         self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
     ) -> list[str]:
         best = self.scores(weights, on_progress).argmax(axis=1)

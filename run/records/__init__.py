@@ -1,1 +1,1 @@
-"""The records of a run: metrics, curve, progress, and logs for other tools."""
+"""Records of a run: metrics, loss curve, progress, and loggers of other tools."""

@@ -1,4 +1,4 @@
-"""The picture of a run: loss, rewards if there are any, and learning rate over the steps."""
+"""Plot of a run: loss, rewards if there are any, and learning rate by step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from files.atomic_writing import write_file
-from run.records.metrics_jsonl import Row, column
+from run.records.metrics_jsonl import StepMetrics, column
 
 LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
 VALIDATION_LOSS = "eval_loss"
@@ -25,11 +25,11 @@ MAX_LINEAR = 5.0
 """Ratio of the largest to the smallest loss above which the axis is logarithmic."""
 
 
-def draw_loss_curve(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw rows with `step`, `loss` and `learning_rate` into a PNG file.
+def draw_loss_curve(rows: Sequence[StepMetrics], path: Path, title: str) -> None:
+    """Plot metrics with `step`, `loss` and `learning_rate` to a PNG file.
 
     Raises:
-        WriteError: it cannot be written.
+        WriteError: the file cannot be written.
     """
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
@@ -52,7 +52,7 @@ def draw_loss_curve(rows: Sequence[Row], path: Path, title: str) -> None:
     write_file("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
 
 
-def _draw_rewards(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
+def _draw_rewards(axes: Axes, rows: Sequence[StepMetrics], steps: Sequence[float]) -> None:
     for name, colour in REWARD_COLOURS.items():
         axes.plot(steps, column(rows, name), color=colour, linewidth=1.5, label=name)
     axes.set_ylabel("reward")
@@ -60,10 +60,10 @@ def _draw_rewards(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> No
 
 
 def centered_mean(values: Sequence[float], span: float) -> np.ndarray:
-    """Mean over a window of about `span` values around each: float64 of the same length.
+    """Return the centered moving average over about `span` values, float64 of the same length.
 
-    The window is centred, so that the curve does not lag, and narrows towards both ends. A value
-    that is not finite counts for nothing; where there is no other, the mean is nan.
+    The window narrows towards both ends. Values that are not finite are ignored; a window without
+    finite values gives nan.
     """
     array = np.asarray(values, np.float64)
     finite = np.isfinite(array)
@@ -77,7 +77,7 @@ def centered_mean(values: Sequence[float], span: float) -> np.ndarray:
     return np.divide(total, number, out=np.full(len(array), np.nan), where=number > 0)
 
 
-def _draw_loss(axes: Axes, rows: Sequence[Row], steps: Sequence[float]) -> None:
+def _draw_loss(axes: Axes, rows: Sequence[StepMetrics], steps: Sequence[float]) -> None:
     losses = column(rows, "loss")
     axes.plot(steps, losses, color=LOSS_COLOUR, alpha=0.3, linewidth=1, label="loss of a step")
     smoothed = centered_mean(losses, len(losses) / 25)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per optimizer step."""
+"""Read and write metrics.jsonl: one JSON object for each optimizer step."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from files.formatting import format_path
 from files.json_files import parse_json
 from files.text_files import decode_text
 
-Row = dict[str, float]
-Sample = Mapping[str, str]
+StepMetrics = dict[str, float]
+PredictionSample = Mapping[str, str]
 """What a model wrote while it was trained: prompt, generated, expected."""
 SAMPLES = "samples"
 """The key of samples in a line, the only one whose value is no number."""
 
 
 class MetricsFile:
-    """Appends rows to a file, which it opens for each: readers see every row, nothing to close."""
+    """Appends metrics to a file, opened for each step, so that readers see every complete line."""
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
-        """Make the file ready for a run that has done `first_step` steps.
+        """Prepare the file for a run that resumes at `first_step`.
 
-        Rows of later steps are dropped: the resumed run writes them again. Damaged lines go to a
-        file next to it, and a notice says so.
+        Metrics of later steps are dropped, as the resumed run writes them again. Damaged lines are
+        moved to a file next to it, with a warning.
 
         Raises:
             WriteError: the file cannot be written.
@@ -42,29 +42,29 @@ class MetricsFile:
 
         def write(draft: Path) -> None:
             with draft.open("wb") as file:
-                for row, line in _lines(path):
+                for row, line in _read_lines(path):
                     if row is None:
                         damaged.append(line)
                     elif row["step"] <= first_step:
                         file.write(line)
             if damaged:
-                _set_aside(path, damaged)
+                _move_damaged(path, damaged)
 
         write_file("the metrics", path, write)
         self._path = path
 
-    def append(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
-        """Write one row, whole or not at all; it must have a `step`.
+    def append(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+        """Append the metrics of a step, all or nothing; they must have `step`.
 
         Args:
-            samples: written as the row's `samples`, if there are any.
+            samples: predictions of an evaluation, for the key `samples`.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the file cannot be written.
         """
         with write_errors("the metrics", self._path), self._path.open("ab", buffering=0) as file:
             before = file.tell()
-            line = _line(row, samples).encode()
+            line = _to_line(row, samples).encode()
             try:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -74,41 +74,40 @@ class MetricsFile:
                 raise
 
 
-def read_metrics(path: Path, names: Collection[str] | None = None) -> list[Row]:
-    """The rows of a file, none if it does not exist; damaged lines are skipped, and
-    those of one step, such as what is known of the last save, are one row.
+def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepMetrics]:
+    """Read the metrics of all steps, merged by step; [] if the file does not exist.
+
+    Damaged lines are skipped.
 
     Args:
-        names: of the values to keep in memory; None: all.
+        names: metrics to keep in memory; None: all.
 
     Raises:
-        OSError: the file is there, but cannot be read.
+        OSError: the file cannot be read.
     """
-    steps: dict[float, Row] = {}
-    for row, _ in _lines(path):
+    steps: dict[float, StepMetrics] = {}
+    for row, _ in _read_lines(path):
         if row is not None:
             kept = row if names is None else {name: row[name] for name in names if name in row}
             steps.setdefault(row["step"], {}).update(kept)
     return list(steps.values())
 
 
-def column(rows: Sequence[Row], name: str) -> list[float]:
-    """One value of each row, nan where the row lacks it."""
+def column(rows: Sequence[StepMetrics], name: str) -> list[float]:
+    """Return one metric of each step, nan where it is missing."""
     return [row.get(name, math.nan) for row in rows]
 
 
-def _lines(path: Path) -> Iterator[tuple[Row | None, bytes]]:
-    """Each line of a file with its row, None for a damaged one. An incomplete last line, which a
-    killed run left, is neither.
-    """
+def _read_lines(path: Path) -> Iterator[tuple[StepMetrics | None, bytes]]:
+    """Yield each complete line with its metrics, None for a damaged line."""
     if path.exists():
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    yield _row(line[:-1], path, number), line
+                    yield _parse_line(line[:-1], path, number), line
 
 
-def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
+def _move_damaged(path: Path, lines: Sequence[bytes]) -> None:
     aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
     with write_errors("what is damaged of the metrics", aside), aside.open("ab") as file:
         file.writelines(lines)
@@ -120,7 +119,7 @@ def _set_aside(path: Path, lines: Sequence[bytes]) -> None:
     )
 
 
-def _line(row: Mapping[str, float], samples: Sequence[Sample]) -> str:
+def _to_line(row: Mapping[str, float], samples: Sequence[PredictionSample]) -> str:
     # JSON has no nan or inf; as text they survive, and `float` reads them back.
     plain = {
         name: value if math.isfinite(value) else str(float(value)) for name, value in row.items()
@@ -128,8 +127,8 @@ def _line(row: Mapping[str, float], samples: Sequence[Sample]) -> str:
     return json.dumps({**plain, SAMPLES: [*samples]} if samples else plain) + "\n"
 
 
-def _row(line: bytes, path: Path, number: int) -> Row | None:
-    """The row that a line holds, or None if it holds none."""
+def _parse_line(line: bytes, path: Path, number: int) -> StepMetrics | None:
+    """Parse the metrics of a line; None if it is damaged."""
     try:
         row = parse_json(decode_text(line, path, number), path, number)
         if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:

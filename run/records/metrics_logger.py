@@ -1,4 +1,4 @@
-"""The records of a training run: each step goes to its directory, the screen and W&B at once."""
+"""Metrics logger of a training run: metrics.jsonl, progress, W&B, TensorBoard and Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from files.text_files import check_regular
 from files.yaml_files import dump_yaml
 from run.options import RunOptions
 from run.records.loss_curve import DRAWN, draw_loss_curve
-from run.records.metrics_jsonl import MetricsFile, Row, Sample, read_metrics
+from run.records.metrics_jsonl import MetricsFile, PredictionSample, StepMetrics, read_metrics
 from run.records.progress import TrainingProgress
 from run.records.prometheus_page import PrometheusPage
 from run.records.run_json import RunSession, append_session
@@ -27,14 +27,14 @@ from terminal.screen import say
 
 
 class WarnOnce:
-    """Lets a run continue without a record that cannot be written, and says so once for each."""
+    """Turns errors of records into warnings, one for each record."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
 
     @contextmanager
     def warn_on_error(self, what: str) -> Iterator[None]:
-        """Turn a failure inside the context into a warning: no run ends for a record."""
+        """Turn an exception inside the context into a warning, so that training continues."""
         try:
             yield
         except Exception as error:  # whatever the disk, Weights & Biases or Matplotlib raise
@@ -47,22 +47,22 @@ class WarnOnce:
 
 
 class MetricSink(Protocol):
-    """Where values go besides the run's directory."""
+    """Destination of metrics besides the run's folder."""
 
-    def log(self, row: Row, samples: Sequence[Sample] = ()) -> None:
-        """Take the values of a step."""
+    def log(self, row: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
+        """Log the metrics of a step."""
         ...
 
     def close(self, failed: bool = False) -> None:
-        """End it; `failed`: the run ends with an error."""
+        """Close the sink; `failed`: the run ended with an error."""
         ...
 
 
 class MetricsLogger:
-    """Use it as a context, and call `step` after every optimizer step:
+    """Logs every optimizer step; a context manager.
 
     with MetricsLogger(config, folder, RunOptions("tiny")) as records:
-        records.step(1, loss=3.2, learning_rate=0.0)
+        records.log_step(1, loss=3.2, learning_rate=0.0)
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class MetricsLogger:
         use: MfuInputs | None = None,
         hardware: str = "",
     ) -> None:
-        """Open the files in the run's folder, and the other logs that the options ask for.
+        """Open the files in the run's folder, and the sinks that the options select.
 
-        A folder that an earlier run left is continued: metrics after its first step are dropped.
+        The files of a run that is resumed are continued; metrics after its first step are dropped.
 
         Raises:
-            UserError: if the directory cannot be written, or one of the other logs cannot be used.
+            UserError: the folder cannot be written, or a sink cannot be used.
         """
-        self._lenient = WarnOnce()
+        self._warn_once = WarnOnce()
         self._title = f"{options.name}: {config.training.global_batch_size} samples a step"
         self._session = RunSession(first_step, options.command, hardware)
         self._folder, self._config = folder, config
-        self._metrics = self._begin()
+        self._metrics = self._create_files()
         self._logs: dict[str, MetricSink] = {}
         if options.wandb:
             self._logs["Weights & Biases"] = WandbLog(
@@ -98,58 +98,58 @@ class MetricsLogger:
                 options.metrics_host, options.metrics_port
             )
         self._perplexity = OBJECTIVES[config.training.objective].get("perplexity")
-        self._use = use or MfuInputs()
+        self._mfu_inputs = use or MfuInputs()
         self._throughput = Throughput(config.training.global_batch_size)
         self._progress = TrainingProgress(config.training.steps, self._throughput, first_step)
 
-    def step(
+    def log_step(
         self,
         step: int,
         *,
         loss: float,
         learning_rate: float,
         tokens: float | None = None,
-        samples: Sequence[Sample] = (),
+        samples: Sequence[PredictionSample] = (),
         **more: float,
     ) -> None:
-        """Report a step that is done.
+        """Log an optimizer step.
 
         Args:
-            step: its number, from 1: how many are done.
-            loss: mean over the target tokens of the global batch.
-            learning_rate: the rate it used.
-            tokens: of its samples, without padding.
-            samples: what an evaluation after it wrote.
-            more: further values to record, such as `grad_norm` or `skipped_steps`.
+            step: number of steps done, from 1.
+            loss: mean over the loss tokens of the global batch.
+            learning_rate: learning rate of the step.
+            tokens: number of its tokens without padding; None: not counted.
+            samples: predictions of an evaluation after the step.
+            more: further metrics, such as `grad_norm` or `skipped_steps`.
         """
         self._throughput.update(step)
         row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         if self._perplexity is not None:
             row["perplexity"] = self._perplexity({"loss": (float(loss), 1.0)})
         row |= {name: float(value) for name, value in more.items()}
-        row |= throughput_metrics(self._throughput, tokens, self._use)
+        row |= throughput_metrics(self._throughput, tokens, self._mfu_inputs)
         self._progress.update(row)
         self._log(row, samples)
 
-    def saved(self, step: int, facts: Row) -> None:
-        """Report the save after the last step.
+    def log_save(self, step: int, facts: StepMetrics) -> None:
+        """Log the metrics of a save after the last step.
 
         Args:
-            facts: what `run.checkpoint_manager` knows of it.
+            facts: metrics of `CheckpointManager.save_metrics`.
         """
         self._log({"step": step, "time": round(time.time(), 3)} | facts)
 
-    def _log(self, row: Row, samples: Sequence[Sample] = ()) -> None:
-        with self._lenient.warn_on_error(self._folder.metrics.name):
+    def _log(self, row: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
+        with self._warn_once.warn_on_error(self._folder.metrics.name):
             if not self._folder.path.is_dir():  # somebody has deleted it
-                self._metrics = self._begin()
+                self._metrics = self._create_files()
             self._metrics.append(row, samples)
         for name, log in self._logs.items():
-            with self._lenient.warn_on_error(name):
+            with self._warn_once.warn_on_error(name):
                 log.log(row, samples)
 
-    def _begin(self) -> MetricsFile:
-        """Make the folder, with config.yml and run.json."""
+    def _create_files(self) -> MetricsFile:
+        """Create the folder with config.yml and run.json, and open metrics.jsonl."""
         folder = self._folder
         with write_errors("the run directory", folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -162,21 +162,21 @@ class MetricsLogger:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        """Close everything; the loss curve is drawn after a failure too."""
+        """Close all sinks and plot the loss curve, also after an error."""
         self._progress.close()
-        with self._lenient.warn_on_error("the loss curve"):
+        with self._warn_once.warn_on_error("the loss curve"):
             rows = read_metrics(self._folder.metrics, DRAWN)
             if rows:
                 draw_loss_curve(rows, self._folder.loss_curve, self._title)
         for name, log in self._logs.items():
-            with self._lenient.warn_on_error(name):
+            with self._warn_once.warn_on_error(name):
                 log.close(failed=kind is not None)
 
 
 def check_records(folder: RunFolder) -> None:
-    """Raise UserError unless a run's records can be written into the folder.
+    """Raise UserError unless a run's records can be written to the folder.
 
-    A metrics file that is a pipe or a device would be read forever.
+    Reading a metrics file that is a pipe or device would never end.
     """
     check_can_write_folder("the run directory", folder.path)
     if folder.metrics.exists():

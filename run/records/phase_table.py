@@ -1,4 +1,4 @@
-"""The table of time by phase that `--profile` writes."""
+"""Table of time by phase, which `--profile` writes."""
 
 from __future__ import annotations
 
@@ -17,74 +17,91 @@ _HEAD = ("phase", "dispatch", "wait", "loads", "ms", "segments", "ms", "stores",
          "serial", "share")  # fmt: skip
 
 
-def phase_table(title: str, running: Timing, apart: Timing) -> str:
-    """The table as text.
+def phase_table(title: str, overlapped: Timing, serialized: Timing) -> str:
+    """Format the table.
 
     Args:
-        title: what was measured, and on what.
-        running: of ordinary runs.
-        apart: of runs in which every step waits for the one before.
+        title: model and devices that were measured.
+        running: timing of normal runs.
+        apart: timing of serialized runs, in which every step waits for the one before.
     """
-    rows = [_HEAD, *(_row(label, running, apart) for label in apart.parts), _sum(running, apart)]
-    blocks = [title, _LEGEND, _whole(running, apart), _aligned(rows), _slowest(apart)]
+    rows = [
+        _HEAD,
+        *(_phase_row(label, overlapped, serialized) for label in serialized.parts),
+        _total_row(overlapped, serialized),
+    ]
+    blocks = [
+        title,
+        _LEGEND,
+        _format_totals(overlapped, serialized),
+        _align_columns(rows),
+        _slowest_segments(serialized),
+    ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _whole(running: Timing, apart: Timing) -> str:
-    dispatch, wait = _total(running, "seconds"), _total(running, "wait_seconds")
-    whole = running.seconds / running.num_runs
+def _format_totals(overlapped: Timing, serialized: Timing) -> str:
+    dispatch, wait = _total(overlapped, "seconds"), _total(overlapped, "wait_seconds")
+    whole = overlapped.seconds / overlapped.num_runs
     return "\n".join(
         [
             f"with overlap     {_ms(whole)} ms: dispatch {_ms(dispatch)}, wait {_ms(wait)}, and "
             f"{_ms(whole - dispatch - wait)} for inputs, results and the end",
-            f"without overlap  {_ms(apart.seconds / apart.num_runs)} ms",
-            f"measured         {running.num_runs} runs with overlap, {apart.num_runs} without",
+            f"without overlap  {_ms(serialized.seconds / serialized.num_runs)} ms",
+            f"measured         {overlapped.num_runs} runs with overlap, {serialized.num_runs} "
+            "without",
         ]
     )
 
 
-def _row(label: str, running: Timing, apart: Timing) -> tuple[str, ...]:
-    seen = running.parts.get(label, PartTimes())
-    part, runs = apart.parts[label], apart.num_runs
+def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
+    seen = overlapped.parts.get(label, PartTimes())
+    part, runs = serialized.parts[label], serialized.num_runs
     own = part.seconds + part.wait_seconds
     return (
         label or REST,
-        _ms(seen.seconds / running.num_runs),
-        _ms(seen.wait_seconds / running.num_runs),
-        *_counted(part.loads, runs),
-        *_counted(part.runs, runs),
-        *_counted(part.stores, runs),
+        _ms(seen.seconds / overlapped.num_runs),
+        _ms(seen.wait_seconds / overlapped.num_runs),
+        *_format_work(part.loads, runs),
+        *_format_work(part.runs, runs),
+        *_format_work(part.stores, runs),
         _ms((part.host_steps.seconds + part.host_steps.wait_seconds) / runs),
         _ms(own / runs),
-        f"{own / apart.seconds:.0%}",
+        f"{own / serialized.seconds:.0%}",
     )
 
 
-def _sum(running: Timing, apart: Timing) -> tuple[str, ...]:
-    own = _total(apart, "seconds") + _total(apart, "wait_seconds")
-    shown = (_ms(_total(running, "seconds")), _ms(_total(running, "wait_seconds")))
-    return ("total", *shown, *[""] * 7, _ms(own), f"{own * apart.num_runs / apart.seconds:.0%}")
+def _total_row(overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
+    own = _total(serialized, "seconds") + _total(serialized, "wait_seconds")
+    shown = (_ms(_total(overlapped, "seconds")), _ms(_total(overlapped, "wait_seconds")))
+    return (
+        "total",
+        *shown,
+        *[""] * 7,
+        _ms(own),
+        f"{own * serialized.num_runs / serialized.seconds:.0%}",
+    )
 
 
 def _total(timing: Timing, name: str) -> float:
     return sum(getattr(part, name) for part in timing.parts.values()) / timing.num_runs
 
 
-def _counted(sums: TimingSums, runs: int) -> tuple[str, str]:
+def _format_work(sums: TimingSums, runs: int) -> tuple[str, str]:
     return f"{sums.count / runs:g}", _ms((sums.seconds + sums.wait_seconds) / runs)
 
 
-def _slowest(apart: Timing) -> str:
-    """The segments that take most of the time."""
-    slowest = sorted(apart.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
+def _slowest_segments(serialized: Timing) -> str:
+    """Format the slowest segments."""
+    slowest = sorted(serialized.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
     rows = [
         ("segment", "runs", "ms"),
-        *((name, *_counted(w, apart.num_runs)) for name, w in slowest),
+        *((name, *_format_work(w, serialized.num_runs)) for name, w in slowest),
     ]
-    return _aligned(rows)
+    return _align_columns(rows)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def _align_columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *rest in rows:

@@ -1,4 +1,4 @@
-"""What a person sees while training runs: a bar on a terminal, lines in a log."""
+"""Progress of training: a progress bar in a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from run.records.throughput import Throughput
 
 VALIDATION = "eval_"
 """What the names of an evaluation's metrics begin with."""
-WANTED = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "norm")
+PRIORITIES = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "norm")
 """Facts by priority: a narrow bar shows the first ones."""
 
 
@@ -32,16 +32,16 @@ class TrainingProgress:
         clock: Callable[[], float] = time.monotonic,
         columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
     ) -> None:
-        """Start showing.
+        """Start the progress bar.
 
         Args:
-            total_steps: steps of the whole run.
-            throughput: measures the rate; the caller updates it.
-            first_step: steps that an earlier run did.
-            stream: where to; stderr by default, since stdout is for results.
-            seconds_between_lines: pause between lines where the stream is no terminal.
-            clock: gives seconds.
-            columns: gives the width of the terminal.
+            total_steps: number of steps of the run.
+            throughput: measured throughput, which the caller updates.
+            first_step: number of steps done before.
+            stream: output; default: stderr, as stdout is for results.
+            seconds_between_lines: interval between lines if the stream is no terminal.
+            clock: returns seconds.
+            columns: returns the width of the terminal.
         """
         self._total = total_steps
         self._throughput = throughput
@@ -63,20 +63,18 @@ class TrainingProgress:
             )
 
     def update(self, row: Mapping[str, float]) -> None:
-        """Show a step that is done: `step` from 0, `loss`, `learning_rate`; where they are known,
-        `grad_norm`, `epoch`, how many passes over the data are done, and `skipped_steps`; and
-        metrics of an evaluation, whose names begin with `eval_`."""
+        """Show the metrics of a step; those of an evaluation begin with `eval_`."""
         done = int(row["step"])
-        facts = self._facts(row, self._total - done)
+        facts = self._format_metrics(row, self._total - done)
         if self._bar is not None:
-            self._bar.set_postfix_str(self._fitting(facts, done), refresh=False)
+            self._bar.set_postfix_str(self._fit_width(facts, done), refresh=False)
             self._bar.update(done - self._bar.n)
         elif self._line_is_due(done) or self._is_evaluated(row):
             text = ", ".join(facts.values())
             print(f"step {done}/{self._total}: {text}", file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar, leaving it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
@@ -88,8 +86,8 @@ class TrainingProgress:
             return True
         return False
 
-    def _facts(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
-        """The facts to show, by topic."""
+    def _format_metrics(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
+        """Format the metrics to show, by topic."""
         facts = {"loss": f"loss {format_number(row['loss'])}"}
         if "grad_norm" in row:
             facts["norm"] = f"gradient norm {format_number(row['grad_norm'])}"
@@ -117,11 +115,11 @@ class TrainingProgress:
     def _is_evaluated(self, row: Mapping[str, float]) -> bool:
         return any(name.startswith(VALIDATION) for name in row)
 
-    def _fitting(self, facts: Mapping[str, str], done: int) -> str:
-        """As many facts as the width of the terminal has room for, the most wanted first."""
+    def _fit_width(self, facts: Mapping[str, str], done: int) -> str:
+        """Join the most important texts that fit the terminal's width."""
         width = self._columns() - len(f"100%|    | {done}/{self._total} [00:00:00]") - 1
         chosen: set[str] = set()
-        for name in (n for n in WANTED if n in facts):
+        for name in (n for n in PRIORITIES if n in facts):
             if sum(len(facts[n]) + 2 for n in (*chosen, name)) <= width:
                 chosen.add(name)
         return ", ".join(text for name, text in facts.items() if name in chosen)

@@ -1,6 +1,6 @@
-"""The values of the last step, for Prometheus to read, which `--metrics.port` asks for.
+"""Prometheus endpoint with the metrics of the last step (`--metrics.port`).
 
-Its readers cannot use up the threads and files of the process.
+The number of connections is limited, so that clients cannot exhaust threads and files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from config.errors import UserError
-from run.records.metrics_jsonl import Sample
+from run.records.metrics_jsonl import PredictionSample
 
 MAX_CONNECTIONS = 8
 """Open at the same time. One more takes the place of the oldest."""
@@ -25,7 +25,7 @@ _PAUSE = 1.0  # seconds after a connection that could not be accepted
 
 
 class QuietRequestHandler(WSGIRequestHandler):
-    """Answers one request, and logs nothing."""
+    """Request handler that logs nothing."""
 
     timeout = 5.0  # seconds without a byte, in either direction
 
@@ -33,24 +33,24 @@ class QuietRequestHandler(WSGIRequestHandler):
         """Log nothing."""
 
     def get_stderr(self) -> io.StringIO:
-        """Errors of a request, which strangers can cause, do not belong on the screen of a run."""
+        """Return a buffer: clients can cause errors, which do not belong on the screen."""
         return io.StringIO()
 
 
 class BoundedServer(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, of which few are open."""
+    """HTTP server with a thread for each of at most `MAX_CONNECTIONS` connections."""
 
     daemon_threads = True
     request_queue_size = 128  # of a full queue the kernel lets readers wait a second
 
     def __init__(self, host: str, port: int, application: Any) -> None:
-        """Listen.
+        """Listen on a port.
 
         Args:
-            application: answers the requests, as WSGI says.
+            application: WSGI application that answers the requests.
 
         Raises:
-            OSError: the host is unknown, or the port is not free.
+            OSError: unknown host, or the port is in use.
         """
         self.open_connections: dict[socket.socket, None] = {}  # oldest first
         self._changed = threading.Condition()
@@ -60,7 +60,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Where that fails, it still waits, and the next trial comes later."""
+        """Accept a connection; after a failure, pause before the next attempt."""
         try:
             return super().get_request()
         except OSError:
@@ -68,7 +68,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, once there is a place."""
+        """Answer in a thread, closing the oldest connection if there are too many."""
         with self._changed:
             if len(self.open_connections) >= MAX_CONNECTIONS:
                 _end(next(iter(self.open_connections)))
@@ -77,14 +77,14 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, whose place is free then."""
+        """Close a connection."""
         super().shutdown_request(request)
         with self._changed:
             self.open_connections.pop(request, None)
             self._changed.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: the reader is gone, or has said nothing."""
+        """Ignore errors: the client has disconnected or sent nothing."""
 
     def server_close(self) -> None:
         """Close all connections."""
@@ -95,19 +95,19 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """Wake the thread of a connection, which then closes it."""
+    """Shut a connection down, so that its thread closes it."""
     with suppress(OSError):  # the other end has closed it
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class PrometheusPage:
-    """Serves a gauge for each value that metrics.jsonl has, such as popxl_loss."""
+    """Serves a gauge for each metric of metrics.jsonl, such as popxl_loss."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Begin to serve.
+        """Start serving.
 
         Raises:
-            UserError: prometheus_client is not installed, or the port cannot be had.
+            UserError: prometheus_client is not installed, or the port is in use.
         """
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -132,19 +132,19 @@ class PrometheusPage:
         self._thread.start()
 
     def collect(self) -> Iterable[Any]:
-        """What a reader gets, as prometheus_client asks for it."""
+        """Yield the gauges, as prometheus_client requires."""
         from prometheus_client.core import GaugeMetricFamily
 
         for name, value in self._row.items():
             shown = f"popxl_{name.replace('/', '_')}"
             yield GaugeMetricFamily(shown, f"{name} of metrics.jsonl", value)
 
-    def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
-        """Show the values of a step; those that it lacks stay."""
+    def log(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+        """Update the gauges; missing metrics keep their values."""
         self._row = {**self._row, **row}
 
     def close(self, failed: bool = False) -> None:
-        """End serving."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

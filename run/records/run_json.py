@@ -1,4 +1,4 @@
-"""run.json: each time that a run was started or continued, by which command and where."""
+"""Read and write run.json: command, hardware and versions of each start of a run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ VERSIONED = ("popxl-xla", "jax", "jaxlib", "numpy", "transformers")
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what computes; popxl has that of the package that it comes with."""
-    installed = {name: _installed(name) for name in VERSIONED}
+    """Return the versions of Python and of the packages that compute."""
+    installed = {name: _installed_version(name) for name in VERSIONED}
     of_popxl = {"popxl": installed["popxl-xla"], "popxl_addons": popxl_addons.__version__}
     return {"python": platform.python_version(), **of_popxl, **installed}
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
@@ -34,12 +34,12 @@ def _installed(name: str) -> str:
 
 @dataclass(frozen=True)
 class RunSession:
-    """One time that a run was started or continued.
+    """One start of a run, which can be resumed several times.
 
     Attributes:
-        first_step: steps that were done before.
-        command: as it was typed; "": it was none.
-        hardware: the devices.
+        first_step: number of steps done before.
+        command: the command as typed; "": none.
+        hardware: description of the devices.
         versions: see `installed_versions`.
     """
 
@@ -50,7 +50,7 @@ class RunSession:
 
 
 def append_session(folder: RunFolder, session: RunSession) -> None:
-    """Note a session in a run's folder; those of steps that it does again are dropped.
+    """Append a session to run.json, dropping those whose steps are repeated.
 
     Raises:
         WriteError: the file cannot be written.
@@ -61,16 +61,16 @@ def append_session(folder: RunFolder, session: RunSession) -> None:
 
 
 def read_sessions(folder: RunFolder) -> list[RunSession]:
-    """The sessions of a run; none where the file is missing or damaged, as no run needs it."""
+    """Read the sessions of a run; [] if the file is missing or damaged."""
     try:
         listed = read_object(folder.sessions).data.get("sessions")
     except (FileError, OSError):
         return []
     entries: list[Any] = listed if isinstance(listed, list) else []
-    return [session for entry in entries if (session := _session(entry)) is not None]
+    return [session for entry in entries if (session := _parse_session(entry)) is not None]
 
 
-def _session(entry: Any) -> RunSession | None:
+def _parse_session(entry: Any) -> RunSession | None:
     try:
         session = RunSession(**entry)
     except TypeError:

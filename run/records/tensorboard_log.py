@@ -1,4 +1,4 @@
-"""Logging to TensorBoard, which `--tensorboard` asks for."""
+"""TensorBoard logger (`--tensorboard`)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from config.errors import UserError
-from run.records.metrics_jsonl import SAMPLES, Sample
+from run.records.metrics_jsonl import SAMPLES, PredictionSample
 
 
 class TensorBoardLog:
-    """Writes TensorBoard's events."""
+    """Writes TensorBoard event files."""
 
     def __init__(self, directory: Path, first_step: int) -> None:
-        """
-        Args:
-            directory: to write them into.
-            first_step: steps that are done; TensorBoard skips events of later steps, which the run
-                now repeats.
+        """Args:
+            directory: folder for event files.
+            first_step: number of steps done; TensorBoard then hides events of later steps.
 
         Raises:
             UserError: tensorboardX is not installed.
@@ -31,8 +29,8 @@ class TensorBoardLog:
             ) from None
         self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
 
-    def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
-        """Log the values of one step, and samples as a table."""
+    def log(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+        """Log the metrics of a step, and predictions as a table."""
         step = int(row["step"])
         for name, value in row.items():
             if name not in ("step", "time"):
@@ -41,17 +39,17 @@ class TensorBoardLog:
             self._writer.add_text(SAMPLES, _table(samples), step)
 
     def close(self, failed: bool = False) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         self._writer.close()
 
 
-def _table(samples: Sequence[Sample]) -> str:
-    """Samples in Markdown, a row for each."""
+def _table(samples: Sequence[PredictionSample]) -> str:
+    """Format predictions as a Markdown table."""
     names = list(samples[0])
     rows = [names, ["---"] * len(names), *([_cell(s[name]) for name in names] for s in samples)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(text: str) -> str:
-    """A text as it is: no Markdown, and on one line."""
+    """Escape a text for a Markdown cell."""
     return html.escape(text).replace("|", "&#124;").replace("\n", "<br>")

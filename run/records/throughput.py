@@ -1,4 +1,4 @@
-"""How fast a run goes, and how much memory it takes: fields of metrics.jsonl."""
+"""Throughput metrics: samples and tokens per second, MFU and peak memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from popxl import hardware
 
 
 class Throughput:
-    """Measures steps per second over the last `window` updates.
+    """Steps per second over the last `window` updates.
 
-    The time before the first update holds compilation, so it is left out.
+    The first update starts the clock, so that compilation is not measured.
     """
 
     def __init__(
@@ -33,23 +33,23 @@ class Throughput:
         self._marks: deque[tuple[float, int]] = deque(maxlen=window + 1)
 
     def update(self, steps_done: int) -> None:
-        """Note that so many steps are done now."""
+        """Record that this many steps are done now."""
         self._marks.append((self._clock(), steps_done))
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples per second; None while fewer than two updates show it."""
+        """Samples per second; None before the second update."""
         rate = self.steps_per_second
         return None if rate is None else rate * self._samples_per_step
 
     def eta_seconds(self, steps: int) -> float | None:
-        """Seconds that so many more steps will take; None while unknown."""
+        """Return the estimated seconds of further steps; None if unknown."""
         rate = self.steps_per_second
         return None if rate is None else steps / rate
 
     @property
     def steps_per_second(self) -> float | None:
-        """Steps per second; None while fewer than two updates show it."""
+        """Steps per second; None before the second update."""
         if len(self._marks) < 2:
             return None
         (start, before), (end, after) = self._marks[0], self._marks[-1]
@@ -60,13 +60,12 @@ class Throughput:
 
 @dataclass(frozen=True)
 class MfuInputs:
-    """What utilisation is measured against: the machine's peak, and the work of a step.
+    """Values that model FLOP/s utilization (MFU) is computed from.
 
     Attributes:
-        flops_per_step: operations that the model needs for an optimizer step, nothing computed
-            twice; None: not counted.
-        peak_flops: operations per second of all devices at their peak; None: not known.
-        device_bytes: gives the most memory that a device had in use so far, or None.
+        flops_per_step: FLOPs of an optimizer step without recomputation; None: unknown.
+        peak_flops: peak FLOP/s of all devices; None: unknown.
+        device_bytes: returns the peak memory of a device in bytes, or None.
     """
 
     flops_per_step: float | None = None
@@ -75,10 +74,7 @@ class MfuInputs:
 
 
 def mfu_inputs(config: RunConfig) -> MfuInputs:
-    """The devices' peak and the work of a step, where the hardware table knows the devices.
-
-    The operations of a step are those of the plan with nothing computed twice.
-    """
+    """Return peak FLOP/s and FLOPs of a step, if the hardware table has the devices."""
     desc, replicas = device_desc(config), config.replicas
     instances = popdist.getNumInstances()
 
@@ -98,10 +94,10 @@ def mfu_inputs(config: RunConfig) -> MfuInputs:
 def throughput_metrics(
     throughput: Throughput, tokens: float | None, use: MfuInputs
 ) -> dict[str, float]:
-    """The fields of a step.
+    """Return the throughput metrics of a step.
 
     Args:
-        tokens: of the step's samples, without padding; None: not counted.
+        tokens: number of the step's tokens without padding; None: not counted.
     """
     row = {"time": round(time.time(), 3)}
     samples, steps = throughput.samples_per_second, throughput.steps_per_second
@@ -121,7 +117,7 @@ def throughput_metrics(
 
 
 def peak_host_bytes() -> int | None:
-    """Most memory that this process had so far; None on Windows, which does not tell."""
+    """Return the peak memory of this process in bytes; None on Windows."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""Logging to Weights & Biases, which `--wandb` asks for."""
+"""Weights & Biases logger (`--wandb`)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name
-from run.records.metrics_jsonl import SAMPLES, Sample
+from run.records.metrics_jsonl import SAMPLES, PredictionSample
 from run.records.run_json import installed_versions
 from terminal.wandb_environment import check_wandb
 
 
 class WandbLog:
-    """One Weights & Biases run. `WANDB_MODE=offline` keeps it in the run directory.
+    """Run in Weights & Biases; `WANDB_MODE=offline` keeps it in the run's folder.
 
-    wandb runs a process of its own, which buffers while there is no network. If that process is
-    gone (killed, or out of disk), the first call fails and later ones do nothing.
+    wandb has a process of its own, which buffers without a network. If that process dies (killed,
+    or out of disk), the first call fails and later ones do nothing.
     """
 
     def __init__(
         self, config: RunConfig, name: str | None, project: str | None, directory: Path
     ) -> None:
-        """Start the run.
+        """Start the W&B run.
 
         Args:
-            config: logged with the run, together with the versions of what computes.
-            name: the run's name; Weights & Biases makes one up for None.
-            project: the run's project; None: that of WANDB_PROJECT, else the family's.
-            directory: existing directory for local files.
+            config: logged with the run, together with package versions.
+            name: name of the W&B run; None: chosen by W&B.
+            project: project; None: WANDB_PROJECT, else a name with the model family.
+            directory: existing folder for local files.
 
         Raises:
-            UserError: if wandb is not installed, not logged in, or not reached.
+            UserError: wandb is not installed, not logged in, or cannot be reached.
         """
         check_wandb()
         import wandb  # on demand: slow to import, and only --wandb needs it
@@ -55,28 +55,28 @@ class WandbLog:
                 "run `wandb login`, or set WANDB_MODE=offline, or leave out --wandb"
             ) from error
 
-    def log(self, row: Mapping[str, float], samples: Sequence[Sample] = ()) -> None:
-        """Log the values of one step, and samples as a table."""
+    def log(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+        """Log the metrics of a step, and predictions as a table."""
         values: dict[str, Any] = {name: value for name, value in row.items() if name != "step"}
         if samples:
             values[SAMPLES] = _table(samples)
-        self._ask(lambda run: run.log(values, step=int(row["step"])))
+        self._call_wandb(lambda run: run.log(values, step=int(row["step"])))
 
     def close(self, failed: bool = False) -> None:
-        """End the run."""
-        self._ask(lambda run: run.finish(exit_code=1 if failed else 0))
+        """Finish the W&B run."""
+        self._call_wandb(lambda run: run.finish(exit_code=1 if failed else 0))
 
-    def _ask(self, what: Callable[[Any], object]) -> None:
+    def _call_wandb(self, what: Callable[[Any], object]) -> None:
         if self._run is None:
             return
         try:
             what(self._run)
         except Exception:
-            self._give_up()
+            self._tear_down()
             raise
 
-    def _give_up(self) -> None:
-        """Leave wandb's process; otherwise Python's exit would wait for it, or show a traceback."""
+    def _tear_down(self) -> None:
+        """Stop using wandb's process, so that Python's exit does not wait for it."""
         import wandb
 
         self._run = None
@@ -85,7 +85,7 @@ class WandbLog:
             wandb.teardown(exit_code=1)
 
 
-def _table(samples: Sequence[Sample]) -> Any:
+def _table(samples: Sequence[PredictionSample]) -> Any:
     import wandb
 
     names = list(samples[0])

@@ -262,7 +262,7 @@ def test_a_bin_file_that_is_missing_is_named(tmp_path, capsys):
 def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(
-        "run.evaluation.evaluate_checkpoint.validate", lambda *_: pytest.fail("too late")
+        "run.evaluation.evaluate_checkpoint.evaluate_checkpoint", lambda *_: pytest.fail("too late")
     )
     assert run_validation.main(["--load", str(tmp_path)]) == 2
     said = f"there is neither a checkpoint nor a Hugging Face model in {tmp_path}"

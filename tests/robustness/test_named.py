@@ -118,7 +118,7 @@ def test_a_run_goes_on_without_records_that_cannot_be_written(tmp_path, config, 
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
         (tmp_path / "loss_curve.png").mkdir()
         for step in range(3):
-            report.step(step + 1, loss=1.0, learning_rate=0.1)
+            report.log_step(step + 1, loss=1.0, learning_rate=0.1)
         (tmp_path / "metrics.jsonl").unlink()
         (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0, "learning_rate": 0.1}\n')
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]

@@ -110,7 +110,7 @@ def test_a_store_that_never_answers_is_given_up(stuck, monkeypatch, signalled):
     monkeypatch.setattr(
         checkpoint_mirror, "PATIENCE_AFTER_SIGNAL" if signalled else "PATIENCE", 0.2
     )
-    stuck.signalled = signalled
+    stuck.got_signal = signalled
     with stuck:
         pass
     assert stuck.problem is not None

@@ -20,7 +20,7 @@ import pytest
 
 import run_finetuning
 from checkpoints.step_folders import step_folders
-from run.records.metrics_jsonl import Row, read_metrics
+from run.records.metrics_jsonl import StepMetrics, read_metrics
 from tests.run.saved import digests, flip_in
 from tests.small_runs import GPTJ, RATE, TRAINING, few_examples, finetuning
 
@@ -86,7 +86,7 @@ class Lives:
 
     folder: Path
     executables: Path
-    rows: list[Row] = field(default_factory=list)
+    rows: list[StepMetrics] = field(default_factory=list)
     saved: dict[int, list[dict[str, str]]] = field(default_factory=dict)
     spoiled: set[Path] = field(default_factory=set)
     while_saving: int = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from run.logps_cache import LogpsDraftFile, read_logps, remove_stale_drafts, write_logps
+from run.logps_cache import LogpsDraftFile, read_logps_file, remove_stale_drafts, write_logps_file
 from tests.children import child
 from tests.full_disk import full_disk
 
@@ -25,9 +25,9 @@ def path(tmp_path: Path) -> Path:
     """A draft of three records, of nine samples."""
     path = tmp_path / "reference" / "key.draft"
     with LogpsDraftFile(path, SHAPE, True) as draft:
-        draft.begin(0)
+        draft.truncate(0)
         for end in ENDS:
-            draft.add(VALUES[end - 3 : end])
+            draft.append(VALUES[end - 3 : end])
     return path
 
 
@@ -35,20 +35,20 @@ def known(path: Path, writes: bool = False) -> int:
     """Number of samples that a draft has; their values are checked."""
     with LogpsDraftFile(path, SHAPE, writes) as draft:
         np.testing.assert_array_equal(
-            draft.begin(draft.known)[: draft.known], VALUES[: draft.known]
+            draft.truncate(draft.num_samples)[: draft.num_samples], VALUES[: draft.num_samples]
         )
-        return draft.known
+        return draft.num_samples
 
 
 def test_it_goes_on_where_it_was(path: Path) -> None:
     assert known(path) == 9
     with LogpsDraftFile(path, SHAPE, True) as draft:
-        draft.begin(6)  # as far as another process has it
-        draft.add(VALUES[6:10])
+        draft.truncate(6)  # as far as another process has it
+        draft.append(VALUES[6:10])
         assert known(path) == 10  # who only reads is not kept out
     with LogpsDraftFile(path, SHAPE, True) as draft:
-        draft.begin(10)
-        draft.add(VALUES[10:])
+        draft.truncate(10)
+        draft.append(VALUES[10:])
         draft.remove()
     assert known(path) == 0
 
@@ -72,9 +72,9 @@ def test_damage_ends_what_is_known(path: Path, seed: int) -> None:
     intact = next((n for n, (a, b) in pairs if a != b), min(len(whole), len(content)))
     assert known(path, writes=True) == 3 * (3 * intact // len(whole))
     with LogpsDraftFile(path, SHAPE, True) as draft:
-        at = draft.known
-        draft.begin(at)
-        draft.add(VALUES[at : at + 2])
+        at = draft.num_samples
+        draft.truncate(at)
+        draft.append(VALUES[at : at + 2])
     assert known(path) == at + 2
 
 
@@ -102,9 +102,9 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path, capsys) -> None:
     os.mkfifo(pipe)
     for path, why in ((folder, "it is a folder"), (pipe, "it is not a regular file")):
         with LogpsDraftFile(path, SHAPE, True) as draft:
-            draft.begin(0)
-            draft.add(VALUES[:3])
-            assert draft.known == 3
+            draft.truncate(0)
+            draft.append(VALUES[:3])
+            assert draft.num_samples == 3
             draft.remove()
         assert path.exists()
         assert why in capsys.readouterr().err
@@ -112,9 +112,9 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path, capsys) -> None:
 
 def test_a_full_disk_is_a_warning(path: Path, capsys) -> None:
     with LogpsDraftFile(path, SHAPE, True) as draft, full_disk(path.stat().st_size + 10):
-        draft.begin(9)
-        draft.add(VALUES[9:10])
-        draft.add(VALUES[10:])
+        draft.truncate(9)
+        draft.append(VALUES[9:10])
+        draft.append(VALUES[10:])
     assert capsys.readouterr().err.count("File too large: a run that is broken off") == 1
     assert known(path) == 9
 
@@ -136,8 +136,8 @@ def test_one_process_adds_to_a_draft(path: Path) -> None:
     assert other.stdout.readline() == "open\n"
     before = path.read_bytes()
     with LogpsDraftFile(path, SHAPE, True) as draft:
-        draft.begin(3)
-        draft.add(VALUES[3:6])
+        draft.truncate(3)
+        draft.append(VALUES[3:6])
         draft.remove()
     remove_stale_drafts(path.parent)
     assert path.read_bytes() == before
@@ -149,14 +149,14 @@ def test_one_process_adds_to_a_draft(path: Path) -> None:
 
 def test_a_file_of_other_samples_or_damaged_is_not_used(tmp_path: Path, capsys) -> None:
     path = tmp_path / "key.safetensors"
-    write_logps(path, VALUES)
-    np.testing.assert_array_equal(read_logps(path, SHAPE), VALUES)
-    assert read_logps(path, (12, 2, 2)) is None
+    write_logps_file(path, VALUES)
+    np.testing.assert_array_equal(read_logps_file(path, SHAPE), VALUES)
+    assert read_logps_file(path, (12, 2, 2)) is None
     assert "cannot be used: it is of other samples" in capsys.readouterr().err
     content = bytearray(path.read_bytes())
     for at in range(0, len(content), 7):
         path.write_bytes(content[:at] + bytes([content[at] ^ 8]) + content[at + 1 :])
-        found = read_logps(path, SHAPE)
+        found = read_logps_file(path, SHAPE)
         assert found is None or (found == VALUES).all()
         path.write_bytes(content[:at])
-        assert read_logps(path, SHAPE) is None
+        assert read_logps_file(path, SHAPE) is None

@@ -33,7 +33,7 @@ def record(path: Path, step: int = 4, **changes: object) -> RunInfo:
         for step_ in (1, 2, 3, 4):
             found = {"eval_loss": 2.0 / step_, "eval_accuracy": step_ / 10}
             evaluated = found if step_ % 2 == 0 else {}
-            report.step(step_, loss=3.0 / step_, learning_rate=1e-3, **evaluated)
+            report.log_step(step_, loss=3.0 / step_, learning_rate=1e-3, **evaluated)
     return RunInfo(config.to_dict(), step, RunFolder(path))
 
 
@@ -130,7 +130,7 @@ def test_a_base_has_the_name_that_it_was_given(tmp_path, name, seen):
     (tmp_path / "base").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "base")
     up = "/".join([".."] * len((tmp_path / "adapter").resolve().parts[1:]))
-    found = BaseModelRef.at(name.format(tmp_path)).name_relative_to(tmp_path / "adapter")
+    found = BaseModelRef.from_location(name.format(tmp_path)).name_relative_to(tmp_path / "adapter")
     assert found == (None if seen is None else seen.format(up))
 
 

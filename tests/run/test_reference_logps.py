@@ -155,7 +155,7 @@ def test_a_run_begins_at_its_reference_and_tells_of_rewards(run: Path) -> None:
 
 
 def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) -> None:
-    texts, done = LossSession.texts, []
+    texts, done = LossSession.loss_stats, []
 
     def killed(model: LossSession, samples: Samples, first: int = 0) -> Iterator[Any]:
         for part in texts(model, samples, first):
@@ -164,7 +164,7 @@ def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) 
             if len(done) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(LossSession, "texts", killed)
+    monkeypatch.setattr(LossSession, "loss_stats", killed)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 128 + signal.SIGINT
     (draft,) = (tmp_path / "run/reference").iterdir()
     stale = draft.with_name("0" * 64 + draft.suffix)  # of other samples
@@ -178,13 +178,13 @@ def test_a_pass_that_was_killed_goes_on(run, base, rows, tmp_path, monkeypatch) 
 def test_a_full_disk_ends_no_run_that_needs_a_reference(
     run, base, rows, tmp_path, monkeypatch, capsys
 ) -> None:
-    of = ReferenceLogps.of
+    add_to = ReferenceLogps.add_to
 
     def on_full_disk(*given: Any) -> Any:
         with full_disk(10):
-            return of(*given)
+            return add_to(*given)
 
-    monkeypatch.setattr(ReferenceLogps, "of", on_full_disk)
+    monkeypatch.setattr(ReferenceLogps, "add_to", on_full_disk)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 0
     said = capsys.readouterr().err
     assert "File too large; the next start computes the reference again" in said
@@ -195,13 +195,13 @@ def test_a_full_disk_ends_no_run_that_needs_a_reference(
 def test_each_process_says_that_the_reference_is_not_finite(
     is_first, base, rows, tmp_path, monkeypatch, capsys
 ) -> None:
-    texts, begun = LossSession.texts, []
+    texts, begun = LossSession.loss_stats, []
 
     def infinite(*given: Any) -> Iterator[Any]:
         begun.append(True)
         return ((part, logps - np.inf) for part, logps in texts(*given))
 
-    monkeypatch.setattr(LossSession, "texts", infinite)
+    monkeypatch.setattr(LossSession, "loss_stats", infinite)
     # The draft is the first process's in any case.
     monkeypatch.setattr("run.reference_logps.is_first_process", lambda: is_first or not begun)
     assert train(tmp_path / "run", base, rows, "--steps", "4") == 2

@@ -21,7 +21,7 @@ WHERE = "the disk of --execution.disk has not answered"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(watchdog, "_LOOK", 0.01)
+    monkeypatch.setattr(watchdog, "_POLL_SECONDS", 0.01)
 
 
 def watched(limit=0.1, disk=lambda: 0.0, received=lambda: None):
@@ -29,9 +29,9 @@ def watched(limit=0.1, disk=lambda: 0.0, received=lambda: None):
 
 
 def test_a_step_that_takes_long_is_told_and_again(capsys, monkeypatch):
-    monkeypatch.setattr(watchdog, "AGAIN", 0.2)
+    monkeypatch.setattr(watchdog, "REPEAT_SECONDS", 0.2)
     with watched() as watch:
-        watch.at("step", "step 12")
+        watch.mark("step", "step 12")
         time.sleep(0.7)
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 4
@@ -40,13 +40,13 @@ def test_a_step_that_takes_long_is_told_and_again(capsys, monkeypatch):
 
 def test_steps_that_take_as_long_as_before_are_not_told(capsys):
     with watched(limit=0.2) as watch:
-        watch.at("step", "step 1")
+        watch.mark("step", "step 1")
         watch._longest["step"] = 60.0
         time.sleep(0.4)
-        watch.at("step", "step 2")
+        watch.mark("step", "step 2")
         time.sleep(0.4)
         assert capsys.readouterr().err == ""
-        watch.at("save", "the save")
+        watch.mark("save", "the save")
         time.sleep(0.4)
     assert capsys.readouterr().err.count("the run is at the save") == 1
 
@@ -54,14 +54,14 @@ def test_steps_that_take_as_long_as_before_are_not_told(capsys):
 def test_many_short_steps_are_not_told(capsys):
     with watched(limit=0.2) as watch:
         for step in range(40):
-            watch.at("step", f"step {step}")
+            watch.mark("step", f"step {step}")
             time.sleep(0.01)
     assert capsys.readouterr().err == ""
 
 
 def test_a_disk_that_does_not_answer_is_named(capsys):
     with watched(disk=lambda: 7.0) as watch:
-        watch.at("step", "step 3")
+        watch.mark("step", "step 3")
         time.sleep(0.1)
     assert f"at step 3 for 0 s, since {WHERE} for 7 s" in capsys.readouterr().err
 
@@ -77,7 +77,7 @@ def test_others_that_are_at_something_else_are_named(capsys, monkeypatch):
     monkeypatch.setattr("popdist.peer_status", lambda: works)
     monkeypatch.setattr("popdist.set_status", told.append)
     with watched() as watch:
-        watch.at("step", "step 3")
+        watch.mark("step", "step 3")
         time.sleep(0.3)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
@@ -95,7 +95,7 @@ def test_who_waits_for_another_that_writes_does_not_give_up(capsys, monkeypatch,
     monkeypatch.setattr("popdist.peer_status", lambda: {"process 1": other})
     monkeypatch.setattr("popdist.fail", lambda *given: ended.append(given))
     with watched(received=lambda: "SIGTERM") as watch:
-        watch.at("save", "the save", is_storage=True)
+        watch.mark("save", "the save", is_storage=True)
         time.sleep(0.4)
     assert bool(ended) == other.endswith("do not answer")
     assert all(code == 143 for _, code in ended)

@@ -112,7 +112,9 @@ def test_conversations_of_a_file_are_answered_as_by_transformers(
 
 def test_a_conversation_goes_on(folder, capsys, executables, monkeypatch):
     monkeypatch.setenv("POPXL_CACHE_DIR", str(executables))
-    monkeypatch.setattr(chat_session, "SHORTEST", 32)  # the second question needs another program
+    monkeypatch.setattr(
+        chat_session, "MIN_PROMPT_TOKENS", 32
+    )  # the second question needs another program
     lines = f"{ASKED['content']}\n\n{ASKED['content']}\n/new\n{ASKED['content']}\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     loads, write = [], ModelSession.write
@@ -154,15 +156,15 @@ class Listener(chat_session.ChatSession):
     """Remembers what it was asked, and says nothing new."""
 
     def __init__(self, config: Any) -> None:
-        self._config, self._said, self._room = config, [], 0
+        self._config, self._messages, self._prompt_tokens = config, [], 0
         self._data = chat_session.Pipeline(config, CAUSAL_LM)
         self._chat = self._data.chat_template
 
     def asked(self, text: str) -> str:
-        self._said.append(chat_session.make_message("user", text))
-        self._fitting()
+        self._messages.append(chat_session.make_message("user", text))
+        self._encode_prompt()
         prompt = self._prompt()
-        self._said.append(chat_session.make_message("assistant", "Anna"))
+        self._messages.append(chat_session.make_message("assistant", "Anna"))
         return prompt
 
 

@@ -58,7 +58,7 @@ def test_a_run_leaves_its_records(tmp_path, config, capsys):
     path = tmp_path / "deep" / "run"
     with MetricsLogger(config, RunFolder(path), RunOptions("tiny")) as report:
         for step in range(3):
-            report.step(step + 1, loss=2.0 - step, learning_rate=1e-3, grad_norm=0.5, tokens=9)
+            report.log_step(step + 1, loss=2.0 - step, learning_rate=1e-3, grad_norm=0.5, tokens=9)
     assert load_config(T5Config, "finetuning", str(path / "config.yml")) == config
     rows = read_metrics(path / "metrics.jsonl")
     assert [row["loss"] for row in rows] == [2.0, 1.0, 0.0]
@@ -105,7 +105,7 @@ def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, pr
     config = load_config(family, "finetuning", preset)
     options = RunOptions("tiny", wandb=True, wandb_name="mine")
     with MetricsLogger(config, RunFolder(tmp_path), options) as report:
-        report.step(1, loss=2.0, learning_rate=1e-3)
+        report.log_step(1, loss=2.0, learning_rate=1e-3)
     (run,) = runs
     assert run.settings["project"] == project
     assert run.settings["name"] == "mine"
@@ -143,7 +143,7 @@ def test_the_project_of_wandb(flag, variable, project, tmp_path, runs, config, m
 @pytest.mark.parametrize(("loss", "perplexity"), [(math.nan, math.nan), (1e4, math.inf)])
 def test_perplexity_of_a_loss_that_is_not_usual(loss, perplexity, tmp_path, config):
     with MetricsLogger(config, RunFolder(tmp_path), RunOptions("tiny")) as report:
-        report.step(1, loss=loss, learning_rate=1e-3)
+        report.log_step(1, loss=loss, learning_rate=1e-3)
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert row["perplexity"] == pytest.approx(perplexity, nan_ok=True)
 
@@ -152,7 +152,7 @@ def test_preferences_have_no_perplexity(tmp_path):
     changes = {"training": {"objective": "dpo", "steps": 1}, "data": {"packing": False}}
     config = load_config(GPTJConfig, "finetuning", "gptj_tiny", changes)
     with MetricsLogger(config, RunFolder(tmp_path), RunOptions("gptj_tiny")) as report:
-        report.step(1, loss=0.69, learning_rate=1e-3)
+        report.log_step(1, loss=0.69, learning_rate=1e-3)
     assert "perplexity" not in read_metrics(tmp_path / "metrics.jsonl")[0]
 
 
@@ -171,8 +171,8 @@ SAMPLES = [
 
 def test_samples_are_a_table_of_wandb(tmp_path, runs, config):
     with MetricsLogger(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True)) as report:
-        report.step(1, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
-        report.step(2, loss=1.0, learning_rate=1e-3)
+        report.log_step(1, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
+        report.log_step(2, loss=1.0, learning_rate=1e-3)
     (_, first), (_, second) = runs[0].logged
     assert first["samples"].columns == ["prompt", "generated", "expected"]
     assert first["samples"].data == [list(sample.values()) for sample in SAMPLES]
@@ -185,7 +185,7 @@ def test_samples_are_text_of_tensorboard(tmp_path, config):
 
     options = RunOptions("tiny", tensorboard=True)
     with MetricsLogger(config, RunFolder(tmp_path), options) as report:
-        report.step(7, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
+        report.log_step(7, loss=2.0, learning_rate=1e-3, samples=SAMPLES)
     (path,) = (tmp_path / "tensorboard").iterdir()
     texts = [
         (event.step, value.tensor.string_val[0].decode())
@@ -215,7 +215,7 @@ def events_of(data: bytes, checksum) -> list[bytes]:
 
 def fail_after_a_step(config, path):
     with MetricsLogger(config, RunFolder(path), RunOptions("tiny", wandb=True)) as report:
-        report.step(1, loss=2.0, learning_rate=1e-3)
+        report.log_step(1, loss=2.0, learning_rate=1e-3)
         raise RuntimeError("the device is gone")
 
 
@@ -244,10 +244,10 @@ def test_a_run_goes_on_without_wandb(tmp_path, config, runs, monkeypatch, capsys
     ends = []
     monkeypatch.setattr(wandb, "teardown", lambda exit_code: ends.append(exit_code))
     with MetricsLogger(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True)) as report:
-        report.step(1, loss=2.0, learning_rate=1e-3)
+        report.log_step(1, loss=2.0, learning_rate=1e-3)
         monkeypatch.setattr(FakeRun, "log", raise_connection_error)
         for step in (1, 2):
-            report.step(step + 1, loss=2.0, learning_rate=1e-3)
+            report.log_step(step + 1, loss=2.0, learning_rate=1e-3)
     said = warnings_in(capsys.readouterr().err)
     assert said == ["warning: Weights & Biases is not written, the run continues: Connection lost"]
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
@@ -280,7 +280,7 @@ def its_process():
 config = load_config(T5Config, "finetuning", "tiny", {"training": {"steps": 6}})
 with MetricsLogger(config, RunFolder(Path(sys.argv[1])), RunOptions("tiny", wandb=True)) as report:
     for step in range(6):
-        report.step(step + 1, loss=2.0, learning_rate=1e-3)
+        report.log_step(step + 1, loss=2.0, learning_rate=1e-3)
         if step == 2:
             os.kill(its_process(), signal.SIGKILL)
             time.sleep(1)
@@ -290,7 +290,7 @@ with MetricsLogger(config, RunFolder(Path(sys.argv[1])), RunOptions("tiny", wand
 @pytest.mark.slow
 def test_wandb_offline_for_real(tmp_path, config):
     with MetricsLogger(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True)) as report:
-        report.step(1, loss=2.0, learning_rate=1e-3)
+        report.log_step(1, loss=2.0, learning_rate=1e-3)
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 

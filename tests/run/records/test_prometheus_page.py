@@ -37,16 +37,16 @@ def test_the_values_of_the_last_step(tmp_path):
     options = RunOptions("tiny", metrics_port=port)
     with MetricsLogger(config, RunFolder(tmp_path), options) as records:
         assert read(port) == {}
-        records.step(1, loss=3.5, learning_rate=0.1, **{"rewards/chosen": 0.25})
+        records.log_step(1, loss=3.5, learning_rate=0.1, **{"rewards/chosen": 0.25})
         assert read(port)["popxl_rewards_chosen"] == 0.25
-        records.step(1, loss=3.5, learning_rate=0.1)
-        records.step(
+        records.log_step(1, loss=3.5, learning_rate=0.1)
+        records.log_step(
             2,
             loss=math.nan,
             learning_rate=0.2,
             **{"checkpoint/step": 1, "checkpoint/blocked_seconds": 0.25},
         )
-        records.saved(2, {"checkpoint/step": 2})
+        records.log_save(2, {"checkpoint/step": 2})
         found = read(port)
     assert math.isnan(found["popxl_loss"])
     assert found["popxl_step"] == found["popxl_checkpoint_step"] == 2
