@@ -152,7 +152,7 @@ TASKS: Mapping[str, tuple[Sequence[str], str]] = {
 """By name: flags, and the metric."""
 STATES: Mapping[str, Sequence[str]] = {
     "float32": ("--precision", "float32"),
-    "compact": (
+    "8bit": (
         *("--precision", "bfloat16", "--training.optimizer.state", "8bit_residual8"),
         *("--training.gradient_dtype", "bfloat16"),
     ),
@@ -178,7 +178,7 @@ def train_run(folder: Path, flags: Sequence[str], *validation_flags: str) -> Pat
 
 def compare_states(args: argparse.Namespace) -> None:
     """Train tasks with float32 and 8-bit optimizer state and print a table."""
-    print("| task | loss, float32 | compact | metric | float32 | compact | distance of weights |")
+    print("| task | loss, float32 | 8-bit | metric | float32 | 8-bit | distance of weights |")
     print("|---" * 7 + "|")
     for task in args.tasks or TASKS:
         flags, metric = TASKS[task]
@@ -206,14 +206,14 @@ def _format_means(runs: Mapping[tuple[str, int], Path], metric: str) -> list[str
 
 
 def _relative_distance(runs: Mapping[tuple[str, int], Path]) -> float:
-    """Returns the mean distance of compact from float32 with the same seed, relative to the mean
-    distance of two float32 runs; NaN with one seed."""
+    """Returns the mean distance of 8-bit state from float32 with the same seed, relative to the
+    mean distance of two float32 runs; NaN with one seed."""
     weights = {key: full_weights(load_checkpoint(folder).tensors) for key, folder in runs.items()}
     seeds = sorted({seed for _, seed in runs})
     pairs = list(itertools.combinations(seeds, 2))
     if not pairs:
         return float("nan")
-    between_states = _mean(distance(weights["compact", s], weights["float32", s]) for s in seeds)
+    between_states = _mean(distance(weights["8bit", s], weights["float32", s]) for s in seeds)
     between_seeds = _mean(distance(weights["float32", s], weights["float32", t]) for s, t in pairs)
     return between_states / between_seeds
 
