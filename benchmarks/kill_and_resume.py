@@ -41,8 +41,8 @@ from data.loader import Loader
 from data.samples import Batch
 from modelling.model_family import get_family
 from run.checkpoint_manager import DISK_SHARD_BYTES
-from run.initial_state import resolve_initial_state
 from run.records.throughput import peak_host_bytes
+from run.resume import resolve_initial_state
 from sessions.training import TrainingSession
 from terminal.entry_point import entry_point
 from terminal.huge_pages import with_huge_pages

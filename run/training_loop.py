@@ -38,7 +38,7 @@ from run.checkpoint_manager import CheckpointManager
 from run.checkpoint_mirror import CheckpointMirror, open_mirror
 from run.evaluation.evaluator import Evaluator, resolve_metrics
 from run.hf_export import export_model
-from run.initial_state import InitialState, base_model_metadata, resolve_initial_state
+from run.initial_state import InitialState
 from run.lr_schedule import LRSchedule, check_iterations, lr_change_message, resolve_epochs
 from run.model_card import RunInfo
 from run.options import RunOptions
@@ -49,6 +49,7 @@ from run.records.progress import VALIDATION
 from run.records.prometheus_page import PrometheusPage
 from run.records.throughput import mfu_inputs
 from run.reference_logps import ReferenceLogps
+from run.resume import base_model_metadata, resolve_initial_state
 from run.skipped_steps import SkippedSteps
 from run.startup_warnings import data_warnings, length_warnings, trained_weights_summary
 from run.stop_signal import StopSignal

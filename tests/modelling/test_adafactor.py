@@ -14,7 +14,7 @@ from checkpoints import CheckpointStore
 from checkpoints.errors import CheckpointError
 from config.sections import Adafactor, RunConfig
 from modelling.model_family import get_family
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from tests.modelling.gptj import training as gptj
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.sessions import fine_tuning

@@ -19,7 +19,7 @@ from config.sections import RunConfig
 from config.t5 import T5Config
 from modelling.model_family import get_family
 from planning.requirements import finetuning_requirements
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from sessions.training import TrainingSession
 from tests.modelling import half_training as mixed
 from tests.modelling.gptj.hf import small_config

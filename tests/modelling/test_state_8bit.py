@@ -22,7 +22,7 @@ from modelling.weights import without_optimizer_state
 from modelling.weights.optimizer_state import convert_optimizer_state, optimizer_state_specs
 from planning.requirements import finetuning_requirements
 from popxl_addons.optimizers import state_8bit
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
 from tests.modelling.gptj.hf import hf_model, small_config

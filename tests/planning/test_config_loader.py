@@ -30,7 +30,7 @@ from modelling.model_family import get_family
 from modelling.t5.config_json import from_config_json
 from planning.config_loader import CONFIG_LOADER
 from run.hf_export import export_model
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from terminal.command_line import read_command_line
 from tests.data.corpora import sample_tokenizer
 from tests.huggingface.hub_folders import GPTJ, KINDS, T5, save, save_bin

@@ -25,7 +25,7 @@ from tests.modelling.sessions import fine_tuning
 from modelling.model_family import get_family
 from checkpoints import CheckpointStore
 from huggingface.model_folders import write_hf_directory
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 
 folder, flags = Path(sys.argv[1]), sys.argv[2:]
 config = read_command_line("", "finetuning", "tiny", flags).config

@@ -16,7 +16,7 @@ from checkpoints import CheckpointStore
 from config.sections import RunConfig
 from data.samples import Batch
 from modelling.model_family import get_family
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from tests.modelling.gptj import hf as gptj
 from tests.modelling.gptj import training as gptj_training
 from tests.modelling.sessions import fine_tuning

@@ -175,7 +175,7 @@ def test_a_model_that_the_run_began_with_need_not_be_there(run, tmp_path):
         "checkpoint.save": folder
     }
     other = read("--model", str(tmp_path / "other"), "--save", folder).config
-    assert other.model.hidden_size != before["model.hidden_size"]  # so run.initial_state refuses it
+    assert other.model.hidden_size != before["model.hidden_size"]  # so run.resume refuses it
 
 
 # ---- one thing that is said in two ways ---------------------------------------------------------

@@ -17,7 +17,7 @@ from config.errors import ConfigError
 from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.bart.config_json import from_config_json, to_config_json
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from tests.modelling.bart.hf import (
     BOS,
     KINDS,

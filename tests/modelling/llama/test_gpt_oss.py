@@ -23,7 +23,7 @@ from modelling.weights.mxfp4 import dequantize_mxfp4
 from popxl import constant, ops
 from popxl.transforms import autodiff
 from popxl_addons.ops.routing import repeat_by_group, scatter_router_weights
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from tests.modelling.llama.hf import (
     as_parameters,
     hf_config,

@@ -14,7 +14,8 @@ from checkpoints.errors import CheckpointError
 from config.errors import ConfigError
 from config.sections import FP8, RunConfig
 from modelling.model_family import get_family
-from run.initial_state import load_weights, resolve_initial_state
+from run.initial_state import load_weights
+from run.resume import resolve_initial_state
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
 from tests.modelling.gptj import training as gptj

@@ -22,7 +22,7 @@ from huggingface.model_folders import read_hf_directory, write_hf_directory
 from modelling.generation import Beam, DecodingStrategy, Greedy
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError
-from run.initial_state import resolve_initial_state
+from run.resume import resolve_initial_state
 from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_beams
 from tests.modelling.sessions import fine_tuning
