@@ -57,15 +57,15 @@ class TurnLocator:
         self._render, self._messages, self.text, self._stop_tokens = render, messages, text, stops
         self._prompt_texts: dict[int, str] = {}
 
-    def prompt_text(self, turn: int) -> str:
+    def prompt_text(self, index: int) -> str:
         """Rendered messages before a turn, with the generation prompt."""
-        if turn not in self._prompt_texts:
-            self._prompt_texts[turn] = self._render(self._messages[:turn], True)
-        return self._prompt_texts[turn]
+        if index not in self._prompt_texts:
+            self._prompt_texts[index] = self._render(self._messages[:index], True)
+        return self._prompt_texts[index]
 
-    def text_before(self, turn: int) -> str:
+    def text_before(self, index: int) -> str:
         """Rendered messages before a turn, without the generation prompt."""
-        return self._render(self._messages[:turn], False)
+        return self._render(self._messages[:index], False)
 
     def answer_span(self, turn: int) -> CharSpan:
         """Span of the answer at a turn, its stop token included.
@@ -79,27 +79,31 @@ class TurnLocator:
         try:
             return self._span_as_last(turn)
         except ConversationError:
-            found = self._span_by_difference(turn)
-            if found is None:
+            span = self._span_by_difference(turn)
+            if span is None:
                 raise
-            return found
+            return span
 
     def _span_as_last(self, turn: int) -> CharSpan:
         """Span of an answer, found by rendering the messages up to it. Raises ConversationError."""
-        last = turn == len(self._messages) - 1
-        fresh = self.text if last else self._render(self._messages[: turn + 1], False)
-        begin = self._possible_starts(turn, fresh)[-1]
-        least, stop = 0, self._stop_tokens.last
-        if stop is not None and stop in fresh[begin:]:
-            ends = stop if last else self._stop_tokens.inner or stop
-            least = len(ends)
-            fresh = fresh[: fresh.rindex(stop)] + ends
-        dropped = range(begin, len(fresh) - least + 1) if least else (begin,)
+        is_last = turn == len(self._messages) - 1
+        rendered = self.text if is_last else self._render(self._messages[: turn + 1], False)
+        start_of_answer = self._possible_starts(turn, rendered)[-1]
+        stop_length, stop = 0, self._stop_tokens.last
+        if stop is not None and stop in rendered[start_of_answer:]:
+            stop_text = stop if is_last else self._stop_tokens.inner or stop
+            stop_length = len(stop_text)
+            rendered = rendered[: rendered.rindex(stop)] + stop_text
+        prefix_starts = (
+            range(start_of_answer, len(rendered) - stop_length + 1)
+            if stop_length
+            else (start_of_answer,)
+        )
         starts = self._possible_starts(turn, self.text)
-        for first in dropped:  # as little as may be
+        for first in prefix_starts:  # as little as may be
             for start in starts:
-                if self.text.startswith(fresh[first:], start):
-                    return CharSpan(start, start + len(fresh) - first)
+                if self.text.startswith(rendered[first:], start):
+                    return CharSpan(start, start + len(rendered) - first)
         raise ConversationError(
             f"the chat template writes message {turn + 1} differently in the whole conversation: "
             "try --data.loss_on last_turn"
@@ -112,37 +116,40 @@ class TurnLocator:
         Messages before it may be written in another way once more follows: Qwen3's template leaves
         out the thoughts of calls before the last question.
         """
-        asked = self.prompt_text(turn)
-        header = asked[_common_prefix_length(asked, self.text_before(turn)) :]
-        other = [*self._messages]
-        other[turn] = _with_placeholder(other[turn])
-        text, changed = self.text, self._render(other, False)
-        first, last = (
-            _common_prefix_length(text, changed),
-            _common_prefix_length(text[::-1], changed[::-1]),
+        prompt = self.prompt_text(turn)
+        header = prompt[_common_prefix_length(prompt, self.text_before(turn)) :]
+        messages = [*self._messages]
+        messages[turn] = _with_placeholder(messages[turn])
+        text, other_text = self.text, self._render(messages, False)
+        prefix_length, suffix_length = (
+            _common_prefix_length(text, other_text),
+            _common_prefix_length(text[::-1], other_text[::-1]),
         )
-        cuts = [len(header), *(end.end() for end in _HEADER_END.finditer(header))]
+        header_lengths = [len(header), *(end.end() for end in _HEADER_END.finditer(header))]
         # The header that is nearest before the first difference, as long as can be.
-        start, cut = max((text.rfind(header[:cut], 0, first), cut) for cut in cuts)
+        start, header_length = max(
+            (text.rfind(header[:header_length], 0, prefix_length), header_length)
+            for header_length in header_lengths
+        )
         if not header or start < 0:
             return None
-        end = len(text) - last
+        end = len(text) - suffix_length
         if self._stop_tokens.last is not None and (
-            found := self._stop_tokens.special.search(text, end)
+            match := self._stop_tokens.special.search(text, end)
         ):
-            end = found.end()
-        return CharSpan(start + cut, end) if end > start + cut else None
+            end = match.end()
+        return CharSpan(start + header_length, end) if end > start + header_length else None
 
     def _possible_starts(self, turn: int, text: str) -> list[int]:
         """Candidate start positions of an answer in a text that contains it."""
-        asked = self.prompt_text(turn)
-        if text.startswith(asked):
-            return [len(asked)]
+        prompt = self.prompt_text(turn)
+        if text.startswith(prompt):
+            return [len(prompt)]
         # What asks for an answer may go on where the text has the answer, such as with <think>.
-        same = _common_prefix_length(asked, text)
-        least = _common_prefix_length(asked, self.text_before(turn))
-        ends = [end.end() for end in _HEADER_END.finditer(asked, 0, same)]
-        ends = [end for end in ends if end >= least]
+        shared_length = _common_prefix_length(prompt, text)
+        min_length = _common_prefix_length(prompt, self.text_before(turn))
+        ends = [end.end() for end in _HEADER_END.finditer(prompt, 0, shared_length)]
+        ends = [end for end in ends if end >= min_length]
         if not ends:
             raise ConversationError(
                 f"the chat template writes what precedes message {turn + 1} differently in the "
@@ -153,14 +160,14 @@ class TurnLocator:
 
 def _with_placeholder(message: Message) -> Message:
     """A message of the same structure whose texts are placeholders."""
-    other = {
+    replaced = {
         name: _PLACEHOLDER if name in REASONING_FIELDS else value for name, value in message.items()
     }
     if message.get("content"):
-        other["content"] = _PLACEHOLDER
+        replaced["content"] = _PLACEHOLDER
     if message.get("tool_calls"):
-        other["tool_calls"] = list(map(_call_with_placeholder, message["tool_calls"]))
-    return other
+        replaced["tool_calls"] = list(map(_call_with_placeholder, message["tool_calls"]))
+    return replaced
 
 
 def _call_with_placeholder(call: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,7 +176,7 @@ def _call_with_placeholder(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _common_prefix_length(one: str, other: str) -> int:
+def _common_prefix_length(first: str, second: str) -> int:
     """Length of the common prefix of two strings."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    char_pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in char_pairs if a != b), min(len(first), len(second)))

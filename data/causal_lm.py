@@ -104,13 +104,16 @@ class TokenBlocks:
         """Batch of the samples at `indices`: int32 arrays [n, sequence_length]."""
         starts = np.asarray(indices, np.int64).reshape(-1, 1) * self.sequence_length
         positions = starts + np.arange(self.sequence_length)
-        there = positions < len(self.tokens) - 1
-        read, predicted = np.where(there, positions, 0), np.where(there, positions + 1, 0)
+        is_token = positions < len(self.tokens) - 1
+        input_indices, label_indices = (
+            np.where(is_token, positions, 0),
+            np.where(is_token, positions + 1, 0),
+        )
         targets = self.tokens if self.targets is None else self.targets
         return {
-            "input_ids": np.where(there, self.tokens[read], np.int32(self.pad)),
-            "segment_ids": there.astype(np.int32),
-            "labels": np.where(there, targets[predicted], np.int32(IGNORE_INDEX)),
+            "input_ids": np.where(is_token, self.tokens[input_indices], np.int32(self.pad)),
+            "segment_ids": is_token.astype(np.int32),
+            "labels": np.where(is_token, targets[label_indices], np.int32(IGNORE_INDEX)),
         }
 
 
@@ -136,13 +139,22 @@ class PackedSequences:
 
     @classmethod
     def from_stream(
-        cls, stream: TokenStream, sequence_length: int, pad: int, most: int = 1, first: int = 0
+        cls,
+        stream: TokenStream,
+        sequence_length: int,
+        pad: int,
+        max_per_sample: int = 1,
+        num_fixed: int = 0,
     ) -> PackedSequences:
-        """Pack all sequences into samples of at most `most` sequences."""
+        """Pack all sequences into samples of at most `max_per_sample` sequences."""
         # The last token of a text is predicted, but not read.
         lengths = np.clip(np.diff(stream.offsets) - 1, 1, sequence_length)
         return cls(
-            stream, pack_sequences(lengths, sequence_length, most), sequence_length, pad, first
+            stream,
+            pack_sequences(lengths, sequence_length, max_per_sample),
+            sequence_length,
+            pad,
+            num_fixed,
         )
 
     @property
@@ -161,13 +173,19 @@ class PackedSequences:
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`: int32 arrays [n, sequence_length]."""
-        chosen = self.samples[np.asarray(indices, np.int64)]
-        places, stream = self._sample_indices, self.stream
+        sample_sequences = self.samples[np.asarray(indices, np.int64)]
+        sequence_indices, stream = self._sample_indices, self.stream
         input_ids, segment_ids = concatenate_sequences(
-            chosen, lambda i: stream.tokens[places(i)][:-1], self.sequence_length, self.pad
+            sample_sequences,
+            lambda i: stream.tokens[sequence_indices(i)][:-1],
+            self.sequence_length,
+            self.pad,
         )
         labels, _ = concatenate_sequences(
-            chosen, lambda i: stream.targets[places(i)][1:], self.sequence_length, IGNORE_INDEX
+            sample_sequences,
+            lambda i: stream.targets[sequence_indices(i)][1:],
+            self.sequence_length,
+            IGNORE_INDEX,
         )
         return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
 
@@ -232,79 +250,93 @@ class CausalLM(SampleFormat):
         data, length = _data_config(config), config.model.sequence_length
         if data.format == "language_modeling":
             return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad)
-        joins, cuts = data.packing and not for_eval, NO_TRUNCATION
+        packs, truncation = data.packing and not for_eval, NO_TRUNCATION
         if not tokenizer.chat:
             limit = self.target_limit(config)
-            tokens, cuts = truncate_answers(tokens, examples, limit, data.on_long_target)
-        elif not joins:
-            whole = TokenLimit(length, "sequence_length", config.model.max_position_embeddings)
-            tokens, cuts = truncate_conversations(tokens, examples, whole, data.on_long_target)
+            tokens, truncation = truncate_answers(tokens, examples, limit, data.on_long_target)
+        elif not packs:
+            limit = TokenLimit(length, "sequence_length", config.model.max_position_embeddings)
+            tokens, truncation = truncate_conversations(
+                tokens, examples, limit, data.on_long_target
+            )
         answers_only = for_eval or self.loss_scope(config) != "all"
-        stream = join_sequences(tokens, answers_only, cuts)
-        if joins:
+        stream = join_sequences(tokens, answers_only, truncation)
+        if packs:
             return TokenBlocks.from_stream(stream, length, tokenizer.pad)
-        first = len(tokenizer.affix_ids[0])
+        num_fixed = len(tokenizer.affix_ids[0])
         return PackedSequences.from_stream(
-            stream, length, tokenizer.pad, examples_per_sample(config), first
+            stream, length, tokenizer.pad, examples_per_sample(config), num_fixed
         )
 
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        length, places = config.model.sequence_length, examples_per_sample(config)
+        length, pairs_per_sample = config.model.sequence_length, examples_per_sample(config)
         limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
-        kept, cuts = truncate_pairs(pairs, limit, config.data.on_long_target, tokenizer)
-        texts = [text for pair in kept for text in pair.sequences]
-        stream = join_sequences(texts, True, cuts)
+        fitting_pairs, truncation = truncate_pairs(
+            pairs, limit, config.data.on_long_target, tokenizer
+        )
+        sequences = [text for pair in fitting_pairs for text in pair.sequences]
+        stream = join_sequences(sequences, True, truncation)
         lengths = np.maximum(np.diff(stream.offsets) - 1, 1).reshape(-1, 2).sum(axis=1)
-        shared = pack_sequences(lengths, length, places)
-        each = np.where(shared[..., None] == EMPTY_SLOT, EMPTY_SLOT, 2 * shared[..., None] + [0, 1])
-        packed = PackedSequences(stream, each.reshape(len(shared), -1), length, tokenizer.pad)
-        counts = np.asarray([np.count_nonzero(text.loss_mask[1:]) for text in texts], np.float32)
-        return PreferenceSamples(packed, shared, counts.reshape(-1, 2), make_kto_labels(kept))
+        pair_indices = pack_sequences(lengths, length, pairs_per_sample)
+        sequence_indices = np.where(
+            pair_indices[..., None] == EMPTY_SLOT, EMPTY_SLOT, 2 * pair_indices[..., None] + [0, 1]
+        )
+        packed = PackedSequences(
+            stream, sequence_indices.reshape(len(pair_indices), -1), length, tokenizer.pad
+        )
+        num_loss_tokens = np.asarray(
+            [np.count_nonzero(text.loss_mask[1:]) for text in sequences], np.float32
+        )
+        return PreferenceSamples(
+            packed, pair_indices, num_loss_tokens.reshape(-1, 2), make_kto_labels(fitting_pairs)
+        )
 
     def fit_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
-        most = config.model.sequence_length
+        max_tokens = config.model.sequence_length
 
-        def cut(text: TokenizedText) -> TokenizedText:
-            less = max(prompt_length(text) - most, 0)
+        def truncate(text: TokenizedText) -> TokenizedText:
+            excess = max(prompt_length(text) - max_tokens, 0)
             return (
-                _truncate_left(text, less, count_leading_special(tokenizer, text.ids))
-                if less
+                _truncate_left(text, excess, count_leading_special(tokenizer, text.ids))
+                if excess
                 else text
             )
 
-        kept = [
-            replace(pair, sequences=(cut(pair.sequences[0]), cut(pair.sequences[1])))
+        fitting_pairs = [
+            replace(pair, sequences=(truncate(pair.sequences[0]), truncate(pair.sequences[1])))
             for pair in pairs
         ]
-        longest = max(sum(len(text.ids) - 1 for text in pair.sequences) for pair in kept)
+        longest = max(sum(len(text.ids) - 1 for text in pair.sequences) for pair in fitting_pairs)
         multiple = length_multiple(config)
         length = -(-longest // multiple) * multiple
-        return replace(config, model=replace(config.model, sequence_length=length)), kept
+        return replace(config, model=replace(config.model, sequence_length=length)), fitting_pairs
 
     def target_limit(self, config: RunConfig) -> TokenLimit:
         """Limit on target tokens: the output length, or the sequence length if that is smaller."""
         length, room = config.model.sequence_length, self.max_new_tokens(config)
-        most = (length, "sequence_length") if room >= length else (room, self.output_field)
-        return TokenLimit(*most, config.model.max_position_embeddings)
+        limit = (length, "sequence_length") if room >= length else (room, self.output_field)
+        return TokenLimit(*limit, config.model.max_position_embeddings)
 
     def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
         """Prompts longer than `sequence_length` are truncated on the left."""
-        most = config.model.sequence_length
+        max_tokens = config.model.sequence_length
         rows = list(encode_prompts(tokenizer, texts))
-        cut = sum(len(ids) > most for ids in rows)
-        kept = [
-            ids[left_truncated_indices(len(ids), most, count_leading_special(tokenizer, ids))]
+        num_truncated = sum(len(ids) > max_tokens for ids in rows)
+        truncated_rows = [
+            ids[left_truncated_indices(len(ids), max_tokens, count_leading_special(tokenizer, ids))]
             for ids in rows
         ]
-        input_ids, mask = pad_right(kept, most, length_multiple(config), tokenizer.pad)
+        input_ids, mask = pad_right(
+            truncated_rows, max_tokens, length_multiple(config), tokenizer.pad
+        )
         model = replace(config.model, sequence_length=input_ids.shape[1])
-        return replace(config, model=model), Prompts(texts, input_ids, mask, cut)
+        return replace(config, model=model), Prompts(texts, input_ids, mask, num_truncated)
 
     def encode_targets(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
@@ -312,8 +344,10 @@ class CausalLM(SampleFormat):
         if tokenizer.chat:
             return [tokenizer.with_eos(ids) for ids in tokenizer.ids(texts)]
         examples = (self.render(config, Example("", text)) for text in texts)
-        found = encode_examples(tokenizer, (example.prompt_and_answer() for example in examples))
-        return [tokens.ids[tokens.loss_mask] for tokens in found]
+        tokenized = encode_examples(
+            tokenizer, (example.prompt_and_answer() for example in examples)
+        )
+        return [tokens.ids[tokens.loss_mask] for tokens in tokenized]
 
     def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
         """The last token is a label only, so it takes no position."""
@@ -344,19 +378,22 @@ class CausalLM(SampleFormat):
         }
 
     def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
-        marked_texts = list[list[TokenInLoss]]()
-        texts = get_segment_ids(batch)
-        for input_ids, labels, numbers in zip(
-            batch["input_ids"], batch["labels"], texts, strict=True
+        sequences = list[list[TokenInLoss]]()
+        segment_ids = get_segment_ids(batch)
+        for input_ids, labels, row_segments in zip(
+            batch["input_ids"], batch["labels"], segment_ids, strict=True
         ):
-            for number in range(1, int(numbers.max(initial=0)) + 1):
-                read, following = input_ids[numbers == number], labels[numbers == number]
-                learned = following != IGNORE_INDEX
-                tokens, marks = [*read.tolist()], [False, *learned[:-1].tolist()]
-                if learned[-1]:
-                    tokens, marks = [*tokens, int(following[-1])], [*marks, True]
-                marked_texts.append(list(zip(tokens, marks, strict=True)))
-        return marked_texts
+            for number in range(1, int(row_segments.max(initial=0)) + 1):
+                tokens_read, next_labels = (
+                    input_ids[row_segments == number],
+                    labels[row_segments == number],
+                )
+                in_loss = next_labels != IGNORE_INDEX
+                tokens, mask = [*tokens_read.tolist()], [False, *in_loss[:-1].tolist()]
+                if in_loss[-1]:
+                    tokens, mask = [*tokens, int(next_labels[-1])], [*mask, True]
+                sequences.append(list(zip(tokens, mask, strict=True)))
+        return sequences
 
     def count_tokens(self, batch: Batch) -> int:
         """Number of tokens in a batch without padding."""
@@ -383,9 +420,9 @@ def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
     Args:
         segments: int32 [n, length], see `concatenate_sequences`; padding counts as a text.
     """
-    places = np.arange(segment_ids.shape[1], dtype=np.int32)
-    begins = np.diff(segment_ids, axis=1, prepend=-1) != 0
-    return np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
+    positions = np.arange(segment_ids.shape[1], dtype=np.int32)
+    is_start = np.diff(segment_ids, axis=1, prepend=-1) != 0
+    return np.maximum.accumulate(np.where(is_start, positions, 0), axis=1).astype(np.int32)
 
 
 def examples_per_sample(config: RunConfig) -> int:
@@ -404,23 +441,25 @@ def truncate_conversations(
     Raises:
         TooLong: one is longer, and `on_long_target` is "error".
     """
-    most = limit.tokens + 1  # the last token is predicted, but not read
-    long = [i for i, text in enumerate(texts) if len(text.ids) > most]
-    if long and on_long_target == "error":
-        longest = max(long, key=lambda i: len(texts[i].ids))
+    max_tokens = limit.tokens + 1  # the last token is predicted, but not read
+    too_long = [i for i, text in enumerate(texts) if len(text.ids) > max_tokens]
+    if too_long and on_long_target == "error":
+        longest = max(too_long, key=lambda i: len(texts[i].ids))
         tokens, prompt = len(texts[longest].ids), examples[longest].prompt
         raise TooLongError(
             longest,
-            f"{len(long)} of {len(texts)} conversations are too long: the longest, which ends "
+            f"{len(too_long)} of {len(texts)} conversations are too long: the longest, which ends "
             f"{format_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
             f"{limit.tokens}: {limit.advice(tokens - 1)}",
         )
-    gone = set(long) if on_long_target == "skip" else set[int]()
-    kept = [TokenizedText(*(part[:most] for part in text))
-            for i, text in enumerate(texts) if i not in gone]  # fmt: skip
-    useful = [text for text in kept if text.loss_mask.any()]
-    dropped = len(texts) - len(useful)
-    return useful, Truncation(targets=0 if gone else len(long) - dropped, dropped=dropped)
+    dropped_indices = set(too_long) if on_long_target == "skip" else set[int]()
+    truncated = [TokenizedText(*(part[:max_tokens] for part in text))
+            for i, text in enumerate(texts) if i not in dropped_indices]  # fmt: skip
+    sequences = [text for text in truncated if text.loss_mask.any()]
+    dropped = len(texts) - len(sequences)
+    return sequences, Truncation(
+        targets=0 if dropped_indices else len(too_long) - dropped, dropped=dropped
+    )
 
 
 def truncate_pairs(
@@ -436,32 +475,33 @@ def truncate_pairs(
         TooLong: one is longer, and `on_long_target` is "error".
     """
     sizes = [sum(len(text.ids) - 1 for text in pair.sequences) for pair in pairs]
-    long = [i for i, size in enumerate(sizes) if size > limit.tokens]
-    if long and on_long_target == "error":
-        longest = max(long, key=sizes.__getitem__)
+    too_long = [i for i, size in enumerate(sizes) if size > limit.tokens]
+    if too_long and on_long_target == "error":
+        longest = max(too_long, key=sizes.__getitem__)
         raise TooLongError(
             pairs[longest].example_index,
             f"the two texts have {sizes[longest]} tokens together, but {limit.field} is "
             f"{limit.tokens}: {limit.advice(sizes[longest])}",
         )
-    kept, cut = [], 0
+    fitting_pairs, num_truncated = [], 0
     for pair, size in zip(pairs, sizes, strict=True):
-        less = -(-max(size - limit.tokens, 0) // 2)
-        first = count_leading_special(tokenizer, pair.sequences[0].ids)
-        room = min(map(prompt_length, pair.sequences)) - first
-        if less and (on_long_target == "skip" or less >= room):
+        excess = -(-max(size - limit.tokens, 0) // 2)
+        num_fixed = count_leading_special(tokenizer, pair.sequences[0].ids)
+        removable = min(map(prompt_length, pair.sequences)) - num_fixed
+        if excess and (on_long_target == "skip" or excess >= removable):
             continue
-        one, other = (_truncate_left(text, less, first) for text in pair.sequences)
-        kept.append(replace(pair, sequences=(one, other)))
-        cut += less > 0
-    return kept, Truncation(prompts=cut, dropped=len(pairs) - len(kept))
+        chosen, rejected = (_truncate_left(text, excess, num_fixed) for text in pair.sequences)
+        fitting_pairs.append(replace(pair, sequences=(chosen, rejected)))
+        num_truncated += excess > 0
+    return fitting_pairs, Truncation(prompts=num_truncated, dropped=len(pairs) - len(fitting_pairs))
 
 
-def _truncate_left(text: TokenizedText, less: int, first: int) -> TokenizedText:
-    """Remove `less` tokens from the beginning of a sequence; see `left_truncated_indices`."""
+def _truncate_left(text: TokenizedText, num_removed: int, num_fixed: int) -> TokenizedText:
+    """Remove `num_removed` tokens from the beginning of a sequence; see
+    `left_truncated_indices`."""
     size = len(text.ids)
-    places = left_truncated_indices(size, size - less, first)
-    return TokenizedText(text.ids[places], text.loss_mask[places])
+    indices = left_truncated_indices(size, size - num_removed, num_fixed)
+    return TokenizedText(text.ids[indices], text.loss_mask[indices])
 
 
 def truncate_answers(
@@ -471,18 +511,18 @@ def truncate_answers(
     on_long_target: OnLongTarget,
 ) -> tuple[list[TokenizedText], Truncation]:
     """Truncate the answers of tokenized examples to the limit; see `truncate_targets`."""
-    begins = [len(text.ids) - _trailing_loss_tokens(text.loss_mask) for text in tokens]
-    kept, targets, cuts = truncate_targets(
-        [text.ids[begin:] for text, begin in zip(tokens, begins, strict=True)],
+    answer_starts = [len(text.ids) - _trailing_loss_tokens(text.loss_mask) for text in tokens]
+    indices, targets, truncation = truncate_targets(
+        [text.ids[begin:] for text, begin in zip(tokens, answer_starts, strict=True)],
         [example.target for example in examples],
         limit,
         on_long_target,
     )
     texts = []
-    for i, target in zip(kept, targets, strict=True):
-        learned = tokens[i].loss_mask[: begins[i] + len(target)]
-        texts.append(TokenizedText(np.append(tokens[i].ids[: begins[i]], target), learned))
-    return texts, cuts
+    for i, target in zip(indices, targets, strict=True):
+        loss_mask = tokens[i].loss_mask[: answer_starts[i] + len(target)]
+        texts.append(TokenizedText(np.append(tokens[i].ids[: answer_starts[i]], target), loss_mask))
+    return texts, truncation
 
 
 def _trailing_loss_tokens(learned: np.ndarray) -> int:
@@ -491,18 +531,20 @@ def _trailing_loss_tokens(learned: np.ndarray) -> int:
 
 
 def join_sequences(
-    texts: Sequence[TokenizedText], answers_only: bool = False, cuts: Truncation = NO_TRUNCATION
+    texts: Sequence[TokenizedText],
+    answers_only: bool = False,
+    truncation: Truncation = NO_TRUNCATION,
 ) -> TokenStream:
     """Concatenate sequences into a token stream.
 
     Args:
         answers_only: learn what is marked as learned alone.
     """
-    none = np.zeros(0, np.int32)
-    tokens = np.concatenate([none, *(text.ids for text in texts)])
+    empty = np.zeros(0, np.int32)
+    tokens = np.concatenate([empty, *(text.ids for text in texts)])
     targets = tokens
     if answers_only:
-        learned = np.concatenate([none.astype(bool), *(text.loss_mask for text in texts)])
-        targets = np.where(learned, tokens, np.int32(IGNORE_INDEX))
+        loss_mask = np.concatenate([empty.astype(bool), *(text.loss_mask for text in texts)])
+        targets = np.where(loss_mask, tokens, np.int32(IGNORE_INDEX))
     starts = np.cumsum([0, *(len(text.ids) for text in texts)])
-    return TokenStream(tokens, targets, starts, cuts)
+    return TokenStream(tokens, targets, starts, truncation)

@@ -121,36 +121,36 @@ class ChatTemplate:
         return self.base.chat_template, self.base.special_tokens_map, self.variables
 
     # ---- what a model is given --------------------------------------------------------------
-    def prompt(self, conversation: Conversation, place: object = None) -> str:
+    def prompt(self, conversation: Conversation, location: object = None) -> str:
         """Render a conversation with the generation prompt.
 
         Raises:
             Refused: the template does not take it.
         """
         text = self._render_text(conversation, self._messages(conversation), True)
-        self._warn_dropped(conversation, text, place, add_generation_prompt=True)
+        self._warn_dropped(conversation, text, location, add_generation_prompt=True)
         return text
 
-    def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
+    def read(self, location: FileLocation, conversation: Conversation) -> Example | None:
         """Convert a conversation to an example; None, with a warning, if the template rejects
         it."""
         try:
-            return self.example(conversation, place)
+            return self.example(conversation, location)
         except ConversationError as error:
-            self.warnings.refused.append(f"{place}: {error}")
+            self.warnings.refused.append(f"{location}: {error}")
             return None
 
-    def example(self, conversation: Conversation, place: FileLocation | None = None) -> Example:
+    def example(self, conversation: Conversation, location: FileLocation | None = None) -> Example:
         """Convert a conversation to an example with the assistant's turns in the loss.
 
         Raises:
             Refused: see there.
         """
         messages = self._messages(conversation)
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if not turns:
+        answer_indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not answer_indices:
             raise ConversationError("it has no turn of the assistant")
-        turns = turns[-1:] if self.loss == "last_turn" else turns
+        answer_indices = answer_indices[-1:] if self.loss == "last_turn" else answer_indices
         text, blocks = self._render_checked(conversation, messages, False)
         locator = TurnLocator(
             lambda part, add_generation_prompt: self._render_text(
@@ -160,31 +160,42 @@ class ChatTemplate:
             text,
             self._stop_tokens,
         )
-        ranges = self._assistant_spans(locator, turns, blocks, place)
-        if len(ranges) != len(turns) and any(messages[i].get(WEIGHT_FIELD) == 0 for i in turns):
+        spans = self._assistant_spans(locator, answer_indices, blocks, location)
+        if len(spans) != len(answer_indices) and any(
+            messages[i].get(WEIGHT_FIELD) == 0 for i in answer_indices
+        ):
             raise ConversationError(
-                f"it has weights, but the template marks {len(ranges)} parts of {len(turns)} turns"
+                f"it has weights, but the template marks {len(spans)} parts of "
+                f"{len(answer_indices)} turns"
             )
-        first = len(messages) - (conversation.answer_length or len(messages) - turns[-1])
-        answers = messages[first]["role"] == "assistant"
-        prompt = locator.prompt_text(first) if answers else locator.text_before(first)
-        start = len(prompt) if text.startswith(prompt) else ranges[-1].start
-        target = self._strip_special(text[start : max(ranges[-1].end, start)])
-        if len(ranges) == len(turns):
-            ranges = [
-                r for r, i in zip(ranges, turns, strict=True) if messages[i].get(WEIGHT_FIELD) != 0
+        first_answer = len(messages) - (
+            conversation.answer_length or len(messages) - answer_indices[-1]
+        )
+        answers_follow = messages[first_answer]["role"] == "assistant"
+        prompt = (
+            locator.prompt_text(first_answer)
+            if answers_follow
+            else locator.text_before(first_answer)
+        )
+        start = len(prompt) if text.startswith(prompt) else spans[-1].start
+        target = self._strip_special(text[start : max(spans[-1].end, start)])
+        if len(spans) == len(answer_indices):
+            spans = [
+                r
+                for r, i in zip(spans, answer_indices, strict=True)
+                if messages[i].get(WEIGHT_FIELD) != 0
             ]
-        if not any(r.end > r.start for r in ranges):
+        if not any(r.end > r.start for r in spans):
             raise ConversationError("nothing of it is learned")
-        self._warn_dropped(conversation, text, place)
-        self._warn_unused(conversation, prompt[start:] if start < len(prompt) else "", place)
-        return Example(prompt, target, _split_spans(text, ranges))
+        self._warn_dropped(conversation, text, location)
+        self._warn_unused(conversation, prompt[start:] if start < len(prompt) else "", location)
+        return Example(prompt, target, _split_spans(text, spans))
 
     def _warn_dropped(
         self,
         conversation: Conversation,
         text: str,
-        place: object,
+        location: object,
         add_generation_prompt: bool = False,
     ) -> None:
         """Record content of a conversation that is missing from its rendered text.
@@ -198,63 +209,76 @@ class ChatTemplate:
         )
         for (role, name), value in ignored.items():
             if name == "content":
-                add(NOT_RENDERED, f"messages of the role {role}", place, value)
+                add(NOT_RENDERED, f"messages of the role {role}", location, value)
             elif (role, "content") not in ignored:
-                add(UNUSED_FIELDS, f"{name} (role {role})", place, value)
+                add(UNUSED_FIELDS, f"{name} (role {role})", location, value)
         messages = self._messages(conversation)
-        read = [one for one in messages if (one["role"], "content") not in ignored]
-        for name, value in find_dropped_content(read, text).items():
-            add(NOT_RENDERED, name, place, value)
+        rendered_messages = [
+            message for message in messages if (message["role"], "content") not in ignored
+        ]
+        for name, value in find_dropped_content(rendered_messages, text).items():
+            add(NOT_RENDERED, name, location, value)
         if conversation.tools is not None and self._tools(conversation) is None:
-            add(TOOLS_NOT_RENDERED, "those of the rows are left out", place, conversation.tools[0])
+            add(
+                TOOLS_NOT_RENDERED,
+                "those of the rows are left out",
+                location,
+                conversation.tools[0],
+            )
         for name, value in conversation.unused_fields.items():
-            add(UNUSED_FIELDS, format_name(name), place, value)
+            add(UNUSED_FIELDS, format_name(name), location, value)
 
-    def _warn_unused(self, conversation: Conversation, unused_prompt: str, place: object) -> None:
+    def _warn_unused(
+        self, conversation: Conversation, unused_prompt: str, location: object
+    ) -> None:
         """Record message weights without effect, and a generation prompt that the full text lacks.
 
         Args:
             unused_prompt: the end of the generation prompt that the full text lacks.
         """
         for message in conversation.messages:
-            own, weight = message["role"] == "assistant", message.get(WEIGHT_FIELD)
-            if (weight == 1 and not own) or (weight == 0 and own and self.loss == "all"):
-                what = f"weight {weight} of messages of the role {message['role']}"
-                self.warnings.add(UNUSED_WEIGHTS, what, place, message.get("content"))
+            is_assistant, weight = message["role"] == "assistant", message.get(WEIGHT_FIELD)
+            if (weight == 1 and not is_assistant) or (
+                weight == 0 and is_assistant and self.loss == "all"
+            ):
+                name = f"weight {weight} of messages of the role {message['role']}"
+                self.warnings.add(UNUSED_WEIGHTS, name, location, message.get("content"))
         if unused_prompt:
             answer = conversation.messages[-1].get("content")
-            self.warnings.add(MISSING_ANSWER_PREFIX, format_value(unused_prompt), place, answer)
+            self.warnings.add(MISSING_ANSWER_PREFIX, format_value(unused_prompt), location, answer)
 
     def _ignored_fields(
         self, conversation: Conversation, text: str, add_generation_prompt: bool
     ) -> dict[tuple[str, str], object]:
         """Message fields, by role and name, that do not change the rendered text; with their first
         value. The assistant's content is left out."""
-        messages, found = self._messages(conversation), dict[tuple[str, str], object]()
-        first = {
-            (one["role"], name): one[name]
-            for one in reversed(messages)
+        messages, ignored = self._messages(conversation), dict[tuple[str, str], object]()
+        first_values = {
+            (message["role"], name): message[name]
+            for message in reversed(messages)
             for name in ("content", *OPTIONAL_FIELDS)
-            if one.get(name) and (one["role"], name) != ("assistant", "content")
+            if message.get(name) and (message["role"], name) != ("assistant", "content")
         }
-        for (role, name), value in first.items():
+        for (role, name), value in first_values.items():
             if (role, name) in self._rendered_fields:
                 continue
-            others = [
-                {**one, name: f"{one[name]}{_SAMPLE_ANSWER}"}
-                if one["role"] == role and name in one
-                else one
-                for one in messages
+            altered_messages = [
+                {**message, name: f"{message[name]}{_SAMPLE_ANSWER}"}
+                if message["role"] == role and name in message
+                else message
+                for message in messages
             ]
             try:
-                same = self._render_text(conversation, others, add_generation_prompt) == text
+                is_unchanged = (
+                    self._render_text(conversation, altered_messages, add_generation_prompt) == text
+                )
             except ConversationError:  # it is read
-                same = False
-            if same:
-                found[role, name] = value
+                is_unchanged = False
+            if is_unchanged:
+                ignored[role, name] = value
             else:
                 self._rendered_fields.add((role, name))
-        return found
+        return ignored
 
     def notes(self) -> Iterable[str]:
         """Warnings about the conversations read so far."""
@@ -273,10 +297,10 @@ class ChatTemplate:
 
     @cached_property
     def _stop_tokens(self) -> StopTokens:
-        inner = self._stop_token_before([make_message("user", "b")]) or self.stop_token
-        ends = [stop for stop in (self.stop_token, inner) if stop]
+        inner_stop = self._stop_token_before([make_message("user", "b")]) or self.stop_token
+        stops = [stop for stop in (self.stop_token, inner_stop) if stop]
         return StopTokens(
-            self.stop_token, inner, pattern_of_any([*special_tokens(self.base), *ends])
+            self.stop_token, inner_stop, pattern_of_any([*special_tokens(self.base), *stops])
         )
 
     def _stop_token_before(self, following: Sequence[Message]) -> str | None:
@@ -289,15 +313,15 @@ class ChatTemplate:
                 *following,
             ]
             try:
-                after = self._render(messages, False)[0].rpartition(_SAMPLE_ANSWER)[2]
+                text_after = self._render(messages, False)[0].rpartition(_SAMPLE_ANSWER)[2]
             except ConfigError:
                 raise
             except Exception:  # whatever a template raises
                 continue
-            known = self.base.added_tokens_decoder
+            added_tokens = self.base.added_tokens_decoder
             with catch_panics():
-                ids = self.base(after, add_special_tokens=False, verbose=False)["input_ids"]
-            return next((str(known[i].content) for i in ids if i in known), None)
+                ids = self.base(text_after, add_special_tokens=False, verbose=False)["input_ids"]
+            return next((str(added_tokens[i].content) for i in ids if i in added_tokens), None)
         return None
 
     @property
@@ -325,9 +349,9 @@ class ChatTemplate:
                 f"the chat template refuses it: {format_name(_error_message(error), 150)}"
             ) from None
         if len(text) > MAX_CHARACTERS:
-            most = f"{MAX_CHARACTERS:,}"
+            limit = f"{MAX_CHARACTERS:,}"
             raise ConversationError(
-                f"a text of {len(text):,} characters, but at most {most} are read"
+                f"a text of {len(text):,} characters, but at most {limit} are read"
             )
         return text, blocks
 
@@ -341,12 +365,14 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        own: Mapping[str, Any] = MappingProxyType({}),
+        conversation_variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, list[CharSpan]]:
         source = self._source(tools)
-        variables = {**self.base.special_tokens_map, **self.variables, **own}
-        marks = _GENERATION_BLOCK.search(source) is not None
-        text, blocks = render(source, messages, tools, add_generation_prompt, marks, variables)
+        variables = {**self.base.special_tokens_map, **self.variables, **conversation_variables}
+        has_generation_blocks = _GENERATION_BLOCK.search(source) is not None
+        text, blocks = render(
+            source, messages, tools, add_generation_prompt, has_generation_blocks, variables
+        )
         return text, [CharSpan(*block) for block in blocks]
 
     def _source(self, tools: object = None) -> str:
@@ -356,8 +382,8 @@ class ChatTemplate:
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
         """Tools of a conversation, if the template renders tools."""
-        known = conversation.tools is None or "tools" in self._source(conversation.tools)
-        return conversation.tools if known else None
+        is_rendered = conversation.tools is None or "tools" in self._source(conversation.tools)
+        return conversation.tools if is_rendered else None
 
     def _messages(self, conversation: Conversation) -> list[Message]:
         """Messages of a conversation, with tool calls in the format that the template supports."""
@@ -368,15 +394,15 @@ class ChatTemplate:
     @cached_property
     def _tool_call_format(self) -> ToolCallFormat:
         """First format of tool calls that the template renders."""
-        for form in TOOL_CALL_FORMATS:
+        for call_format in TOOL_CALL_FORMATS:
             try:
                 if (
                     PROBE_FUNCTION
-                    in self._render([make_message("user", "a"), form.apply(PROBE_MESSAGE)], False)[
-                        0
-                    ]
+                    in self._render(
+                        [make_message("user", "a"), call_format.apply(PROBE_MESSAGE)], False
+                    )[0]
                 ):
-                    return form
+                    return call_format
             except ConfigError:
                 raise
             except Exception:  # whatever a template raises
@@ -387,25 +413,30 @@ class ChatTemplate:
     def _assistant_spans(
         self,
         locator: TurnLocator,
-        turns: Sequence[int],
+        answer_indices: Sequence[int],
         blocks: Sequence[CharSpan],
-        place: FileLocation | None,
+        location: FileLocation | None,
     ) -> list[CharSpan]:
         """Spans of the assistant's text in the given turns, in order."""
         if not blocks:
-            return [locator.answer_span(turn) for turn in turns]
+            return [locator.answer_span(answer_index) for answer_index in answer_indices]
         blocks = blocks[-1:] if self.loss == "last_turn" else blocks
         text = locator.text
         try:
-            expected = [text[slice(*locator.answer_span(turn))] for turn in turns]
+            expected = [
+                text[slice(*locator.answer_span(answer_index))] for answer_index in answer_indices
+            ]
         except ConversationError:  # nothing to compare with
             return list(blocks)
-        marked = [text[slice(*block)].rstrip() for block in blocks]
-        if marked != [answer.rstrip() for answer in expected]:
-            pairs = zip([*marked, ""], [*expected, ""], strict=False)
-            one, other = next(((a, b) for a, b in pairs if a != b.rstrip()), ("", ""))
+        block_texts = [text[slice(*block)].rstrip() for block in blocks]
+        if block_texts != [answer.rstrip() for answer in expected]:
+            pairs = zip([*block_texts, ""], [*expected, ""], strict=False)
+            block_text, expected_text = next(
+                ((a, b) for a, b in pairs if a != b.rstrip()), ("", "")
+            )
             self.warnings.template_warnings.append(
-                f"{place}: {format_value(one)} marked, {format_value(other)} added"
+                f"{location}: {format_value(block_text)} marked, {format_value(expected_text)} "
+                "added"
             )
         return list(blocks)
 
@@ -441,36 +472,36 @@ def load_chat_template(
     """
     if file is not None:
         base.chat_template = read_text(Path(file))
-    given: Any = {}
+    template_variables: Any = {}
     if variables is not None:
         try:
-            given = json.loads(variables)
+            template_variables = json.loads(variables)
         except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+            template_variables = None
+        if not isinstance(template_variables, dict):
             raise ConfigError(
                 f"data.chat_variables is {format_value(variables)}, but must be a JSON object, "
                 "such as "
                 '{"enable_thinking": false}'
             )
-    return ChatTemplate(base, given, loss, fix_date)
+    return ChatTemplate(base, template_variables, loss, fix_date)
 
 
 @cache
 def _with_fixed_date(source: str) -> str:
     """Template in which `strftime_now` returns `TRAINING_DATE`."""
     days = {form: TRAINING_DATE.strftime(form) for _, form in _DATE_CALL.findall(source)}
-    told = f"{json.dumps(days)}[form]|default({TRAINING_DATE.strftime('%d %b %Y')!r})"
-    return f"{{% macro strftime_now(form) %}}{{{{ {told} }}}}{{% endmacro %}}\n{source}"
+    formatted_date = f"{json.dumps(days)}[form]|default({TRAINING_DATE.strftime('%d %b %Y')!r})"
+    return f"{{% macro strftime_now(form) %}}{{{{ {formatted_date} }}}}{{% endmacro %}}\n{source}"
 
 
-def _split_spans(text: str, learned: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
+def _split_spans(text: str, loss_spans: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
     """Split a text into spans in and out of the loss."""
-    spans, at = list[TextSpan](), 0
-    for start, end in learned:
-        spans += [TextSpan(text[at:start], False), TextSpan(text[start:end], True)]
-        at = end
-    spans.append(TextSpan(text[at:], False))
+    spans, position = list[TextSpan](), 0
+    for start, end in loss_spans:
+        spans += [TextSpan(text[position:start], False), TextSpan(text[start:end], True)]
+        position = end
+    spans.append(TextSpan(text[position:], False))
     return tuple(span for span in spans if span.text)
 
 

@@ -67,13 +67,13 @@ class ClassLabels:
         Raises:
             ColumnError: it means none of the labels, or may mean two.
         """
-        before, value, after = _split_space(text)
+        leading, value, trailing = _split_space(text)
         name: str | None = value
         if is_value:
             name = self._meant(value)
         elif value not in self.names:
             raise self._error(text)
-        return None if name is None else f"{before}{name}{after}"
+        return None if name is None else f"{leading}{name}{trailing}"
 
     def split(self, answer: str) -> tuple[str, str, str]:
         """Split an answer into the text before its label (such as thoughts), the label, and the
@@ -90,14 +90,14 @@ class ClassLabels:
 
     def with_name(self, answer: str, name: str) -> str:
         """Replace the label in an answer."""
-        before, _, after = self.split(answer)
-        return f"{before}{name}{after}"
+        prefix, _, suffix = self.split(answer)
+        return f"{prefix}{name}{suffix}"
 
     def found_in(self, text: str, expected: str) -> str | None:
         """Label in a generated text, without white space and the expected answer's prefix; None if
         the text is no label."""
-        before = self.split(expected)[0].strip()
-        name = text.strip().removeprefix(before).strip()
+        prefix = self.split(expected)[0].strip()
+        name = text.strip().removeprefix(prefix).strip()
         return name if name in self.names else None
 
     def _meant(self, value: str) -> str | None:
@@ -121,14 +121,15 @@ class ClassLabels:
 
     def _truth(self, value: str) -> str:
         """Label name for a boolean value, in any case."""
-        found = next((name for name in self.names if name.lower() == value.lower()), None)
-        if found is None:
+        label = next((name for name in self.names if name.lower() == value.lower()), None)
+        if label is None:
             raise self._error(value, "name them false,true to label rows by truth values")
-        return found
+        return label
 
-    def _error(self, value: str, why: str = "") -> ColumnError:
+    def _error(self, value: str, reason: str = "") -> ColumnError:
         return ColumnError(
-            f"the label {format_value(value)} is none of {self._shown}{f': {why}' if why else ''}"
+            f"the label {format_value(value)} is none of "
+            f"{self._shown}{f': {reason}' if reason else ''}"
         )
 
     @property
@@ -154,26 +155,26 @@ def _split_space(text: str) -> tuple[str, str, str]:
 
 
 def labels_of_column(
-    names: Sequence[str], wanted: Sequence[str], given: bool, place: str
+    names: Sequence[str], task_labels: Sequence[str], are_user_labels: bool, source_name: str
 ) -> ClassLabels:
     """Labels for the values of a ClassLabel column.
 
     Args:
         names: its own, in order.
-        wanted: the task's labels.
-        given: a person gives them, and can rename the column's.
-        place: of the column, for messages.
+        task_labels: the task's labels.
+        are_user_labels: a person gives them, and can rename the column's.
+        source_name: of the column, for messages.
 
     Raises:
         DataError: they are not those of the column.
     """
-    if {*names} == {*wanted}:
+    if {*names} == {*task_labels}:
         return ClassLabels(tuple(names), indexed=True)
-    if given and len(names) == len(wanted):
-        return ClassLabels(tuple(wanted), indexed=True)
+    if are_user_labels and len(names) == len(task_labels):
+        return ClassLabels(tuple(task_labels), indexed=True)
     raise DataError(
-        f"{place} has the labels {format_name(', '.join(names), 150)}, not "
-        f"{format_name(', '.join(wanted), 150)}: give --data.class_labels with as "
+        f"{source_name} has the labels {format_name(', '.join(names), 150)}, not "
+        f"{format_name(', '.join(task_labels), 150)}: give --data.class_labels with as "
         "many, in its order"
     )
 

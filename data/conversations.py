@@ -86,10 +86,10 @@ class Conversation:
 
     def without_answer(self) -> Conversation:
         """Remove the assistant's messages at the end."""
-        cut = len(self.messages)
-        while cut and self.messages[cut - 1]["role"] == "assistant":
-            cut -= 1
-        return replace(self, messages=self.messages[:cut])
+        end = len(self.messages)
+        while end and self.messages[end - 1]["role"] == "assistant":
+            end -= 1
+        return replace(self, messages=self.messages[:end])
 
 
 def make_message(role: str, content: str) -> Message:
@@ -119,11 +119,13 @@ def _conversation_column(row: Row) -> str | None:
     )
 
 
-def read_conversation(row: Row, column: str | None = None, empty: bool = False) -> Conversation:
+def read_conversation(
+    row: Row, column: str | None = None, null_as_empty: bool = False
+) -> Conversation:
     """Read the conversation of a row; it can have no messages.
 
     Args:
-        empty: null stands for an empty text, and for no messages.
+        null_as_empty: null stands for an empty text, and for no messages.
 
     Raises:
         NullError: it holds null where text is needed.
@@ -131,26 +133,29 @@ def read_conversation(row: Row, column: str | None = None, empty: bool = False) 
     """
     column = _conversation_column(row) if column is None else column
     if column is None or column not in row:
-        there = ", ".join(map(str, row))
+        columns = ", ".join(map(str, row))
         raise ColumnError(
-            f"there is no column {format_value(column or CONVERSATION_COLUMNS[0])}, but: {there}"
+            f"there is no column {format_value(column or CONVERSATION_COLUMNS[0])}, but: {columns}"
         )
-    if row[column] is None and not empty:
+    if row[column] is None and not null_as_empty:
         raise NullError(f"column {format_value(column)} holds null, but must hold messages")
-    listed = _read_list(row, column) if row[column] or not empty else []
+    messages_in_row = _read_list(row, column) if row[column] or not null_as_empty else []
     if column == "prompt" and "completion" in row:
         answer = row["completion"]
-        plain = isinstance(answer, str) and not _is_message_list(answer)
-        listed = [
-            *listed,
-            *([make_message("assistant", answer)] if plain else _read_list(row, "completion")),
+        is_text = isinstance(answer, str) and not _is_message_list(answer)
+        messages_in_row = [
+            *messages_in_row,
+            *([make_message("assistant", answer)] if is_text else _read_list(row, "completion")),
         ]
-    messages = [_normalize_message(given, number, empty) for number, given in enumerate(listed, 1)]
+    messages = [
+        _normalize_message(message, number, null_as_empty)
+        for number, message in enumerate(messages_in_row, 1)
+    ]
     tools = (_read_list(row, "tools") or None) if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
     return _with_row_settings(
-        row, Conversation(messages, tools, unused_fields=unused_fields(listed))
+        row, Conversation(messages, tools, unused_fields=unused_fields(messages_in_row))
     )
 
 
@@ -167,15 +172,15 @@ def unused_fields(messages: object) -> dict[str, Any]:
 def conversation_columns(row: Row, column: str | None = None) -> set[str]:
     """Columns that `read_conversation` uses."""
     column = _conversation_column(row) if column is None else column
-    both = {"completion"} if column == "prompt" else set[str]()
-    return {column or "", "tools", "system", VARIABLES_COLUMN, *both}
+    completion_column = {"completion"} if column == "prompt" else set[str]()
+    return {column or "", "tools", "system", VARIABLES_COLUMN, *completion_column}
 
 
 QUESTION_COLUMNS = {"history", "system", VARIABLES_COLUMN}
 """Columns that `make_conversation` uses."""
 
 
-def _with_row_settings(row: Row, talk: Conversation) -> Conversation:
+def _with_row_settings(row: Row, conversation: Conversation) -> Conversation:
     """Add the row's system message and template variables to a conversation."""
     system, variables = row.get("system"), row.get(VARIABLES_COLUMN) or {}
     if isinstance(variables, str):
@@ -185,22 +190,22 @@ def _with_row_settings(row: Row, talk: Conversation) -> Conversation:
             f"column {VARIABLES_COLUMN} holds {format_value(row[VARIABLES_COLUMN])}, but must "
             "hold an object"
         )
-    taken = next((name for name in variables if name in _RESERVED_VARIABLES), None)
-    if taken is not None:
+    reserved_name = next((name for name in variables if name in _RESERVED_VARIABLES), None)
+    if reserved_name is not None:
         raise ColumnError(
-            f"column {VARIABLES_COLUMN} must not say {format_value(taken)}: leave it out"
+            f"column {VARIABLES_COLUMN} must not say {format_value(reserved_name)}: leave it out"
         )
-    talk = replace(talk, variables=dict(variables))
-    return talk.with_system(system if isinstance(system, str) and system else None)
+    conversation = replace(conversation, variables=dict(variables))
+    return conversation.with_system(system if isinstance(system, str) and system else None)
 
 
 def make_conversation(row: Row, question: str, answer: str | None) -> Conversation:
     """Conversation of one question and answer, after the turns of the column `history`
     (LLaMA-Factory)."""
-    earlier = _read_list(row, "history") if row.get("history") else []
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in earlier):
+    history = _read_list(row, "history") if row.get("history") else []
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
         raise ColumnError("column 'history' must hold pairs of a question and an answer")
-    turns = [(role, text) for pair in earlier
+    turns = [(role, text) for pair in history
              for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
     turns += [("user", question), *([] if answer is None else [("assistant", answer)])]
     return _with_row_settings(
@@ -208,32 +213,35 @@ def make_conversation(row: Row, question: str, answer: str | None) -> Conversati
     )
 
 
-def _normalize_message(given: object, number: int, empty: bool = False) -> Message:
+def _normalize_message(message: object, number: int, null_as_empty: bool = False) -> Message:
     """Convert a message of any format to role, content and tool calls."""
-    if not isinstance(given, Mapping):
-        raise ColumnError(f"message {number} is {format_value(given)}, but must be an object")
-    role, content = given.get("role", given.get("from")), given.get("content", given.get("value"))
+    if not isinstance(message, Mapping):
+        raise ColumnError(f"message {number} is {format_value(message)}, but must be an object")
+    role, content = (
+        message.get("role", message.get("from")),
+        message.get("content", message.get("value")),
+    )
     if not isinstance(role, str):
         raise ColumnError(f"message {number} must have a role, or from, that is text")
     fields: dict[str, Any] = {"role": _ROLES.get(role, role)}
-    calls = _tool_calls(given, content if role == "function_call" else None, number)
+    calls = _tool_calls(message, content if role == "function_call" else None, number)
     if calls is not None and role == "function_call":
         content = None
     text = _message_text(content, number)
     if text is not None:
         fields["content"] = text
-    elif calls is None and empty:
+    elif calls is None and null_as_empty:
         fields["content"] = ""
     elif calls is None:
         raise NullError(f"message {number} has neither content nor tool calls")
     if calls is not None:
         fields["tool_calls"] = calls
-    kept = (*REASONING_FIELDS, *OPTIONAL_FIELDS)
-    fields |= {name: given[name] for name in kept if given.get(name) is not None}
+    copied_fields = (*REASONING_FIELDS, *OPTIONAL_FIELDS)
+    fields |= {name: message[name] for name in copied_fields if message.get(name) is not None}
     flags = [
-        _loss_weight(given[name], name, number)
+        _loss_weight(message[name], name, number)
         for name in _WEIGHT_FIELDS
-        if given.get(name) is not None
+        if message.get(name) is not None
     ]
     return fields | ({WEIGHT_FIELD: min(flags)} if flags else {})
 
@@ -252,18 +260,21 @@ def _message_text(content: object, number: int) -> str | None:
     """Text of a message, which can be a list of parts as in OpenAI's API."""
     if content is None or isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    content_parts = content if isinstance(content, list) else [content]
+    texts = [
+        content_part.get("text") if isinstance(content_part, Mapping) else content_part
+        for content_part in content_parts
+    ]
     if not all(isinstance(text, str) for text in texts):
         raise ColumnError(f"message {number} holds {format_value(content)}, but must hold text")
     return "".join(map(str, texts))
 
 
-def _tool_calls(given: Message, value: object, number: int) -> list[dict[str, Any]] | None:
+def _tool_calls(message: Message, value: object, number: int) -> list[dict[str, Any]] | None:
     """Tool calls of a message; `value`: ShareGPT's call in the text."""
-    calls = given.get("tool_calls")
-    if given.get("function_call"):
-        calls = [given["function_call"]]
+    calls = message.get("tool_calls")
+    if message.get("function_call"):
+        calls = [message["function_call"]]
     elif isinstance(value, str):
         call = _parse_json(value)
         if call is None:
@@ -278,17 +289,18 @@ def _tool_calls(given: Message, value: object, number: int) -> list[dict[str, An
     return [_normalize_call(call, number) for call in calls]
 
 
-def _normalize_call(given: Message, number: int) -> dict[str, Any]:
+def _normalize_call(call: Message, number: int) -> dict[str, Any]:
     """Convert a tool call to the usual format, with arguments as an object."""
-    function = given.get("function", given)
+    function = call.get("function", call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ColumnError(f"message {number} calls a tool without a name: {format_value(given)}")
+        raise ColumnError(f"message {number} calls a tool without a name: {format_value(call)}")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         parsed = _parse_json(arguments)
         arguments = arguments if parsed is None else parsed  # templates can write text too
-    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {**({"id": given["id"]} if given.get("id") else {}), **call}
+    call_id = {"id": call["id"]} if call.get("id") else {}
+    named_function = {"name": function["name"], "arguments": arguments}
+    return {**call_id, "type": "function", "function": named_function}
 
 
 def _parse_json(text: str) -> Any:

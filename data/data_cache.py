@@ -52,8 +52,8 @@ class DataCache:
             settings: what they follow from; they are read again if it has changed.
             read: reads them, and perhaps those of another split with them.
         """
-        known = self._corpora.get(split)
-        if known is None or known[0] != settings:
+        cached = self._corpora.get(split)
+        if cached is None or cached[0] != settings:
             self._corpora |= {name: (settings, corpus) for name, corpus in read().items()}
         return self._corpora[split][1]
 

@@ -52,45 +52,49 @@ class DataWarnings:
     template_warnings: list[str] = field(default_factory=list)
     counts: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
 
-    def add(self, sentence: str, name: str, place: object, value: object) -> None:
+    def add(self, sentence: str, name: str, location: object, value: object) -> None:
         """Count a row for a warning.
 
         Args:
-            place: of the row, which counts once.
+            location: of the row, which counts once.
             value: what it holds.
         """
-        known = self.counts.get((sentence, name))
-        if known is None:
-            where = "" if place is None else f"{place}: "
-            self.counts[sentence, name] = WarningCount(1, f"{where}{format_value(value)}", place)
-        elif place is None or place != known.last:
-            self.counts[sentence, name] = WarningCount(known.rows + 1, known.example, place)
+        count = self.counts.get((sentence, name))
+        if count is None:
+            prefix = "" if location is None else f"{location}: "
+            self.counts[sentence, name] = WarningCount(
+                1, f"{prefix}{format_value(value)}", location
+            )
+        elif location is None or location != count.last:
+            self.counts[sentence, name] = WarningCount(count.rows + 1, count.example, location)
 
-    def add_row(self, place: object, row: Mapping[str, Any], read: Collection[str]) -> None:
+    def add_row(
+        self, location: object, row: Mapping[str, Any], used_columns: Collection[str]
+    ) -> None:
         """Record unused columns of a row, and control tokens in the used ones."""
         for column, value in row.items():
-            if column not in read:
+            if column not in used_columns:
                 if value is not None and value != "" and value != []:
-                    self.add(UNUSED_COLUMNS, format_name(column), place, value)
+                    self.add(UNUSED_COLUMNS, format_name(column), location, value)
             elif self.control:
-                for token, around in self._control_tokens(value).items():
-                    self.add(CONTROL_TOKENS, format_value(token), place, around)
+                for token, context in self._control_tokens(value).items():
+                    self.add(CONTROL_TOKENS, format_value(token), location, context)
 
     def _control_tokens(self, value: object) -> dict[str, str]:
         """Control tokens in a value's strings, each with its context."""
         if isinstance(value, str):
             return {
-                found[0]: value[
-                    max(0, found.start() - CONTEXT_CHARACTERS) : found.end() + CONTEXT_CHARACTERS
+                tokens[0]: value[
+                    max(0, tokens.start() - CONTEXT_CHARACTERS) : tokens.end() + CONTEXT_CHARACTERS
                 ]
-                for found in self._control.finditer(value)
+                for tokens in self._control.finditer(value)
             }
         if isinstance(value, Mapping):
             value = list(value.values())
-        found = dict[str, str]()
+        tokens = dict[str, str]()
         for inner in value if isinstance(value, list) else ():
-            found |= self._control_tokens(inner)
-        return found
+            tokens |= self._control_tokens(inner)
+        return tokens
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
@@ -101,8 +105,10 @@ class DataWarnings:
         self.refused += other.refused
         self.template_warnings += other.template_warnings
         for key, count in other.counts.items():
-            known = self.counts.get(key)
-            rows, example = (known.rows, known.example) if known else (0, count.example)
+            count_so_far = self.counts.get(key)
+            rows, example = (
+                (count_so_far.rows, count_so_far.example) if count_so_far else (0, count.example)
+            )
             self.counts[key] = WarningCount(rows + count.rows, example)
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,11 +120,11 @@ class DataWarnings:
         held = {(sentence, name): WarningCount(*count) for sentence, name, *count in data["held"]}
         return cls((), list(data["refused"]), list(data["template_warnings"]), held)
 
-    def lines(self, said: set[tuple[str, str]] | None = None) -> Iterator[str]:
+    def lines(self, printed: set[tuple[str, str]] | None = None) -> Iterator[str]:
         """Format the warnings as sentences.
 
         Args:
-            said: what was said of other rows and is not said again; these are added.
+            printed: what was said of other rows and is not said again; these are added.
         """
         if self.refused:
             yield (
@@ -133,16 +139,16 @@ class DataWarnings:
             )
         new = dict[str, list[str]]()
         for (sentence, name), (rows, example, _) in self.counts.items():
-            if said is None or (sentence, name) not in said:
-                many = f"{rows} rows, such as " if rows > 1 else ""
-                new.setdefault(sentence, []).append(f"{name} ({many}{example})")
-        if said is not None:
-            said.update(self.counts)
+            if printed is None or (sentence, name) not in printed:
+                row_count = f"{rows} rows, such as " if rows > 1 else ""
+                new.setdefault(sentence, []).append(f"{name} ({row_count}{example})")
+        if printed is not None:
+            printed.update(self.counts)
         for sentence, items in new.items():
             yield f"{sentence} {_join_first(items, 6)}"
 
 
-def _join_first(items: list[str], most: int = 3) -> str:
+def _join_first(items: list[str], max_items: int = 3) -> str:
     """First items of a list, and the number of others."""
-    more = f"; and {len(items) - most} more" if len(items) > most else ""
-    return "; ".join(items[:most]) + more
+    suffix = f"; and {len(items) - max_items} more" if len(items) > max_items else ""
+    return "; ".join(items[:max_items]) + suffix

@@ -50,23 +50,23 @@ def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]
     Args:
         pieces: the document, cut anywhere.
     """
-    before, rest = "", ""
+    context, buffer = "", ""
     for piece in chain(pieces, [""]):
-        rest += piece
-        while len(rest) > (2 * CHUNK_CHARACTERS if piece else CHUNK_CHARACTERS):
-            end = _chunk_end(rest)
-            yield rest[:end], DocumentChunk(before, False)
-            before, rest = rest[max(0, end - CONTEXT_CHARACTERS) : end], rest[end:]
-    if rest:
-        yield rest, DocumentChunk(before, True)
+        buffer += piece
+        while len(buffer) > (2 * CHUNK_CHARACTERS if piece else CHUNK_CHARACTERS):
+            end = _chunk_end(buffer)
+            yield buffer[:end], DocumentChunk(context, False)
+            context, buffer = buffer[max(0, end - CONTEXT_CHARACTERS) : end], buffer[end:]
+    if buffer:
+        yield buffer, DocumentChunk(context, True)
 
 
 def _chunk_end(text: str) -> int:
     """End of the first chunk of a longer text."""
     for ends in (_LINE_END, _WORD_END):
-        found = [
+        positions = [
             end.start() for end in ends.finditer(text, CHUNK_CHARACTERS // 2, CHUNK_CHARACTERS + 1)
         ]
-        if found:
-            return found[-1]
+        if positions:
+            return positions[-1]
     return CHUNK_CHARACTERS

@@ -30,9 +30,9 @@ class MessageText:
         """The text as a JSON string, without white space."""
         return _remove_spaces(json.dumps(self.value, ensure_ascii=False)[1:-1])
 
-    def count_in(self, written: str) -> int:
+    def count_in(self, rendered: str) -> int:
         """Number of occurrences in a text without white space."""
-        return max(written.count(self.text), written.count(self.escaped))
+        return max(rendered.count(self.text), rendered.count(self.escaped))
 
 
 def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, str]:
@@ -40,42 +40,45 @@ def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, st
 
     White space is not compared, nor whether a piece stands at the right place.
     """
-    written, found = _remove_spaces(text), dict[str, str]()
-    said = [(message["role"], list(_message_texts(message))) for message in messages]
-    counts = Counter(piece.text for _, pieces in said for piece in pieces)
+    rendered, dropped = _remove_spaces(text), dict[str, str]()
+    texts_by_message = [(message["role"], list(_message_texts(message))) for message in messages]
+    counts = Counter(text_piece.text for _, texts in texts_by_message for text_piece in texts)
     missing = {
-        piece.text
-        for _, pieces in said
-        for piece in pieces
-        if piece.count_in(written) < counts[piece.text]
+        text_piece.text
+        for _, texts in texts_by_message
+        for text_piece in texts
+        if text_piece.count_in(rendered) < counts[text_piece.text]
     }
     roles: dict[str, list[MessageText]] = {}
-    for role, pieces in said:
-        roles.setdefault(role, []).extend(pieces)
-    for role, pieces in roles.items():
-        lost = [piece for piece in pieces if piece.text in missing]
-        if lost and len(lost) == len(pieces):
-            found[f"messages of the role {role}"] = lost[0].value
+    for role, texts in texts_by_message:
+        roles.setdefault(role, []).extend(texts)
+    for role, texts in roles.items():
+        lost_texts = [text_piece for text_piece in texts if text_piece.text in missing]
+        if lost_texts and len(lost_texts) == len(texts):
+            dropped[f"messages of the role {role}"] = lost_texts[0].value
         else:
-            for piece in lost:
-                found.setdefault(piece.name, piece.value)
-    return found
+            for text_piece in lost_texts:
+                dropped.setdefault(text_piece.name, text_piece.value)
+    return dropped
 
 
 def _message_texts(message: Message) -> Iterator[MessageText]:
     """Texts of a message that a template should render."""
     content, role = message.get("content") or "", message["role"]
-    thoughts, end, answer = content.rpartition(THINK_TAGS[1])
-    found = [(f"all that messages of the role {role} say", content)]
-    if role == "assistant" and end:
-        found = [("thoughts", thoughts.rpartition(THINK_TAGS[0])[2]), (found[0][0], answer)]
-    found += [
+    thoughts, closing_tag, answer = content.rpartition(THINK_TAGS[1])
+    named_texts = [(f"all that messages of the role {role} say", content)]
+    if role == "assistant" and closing_tag:
+        named_texts = [
+            ("thoughts", thoughts.rpartition(THINK_TAGS[0])[2]),
+            (named_texts[0][0], answer),
+        ]
+    named_texts += [
         ("thoughts", next((message[name] for name in REASONING_FIELDS if message.get(name)), ""))
     ]
     for call in message.get("tool_calls") or ():
         function = [call["function"]["name"], call["function"]["arguments"]]
-        found += [("tool calls", text) for text in _strings_in(function)]
-    for name, value in found:
+        named_texts += [("tool calls", text) for text in _strings_in(function)]
+    for name, value in named_texts:
         if isinstance(value, str) and value.strip():
             yield MessageText(name, value)
 
@@ -84,10 +87,10 @@ def _strings_in(value: Any) -> Iterator[str]:
     """All strings in a JSON value."""
     if isinstance(value, str):
         yield value
-    inner = value.values() if isinstance(value, Mapping) else value
+    children = value.values() if isinstance(value, Mapping) else value
     if isinstance(value, Mapping | list):
-        for one in inner:
-            yield from _strings_in(one)
+        for child in children:
+            yield from _strings_in(child)
 
 
 def _remove_spaces(text: str) -> str:

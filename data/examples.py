@@ -59,8 +59,8 @@ class Example(NamedTuple):
 
     def separated_target(self) -> str:
         """The target, after a space unless prompt or target has white space there."""
-        apart = self.target[:1].isspace() or self.prompt[-1:].isspace()
-        return self.target if apart else f" {self.target}"
+        has_space = self.target[:1].isspace() or self.prompt[-1:].isspace()
+        return self.target if has_space else f" {self.target}"
 
     def prompt_and_answer(self) -> tuple[str, str]:
         """Prompt and answer, which concatenate to the full text."""
@@ -113,8 +113,8 @@ class Corpus:
     def first(self, count: int | None) -> Corpus:
         """The first `count` examples; None: all."""
         tokens = None if self.tokens is None else self.tokens[:count]
-        examples, places = self.examples[:count], self.locations[:count]
-        return replace(self, examples=examples, locations=places, tokens=tokens)
+        examples, locations = self.examples[:count], self.locations[:count]
+        return replace(self, examples=examples, locations=locations, tokens=tokens)
 
     def location(self, index: int) -> FileLocation | None:
         """File location of an example's row, if known."""
@@ -124,4 +124,4 @@ class Corpus:
     def notes(self) -> list[str]:
         """Messages about dropped rows."""
         counts = ((self.unlabeled, "without a label"), (self.nulls, "with null"))
-        return [f"{count} {why} left out" for count, why in counts if count]
+        return [f"{count} {reason} left out" for count, reason in counts if count]

@@ -39,9 +39,13 @@ def drop_filled_nulls(value: Any) -> Any:
     null. Nulls of columns and items of lists stay.
     """
     if isinstance(value, Mapping):
-        return {name: drop_filled_nulls(one) for name, one in value.items() if one is not None}
+        return {
+            name: drop_filled_nulls(field_value)
+            for name, field_value in value.items()
+            if field_value is not None
+        }
     if isinstance(value, list):
-        return [drop_filled_nulls(one) for one in value]
+        return [drop_filled_nulls(field_value) for field_value in value]
     return value
 
 
@@ -62,8 +66,8 @@ def data_suffix(path: Path) -> str:
 
 def is_data_file(path: Path) -> bool:
     """True if the file name has a supported suffix."""
-    kind, compressed = data_suffix(path), path.suffix.lower() == GZIP_SUFFIX
-    return kind in READERS and not (compressed and kind == ".parquet")
+    suffix, is_gzipped = data_suffix(path), path.suffix.lower() == GZIP_SUFFIX
+    return suffix in READERS and not (is_gzipped and suffix == ".parquet")
 
 
 def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
@@ -126,10 +130,10 @@ def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]
         yield _check_object(row, FileLocation(path, number, "row"))
 
 
-def _check_object(row: Any, place: FileLocation) -> tuple[FileLocation, Row]:
+def _check_object(row: Any, location: FileLocation) -> tuple[FileLocation, Row]:
     if not isinstance(row, dict):
-        raise DataError(f"{place} is {format_value(row)}, but must be an object")
-    return place, row
+        raise DataError(f"{location} is {format_value(row)}, but must be an object")
+    return location, row
 
 
 def _read_csv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
@@ -171,18 +175,20 @@ def _read_lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _check_header(path: Path, columns: Sequence[str]) -> None:
-    twice = next((name for name in columns if columns.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{FileLocation(path, 1)}: the column {format_value(twice)} stands twice")
+    duplicate = next((name for name in columns if columns.count(name) > 1), None)
+    if duplicate is not None:
+        raise DataError(
+            f"{FileLocation(path, 1)}: the column {format_value(duplicate)} stands twice"
+        )
 
 
 def _read_document(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     """Read a text file in chunks."""
     number = 1
     with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-        for part, where in split_document(iter(lambda: text.read(CHUNK_CHARACTERS), "")):
-            yield FileLocation(path, number), DocumentChunkRow(part, where)
-            number += part.count("\n")
+        for chunk_text, chunk in split_document(iter(lambda: text.read(CHUNK_CHARACTERS), "")):
+            yield FileLocation(path, number), DocumentChunkRow(chunk_text, chunk)
+            number += chunk_text.count("\n")
 
 
 def _read_parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
@@ -211,8 +217,8 @@ def read_class_names(path: Path, column: str) -> tuple[str, ...] | None:
         return None
     try:
         metadata = parquet.read_schema(path).metadata or {}
-        found = json.loads(metadata.get(b"huggingface", b"{}"))
-        names = found["info"]["features"][column]["names"]
+        features = json.loads(metadata.get(b"huggingface", b"{}"))
+        names = features["info"]["features"][column]["names"]
     except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException):
         return None  # who reads the rows says what is wrong with the file
     return tuple(names) if all(isinstance(name, str) for name in names) else None

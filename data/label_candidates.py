@@ -52,25 +52,25 @@ class LabelCandidates:
         """
         labels = ClassLabels(tuple(names))
         _check_labels_differ(data, labels)
-        paired = [*names, *names[-1:]] if len(names) % 2 else names
+        paired_names = [*names, *names[-1:]] if len(names) % 2 else names
         examples = [
-            _example_with_label(e, labels, name) for e in corpus.examples for name in paired
+            _example_with_label(e, labels, name) for e in corpus.examples for name in paired_names
         ]
         tokens = data.tokenize(examples)
         if not (labels.share_beginnings or data.tokenizer.chat):  # a chat's spans say it
-            tokens = [TokenizedText(one.ids[:-1], one.loss_mask[:-1]) for one in tokens]
+            tokens = [TokenizedText(text.ids[:-1], text.loss_mask[:-1]) for text in tokens]
         config = data.config.with_values(
             {"training.objective": OBJECTIVE} | _without_packing(data.config)
         )
-        whole = PreferencePair.from_examples(examples, tokens, False)
-        config, pairs = data.sample_format.fit_pairs(config, whole, data.tokenizer)
+        all_pairs = PreferencePair.from_examples(examples, tokens, False)
+        config, pairs = data.sample_format.fit_pairs(config, all_pairs, data.tokenizer)
         samples = data.sample_format.make_pair_samples(config, pairs, data.tokenizer)
-        shorter = (
-            len(one.sequences[0].ids) < len(before.sequences[0].ids)
-            for one, before in zip(pairs, whole, strict=True)
+        is_shorter = (
+            len(pair.sequences[0].ids) < len(full_pair.sequences[0].ids)
+            for pair, full_pair in zip(pairs, all_pairs, strict=True)
         )
-        cut = sum(shorter) + samples.truncation.prompts
-        return cls(config, samples, labels, 2 * cut // len(paired))
+        num_truncated = sum(is_shorter) + samples.truncation.prompts
+        return cls(config, samples, labels, 2 * num_truncated // len(paired_names))
 
     def scores(self, logps: np.ndarray) -> np.ndarray:
         """Scores of the labels, float32 [examples, labels].
@@ -78,11 +78,11 @@ class LabelCandidates:
         Args:
             logps: of the texts of the samples, float32 [samples, places, 2].
         """
-        there = self.samples.pair_indices != EMPTY_SLOT
-        by_unit = np.empty((len(self.samples.num_loss_tokens), 2), np.float32)
-        by_unit[self.samples.pair_indices[there]] = logps[there]
+        is_used = self.samples.pair_indices != EMPTY_SLOT
+        pair_scores = np.empty((len(self.samples.num_loss_tokens), 2), np.float32)
+        pair_scores[self.samples.pair_indices[is_used]] = logps[is_used]
         count = len(self.labels.names)
-        return by_unit.reshape(-1, count + count % 2)[:, :count]
+        return pair_scores.reshape(-1, count + count % 2)[:, :count]
 
 
 def _without_packing(config: RunConfig) -> dict[str, bool]:
@@ -90,40 +90,40 @@ def _without_packing(config: RunConfig) -> dict[str, bool]:
 
 
 def _check_labels_differ(data: Pipeline, labels: ClassLabels) -> None:
-    known: dict[tuple[int, ...], str] = {}
+    name_of_ids: dict[tuple[int, ...], str] = {}
     for name, ids in zip(labels.names, data.label_tokens(labels.names), strict=True):
-        other = known.setdefault(tuple(ids.tolist()), name)
-        if other != name:
+        previous = name_of_ids.setdefault(tuple(ids.tolist()), name)
+        if previous != name:
             raise ConfigError(
-                f"the tokenizer gives the labels {format_name(other)} and {format_name(name)} the "
-                "same tokens: name them with letters that it knows"
+                f"the tokenizer gives the labels {format_name(previous)} and {format_name(name)} "
+                "the same tokens: name them with letters that it knows"
             )
 
 
 def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Example:
     """Replace the label in an example's target."""
-    changed = example.with_target(labels.with_name(example.target, name))
+    relabeled = example.with_target(labels.with_name(example.target, name))
     if not example.rendered_spans:
-        return changed
+        return relabeled
     if example.rendered_spans == example.concatenated().rendered_spans:
-        return changed.concatenated()
-    return example.with_target(changed.target, _spans_with_label(example, labels, name))
+        return relabeled.concatenated()
+    return example.with_target(relabeled.target, _spans_with_label(example, labels, name))
 
 
 def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple[TextSpan, ...]:
     """Replace the label in the last answer of a conversation. Only the label is in the loss; if a
     label is a prefix of another, the rest of its span too."""
     spans, target = example.rendered_spans, example.target
-    there = (i for i, span in enumerate(spans) if span.in_loss and target in span.text)
-    last = max(there, default=-1)
-    if last < 0:
+    matching = (i for i, span in enumerate(spans) if span.in_loss and target in span.text)
+    last_index = max(matching, default=-1)
+    if last_index < 0:
         raise ConfigError(
             f"the chat template does not write the answer {format_name(target)} as it is: leave "
             "out --eval.constrained"
         )
-    before, _, after = spans[last].text.partition(target)
+    leading, _, trailing = spans[last_index].text.partition(target)
     thought, _, space = labels.split(target)
-    read = "".join(span.text for span in spans[:last]) + before + thought
-    rest = [TextSpan(span.text, False) for span in spans[last + 1 :]]
-    end = TextSpan(space + after, labels.share_beginnings)
-    return (TextSpan(read, False), TextSpan(name, True), end, *rest)
+    prompt_text = "".join(span.text for span in spans[:last_index]) + leading + thought
+    following_spans = [TextSpan(span.text, False) for span in spans[last_index + 1 :]]
+    end = TextSpan(space + trailing, labels.share_beginnings)
+    return (TextSpan(prompt_text, False), TextSpan(name, True), end, *following_spans)

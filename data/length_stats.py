@@ -42,23 +42,23 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
         UserError: the data or the tokenizer cannot be had, or do not fit the task.
     """
     if data.source_pipelines and "train" in splits:
-        others = [split for split in splits if split != "train"]
-        found = [measure_lengths(part, ["train"]) for part in data.source_pipelines.values()]
-        found += [measure_lengths(data, others)] if others else []
-        return _merge_stats(found, len(data.source_pipelines))
-    measured = [_example_lengths(data, data.tokenized_corpus(split)) for split in splits]
-    first = [tokens for tokens, _ in measured[0]]
+        other_splits = [split for split in splits if split != "train"]
+        stats = [measure_lengths(source, ["train"]) for source in data.source_pipelines.values()]
+        stats += [measure_lengths(data, other_splits)] if other_splits else []
+        return _merge_stats(stats, len(data.source_pipelines))
+    lengths_by_split = [_example_lengths(data, data.tokenized_corpus(split)) for split in splits]
+    training_lengths = [tokens for tokens, _ in lengths_by_split[0]]
     if data.task.row_format == "language_modeling":
-        whole = sum(first) + len(first)
+        total = sum(training_lengths) + len(training_lengths)
         return LengthStats(
-            len(first),
-            min(DOCUMENT_SEQUENCE_LENGTH, whole),
-            whole / len(first),
-            min(DOCUMENT_OUTPUT_LENGTH, whole),
+            len(training_lengths),
+            min(DOCUMENT_SEQUENCE_LENGTH, total),
+            total / len(training_lengths),
+            min(DOCUMENT_OUTPUT_LENGTH, total),
         )
-    every = [lengths for split in measured for lengths in split]
-    longest, target = (max(lengths) for lengths in zip(*every, strict=True))
-    return LengthStats(len(first), longest, fmean(first), target)
+    all_lengths = [lengths for split in lengths_by_split for lengths in split]
+    longest, target = (max(lengths) for lengths in zip(*all_lengths, strict=True))
+    return LengthStats(len(training_lengths), longest, fmean(training_lengths), target)
 
 
 def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
@@ -69,21 +69,25 @@ def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
         data.sample_format.count_example_tokens,
     )
     if preference_type is None:
-        return [length(one) for one in tokens]
+        return [length(tokens_of_one) for tokens_of_one in tokens]
     # Two texts share a sample; an encoder-decoder reads one prompt for both.
-    both = sum if data.sample_format.trains_whole_chats else max
+    combine = sum if data.sample_format.trains_whole_chats else max
     pairs = PreferencePair.from_examples(corpus.examples, tokens, preference_type == "unpaired")
-    found = [[*zip(*map(length, pair.sequences), strict=True)] for pair in pairs]
-    return [(both(read), max(written)) for read, written in found]
+    pair_lengths = [[*zip(*map(length, pair.sequences), strict=True)] for pair in pairs]
+    return [
+        (combine(total_lengths), max(target_lengths))
+        for total_lengths, target_lengths in pair_lengths
+    ]
 
 
-def _merge_stats(found: Sequence[LengthStats], sources: int) -> LengthStats:
+def _merge_stats(stats: Sequence[LengthStats], sources: int) -> LengthStats:
     """Merge statistics; the first `sources` of them are of training data."""
-    trained = found[:sources]
-    examples = sum(one.examples for one in trained)
+    training_stats = stats[:sources]
+    examples = sum(source_stats.examples for source_stats in training_stats)
     return LengthStats(
         examples,
-        max(one.longest for one in found),
-        sum(one.examples * one.mean for one in trained) / examples,
-        max(one.target for one in found),
+        max(source_stats.longest for source_stats in stats),
+        sum(source_stats.examples * source_stats.mean for source_stats in training_stats)
+        / examples,
+        max(source_stats.target for source_stats in stats),
     )

@@ -28,13 +28,13 @@ class Loader:
     """
 
     def __init__(
-        self, samples: Samples, batch_size: int, seed: int, own: np.ndarray | None = None
+        self, samples: Samples, batch_size: int, seed: int, local_indices: np.ndarray | None = None
     ) -> None:
         """Start at the first epoch.
 
         Args:
             batch_size: samples in a global batch.
-            own: indices in the batch, int [n], of the samples wanted here; None: all.
+            local_indices: indices in the batch, int [n], of the samples wanted here; None: all.
 
         Raises:
             ValueError: there are no samples.
@@ -43,7 +43,7 @@ class Loader:
             raise ValueError("there are no samples to train on: give a data set that has some")
         self._samples = samples
         self._batch_size = batch_size
-        self._seed, self._own = seed, own
+        self._seed, self._own = seed, local_indices
         self._start_at(epoch=0, position=0)
 
     @classmethod
@@ -69,16 +69,16 @@ class Loader:
 
     def next_batch(self) -> dict[str, np.ndarray]:
         """Next global batch, restricted to this process's samples: arrays [n, ...]."""
-        chosen: list[np.ndarray] = []
+        chunks: list[np.ndarray] = []
         missing = self._batch_size
         while missing:
-            part = self._permutation[self._position : self._position + missing]
-            chosen.append(part)
-            missing -= len(part)
-            self._position += len(part)
+            chunk = self._permutation[self._position : self._position + missing]
+            chunks.append(chunk)
+            missing -= len(chunk)
+            self._position += len(chunk)
             if self._position == len(self._permutation):
                 self._start_at(self._epoch + 1, 0)
-        batch = np.concatenate(chosen)
+        batch = np.concatenate(chunks)
         return self._samples.take(batch if self._own is None else batch[self._own])
 
     @cached_property
@@ -155,10 +155,15 @@ class BatchSharding:
         Args:
             micro_batches: of each data-parallel copy; default: those of an optimizer step.
         """
-        each = config.replicas // popdist.getNumInstances()
-        first = popdist.getInstanceIndex() * each
+        local_count = config.replicas // popdist.getNumInstances()
+        first_replica = popdist.getInstanceIndex() * local_count
         e, steps = config.execution, micro_batches or config.gradient_accumulation
-        return cls(e.data_parallel, e.tensor_parallel, steps, slice(first, first + each))
+        return cls(
+            e.data_parallel,
+            e.tensor_parallel,
+            steps,
+            slice(first_replica, first_replica + local_count),
+        )
 
     @property
     def _copy_of_replica(self) -> np.ndarray:
@@ -181,8 +186,8 @@ class BatchSharding:
                 f"micro-batches for each of {self.data_parallel} data-parallel copies"
             )
         by_copy = np.arange(count).reshape(self.micro_batches, self.data_parallel, -1)
-        first = self._copy_of_replica[0]
-        return by_copy[:, first : first + self._num_local_copies].reshape(-1)
+        first_copy = self._copy_of_replica[0]
+        return by_copy[:, first_copy : first_copy + self._num_local_copies].reshape(-1)
 
     def to_replicas(self, samples: np.ndarray) -> np.ndarray:
         """Distribute this process's samples over its replicas and micro-batches.
@@ -206,24 +211,26 @@ class BatchSharding:
             [rows of all micro-batches, ...].
         """
         shape = self.micro_batches, self.data_parallel, self.tensor_parallel
-        once = outputs.reshape(*shape, *outputs.shape[2:])[:, :, 0]
-        return once.reshape(-1, *once.shape[3:])
+        first_of_copy = outputs.reshape(*shape, *outputs.shape[2:])[:, :, 0]
+        return first_of_copy.reshape(-1, *first_of_copy.shape[3:])
 
     def local_samples(self, rows: np.ndarray) -> np.ndarray:
         """Select this process's rows from rows in the order of a global batch."""
         by_copy = rows.reshape(self.micro_batches, self.data_parallel, -1, *rows.shape[1:])
-        first = self._copy_of_replica[0]
-        return by_copy[:, first : first + self._num_local_copies].reshape(-1, *rows.shape[1:])
+        first_copy = self._copy_of_replica[0]
+        return by_copy[:, first_copy : first_copy + self._num_local_copies].reshape(
+            -1, *rows.shape[1:]
+        )
 
     def drop_replicated(self, batch: Batch) -> Batch:
         """Drop samples that an earlier process has too, so that each counts once."""
-        first = self.local_replicas.start or 0
-        if first % self.tensor_parallel == 0:
+        first_replica = self.local_replicas.start or 0
+        if first_replica % self.tensor_parallel == 0:
             return batch
-        others = {name: self._by_copy(array)[:, 1:] for name, array in batch.items()}
-        return {name: array.reshape(-1, *array.shape[3:]) for name, array in others.items()}
+        later_copies = {name: self._by_copy(array)[:, 1:] for name, array in batch.items()}
+        return {name: array.reshape(-1, *array.shape[3:]) for name, array in later_copies.items()}
 
     def _by_copy(self, samples: np.ndarray) -> np.ndarray:
         """Reshape to [micro_batches, local copies, micro_batch, ...]."""
-        parts = self.micro_batches, self._num_local_copies
-        return samples.reshape(*parts, len(samples) // (parts[0] * parts[1]), *samples.shape[1:])
+        sizes = self.micro_batches, self._num_local_copies
+        return samples.reshape(*sizes, len(samples) // (sizes[0] * sizes[1]), *samples.shape[1:])

@@ -66,51 +66,57 @@ def read_mixture(data: Data) -> list[MixtureSource]:
         UserError: the file cannot be read, or says something else.
     """
     path = Path(data.train or "")
-    found = [_parse_source(data, path, name, said) for name, said in read_yaml(path).items()]
-    unweighted = [one.name for one in found if one.weight is None]
-    if not found or 0 < len(unweighted) < len(found):
-        lacks = f"{format_name(unweighted[0])} has no weight" if unweighted else "it has no source"
-        raise DataError(
-            f"{format_path(path)}: {lacks}: give each source a weight, or none to read each once"
+    sources = [_parse_source(data, path, name, values) for name, values in read_yaml(path).items()]
+    without_weight = [source.name for source in sources if source.weight is None]
+    if not sources or 0 < len(without_weight) < len(sources):
+        problem = (
+            f"{format_name(without_weight[0])} has no weight"
+            if without_weight
+            else "it has no source"
         )
-    return found
+        raise DataError(
+            f"{format_path(path)}: {problem}: give each source a weight, or none to read each once"
+        )
+    return sources
 
 
-def _parse_source(data: Data, path: Path, name: str, said: Any) -> MixtureSource:
-    where = f"{format_path(path)}: {format_name(name)}"
-    if not isinstance(said, LocatedDict) or not isinstance(said.get("train"), str):
-        raise DataError(f"{where} must be a section that says train: FILE")
-    unknown = next((field for field in said if field not in SOURCE_FIELDS), None)
+def _parse_source(data: Data, path: Path, name: str, values: Any) -> MixtureSource:
+    location = f"{format_path(path)}: {format_name(name)}"
+    if not isinstance(values, LocatedDict) or not isinstance(values.get("train"), str):
+        raise DataError(f"{location} must be a section that says train: FILE")
+    unknown = next((field for field in values if field not in SOURCE_FIELDS), None)
     if unknown is not None:
         raise DataError(
-            f"{location_prefix(said, unknown)}a source of a mixture has no field "
+            f"{location_prefix(values, unknown)}a source of a mixture has no field "
             f"{format_name(unknown)}: it has {', '.join(SOURCE_FIELDS)}"
         )
-    weight: Any = said.get(WEIGHT)
-    if WEIGHT in said and (type(weight) not in (int, float) or not 0 < float(weight) < inf):
+    weight: Any = values.get(WEIGHT)
+    if WEIGHT in values and (type(weight) not in (int, float) or not 0 < float(weight) < inf):
         raise DataError(
-            f"{location_prefix(said, WEIGHT)}the weight is {format_value(weight)}, but must be a "
+            f"{location_prefix(values, WEIGHT)}the weight is {format_value(weight)}, but must be a "
             "positive number"
         )
-    train = _resolve_files(path.parent, said["train"])
+    train = _resolve_files(path.parent, values["train"])
     if Path(train).suffix.lower() in YAML_SUFFIXES:
-        raise DataError(f"{where} is a mixture, but a mixture has files, folders and data sets")
-    own = {field: value for field, value in said.items() if field != WEIGHT}
-    given = data.to_dict()
-    given |= {field: None for field in RUN_FIELDS if field in given} | own | {"train": train}
+        raise DataError(f"{location} is a mixture, but a mixture has files, folders and data sets")
+    overrides = {field: value for field, value in values.items() if field != WEIGHT}
+    settings = data.to_dict()
+    settings |= (
+        {field: None for field in RUN_FIELDS if field in settings} | overrides | {"train": train}
+    )
     return MixtureSource(
-        name, weight, type(data).from_dict(LocatedDict(given, said.locations), name)
+        name, weight, type(data).from_dict(LocatedDict(settings, values.locations), name)
     )
 
 
-def _resolve_files(folder: Path, given: str) -> str:
+def _resolve_files(folder: Path, names: str) -> str:
     """Resolve file names relative to a folder; other names stay as they are."""
 
-    def placed(part: str) -> str:
-        path = str(folder / part)
-        return path if Path(path).exists() or glob(path, recursive=True) else part
+    def resolve(name: str) -> str:
+        path = str(folder / name)
+        return path if Path(path).exists() or glob(path, recursive=True) else name
 
-    return ",".join(placed(part.strip()) for part in given.split(","))
+    return ",".join(resolve(name.strip()) for name in names.split(","))
 
 
 @dataclass(frozen=True)
@@ -128,14 +134,14 @@ class MixtureSamples:
 
     @classmethod
     def from_weights(
-        cls, parts: Sequence[Samples], weights: Sequence[float | None]
+        cls, sources: Sequence[Samples], weights: Sequence[float | None]
     ) -> MixtureSamples:
         """Mix samples by weights; without weights, each sample comes once."""
-        sizes = [len(part) for part in parts]
+        sizes = [len(part) for part in sources]
         shares = [weight or size for size, weight in zip(sizes, weights, strict=True)]
         epochs = max(map(truediv, sizes, shares))
         return cls(
-            parts, [max(round(epochs * share), n) for n, share in zip(sizes, shares, strict=True)]
+            sources, [max(round(epochs * share), n) for n, share in zip(sizes, shares, strict=True)]
         )
 
     @property
@@ -156,10 +162,10 @@ class MixtureSamples:
         """Source and index of each sample, int64 [n, 2]; each source repeats, its last round cut
         off."""
         columns = []
-        for source, (part, count) in enumerate(
+        for source, (samples, count) in enumerate(
             zip(self.sources, self.samples_per_epoch, strict=True)
         ):
-            indices = np.arange(count) % len(part)
+            indices = np.arange(count) % len(samples)
             columns.append(np.stack([np.full(count, source), indices], axis=1))
         return np.concatenate(columns)
 
@@ -170,28 +176,30 @@ class MixtureSamples:
         part that follows in an order of the source's own.
         """
         indices, end = np.arange(len(self)), 0
-        for source, (part, count) in enumerate(
+        for source, (samples, count) in enumerate(
             zip(self.sources, self.samples_per_epoch, strict=True)
         ):
             start, end = end, end + count
-            rest = count % len(part)
-            following = (epoch * rest + np.arange(rest)) % len(part)
-            indices[end - rest : end] = (
-                start + epoch_permutation(seed, source, len(part))[following]
+            remainder = count % len(samples)
+            extra_indices = (epoch * remainder + np.arange(remainder)) % len(samples)
+            indices[end - remainder : end] = (
+                start + epoch_permutation(seed, source, len(samples))[extra_indices]
             )
         return indices
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order."""
-        chosen = self._sample_indices[np.asarray(indices, np.int64)]
-        whole: dict[str, np.ndarray] = {}
-        for source, part in enumerate(self.sources):
-            (here,) = np.nonzero(chosen[:, 0] == source)
-            if not len(here):
+        pairs = self._sample_indices[np.asarray(indices, np.int64)]
+        arrays: dict[str, np.ndarray] = {}
+        for source, samples in enumerate(self.sources):
+            (rows_of_source,) = np.nonzero(pairs[:, 0] == source)
+            if not len(rows_of_source):
                 continue
-            for name, array in part.take(chosen[here, 1]).items():
-                rows = array.reshape(len(here), -1, *array.shape[1:])  # a sample may have several
-                if name not in whole:
-                    whole[name] = np.empty((len(chosen), *rows.shape[1:]), array.dtype)
-                whole[name][here] = rows
-        return {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in whole.items()}
+            for name, array in samples.take(pairs[rows_of_source, 1]).items():
+                rows = array.reshape(
+                    len(rows_of_source), -1, *array.shape[1:]
+                )  # a sample may have several
+                if name not in arrays:
+                    arrays[name] = np.empty((len(pairs), *rows.shape[1:]), array.dtype)
+                arrays[name][rows_of_source] = rows
+        return {name: rows.reshape(-1, *rows.shape[2:]) for name, rows in arrays.items()}

@@ -85,21 +85,21 @@ class Pipeline:
                 does not.
         """
         rows, (_, base) = self.user_config.model.vocab_size, self._named_tokenizer
-        chat = self._load_chat_template(base) if self.is_chat else None
+        template = self._load_chat_template(base) if self.is_chat else None
         try:
-            if chat is not None and self.sample_format.trains_whole_chats:
-                made = Tokenizer(base, rows, chat=True, end=chat.stop_token_id)
+            if template is not None and self.sample_format.trains_whole_chats:
+                tokenizer = Tokenizer(base, rows, chat=True, end=template.stop_token_id)
             else:
-                made = Tokenizer(base, rows)
+                tokenizer = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if made.rows > rows and self.user_config.checkpoint.load in (None, RANDOM):
+        if tokenizer.rows > rows and self.user_config.checkpoint.load in (None, RANDOM):
             raise ConfigError(
-                f"the tokenizer has {made.rows} tokens, but "
-                f"{self.user_config.model.path('vocab_size')} is {rows}: set it to {made.rows} or "
-                "more"
+                f"the tokenizer has {tokenizer.rows} tokens, but "
+                f"{self.user_config.model.path('vocab_size')} is {rows}: set it to "
+                f"{tokenizer.rows} or more"
             )
-        return made
+        return tokenizer
 
     @cached_property
     def _named_tokenizer(self) -> tuple[str | None, PreTrainedTokenizerFast]:
@@ -113,11 +113,11 @@ class Pipeline:
         try:
             return data.tokenizer, self._with_added(self.data_cache.tokenizer(name))
         except hub.DataUnavailable:
-            kept = None if save is None else find_saved_tokenizer(RunFolder(Path(save)))
-            if kept is None or Path(name).exists():
+            saved = None if save is None else find_saved_tokenizer(RunFolder(Path(save)))
+            if saved is None or Path(name).exists():
                 raise
-            say(f"tokenizer {name} is gone: the run's copy in {kept} is used")
-            return str(kept), self._with_added(self.data_cache.tokenizer(str(kept)))
+            say(f"tokenizer {name} is gone: the run's copy in {saved} is used")
+            return str(saved), self._with_added(self.data_cache.tokenizer(str(saved)))
 
     def _with_added(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
         add_tokens(base, split_names(self.user_config.model.add_tokens))
@@ -133,8 +133,8 @@ class Pipeline:
         task = task_from_config(self.user_config.data, self.user_config.training.preference_type)
         if not self.source_pipelines or task.format is not None:
             return task
-        kinds = [part.task.row_format for part in self.source_pipelines.values()]
-        return replace(task, format="conversational" if "conversational" in kinds else kinds[0])
+        formats = [source.task.row_format for source in self.source_pipelines.values()]
+        return replace(task, format="conversational" if "conversational" in formats else formats[0])
 
     @cached_property
     def source_pipelines(self) -> Mapping[MixtureSource, Pipeline]:
@@ -146,12 +146,12 @@ class Pipeline:
         if not is_mixture(self.user_config.data):
             return {}
         return {
-            one: replace(
+            source: replace(
                 self,
-                user_config=replace(self.user_config, data=one.data),
-                data_cache=self.data_cache.for_source(one.name),
+                user_config=replace(self.user_config, data=source.data),
+                data_cache=self.data_cache.for_source(source.name),
             )
-            for one in read_mixture(self.user_config.data)
+            for source in read_mixture(self.user_config.data)
         }
 
     @property
@@ -176,10 +176,12 @@ class Pipeline:
         self, base: PreTrainedTokenizerFast, fix_date: bool = True
     ) -> ChatTemplate:
         data = self.user_config.data
-        part = self.sample_format.loss_scope(
+        loss_scope = self.sample_format.loss_scope(
             replace(self.user_config, data=replace(data, format="conversational"))
         )
-        return load_chat_template(base, data.chat_template, data.chat_variables, part, fix_date)
+        return load_chat_template(
+            base, data.chat_template, data.chat_variables, loss_scope, fix_date
+        )
 
     @cached_property
     def config(self) -> RunConfig:
@@ -192,13 +194,13 @@ class Pipeline:
     @cached_property
     def _resolved_config(self) -> RunConfig:
         """Configuration completed with settings that only the data determine."""
-        kind = self.task.row_format
-        if kind == "prompt_completion":
-            first = next(
-                (p for p in self.source_pipelines.values() if p.task.row_format == kind), self
+        row_format = self.task.row_format
+        if row_format == "prompt_completion":
+            first_pipeline = next(
+                (p for p in self.source_pipelines.values() if p.task.row_format == row_format), self
             )
-            return self.sample_format.resolve(self.user_config, first.task.separator)
-        return replace(self.user_config, data=replace(self.user_config.data, format=kind))
+            return self.sample_format.resolve(self.user_config, first_pipeline.task.separator)
+        return replace(self.user_config, data=replace(self.user_config.data, format=row_format))
 
     def corpus(self, split: Split) -> Corpus:
         """Examples of a split, with prompts as the model reads them.
@@ -225,8 +227,8 @@ class Pipeline:
         except MissingRowError as error:
             texts = ("".join(example[:2]) for example in corpus.examples)
             index = next((i for i, text in enumerate(texts) if error.token in text), None)
-            place = None if index is None else corpus.location(index)
-            raise error if place is None else ConfigError(f"{place}: {error}") from error
+            location = None if index is None else corpus.location(index)
+            raise error if location is None else ConfigError(f"{location}: {error}") from error
 
     def tokenize(self, examples: Sequence[Example]) -> list[TokenizedText]:
         """Tokenize examples."""
@@ -249,15 +251,15 @@ class Pipeline:
         """Settings besides the tokenizer that determine the examples."""
         data = self.user_config.data
         open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
-        said = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
+        settings = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
             return (
-                said,
+                settings,
                 self.task.row_format,
                 self.sample_format.prompt_text(self._resolved_config, ""),
             )
-        chat = self._load_chat_template(self._named_tokenizer[1])
-        return said, chat.loss, chat.cache_key
+        template = self._load_chat_template(self._named_tokenizer[1])
+        return settings, template.loss, template.cache_key
 
     def _read_splits(self, split: Split) -> dict[Split, Corpus]:
         task = self.task
@@ -274,30 +276,30 @@ class Pipeline:
         if (
             large
             and self.sample_format.name in SAMPLE_FORMAT_NAMES
-            and (made := load_or_tokenize(self, split))
+            and (tokenized := load_or_tokenize(self, split))
         ):
-            return self._read_tokenized(split, made)
+            return self._read_tokenized(split, tokenized)
         if not self.is_chat:
             notes = self.new_warnings()
-            found = task.read_splits(split, notes=notes).items()
+            corpora = task.read_splits(split, notes=notes).items()
             self._print_warnings(notes)
-            return {name: corpus.map_examples(self.render_example) for name, corpus in found}
+            return {name: corpus.map_examples(self.render_example) for name, corpus in corpora}
         chat = self.training_template()
         splits = task.read_splits(split, chat, chat.warnings)
         self._check_chats(split, chat, splits)
         return splits
 
-    def _read_tokenized(self, split: Split, found: TokenizedSplits) -> dict[Split, Corpus]:
+    def _read_tokenized(self, split: Split, tokenized: TokenizedSplits) -> dict[Split, Corpus]:
         """Convert cached tokenized data to corpora."""
-        splits = {name: corpus for name, (corpus, _) in found.items()}
+        splits = {name: corpus for name, (corpus, _) in tokenized.items()}
         self.task.check_examples_left(split, splits)
         if self.is_chat:
-            chat = self.training_template()
-            chat.warnings = DataWarnings.from_dict(found[split][1].mapping("notes"))
-            self._check_chats(split, chat, splits)
+            template = self.training_template()
+            template.warnings = DataWarnings.from_dict(tokenized[split][1].mapping("notes"))
+            self._check_chats(split, template, splits)
             self.task.check_validation_split(splits)
             return splits
-        self._print_warnings(DataWarnings.from_dict(found[split][1].mapping("notes")))
+        self._print_warnings(DataWarnings.from_dict(tokenized[split][1].mapping("notes")))
         if not any(corpus.examples for corpus in splits.values()):
             name = self.task.source(split).name
             raise DataError(f"{name} holds no examples: give data that has some")
@@ -306,9 +308,9 @@ class Pipeline:
 
     def training_template(self) -> ChatTemplate:
         """Chat template for training conversations."""
-        chat = self._load_chat_template(self.tokenizer.base)
-        chat.warnings = self.new_warnings()
-        return chat
+        template = self._load_chat_template(self.tokenizer.base)
+        template.warnings = self.new_warnings()
+        return template
 
     def new_warnings(self) -> DataWarnings:
         """Empty collection of warnings for rows to read."""
@@ -320,11 +322,11 @@ class Pipeline:
             say(note)
 
     def _check_chats(
-        self, split: Split, chat: ChatTemplate, splits: Mapping[Split, Corpus]
+        self, split: Split, template: ChatTemplate, splits: Mapping[Split, Corpus]
     ) -> None:
         """Print warnings about conversations; raise DataError if none is left."""
-        self._print_warnings(chat.warnings)
-        if chat.stop_token is None and self.sample_format.trains_whole_chats:
+        self._print_warnings(template.warnings)
+        if template.stop_token is None and self.sample_format.trains_whole_chats:
             say(
                 "warning: the chat template ends answers with no special token: the model will not "
                 "learn where to stop"
@@ -365,16 +367,16 @@ class Pipeline:
         samples = self.make_samples(corpus)
         notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
         preference_type = self.task.preference_type
-        each = 2 if preference_type == "paired" else 1
-        rows = len(corpus.examples) // each
+        answers = 2 if preference_type == "paired" else 1
+        rows = len(corpus.examples) // answers
         if len(samples) != rows:
             notes[0] += f" of {rows} {ROW_NOUNS[preference_type or self.task.row_format]}"
-        if equal := preference_type == "paired" and count_equal_pairs(corpus.examples):
-            notes.append(f"{equal} pairs of equal answers, which teach no preference")
+        if num_equal := preference_type == "paired" and count_equal_pairs(corpus.examples):
+            notes.append(f"{num_equal} pairs of equal answers, which teach no preference")
         if self.task.validation_fraction is not None:
-            others = len(self.corpus("validation").examples) // each
+            num_held_out = len(self.corpus("validation").examples) // answers
             notes.append(
-                f"{others} held out by --data.validation {self.task.validation_fraction:g}"
+                f"{num_held_out} held out by --data.validation {self.task.validation_fraction:g}"
             )
         say(
             ", ".join(
@@ -395,17 +397,19 @@ class Pipeline:
 
     def _mixed_samples(self) -> Samples:
         self._check_targets(Corpus([]))
-        made = [
-            part.training_samples(format_name(one.name))
-            for one, part in self.source_pipelines.items()
+        samples_by_source = [
+            pipeline.training_samples(format_name(source.name))
+            for source, pipeline in self.source_pipelines.items()
         ]
-        mixed = MixtureSamples.from_weights(made, [one.weight for one in self.source_pipelines])
+        mixed = MixtureSamples.from_weights(
+            samples_by_source, [source.weight for source in self.source_pipelines]
+        )
         say(
             f"a mixture of {len(mixed)} samples: "
             + ", ".join(
-                f"{format_name(one.name)} {count} ({count / len(samples):.3g} times each)"
-                for one, samples, count in zip(
-                    self.source_pipelines, made, mixed.samples_per_epoch, strict=True
+                f"{format_name(source.name)} {count} ({count / len(samples):.3g} times each)"
+                for source, samples, count in zip(
+                    self.source_pipelines, samples_by_source, mixed.samples_per_epoch, strict=True
                 )
             )
         )
@@ -432,13 +436,13 @@ class Pipeline:
             for corpus in splits
             for i, example in enumerate(corpus.examples)
         ]
-        longest = sorted(targets, key=lambda target: len(target[0]))[-MAX_CHECKED_TARGETS:]
-        texts = [text for text, _ in longest]
+        longest_targets = sorted(targets, key=lambda target: len(target[0]))[-MAX_CHECKED_TARGETS:]
+        texts = [text for text, _ in longest_targets]
         tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
         try:
             truncate_targets(tokens, texts, self.sample_format.target_limit(self.config), "error")
         except TooLongError as error:
-            raise _with_location(error, longest[error.index][1]) from error
+            raise _with_location(error, longest_targets[error.index][1]) from error
 
     def make_samples(self, corpus: Corpus, for_eval: bool = False) -> Samples:
         """Convert examples to samples; `for_eval` as in `SampleFormat.make_samples`.
@@ -469,9 +473,9 @@ class Pipeline:
 
         At most `SampleFormat.max_new_tokens` tokens are written.
         """
-        fitted, prompts = self.sample_format.make_prompts(self.config, texts, self.tokenizer)
+        config, prompts = self.sample_format.make_prompts(self.config, texts, self.tokenizer)
         return self.sample_format.with_output_length(
-            fitted, self.sample_format.max_new_tokens(self.user_config)
+            config, self.sample_format.max_new_tokens(self.user_config)
         ), prompts
 
     def make_eval_prompts(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
@@ -484,27 +488,34 @@ class Pipeline:
             UserError: a right answer is longer than what is written, unless `data.on_long_target`
                 allows it.
         """
-        fitted, prompts = self.make_prompts([example.prompt for example in corpus.examples])
-        names, room = self.task.labels, self.sample_format.max_new_tokens(self.user_config)
+        config, prompts = self.make_prompts([example.prompt for example in corpus.examples])
+        names, max_new_tokens = (
+            self.task.labels,
+            self.sample_format.max_new_tokens(self.user_config),
+        )
         texts: Sequence[str] = [example.target for example in corpus.examples]
         if names is not None:  # with the white space of the targets
-            labels, found = ClassLabels(names), dict.fromkeys(texts)
+            labels, distinct_targets = ClassLabels(names), dict.fromkeys(texts)
             texts = [
-                *dict.fromkeys(labels.with_name(text, name) for text in found for name in names)
+                *dict.fromkeys(
+                    labels.with_name(text, name) for text in distinct_targets for name in names
+                )
             ]
         tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
         limit = TokenLimit(
-            room, self.sample_format.output_field, self.user_config.model.max_position_embeddings
+            max_new_tokens,
+            self.sample_format.output_field,
+            self.user_config.model.max_position_embeddings,
         )
         # A reference too long to be written only lowers the score, if the user accepts that.
         try:
             truncate_targets(tokens, texts, limit, self.user_config.data.on_long_target)
         except TooLongError as error:
-            place = None if names else corpus.location(error.index)
-            raise _with_location(error, place) from error
+            location = None if names else corpus.location(error.index)
+            raise _with_location(error, location) from error
         if names and self.user_config.generation.max_tokens is None:
-            room = min(room, max(map(len, tokens)))
-        return self.sample_format.with_output_length(fitted, room), prompts
+            max_new_tokens = min(max_new_tokens, max(map(len, tokens)))
+        return self.sample_format.with_output_length(config, max_new_tokens), prompts
 
     def _hints(self, examples: Sequence[Example]) -> Iterator[str]:
         """Hints about prompts and targets that are concatenated."""
@@ -520,25 +531,26 @@ class Pipeline:
                 "the tokenizer has a chat template: --data.format conversational asks the model "
                 "through it"
             )
-        first = examples[0]
-        ends, begins = first.prompt[-1:], first.target[:1]
+        example = examples[0]
+        prompt_end, target_start = example.prompt[-1:], example.target[:1]
         if (
             not self.sample_format.prompt_text(self._resolved_config, "")
-            and ends
-            and begins
-            and not (ends.isspace() or begins.isspace())
+            and prompt_end
+            and target_start
+            and not (prompt_end.isspace() or target_start.isspace())
         ):
-            example = format_value(f"{first.prompt[-20:]}{first.target[:20]}")
+            excerpt = format_value(f"{example.prompt[-20:]}{example.target[:20]}")
             yield (
-                f"prompts and targets are joined as they are, such as {example}: "
+                f"prompts and targets are joined as they are, such as {excerpt}: "
                 "--data.separator ' ' puts a space between them"
             )
 
     def _warn_of_lost_characters(self, corpus: Corpus) -> None:
         """Warn about characters that the tokenizer cannot represent."""
-        known = corpus.characters
-        texts = [text for example in corpus.examples for text in example[:2]] if known is None \
-            else [known]  # fmt: skip
+        characters = corpus.characters
+        texts = [characters or ""]
+        if characters is None:
+            texts = [text for example in corpus.examples for text in example[:2]]
         unknown, changed = self.tokenizer.lost_characters(texts)
         if (
             any(REPEATED_SPACES in text for text in texts)
@@ -565,6 +577,6 @@ def _list_characters(characters: Sequence[str]) -> str:
     return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
-def _with_location(error: TooLongError, place: FileLocation | None) -> ConfigError:
+def _with_location(error: TooLongError, location: FileLocation | None) -> ConfigError:
     """Error message for an example that is too long, with its row's location."""
-    return ConfigError(str(error) if place is None else f"{place}: {error}")
+    return ConfigError(str(error) if location is None else f"{location}: {error}")

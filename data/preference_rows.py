@@ -36,14 +36,14 @@ class PreferenceAnswer(NamedTuple):
     desirable: bool | None
 
 
-def preference_columns(single: bool, chat: bool) -> set[str]:
+def preference_columns(unpaired: bool, are_conversations: bool) -> set[str]:
     """Columns that `read_answers` uses."""
-    more = {"completion", "label"} if single else set[str]()
+    label_columns = {"completion", "label"} if unpaired else set[str]()
     return {
         "prompt",
         *PAIR_COLUMNS,
-        *more,
-        *({"tools", "system", VARIABLES_COLUMN} if chat else ()),
+        *label_columns,
+        *({"tools", "system", VARIABLES_COLUMN} if are_conversations else ()),
     }
 
 
@@ -54,42 +54,49 @@ def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversation
     return "conversational" if has_messages else "prompt_completion"
 
 
-def read_answers(row: Row, single: bool, prompt: str | None, chat: bool) -> list[PreferenceAnswer]:
+def read_answers(
+    row: Row, unpaired: bool, prompt: str | None, are_conversations: bool
+) -> list[PreferenceAnswer]:
     """Read a row's answers: chosen and rejected, or single answers with labels.
 
     Args:
-        single: each answer is learned for itself.
+        unpaired: each answer is learned for itself.
         prompt: what the model reads, where a template says it.
-        chat: whether answers are conversations.
+        are_conversations: whether answers are conversations.
 
     Raises:
         ColumnError: the row is of another form; NullError: it lacks a value.
     """
-    if single and "label" in row:
-        given: Sequence[tuple[str, bool | None]] = [("completion", _read_label(row))]
+    if unpaired and "label" in row:
+        labels: Sequence[tuple[str, bool | None]] = [("completion", _read_label(row))]
     elif PAIR_COLUMNS[0] in row and PAIR_COLUMNS[1] in row:
         _check_not_null(row)
-        given = [("chosen", True if single else None), ("rejected", False if single else None)]
+        labels = [("chosen", True if unpaired else None), ("rejected", False if unpaired else None)]
     else:
-        raise ColumnError(_missing_columns_message(row, single))
-    columns = [name for name, _ in given]
-    read: Iterable[Example | Conversation] = (
-        _read_conversations(row, columns, prompt) if chat else _read_texts(row, columns, prompt)
+        raise ColumnError(_missing_columns_message(row, unpaired))
+    columns = [name for name, _ in labels]
+    answers: Iterable[Example | Conversation] = (
+        _read_conversations(row, columns, prompt)
+        if are_conversations
+        else _read_texts(row, columns, prompt)
     )
     return [
-        PreferenceAnswer(one, desirable) for one, (_, desirable) in zip(read, given, strict=True)
+        PreferenceAnswer(answer, desirable)
+        for answer, (_, desirable) in zip(answers, labels, strict=True)
     ]
 
 
-def _missing_columns_message(row: Row, single: bool) -> str:
-    there = ", ".join(map(str, row)) or "none"
-    if not single and "label" in row:
+def _missing_columns_message(row: Row, unpaired: bool) -> str:
+    columns = ", ".join(map(str, row)) or "none"
+    if not unpaired and "label" in row:
         return (
-            f"the columns are {there}: answers with a label are for --training.objective kto; "
+            f"the columns are {columns}: answers with a label are for --training.objective kto; "
             "others need chosen and rejected"
         )
-    one = "prompt, completion and label, or " if single else ""
-    return f"the columns are {there}, but preferences need {one}prompt, chosen and rejected"
+    alternative = "prompt, completion and label, or " if unpaired else ""
+    return (
+        f"the columns are {columns}, but preferences need {alternative}prompt, chosen and rejected"
+    )
 
 
 def _check_not_null(row: Row) -> None:
@@ -102,88 +109,91 @@ def _read_label(row: Row) -> bool:
     label: Any = row["label"]
     if label is None:
         raise NullError("column 'label' holds null, but must be true or false")
-    found = _LABELS.get(str(label).strip().lower())
-    if found is None:
+    value = _LABELS.get(str(label).strip().lower())
+    if value is None:
         raise ColumnError(f"column 'label' holds {str(label)[:30]!r}, but must be true or false")
-    return found
+    return value
 
 
 # ---- texts --------------------------------------------------------------------------------------
 def _read_texts(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
-    answers = [Template(f"{{{name}}}").render(row) for name in columns]
+    texts = [Template(f"{{{name}}}").render(row) for name in columns]
     if prompt is None and "prompt" in row:
         prompt = Template("{prompt}").render(row)
     if prompt is None:
-        prompt = _common_prefix(*answers)
-        answers = [answer[len(prompt) :] for answer in answers]
-    return (Example(prompt, answer) for answer in answers)
+        prompt = _common_prefix(*texts)
+        texts = [text[len(prompt) :] for text in texts]
+    return (Example(prompt, text) for text in texts)
 
 
-def _common_prefix(one: str, other: str = "") -> str:
+def _common_prefix(first: str, second: str = "") -> str:
     """Common prefix of two texts; a trailing space is left to the answers."""
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
-    begin = one[: same - 1] if one[same - 1 : same] == " " else one[:same]
-    if not begin:
+    length = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
+    prefix = first[: length - 1] if first[length - 1 : length] == " " else first[:length]
+    if not prefix:
         raise ColumnError("chosen and rejected begin differently, and there is no column prompt")
-    return begin
+    return prefix
 
 
 # ---- conversations ------------------------------------------------------------------------------
 def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
     """Read the conversations of a row; the answers of a pair start where they differ."""
-    talks = [_answer_messages(row, name) for name in columns]
-    asked = _prompt_messages(row, prompt, talks)
-    if asked is None:
-        asked = talks[0][: _common_prefix_length(talks)]
-        talks = [talk[len(asked) :] for talk in talks]
-    for name, talk in zip(columns, talks, strict=True):
-        if not talk or talk[-1]["role"] != "assistant":
+    conversations = [_answer_messages(row, name) for name in columns]
+    prompt_messages = _prompt_messages(row, prompt, conversations)
+    if prompt_messages is None:
+        prompt_messages = conversations[0][: _common_prefix_length(conversations)]
+        conversations = [messages[len(prompt_messages) :] for messages in conversations]
+    for name, messages in zip(columns, conversations, strict=True):
+        if not messages or messages[-1]["role"] != "assistant":
             raise ColumnError(f"column '{name}' must end with a message of the assistant")
-    if not asked:
+    if not prompt_messages:
         raise ColumnError("chosen and rejected begin differently, and there is no column prompt")
     # What was answered before is not learned.
-    asked = [{**one, WEIGHT_FIELD: 0} if one["role"] == "assistant" else one for one in asked]
-    listed = {
-        "messages": asked,
+    prompt_messages = [
+        {**message, WEIGHT_FIELD: 0} if message["role"] == "assistant" else message
+        for message in prompt_messages
+    ]
+    prompt_row = {
+        "messages": prompt_messages,
         **{name: row.get(name) for name in ("tools", "system", VARIABLES_COLUMN)},
     }
-    unread = {
+    unused = {
         k: v for name in ("prompt", *columns) for k, v in unused_fields(row.get(name)).items()
     }
-    before = replace(read_conversation(listed), unused_fields=unread)
-    shared = _common_prefix_length(talks) if len(talks) > 1 else 0
+    prompt_conversation = replace(read_conversation(prompt_row), unused_fields=unused)
+    num_shared = _common_prefix_length(conversations) if len(conversations) > 1 else 0
     return [
-        replace(before, messages=(*before.messages, *talk),
-                answer_length=len(talk) - shared if len(talks) > 1 else None)
-        for talk in talks
+        replace(prompt_conversation, messages=(*prompt_conversation.messages, *messages),
+                answer_length=len(messages) - num_shared if len(conversations) > 1 else None)
+        for messages in conversations
     ]  # fmt: skip
 
 
-def _common_prefix_length(talks: Sequence[Sequence[Message]]) -> int:
+def _common_prefix_length(conversations: Sequence[Sequence[Message]]) -> int:
     """Number of leading messages that two conversations share, without their last ones."""
-    pairs = zip(*(talk[:-1] for talk in talks), strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    message_pairs = zip(*(messages[:-1] for messages in conversations), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], message_pairs)))
 
 
 def _prompt_messages(
-    row: Row, prompt: str | None, talks: Sequence[list[Message]]
+    row: Row, prompt: str | None, conversations: Sequence[list[Message]]
 ) -> list[Message] | None:
     """Messages before the answers; None: the answers' common prefix."""
     if prompt is not None:
         return [make_message("user", prompt)]
-    asked = row.get("prompt")
-    in_answers = isinstance(asked, str) and make_message("user", asked) in talks[0]
-    if len(talks) > 1 and (asked is None or asked == [] or in_answers):
+    column = row.get("prompt")
+    repeats_prompt = isinstance(column, str) and make_message("user", column) in conversations[0]
+    if len(conversations) > 1 and (column is None or column == [] or repeats_prompt):
         return None
-    if isinstance(asked, str) and not asked.lstrip().startswith("["):
-        return [make_message("user", asked)]
-    return list(read_conversation({"prompt": asked}, "prompt").messages)
+    if isinstance(column, str) and not column.lstrip().startswith("["):
+        return [make_message("user", column)]
+    return list(read_conversation({"prompt": column}, "prompt").messages)
 
 
 def _answer_messages(row: Row, column: str) -> list[Message]:
     """Messages of an answer, which can be a string."""
-    given = row.get(column)
-    if isinstance(given, str) and not given.lstrip().startswith("["):
-        return [make_message("assistant", given)]
-    alone = {name: row[name] for name in (column,) if name in row}
-    return list(read_conversation(alone, column).messages)
+    value = row.get(column)
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return [make_message("assistant", value)]
+    answer_row = {name: row[name] for name in (column,) if name in row}
+    return list(read_conversation(answer_row, column).messages)

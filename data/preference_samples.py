@@ -41,8 +41,8 @@ def sequences_per_sample(config: RunConfig) -> int:
     """Maximum number of sequences in a row of predicted tokens."""
     if isinstance(config.data, Seq2SeqData):
         return 1
-    each = config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
-    return each * answers_per_example(config)
+    examples = config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
+    return examples * answers_per_example(config)
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class PreferencePair:
 
     @classmethod
     def from_examples(
-        cls, examples: Sequence[Example], tokens: Sequence[TokenizedText], single: bool
+        cls, examples: Sequence[Example], tokens: Sequence[TokenizedText], unpaired: bool
     ) -> list[PreferencePair]:
         """Pair examples: adjacent ones, or each with another prompt's answer."""
-        if not single:
+        if not unpaired:
             return [
                 cls((tokens[i], tokens[i + 1]), (examples[i], examples[i + 1]), i)
                 for i in range(0, len(examples), 2)
@@ -72,22 +72,28 @@ class PreferencePair:
 def _mismatched_answers(prompts: Sequence[str]) -> list[int]:
     """Index of another prompt's answer for each prompt. Every answer is used once if all prompts
     have equally many; if all prompts are equal, the next answer is used."""
-    places = dict[str, list[int]]()
+    indices_by_prompt = dict[str, list[int]]()
     for index, prompt in enumerate(prompts):
-        places.setdefault(prompt, []).append(index)
-    order, found, end = [i for own in places.values() for i in own], [0] * len(prompts), 0
-    for own in places.values():
-        end += len(own)
-        others = len(prompts) - len(own)
-        for number, index in enumerate(own):
-            away = number % others if others else number + 1
-            found[index] = order[(end + away) % len(prompts)]
-    return found
+        indices_by_prompt.setdefault(prompt, []).append(index)
+    ordered, matches, end = (
+        [i for indices in indices_by_prompt.values() for i in indices],
+        [0] * len(prompts),
+        0,
+    )
+    for indices in indices_by_prompt.values():
+        end += len(indices)
+        num_others = len(prompts) - len(indices)
+        for number, index in enumerate(indices):
+            distance = number % num_others if num_others else number + 1
+            matches[index] = ordered[(end + distance) % len(prompts)]
+    return matches
 
 
 def count_equal_pairs(examples: Sequence[Example]) -> int:
     """Number of pairs with equal answers."""
-    return sum(one == other for one, other in zip(examples[::2], examples[1::2], strict=True))
+    return sum(
+        chosen == rejected for chosen, rejected in zip(examples[::2], examples[1::2], strict=True)
+    )
 
 
 def prompt_length(text: TokenizedText) -> int:
@@ -95,12 +101,15 @@ def prompt_length(text: TokenizedText) -> int:
     return int(np.argmax(text.loss_mask)) if text.loss_mask.any() else len(text.ids)
 
 
-def _with_answer_of(one: TokenizedText, other: TokenizedText) -> TokenizedText:
+def _with_answer_of(prompt_source: TokenizedText, answer_source: TokenizedText) -> TokenizedText:
     """Combine one sequence's prompt with the other's answer."""
-    prompt, answer = slice(None, prompt_length(one)), slice(prompt_length(other), None)
-    ids, learned = zip(one, other, strict=True)
+    prompt, answer = (
+        slice(None, prompt_length(prompt_source)),
+        slice(prompt_length(answer_source), None),
+    )
+    ids, masks = zip(prompt_source, answer_source, strict=True)
     return TokenizedText(np.concatenate([ids[0][prompt], ids[1][answer]]),
-                  np.concatenate([learned[0][prompt], learned[1][answer]]))  # fmt: skip
+                  np.concatenate([masks[0][prompt], masks[1][answer]]))  # fmt: skip
 
 
 def make_kto_labels(pairs: Sequence[PreferencePair]) -> np.ndarray | None:
@@ -143,12 +152,12 @@ class PreferenceSamples:
         """Batch of the samples at `indices`, in their order."""
         rows = np.asarray(indices, np.int64)
         pairs = self.pair_indices[rows].reshape(-1)
-        there = (pairs != EMPTY_SLOT)[:, None]
+        is_used = (pairs != EMPTY_SLOT)[:, None]
         batch = self.token_samples.take(rows) | {
-            NUM_LOSS_TOKENS: np.where(there, self.num_loss_tokens[pairs], 0)
+            NUM_LOSS_TOKENS: np.where(is_used, self.num_loss_tokens[pairs], 0)
         }
         if self.kto_labels is not None:
-            batch[KTO_LABELS] = np.where(there, self.kto_labels[pairs], 1)
+            batch[KTO_LABELS] = np.where(is_used, self.kto_labels[pairs], 1)
         return batch
 
 

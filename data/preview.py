@@ -24,46 +24,48 @@ def preview(
     indices: Sequence[int],
     sample_format: SampleFormat,
     tokenizer: Tokenizer,
-    coloured: bool,
+    colored: bool,
 ) -> Iterator[str]:
     """Format the samples at `indices` as lines."""
-    how = "green" if coloured else "in {} {}".format(*LOSS_BRACKETS)
-    yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {how}"
+    style = "green" if colored else "in {} {}".format(*LOSS_BRACKETS)
+    yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {style}"
     for number, index in enumerate(indices, 1):
         batch = samples.take(np.asarray([index]))
         texts = sample_format.tokens_in_loss(batch)
         tokens = sum(len(text) for text in texts)
-        learned = sum(mark for text in texts for _, mark in text)
-        kind = "text" if len(texts) == 1 else "texts"
-        yield f"sample {number}: {len(texts)} {kind}, {tokens} tokens, {learned} learned"
+        num_in_loss = sum(in_loss for text in texts for _, in_loss in text)
+        noun = "text" if len(texts) == 1 else "texts"
+        yield f"sample {number}: {len(texts)} {noun}, {tokens} tokens, {num_in_loss} learned"
         for text in texts:
-            yield format_sequence(text, tokenizer, coloured)
+            yield format_sequence(text, tokenizer, colored)
 
 
-def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, coloured: bool) -> str:
+def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, colored: bool) -> str:
     """Format a token sequence, indented; a line break follows a token with a line feed."""
     runs = list[tuple[bool, list[str]]]()
-    for token, mark in text:
-        if not runs or runs[-1][0] != mark:
-            runs.append((mark, []))
+    for token, in_loss in text:
+        if not runs or runs[-1][0] != in_loss:
+            runs.append((in_loss, []))
         runs[-1][1].append(_format_token(token, tokenizer))
-    before, after = LOSS_COLORS if coloured else LOSS_BRACKETS
-    between = (
+    opening, closing = LOSS_COLORS if colored else LOSS_BRACKETS
+    loss_separator = (
         f"{SEPARATOR_COLORS[0]}{TOKEN_SEPARATOR}{SEPARATOR_COLORS[1]}{LOSS_COLORS[0]}"
-        if coloured
+        if colored
         else TOKEN_SEPARATOR
     )
-    other = (
+    separator = (
         f"{SEPARATOR_COLORS[0]}{TOKEN_SEPARATOR}{SEPARATOR_COLORS[1]}"
-        if coloured
+        if colored
         else TOKEN_SEPARATOR
     )
-    parts = [
-        f"{before}{between.join(words)}{after}" if mark else other.join(words)
-        for mark, words in runs
+    segments = [
+        f"{opening}{loss_separator.join(pieces)}{closing}" if in_loss else separator.join(pieces)
+        for in_loss, pieces in runs
     ]
-    lines = other.join(parts).replace("\\n", "\\n\n").splitlines()
-    return "\n".join(f"  {line.removeprefix(other).removeprefix(between)}" for line in lines)
+    lines = separator.join(segments).replace("\\n", "\\n\n").splitlines()
+    return "\n".join(
+        f"  {line.removeprefix(separator).removeprefix(loss_separator)}" for line in lines
+    )
 
 
 def _format_token(token: int, tokenizer: Tokenizer) -> str:

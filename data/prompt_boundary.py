@@ -24,10 +24,10 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.
     not follow. An empty prompt without such a token becomes the end token, which also preceded
     texts in the model's pretraining.
     """
-    first, _ = tokenizer.affix_ids
+    prefix_ids, _ = tokenizer.affix_ids
     for chunk in split_chunks(prompts):
         for encoding in tokenizer.encode_fast([prompt.rstrip(" ") for prompt in chunk], False):
-            ids = [*first, *encoding.ids] or [tokenizer.end]
+            ids = [*prefix_ids, *encoding.ids] or [tokenizer.end]
             yield np.asarray(ids, np.int32)
 
 
@@ -47,24 +47,29 @@ def _encode_answers(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[Sequence[int]]:
     """Token ids of answers, tokenized with the end of their prompt."""
-    divided = [_move_spaces(prompt, answer) for prompt, answer in pairs]
-    found = tokenizer.encode_fast([before + answer for before, answer in divided], False)
-    for (before, answer), encoding in zip(divided, found, strict=True):
-        first = first_token_from(encoding, len(before))
-        for other in ("\n", ""):  # a token has characters of both: the answer after something else
-            if first is None:
-                (encoding,) = tokenizer.encode_fast([other + answer], False)
-                first = first_token_from(encoding, len(other))
-        yield encoding.ids[first:]
+    split_pairs = [_move_spaces(prompt, answer) for prompt, answer in pairs]
+    encodings = tokenizer.encode_fast(
+        [prompt_end + answer for prompt_end, answer in split_pairs], False
+    )
+    for (prompt_end, answer), encoding in zip(split_pairs, encodings, strict=True):
+        start = first_token_from(encoding, len(prompt_end))
+        for preceding in (
+            "\n",
+            "",
+        ):  # a token has characters of both: the answer after something else
+            if start is None:
+                (encoding,) = tokenizer.encode_fast([preceding + answer], False)
+                start = first_token_from(encoding, len(preceding))
+        yield encoding.ids[start:]
 
 
 def _move_spaces(prompt: str, answer: str) -> tuple[str, str]:
     """Move the prompt's trailing spaces to the answer; returns the prompt's end and the answer."""
-    asked = prompt.rstrip(" ")
-    return asked[-CONTEXT_CHARACTERS:], prompt[len(asked) :] + answer
+    stripped = prompt.rstrip(" ")
+    return stripped[-CONTEXT_CHARACTERS:], prompt[len(stripped) :] + answer
 
 
 def count_leading_special(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     """Number of leading special tokens, such as `<bos>`, that truncation keeps."""
-    fixed = {*tokenizer.affix_ids[0], tokenizer.base.bos_token_id}
-    return next((i for i, token in enumerate(ids.tolist()) if token not in fixed), len(ids))
+    special_ids = {*tokenizer.affix_ids[0], tokenizer.base.bos_token_id}
+    return next((i for i, token in enumerate(ids.tolist()) if token not in special_ids), len(ids))

@@ -77,15 +77,15 @@ class Instruction:
     def render(self, row: Mapping[str, Any]) -> str:
         """The instruction, followed by the optional input on a new line."""
         text = column_text(row, "instruction")
-        more = next((column_text(row, n) for n in self.optional if row.get(n) is not None), "")
-        return f"{text}\n{more}" if more else text
+        extra = next((column_text(row, n) for n in self.optional if row.get(n) is not None), "")
+        return f"{text}\n{extra}" if extra else text
 
 
 def column_text(row: Mapping[str, Any], column: str) -> str:
     """Value of a column as text; numbers and booleans as in JSON."""
     if column not in row:
-        there = format_name(", ".join(map(str, row)) or "none")
-        raise ColumnError(f"there is no column {format_value(column)}, but: {there}")
+        columns = format_name(", ".join(map(str, row)) or "none")
+        raise ColumnError(f"there is no column {format_value(column)}, but: {columns}")
     value = row[column]
     if isinstance(value, str):
         return value

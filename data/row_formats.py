@@ -71,7 +71,7 @@ DOCUMENT_TEMPLATE = Template("{text}")
 """Template of plain documents, all of whose tokens are in the loss."""
 
 
-def detect_format(place: FileLocation, row: Row) -> DataFormat:
+def detect_format(location: FileLocation, row: Row) -> DataFormat:
     """Detect the format of a row.
 
     Raises:
@@ -81,7 +81,7 @@ def detect_format(place: FileLocation, row: Row) -> DataFormat:
         return "language_modeling"
     if row.keys() >= PREFERENCE_COLUMNS and not any(name in row for name in CONVERSATION_COLUMNS):
         raise DataError(
-            f"{place}: the columns chosen and rejected are preferences: learn them with "
+            f"{location}: the columns chosen and rejected are preferences: learn them with "
             "--training.objective dpo, or, to learn the chosen answers alone, give "
             f"{_suggest_chosen(row)}"
         )
@@ -89,7 +89,7 @@ def detect_format(place: FileLocation, row: Row) -> DataFormat:
 
 
 def find_prompt_target(
-    place: FileLocation,
+    location: FileLocation,
     row: Row,
     prompt: TextTemplate | None = None,
     target: TextTemplate | None = None,
@@ -103,25 +103,25 @@ def find_prompt_target(
         return PromptTarget(prompt, target)
     for pair in COMMON_COLUMNS:
         if pair.columns <= row.keys():
-            own = prompt is not None or target is not None
-            between = "" if own else pair.separator
-            return PromptTarget(prompt or pair.prompt, target or pair.target, between)
+            is_custom = prompt is not None or target is not None
+            separator = "" if is_custom else pair.separator
+            return PromptTarget(prompt or pair.prompt, target or pair.target, separator)
     columns = format_name(", ".join(map(str, row)) or "none", 100)
-    plain = ", or --data.format language_modeling to learn the column text" if "text" in row else ""
+    hint = ", or --data.format language_modeling to learn the column text" if "text" in row else ""
     raise DataError(
-        f"{place}: the columns are {columns}, which have no usual meaning: say what the model "
-        f"reads and writes, such as {_suggest_templates(row)}{plain}"
+        f"{location}: the columns are {columns}, which have no usual meaning: say what the model "
+        f"reads and writes, such as {_suggest_templates(row)}{hint}"
     )
 
 
 def _suggest_templates(row: Row) -> str:
     """Suggest templates with the row's columns, for an error message."""
-    plain = [name for name in row if isinstance(name, str) and name and not {*name} & {*"{}'"}]
-    names = [name for name in plain if isinstance(row[name], str)] or plain
+    columns = [name for name in row if isinstance(name, str) and name and not {*name} & {*"{}'"}]
+    names = [name for name in columns if isinstance(row[name], str)] or columns
     if len(names) < 2:
         return "--data.prompt 'summarize: {text}' --data.target '{summary}'"
-    read, written = (format_name(name, 30) for name in (names[0], names[-1]))
-    return f"--data.prompt '{{{read}}}' --data.target '{{{written}}}'"
+    prompt_column, target_column = (format_name(name, 30) for name in (names[0], names[-1]))
+    return f"--data.prompt '{{{prompt_column}}}' --data.target '{{{target_column}}}'"
 
 
 def _suggest_chosen(row: Row) -> str:

@@ -149,20 +149,20 @@ class SampleFormat(ABC):
         text may have, or `generation.max_tokens`.
         """
         limit = self.output_length(config)
-        own = config.data.train is not None or config.data.validation is not None
+        is_user_data = config.data.train is not None or config.data.validation is not None
         return config.generation.max_tokens or (
-            max(limit, config.model.sequence_length) if own else limit
+            max(limit, config.model.sequence_length) if is_user_data else limit
         )
 
     def target_limit(self, config: RunConfig) -> TokenLimit:
         """Limit on the tokens of a target in training."""
-        made_for = config.model.max_position_embeddings
-        return TokenLimit(self.output_length(config), self.output_field, made_for)
+        max_positions = config.model.max_position_embeddings
+        return TokenLimit(self.output_length(config), self.output_field, max_positions)
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
         """Set the model's output length in the configuration."""
-        changed: dict[str, Any] = {self.output_field: length}
-        return replace(config, model=replace(config.model, **changed))
+        fields: dict[str, Any] = {self.output_field: length}
+        return replace(config, model=replace(config.model, **fields))
 
 
 def length_multiple(config: RunConfig) -> int:
@@ -171,19 +171,19 @@ def length_multiple(config: RunConfig) -> int:
 
 
 def pad_right(
-    rows: Sequence[np.ndarray], most: int, multiple: int, pad: int
+    rows: Sequence[np.ndarray], max_length: int, multiple: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pad rows of tokens on the right; returns ids and mask (1 = token), int32 [n, length].
 
     Args:
-        rows: each of at most `most` tokens.
-        multiple: the length is a multiple of it, if that is at most `most`.
+        rows: each of at most `max_length` tokens.
+        multiple: the length is a multiple of it, if that is at most `max_length`.
 
     Returns:
         int32 [n, length] both.
     """
     longest = max(map(len, rows), default=1)
-    length = min(-(-longest // multiple) * multiple, most)
+    length = min(-(-longest // multiple) * multiple, max_length)
     input_ids = np.full((len(rows), length), pad, np.int32)
     mask = np.zeros_like(input_ids)
     for i, ids in enumerate(rows):

@@ -57,11 +57,11 @@ def epoch_indices(samples: Samples, seed: int, epoch: int) -> np.ndarray:
     return np.arange(len(samples))
 
 
-def digest_arrays(*parts: np.ndarray | int | None) -> str:
+def digest_arrays(*values: np.ndarray | int | None) -> str:
     """SHA-256 digest of arrays and numbers."""
     sha256 = hashlib.sha256()
-    for part in parts:
-        array = np.ascontiguousarray(-1 if part is None else part)
+    for value in values:
+        array = np.ascontiguousarray(-1 if value is None else value)
         sha256.update(f"{array.dtype.str}{array.shape}".encode())
         sha256.update(array.data)
     return sha256.hexdigest()
@@ -154,10 +154,10 @@ class TokenLimit:
 
     def advice(self, tokens: int) -> str:
         """Advice for a sequence with more tokens."""
-        less = "--data.on_long_target truncate or skip"
+        alternative = "--data.on_long_target truncate or skip"
         if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
-            return f"the model was made for {self.max_position_embeddings}: give {less}"
-        return f"give --{self.field} {tokens} or more, or {less}"
+            return f"the model was made for {self.max_position_embeddings}: give {alternative}"
+        return f"give --{self.field} {tokens} or more, or {alternative}"
 
 
 class TooLongError(ValueError):
@@ -191,9 +191,9 @@ def truncate_targets(
         TooLong: one is longer, and `on_long_target` is "error".
     """
     rows, length = list(tokens), limit.tokens
-    long = [i for i, row in enumerate(rows) if len(row) > length]
-    if long and on_long_target == "error":
-        longest = max(long, key=lambda i: len(rows[i]))
+    too_long = [i for i, row in enumerate(rows) if len(row) > length]
+    if too_long and on_long_target == "error":
+        longest = max(too_long, key=lambda i: len(rows[i]))
         text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
         raise TooLongError(
             longest,
@@ -201,23 +201,23 @@ def truncate_targets(
             f"{limit.field} is {length}: {limit.advice(len(rows[longest]))}",
         )
     if on_long_target == "skip":
-        gone = set(long)
-        kept = [i for i in range(len(rows)) if i not in gone]
-        return kept, [rows[i] for i in kept], Truncation(dropped=len(long))
-    for i in long:  # the end token stays
+        dropped = set(too_long)
+        indices = [i for i in range(len(rows)) if i not in dropped]
+        return indices, [rows[i] for i in indices], Truncation(dropped=len(too_long))
+    for i in too_long:  # the end token stays
         rows[i] = np.append(rows[i][: length - 1], rows[i][-1])
-    return list(range(len(rows))), rows, Truncation(targets=len(long))
+    return list(range(len(rows))), rows, Truncation(targets=len(too_long))
 
 
-def left_truncated_indices(size: int, length: int, first: int) -> np.ndarray:
+def left_truncated_indices(size: int, length: int, num_fixed: int) -> np.ndarray:
     """Indices that remain when a sequence is truncated on the left, int64 [at most length].
 
     Args:
-        first: tokens before that beginning, such as `<bos>`, which stay.
+        num_fixed: tokens before that beginning, such as `<bos>`, which stay.
     """
-    first, gone = min(first, length), max(size - length, 0)
-    places = np.arange(size - gone)
-    return np.where(places < first, places, places + gone)
+    num_fixed, num_removed = min(num_fixed, length), max(size - length, 0)
+    indices = np.arange(size - num_removed)
+    return np.where(indices < num_fixed, indices, indices + num_removed)
 
 
 # ---- packing ------------------------------------------------------------------------------------
@@ -225,43 +225,46 @@ EMPTY_SLOT = -1
 """Placeholder index of an unused slot in a sample."""
 
 
-def pack_sequences(lengths: Sequence[int] | np.ndarray, capacity: int, most: int) -> np.ndarray:
+def pack_sequences(
+    lengths: Sequence[int] | np.ndarray, capacity: int, max_per_sample: int
+) -> np.ndarray:
     """Pack sequences into samples, best fit decreasing.
 
-    Best fit, longest first: a sequence goes to the sample that it fills best, or opens one. `most`
+    Best fit, longest first: a sequence goes to the sample that it fills best, or opens one.
+        `max_per_sample`
     1 keeps the order.
 
     Args:
         lengths: tokens of each sequence, from 1 to `capacity`.
         capacity: tokens of a sample.
-        most: sequences of a sample, at most.
+        max_per_sample: sequences of a sample, at most.
 
     Returns:
         int64 [samples, most]: the indices of each sample's sequences, then `EMPTY_SLOT`.
     """
-    if most == 1:
+    if max_per_sample == 1:
         return np.arange(len(lengths)).reshape(-1, 1)
     samples: list[list[int]] = []
     open_samples: list[list[int]] = [
         [] for _ in range(capacity + 1)
     ]  # by the tokens they have left
-    rooms = 0  # bit r: open_samples[r] is not empty
+    room_bits = 0  # bit r: open_samples[r] is not empty
     for index in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         length = int(lengths[index])
-        fitting = rooms >> length
-        if fitting:
-            room = length + _lowest_bit(fitting)
-            sample = open_samples[room].pop()
-            if not open_samples[room]:
-                rooms ^= 1 << room
+        fitting_bits = room_bits >> length
+        if fitting_bits:
+            free = length + _lowest_bit(fitting_bits)
+            sample = open_samples[free].pop()
+            if not open_samples[free]:
+                room_bits ^= 1 << free
         else:
-            room, sample = capacity, len(samples)
+            free, sample = capacity, len(samples)
             samples.append([])
         samples[sample].append(index)
-        if len(samples[sample]) < most and room > length:
-            open_samples[room - length].append(sample)
-            rooms |= 1 << (room - length)
-    out = np.full((len(samples), most), EMPTY_SLOT, np.int64)
+        if len(samples[sample]) < max_per_sample and free > length:
+            open_samples[free - length].append(sample)
+            room_bits |= 1 << (free - length)
+    out = np.full((len(samples), max_per_sample), EMPTY_SLOT, np.int64)
     for slots, indices in zip(out, samples, strict=True):
         slots[: len(indices)] = indices
     return out
@@ -288,9 +291,9 @@ def concatenate_sequences(
     segment_ids = np.zeros_like(input_ids)
     for sample, indices in enumerate(samples):
         start = 0
-        for place, index in enumerate(indices[indices != EMPTY_SLOT], 1):
+        for number, index in enumerate(indices[indices != EMPTY_SLOT], 1):
             tokens = tokens_of(index)
             end = start + len(tokens)
-            input_ids[sample, start:end], segment_ids[sample, start:end] = tokens, place
+            input_ids[sample, start:end], segment_ids[sample, start:end] = tokens, number
             start = end
     return input_ids, segment_ids

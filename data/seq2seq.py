@@ -93,8 +93,8 @@ class EncodedExamples:
         rows = np.asarray(indices, np.int64)
         input_ids = np.full((len(rows), self.sequence_length), self.pad, np.int32)
         segment_ids = np.zeros_like(input_ids)
-        for i, row in enumerate(rows):
-            ids = self.prompt(row)
+        for i, example in enumerate(rows):
+            ids = self.prompt(example)
             input_ids[i, : len(ids)] = ids
             segment_ids[i, : len(ids)] = 1
         labels = self.targets[rows]
@@ -119,10 +119,11 @@ class PackedExamples:
     samples: np.ndarray
 
     @classmethod
-    def from_examples(cls, examples: EncodedExamples, most: int) -> PackedExamples:
-        """Pack examples into samples of their `sequence_length`, at most `most` in each."""
+    def from_examples(cls, examples: EncodedExamples, max_per_sample: int) -> PackedExamples:
+        """Pack examples into samples of their `sequence_length`, at most `max_per_sample` in
+        each."""
         lengths = np.diff(examples.offsets)
-        return cls(examples, pack_sequences(lengths, examples.sequence_length, most))
+        return cls(examples, pack_sequences(lengths, examples.sequence_length, max_per_sample))
 
     @property
     def truncation(self) -> Truncation:
@@ -131,8 +132,8 @@ class PackedExamples:
 
     @property
     def digest(self) -> str:
-        whole = np.frombuffer(bytes.fromhex(self.examples.digest), np.uint8)
-        return digest_arrays(whole, self.samples)
+        digest = np.frombuffer(bytes.fromhex(self.examples.digest), np.uint8)
+        return digest_arrays(digest, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -148,9 +149,9 @@ class PackedExamples:
         input_ids, segment_ids = concatenate_sequences(
             samples, encoded.prompt, encoded.sequence_length, encoded.pad
         )
-        taken = samples.reshape(-1)
-        targets = encoded.targets.reshape(len(encoded), -1)[taken]
-        labels = np.where(taken[:, None] == EMPTY_SLOT, IGNORE_INDEX, targets)
+        example_indices = samples.reshape(-1)
+        targets = encoded.targets.reshape(len(encoded), -1)[example_indices]
+        labels = np.where(example_indices[:, None] == EMPTY_SLOT, IGNORE_INDEX, targets)
         labels = labels.reshape(-1, encoded.targets.shape[-1])
         return {
             "input_ids": input_ids,
@@ -181,7 +182,7 @@ class Seq2Seq(SampleFormat):
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        most = examples_per_sample(config)
+        max_per_sample = examples_per_sample(config)
         encoded = truncate_examples(
             tokens,
             examples,
@@ -189,42 +190,53 @@ class Seq2Seq(SampleFormat):
             config.model.sequence_length,
             self.output_length(config),
             config.data.on_long_target,
-            keeps_end=config.data.format == "conversational",
+            truncate_left=config.data.format == "conversational",
             start=config.model.start_token,
         )
-        return encoded if most == 1 else PackedExamples.from_examples(encoded, most)
+        return (
+            encoded
+            if max_per_sample == 1
+            else PackedExamples.from_examples(encoded, max_per_sample)
+        )
 
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
         """Both answers are targets of the chosen answer's prompt."""
-        kept, limit = list(pairs), self.output_length(config)
+        fitting_pairs, limit = list(pairs), self.output_length(config)
         if config.data.on_long_target == "skip":
-            kept = [pair for pair in pairs if _target_length(pair) <= limit]
+            fitting_pairs = [pair for pair in pairs if _target_length(pair) <= limit]
         try:
-            each = truncate_examples(
-                [text for pair in kept for text in pair.sequences],
-                [example for pair in kept for example in pair.examples],
+            answers = truncate_examples(
+                [text for pair in fitting_pairs for text in pair.sequences],
+                [example for pair in fitting_pairs for example in pair.examples],
                 tokenizer,
                 config.model.sequence_length,
                 limit,
                 config.data.on_long_target,
-                keeps_end=config.data.format == "conversational",
+                truncate_left=config.data.format == "conversational",
             )
         except TooLongError as error:
-            raise TooLongError(kept[error.index // 2].example_index, str(error)) from error
-        prompts = [each.prompt(2 * i) for i in range(len(kept))]
-        cuts = Truncation(
-            each.truncation.prompts // 2, each.truncation.targets, len(pairs) - len(kept)
+            raise TooLongError(fitting_pairs[error.index // 2].example_index, str(error)) from error
+        prompts = [answers.prompt(2 * i) for i in range(len(fitting_pairs))]
+        truncation = Truncation(
+            answers.truncation.prompts // 2,
+            answers.truncation.targets,
+            len(pairs) - len(fitting_pairs),
         )
-        targets = each.targets.reshape(-1, 2, limit)
+        targets = answers.targets.reshape(-1, 2, limit)
         start = config.model.start_token
-        both = EncodedExamples(
-            *_join_prompts(prompts), targets, each.sequence_length, each.pad, cuts, start
+        pair_examples = EncodedExamples(
+            *_join_prompts(prompts),
+            targets,
+            answers.sequence_length,
+            answers.pad,
+            truncation,
+            start,
         )
-        packed = PackedExamples.from_examples(both, examples_per_sample(config))
+        packed = PackedExamples.from_examples(pair_examples, examples_per_sample(config))
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
-        return PreferenceSamples(packed, packed.samples, counts, make_kto_labels(kept))
+        return PreferenceSamples(packed, packed.samples, counts, make_kto_labels(fitting_pairs))
 
     def fit_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
@@ -237,14 +249,16 @@ class Seq2Seq(SampleFormat):
     ) -> tuple[RunConfig, Prompts]:
         """Prompts longer than `sequence_length` are truncated on the right, as in training;
         conversations on the left."""
-        most = config.model.sequence_length
-        multiple = most if examples_per_sample(config) > 1 else length_multiple(config)
-        chat = config.data.format == "conversational"
-        rows, cut = _truncate_prompts(
-            list(_encode_with_eos(texts, tokenizer)), tokenizer, most, chat
+        max_tokens = config.model.sequence_length
+        multiple = max_tokens if examples_per_sample(config) > 1 else length_multiple(config)
+        is_chat = config.data.format == "conversational"
+        rows, num_truncated = _truncate_prompts(
+            list(_encode_with_eos(texts, tokenizer)), tokenizer, max_tokens, is_chat
         )
-        input_ids, mask = pad_right(rows, most, multiple, tokenizer.pad)
-        return _with_sequence_length(config, input_ids), Prompts(texts, input_ids, mask, cut)
+        input_ids, mask = pad_right(rows, max_tokens, multiple, tokenizer.pad)
+        return _with_sequence_length(config, input_ids), Prompts(
+            texts, input_ids, mask, num_truncated
+        )
 
     def encode_targets(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
@@ -264,24 +278,26 @@ class Seq2Seq(SampleFormat):
 
     def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
         """Random examples; without a mean length, they share a sample equally."""
-        model, most = config.model, examples_per_sample(config)
-        room = model.sequence_length if mean_tokens else model.sequence_length // most
-        drawn = random_examples(
-            count * most,
+        model, max_per_sample = config.model, examples_per_sample(config)
+        prompt_length = (
+            model.sequence_length if mean_tokens else model.sequence_length // max_per_sample
+        )
+        examples = random_examples(
+            count * max_per_sample,
             model.vocab_size,
-            room,
+            prompt_length,
             self.output_length(config),
             model.seed,
             mean_tokens,
         )
-        drawn = replace(drawn, start=model.start_token)
-        if most == 1:
-            return drawn
+        examples = replace(examples, start=model.start_token)
+        if max_per_sample == 1:
+            return examples
         packed = PackedExamples.from_examples(
-            replace(drawn, sequence_length=model.sequence_length), most
+            replace(examples, sequence_length=model.sequence_length), max_per_sample
         )
-        chosen = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full ones come first
-        return replace(packed, samples=packed.samples[chosen])
+        indices = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full ones come first
+        return replace(packed, samples=packed.samples[indices])
 
     def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
@@ -293,17 +309,17 @@ class Seq2Seq(SampleFormat):
         }
 
     def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
-        marked_texts = list[list[TokenInLoss]]()
-        places = len(batch["labels"]) // len(batch["input_ids"])
+        sequences = list[list[TokenInLoss]]()
+        slots = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
-            sample, place = divmod(row, places)
-            place //= 2 if NUM_LOSS_TOKENS in batch else 1
-            there = get_segment_ids(batch)[sample] == place + 1
-            prompt = [(int(token), False) for token in batch["input_ids"][sample][there]]
+            sample, slot = divmod(row, slots)
+            slot //= 2 if NUM_LOSS_TOKENS in batch else 1
+            is_segment = get_segment_ids(batch)[sample] == slot + 1
+            prompt = [(int(token), False) for token in batch["input_ids"][sample][is_segment]]
             target = [(int(token), True) for token in labels[labels != IGNORE_INDEX]]
             if prompt or target:
-                marked_texts.append([*prompt, *target])
-        return marked_texts
+                sequences.append([*prompt, *target])
+        return sequences
 
     def count_tokens(self, batch: Batch) -> int:
         """Tokens of prompts and targets in a batch, end tokens included."""
@@ -318,8 +334,8 @@ def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterat
     targets = _encode_distinct([example.target for example in examples], tokenizer)
     prompts = _encode_with_eos((example.prompt for example in examples), tokenizer)
     for prompt, target in zip(prompts, targets, strict=True):
-        both = np.append(prompt, target)
-        yield TokenizedText(both, np.arange(len(both)) >= len(prompt))
+        ids = np.append(prompt, target)
+        yield TokenizedText(ids, np.arange(len(ids)) >= len(prompt))
 
 
 def _split_target(tokens: TokenizedText) -> tuple[np.ndarray, np.ndarray]:
@@ -334,7 +350,7 @@ def truncate_examples(
     sequence_length: int,
     decoder_sequence_length: int,
     on_long_target: OnLongTarget = "error",
-    keeps_end: bool = False,
+    truncate_left: bool = False,
     start: int | None = None,
 ) -> EncodedExamples:
     """Truncate prompts and targets to the lengths of a sample, and count it.
@@ -342,7 +358,7 @@ def truncate_examples(
     Args:
         tokens: of the examples, see `encode_examples`.
         on_long_target: what becomes of targets longer than `decoder_sequence_length`.
-        keeps_end: a prompt that is cut loses its beginning, not its end.
+        truncate_left: a prompt that is cut loses its beginning, not its end.
         start: see `EncodedExamples`.
 
     Raises:
@@ -350,23 +366,25 @@ def truncate_examples(
             would train the model to say something else.
     """
     pairs = [_split_target(one) for one in tokens]
-    kept, targets, cuts = truncate_targets(
+    indices, targets, truncation = truncate_targets(
         [target for _, target in pairs],
         [example.target for example in examples],
         TokenLimit(decoder_sequence_length, "decoder_sequence_length"),
         on_long_target,
     )
-    labels = np.full((len(kept), decoder_sequence_length), IGNORE_INDEX, np.int32)
+    labels = np.full((len(indices), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):
         row[: len(ids)] = ids
-    fitting = [pairs[i][0] for i in kept]
-    prompts, cut = _truncate_prompts(fitting, tokenizer, sequence_length, keeps_end)
+    prompt_ids = [pairs[i][0] for i in indices]
+    prompts, num_truncated = _truncate_prompts(
+        prompt_ids, tokenizer, sequence_length, truncate_left
+    )
     return EncodedExamples(
         *_join_prompts(prompts),
         labels,
         sequence_length,
         tokenizer.pad,
-        cuts + Truncation(prompts=cut),
+        truncation + Truncation(prompts=num_truncated),
         start,
     )
 
@@ -399,19 +417,23 @@ def random_examples(
         decoder_sequence_length: targets have from two tokens (one if there is no room) up to it.
     """
     rng = np.random.default_rng(seed)
-    source, longest = sequence_length, decoder_sequence_length
+    max_prompt, max_target = sequence_length, decoder_sequence_length
     if mean_tokens is None:
-        lengths = rng.integers((source + 1) // 2, source, count, endpoint=True)
+        lengths = rng.integers((max_prompt + 1) // 2, max_prompt, count, endpoint=True)
     else:
-        drawn = rng.lognormal(np.log(mean_tokens) - LENGTH_STD**2 / 2, LENGTH_STD, count)
-        lengths = np.clip(drawn.round(), 1, source).astype(np.int64)
+        lengths_drawn = rng.lognormal(np.log(mean_tokens) - LENGTH_STD**2 / 2, LENGTH_STD, count)
+        lengths = np.clip(lengths_drawn.round(), 1, max_prompt).astype(np.int64)
     starts = np.cumsum([0, *lengths])
     tokens = rng.integers(FIRST_TOKEN, vocab_size, starts[-1], np.int32)
     tokens[starts[1:] - 1] = EOS
-    targets = rng.integers(FIRST_TOKEN, vocab_size, (count, longest), np.int32)
-    left = rng.integers(min(2, longest), longest, (count, 1), endpoint=True) - np.arange(longest)
-    targets = np.select([left > 1, left == 1], [targets, EOS], IGNORE_INDEX).astype(np.int32)
-    return EncodedExamples(tokens, starts, targets, source, PAD)
+    targets = rng.integers(FIRST_TOKEN, vocab_size, (count, max_target), np.int32)
+    tokens_left = rng.integers(
+        min(2, max_target), max_target, (count, 1), endpoint=True
+    ) - np.arange(max_target)
+    targets = np.select([tokens_left > 1, tokens_left == 1], [targets, EOS], IGNORE_INDEX).astype(
+        np.int32
+    )
+    return EncodedExamples(tokens, starts, targets, max_prompt, PAD)
 
 
 def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.ndarray:
@@ -427,8 +449,8 @@ def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.nd
 def _encode_distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
     """Token ids of texts; equal texts, such as labels, are tokenized once."""
     distinct = list(dict.fromkeys(texts))
-    known = dict(zip(distinct, _encode_with_eos(distinct, tokenizer), strict=True))
-    return [known[text] for text in texts]
+    ids_by_text = dict(zip(distinct, _encode_with_eos(distinct, tokenizer), strict=True))
+    return [ids_by_text[text] for text in texts]
 
 
 def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -437,20 +459,20 @@ def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.
 
 
 def _truncate_prompts(
-    rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, keeps_end: bool
+    rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, truncate_left: bool
 ) -> tuple[list[np.ndarray], int]:
     """Truncate prompts to `length` tokens; returns them and the number truncated."""
-    fitting, cut = list(rows), 0
-    for i, ids in enumerate(fitting):
+    truncated, num_truncated = list(rows), 0
+    for i, ids in enumerate(truncated):
         if len(ids) > length:
-            cut += 1
-            if keeps_end:
-                fitting[i] = ids[
+            num_truncated += 1
+            if truncate_left:
+                truncated[i] = ids[
                     left_truncated_indices(len(ids), length, count_leading_special(tokenizer, ids))
                 ]
             else:
-                fitting[i] = np.append(ids[: length - 1], ids[-1])
-    return fitting, cut
+                truncated[i] = np.append(ids[: length - 1], ids[-1])
+    return truncated, num_truncated
 
 
 def examples_per_sample(config: RunConfig) -> int:

@@ -108,11 +108,15 @@ class FileListSource:
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
         """Label names of the first file; raises DataError if others differ."""
-        found = {file.name: file.read_class_names(column) for file in self.files}
-        names = next(iter(found.values()))
-        if (other := next((name for name in found if found[name] != names), None)) is not None:
+        names_by_file = {file.name: file.read_class_names(column) for file in self.files}
+        names = next(iter(names_by_file.values()))
+        if (
+            differing := next(
+                (name for name in names_by_file if names_by_file[name] != names), None
+            )
+        ) is not None:
             raise DataError(
-                f"{format_path(other)} has other labels in {format_name(column)} than "
+                f"{format_path(differing)} has other labels in {format_name(column)} than "
                 f"{format_path(self.files[0].name)}: give files with the same ones"
             )
         return names
@@ -234,7 +238,7 @@ def _file_digest(path: Path) -> bytes:
         raise DataError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
 
 
-def source_from_name(given: str, split: str) -> Source:
+def source_from_name(value: str, split: str) -> Source:
     """Source named by a flag: files, a folder, or `NAME[:SUBSET][@SPLIT]` of the hub.
 
     Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
@@ -245,43 +249,43 @@ def source_from_name(given: str, split: str) -> Source:
     Raises:
         DataError: no file fits a pattern, a folder has none, or the name can be neither.
     """
-    if Path(given).is_dir():
-        return _folder_source(given, split)
-    if _is_file(given):
-        return FileSource(given)
-    whole, _, named = given.partition("@")
-    path, _, subset = whole.partition(":")
+    if Path(value).is_dir():
+        return _folder_source(value, split)
+    if _is_file(value):
+        return FileSource(value)
+    name, _, split_in_name = value.partition("@")
+    path, _, subset = name.partition(":")
     is_of_hub = _HUB_NAME.fullmatch(path) is not None
-    if "," in given or (has_magic(given) and not is_of_hub):
-        parts = [part.strip() for part in given.split(",")]
-        files = [FileSource(name) for part in parts for name in _expand_pattern(part)]
-        return files[0] if len(files) == 1 else FileListSource(given, files)
+    if "," in value or (has_magic(value) and not is_of_hub):
+        patterns = [pattern.strip() for pattern in value.split(",")]
+        files = [FileSource(name) for pattern in patterns for name in _expand_pattern(pattern)]
+        return files[0] if len(files) == 1 else FileListSource(value, files)
     if not is_of_hub:
         raise DataError(
-            f"{format_path(given)} is no file here, and cannot be a data set of the hub: give one "
+            f"{format_path(value)} is no file here, and cannot be a data set of the hub: give one "
             f"of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
         )
-    return HubDataset(path, subset or None, named or split)
+    return HubDataset(path, subset or None, split_in_name or split)
 
 
 def _folder_source(name: str, split: str) -> Source:
     """Source of a folder: a saved data set, or data files of one type, also in subfolders."""
     if any((Path(name) / mark).is_file() for mark in hub.DATASET_FILES):
         return SavedDataset(name, split)
-    inside = (path for path in Path(name).rglob("*") if path.is_file() and is_data_file(path))
-    found = sorted(p for p in inside if not any(n[0] == "." for n in p.relative_to(name).parts))
-    kinds = sorted({data_suffix(path) for path in found})
-    if not kinds:
+    candidates = (path for path in Path(name).rglob("*") if path.is_file() and is_data_file(path))
+    paths = sorted(p for p in candidates if not any(n[0] == "." for n in p.relative_to(name).parts))
+    suffixes = sorted({data_suffix(path) for path in paths})
+    if not suffixes:
         raise DataError(
             f"folder {format_path(name)} holds no data: it must have files of one of the kinds "
             f"{', '.join(READERS)}, or be one that save_to_disk of datasets wrote"
         )
-    if len(kinds) > 1:
+    if len(suffixes) > 1:
         raise DataError(
-            f"folder {format_path(name)} has files of the kinds {', '.join(kinds)}: name those "
-            f"that are meant, such as '{format_path(name)}/**/*{kinds[0]}'"
+            f"folder {format_path(name)} has files of the kinds {', '.join(suffixes)}: name those "
+            f"that are meant, such as '{format_path(name)}/**/*{suffixes[0]}'"
         )
-    return FileListSource(name, [FileSource(str(path)) for path in found])
+    return FileListSource(name, [FileSource(str(path)) for path in paths])
 
 
 def _is_file(name: str) -> bool:
@@ -292,11 +296,11 @@ def _is_file(name: str) -> bool:
     return one and (is_data_file(Path(name)) or Path(name).suffix.lower() in _UNSUPPORTED_SUFFIXES)
 
 
-def _expand_pattern(part: str) -> list[str]:
+def _expand_pattern(pattern: str) -> list[str]:
     """Files that match a name or glob pattern, sorted."""
-    if _is_file(part) or not has_magic(part):
-        return [part]
-    matching = sorted(name for name in glob(part, recursive=True) if Path(name).is_file())
+    if _is_file(pattern) or not has_magic(pattern):
+        return [pattern]
+    matching = sorted(name for name in glob(pattern, recursive=True) if Path(name).is_file())
     if not matching:
-        raise DataError(f"no file fits the pattern {format_path(part)}: check the path")
+        raise DataError(f"no file fits the pattern {format_path(pattern)}: check the path")
     return matching

@@ -140,17 +140,17 @@ class Task:
         """
         if self.user_labels is not None:
             return self.user_labels
-        found = (self._class_names(source) for source in self.sources.values())
-        return next((names for names in found if names is not None), None)
+        candidates = (self._class_names(source) for source in self.sources.values())
+        return next((names for names in candidates if names is not None), None)
 
     def _class_names(self, source: Source) -> tuple[str, ...] | None:
         """ClassLabel names of the target's column in a source, if any."""
         if self.row_format == "language_modeling" or self.preference_type:
             return None
-        first = next(iter(source.rows()), None)
-        if first is None or self._has_conversation(first[1]):
+        first_row = next(iter(source.rows()), None)
+        if first_row is None or self._has_conversation(first_row[1]):
             return None
-        column = getattr(self._prompt_target(*first).target, "value_column", None)
+        column = getattr(self._prompt_target(*first_row).target, "value_column", None)
         return None if column is None else source.read_class_names(column)
 
     def _class_labels(self, source: Source) -> ClassLabels | None:
@@ -193,10 +193,10 @@ class Task:
             source.rows(), unit=" rows", delay=2, leave=False,
             disable=not is_first_process() or None,
         )  # fmt: skip
-        found = list(self.examples(rows, self.row_schema(source), chat, notes))
-        if not found and chat is None:
+        examples = list(self.examples(rows, self.row_schema(source), chat, notes))
+        if not examples and chat is None:
             raise DataError(f"{source.name} holds no examples: give data that has some")
-        return self.split_examples(found, split)
+        return self.split_examples(examples, split)
 
     def source(self, split: Split) -> Source:
         """Source of a split's rows.
@@ -204,13 +204,13 @@ class Task:
         Raises:
             DataError: nothing says it.
         """
-        where: Split = "train" if self.validation_fraction is not None else split
-        if where not in self.sources:
+        source_split: Split = "train" if self.validation_fraction is not None else split
+        if source_split not in self.sources:
             raise DataError(
                 f"there is no data for {split}: give --data.{split} "
                 f"FILE{self._suggest_fraction(split)}"
             )
-        return self.sources[where]
+        return self.sources[source_split]
 
     def row_schema(self, source: Source) -> RowSchema:
         """Templates and labels of a source, from its first row."""
@@ -219,8 +219,8 @@ class Task:
             return RowSchema(None, labels)
         if self.prompt is not None and self.target is not None:
             return RowSchema(PromptTarget(self.prompt, self.target), labels)
-        first = next(iter(source.rows()), None)
-        return RowSchema(None if first is None else self._prompt_target(*first), labels)
+        first_row = next(iter(source.rows()), None)
+        return RowSchema(None if first_row is None else self._prompt_target(*first_row), labels)
 
     def examples(
         self,
@@ -238,90 +238,99 @@ class Task:
         Raises:
             DataError: one does not fit the task.
         """
-        for place, row in rows:
+        for location, row in rows:
             if self.on_null == "empty" and None in row.values():
                 row = {name: "" if value is None else value for name, value in row.items()}
             try:
-                for example in self._examples(place, row, reading, chat):
-                    yield place, example
+                for example in self._examples(location, row, reading, chat):
+                    yield location, example
                 if notes is not None and self.is_user_data:
-                    notes.add_row(place, row, self._used_columns(place, row, reading.pair, chat))
+                    notes.add_row(
+                        location, row, self._used_columns(location, row, reading.pair, chat)
+                    )
             except NullError as error:
                 if self.on_null == "error":
                     raise DataError(
-                        f"{place}: {error}: --data.on_null skip leaves such rows out"
+                        f"{location}: {error}: --data.on_null skip leaves such rows out"
                     ) from None
-                yield place, NULL_VALUE
+                yield location, NULL_VALUE
             except ColumnError as error:
-                raise DataError(f"{place}: {error}") from None
+                raise DataError(f"{location}: {error}") from None
 
     def _examples(
-        self, place: FileLocation, row: Row, reading: RowSchema, chat: ConversationReader | None
+        self, location: FileLocation, row: Row, reading: RowSchema, chat: ConversationReader | None
     ) -> Iterable[Example | int]:
         if self.preference_type is not None:
-            return self._preference_examples(place, row, chat)
+            return self._preference_examples(location, row, chat)
         if chat is not None:
-            talk = self._conversation(place, row, reading.labels)
-            read = talk if isinstance(talk, int) else chat.read(place, talk)
-            if isinstance(read, Example) and reading.labels is not None:
-                reading.labels.split(read.target)  # its last answer must be one
-            return [] if read is None else [read]
+            conversation = self._conversation(location, row, reading.labels)
+            example = (
+                conversation if isinstance(conversation, int) else chat.read(location, conversation)
+            )
+            if isinstance(example, Example) and reading.labels is not None:
+                reading.labels.split(example.target)  # its last answer must be one
+            return [] if example is None else [example]
         if self.row_format == "language_modeling":
             return self._document_chunks(row)
-        return [self._example(row, reading.pair or self._prompt_target(place, row), reading.labels)]
+        return [
+            self._example(row, reading.pair or self._prompt_target(location, row), reading.labels)
+        ]
 
     def _used_columns(
         self,
-        place: FileLocation,
+        location: FileLocation,
         row: Row,
         pair: PromptTarget | None,
         chat: ConversationReader | None,
     ) -> set[str]:
         """Columns of a row that are rendered or control the rendering."""
         if self.preference_type is not None:
-            own = () if self.prompt is None else self.prompt.columns
-            return {*own, *preference_columns(self.preference_type == "unpaired", chat is not None)}
+            prompt_columns = () if self.prompt is None else self.prompt.columns
+            return {
+                *prompt_columns,
+                *preference_columns(self.preference_type == "unpaired", chat is not None),
+            }
         if chat is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
         if chat is None and self.row_format == "language_modeling":
             return {*(self.target or DOCUMENT_TEMPLATE).columns}
-        asked = QUESTION_COLUMNS if chat is not None else set[str]()
-        return {*(pair or self._prompt_target(place, row)).used_columns, *asked}
+        question_columns = QUESTION_COLUMNS if chat is not None else set[str]()
+        return {*(pair or self._prompt_target(location, row)).used_columns, *question_columns}
 
     def _has_conversation(self, row: Row) -> bool:
         return self.prompt is None and has_conversation(row, self.messages)
 
     def _conversation(
-        self, place: FileLocation, row: Row, labels: ClassLabels | None
+        self, location: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
         """Conversation of a row, or the reason why it is dropped."""
         if self._has_conversation(row):
-            talk = read_conversation(row, self.messages, self.on_null == "empty")
-            return talk.with_system(self.system)
-        example = self._example(row, self._prompt_target(place, row), labels)
+            conversation = read_conversation(row, self.messages, self.on_null == "empty")
+            return conversation.with_system(self.system)
+        example = self._example(row, self._prompt_target(location, row), labels)
         if isinstance(example, int):
             return example
-        talk = make_conversation(row, example.prompt, example.target)
-        return talk.with_system(self.system)
+        conversation = make_conversation(row, example.prompt, example.target)
+        return conversation.with_system(self.system)
 
     def _preference_examples(
-        self, place: FileLocation, row: Row, chat: ConversationReader | None
+        self, location: FileLocation, row: Row, chat: ConversationReader | None
     ) -> list[Example]:
         """Examples of a row of preferences; empty if the chat template rejects one."""
         prompt = None if self.prompt is None else self.prompt.render(row)
-        found = list[Example]()
-        single = self.preference_type == "unpaired"
-        for answer, desirable in read_answers(row, single, prompt, chat is not None):
+        examples = list[Example]()
+        unpaired = self.preference_type == "unpaired"
+        for answer, desirable in read_answers(row, unpaired, prompt, chat is not None):
             if isinstance(answer, Conversation):
                 assert chat is not None
-                read = chat.read(place, answer.with_system(self.system))
-                if read is None:
+                example = chat.read(location, answer.with_system(self.system))
+                if example is None:
                     return []
-                answer = read
+                answer = example
             for text in (answer.prompt, answer.target):
                 _check_length(text)
-            found.append(answer.with_desirable(desirable))
-        return found
+            examples.append(answer.with_desirable(desirable))
+        return examples
 
     def _document_chunks(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):
@@ -329,8 +338,8 @@ class Task:
         text = (self.target or DOCUMENT_TEMPLATE).render(row)
         return [Example("", piece, doc_chunk=part) for piece, part in split_document([text])]
 
-    def _prompt_target(self, place: FileLocation, row: Row) -> PromptTarget:
-        return find_prompt_target(place, row, self.prompt, self.target)
+    def _prompt_target(self, location: FileLocation, row: Row) -> PromptTarget:
+        return find_prompt_target(location, row, self.prompt, self.target)
 
     def prompt_conversation(self, row: Row) -> Conversation:
         """Conversation of a row up to the answer, for generation.
@@ -339,12 +348,12 @@ class Task:
             ColumnError: it has neither messages nor a prompt.
         """
         if has_conversation(row, self.messages):
-            talk = read_conversation(row, self.messages).without_answer()
-            if not talk.messages:
+            conversation = read_conversation(row, self.messages).without_answer()
+            if not conversation.messages:
                 raise ColumnError("there are no messages to answer")
         else:
-            talk = make_conversation(row, self.render_prompt(row), None)
-        return talk.with_system(self.system)
+            conversation = make_conversation(row, self.render_prompt(row), None)
+        return conversation.with_system(self.system)
 
     def _suggest_fraction(self, split: Split) -> str:
         """Advice to give a fraction of the training data, where possible."""
@@ -352,32 +361,32 @@ class Task:
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
     def split_examples(
-        self, found: Iterable[tuple[FileLocation, Example | int]], split: Split
+        self, rows: Iterable[tuple[FileLocation, Example | int]], split: Split
     ) -> dict[Split, Corpus]:
         """Assign examples to splits; of a shared source, each prompt belongs to one split.
 
         Raises:
             DataError: the fraction that is held out leaves nothing for one.
         """
-        kept: dict[Split, list[tuple[FileLocation, Example]]] = {
+        by_split: dict[Split, list[tuple[FileLocation, Example]]] = {
             name: [] for name in self.splits_read_with(split)
         }
-        left_out = {UNLABELED: 0, NULL_VALUE: 0}
-        for place, example in found:
+        dropped = {UNLABELED: 0, NULL_VALUE: 0}
+        for location, example in rows:
             if isinstance(example, int):
-                left_out[example] += 1
+                dropped[example] += 1
                 continue
             name = self.split_of_example(example, split)
-            if name in kept:
-                kept[name].append((place, example))
+            if name in by_split:
+                by_split[name].append((location, example))
         splits = {
             name: Corpus(
-                [example for _, example in placed],
-                unlabeled=left_out[UNLABELED],
-                nulls=left_out[NULL_VALUE],
-                locations=[place for place, _ in placed],
+                [example for _, example in located],
+                unlabeled=dropped[UNLABELED],
+                nulls=dropped[NULL_VALUE],
+                locations=[location for location, _ in located],
             )
-            for name, placed in kept.items()
+            for name, located in by_split.items()
         }
         self.check_examples_left(split, splits)
         self.check_validation_split(splits)
@@ -385,8 +394,8 @@ class Task:
 
     def splits_read_with(self, split: Split) -> tuple[Split, ...]:
         """Splits that are read together with one."""
-        both = self.validation_fraction is not None and split == "train"
-        return ("train", "validation") if both else (split,)
+        reads_both = self.validation_fraction is not None and split == "train"
+        return ("train", "validation") if reads_both else (split,)
 
     def split_of_example(self, example: Example, split: Split) -> Split:
         """Split of an example from the data for `split`."""
@@ -435,11 +444,11 @@ class Task:
         Raises:
             ColumnError: it has neither the task's columns nor usual ones.
         """
-        forms = [pair.prompt for pair in COMMON_COLUMNS]
-        for form in [*([] if self.prompt is None else [self.prompt]), *forms]:
-            if set(form.columns) <= row.keys():
-                return _check_length(form.render(row))
-        return _check_length((self.prompt or forms[0]).render(row))
+        templates = [pair.prompt for pair in COMMON_COLUMNS]
+        for template in [*([] if self.prompt is None else [self.prompt]), *templates]:
+            if set(template.columns) <= row.keys():
+                return _check_length(template.render(row))
+        return _check_length((self.prompt or templates[0]).render(row))
 
 
 _NLI_TASK = Task(
@@ -475,20 +484,20 @@ def task_from_config(
     Raises:
         DataError: a template cannot be read, or there is one label only.
     """
-    given: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
-    files = {split: name for split, name in given.items() if name is not None}
-    task, mixed = TASKS[data.dataset], is_mixture(data)
+    names_by_split: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
+    files = {split: name for split, name in names_by_split.items() if name is not None}
+    task, has_mixture = TASKS[data.dataset], is_mixture(data)
     validation_fraction = _parse_fraction(data.validation)
-    if validation_fraction is not None and mixed:
+    if validation_fraction is not None and has_mixture:
         raise DataError(
             f"data.validation is {validation_fraction:g}, but no fraction of a mixture is held "
             "out: name a file"
         )
     if validation_fraction is not None:
         del files["validation"]
-    if mixed:
+    if has_mixture:
         del files["train"]
-    if files or mixed:
+    if files or has_mixture:
         sources = {split: source_from_name(name, split) for split, name in files.items()}
         task = Task("own data", sources, None, None)
     task = replace(
@@ -508,16 +517,16 @@ def task_from_config(
             task = replace(task, target=Template(data.target))
     except ValueError as error:
         raise DataError(str(error)) from None
-    names = None if data.class_labels is None else ClassLabels.from_text(data.class_labels).names
-    return task if names is None else replace(task, user_labels=names)
+    labels = None if data.class_labels is None else ClassLabels.from_text(data.class_labels).names
+    return task if labels is None else replace(task, user_labels=labels)
 
 
 def check_data(data: Data) -> None:
     """Raise UserError if the task is invalid or local files are missing; reads no data."""
     for source in task_from_config(data).sources.values():
         source.check()
-    for one in read_mixture(data) if is_mixture(data) else ():
-        check_data(one.data)
+    for mixture_source in read_mixture(data) if is_mixture(data) else ():
+        check_data(mixture_source.data)
 
 
 def _parse_fraction(validation: str | None) -> float | None:

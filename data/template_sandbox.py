@@ -40,7 +40,7 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     add_generation_prompt: bool,
-    marks: bool,
+    has_generation_blocks: bool,
     variables: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
     """Render messages; returns the text and the spans of its generation blocks.
@@ -48,7 +48,7 @@ def render(
     Args:
         source: the template.
         add_generation_prompt: for an answer, at the end.
-        marks: the template has generation blocks.
+        has_generation_blocks: the template has generation blocks.
         variables: what it is given besides.
 
     Raises:
@@ -65,7 +65,7 @@ def render(
             "conversations": [list(messages)],
             "tools": None if tools is None else list(tools),
             "chat_template": source,
-            "return_assistant_tokens_mask": marks,
+            "return_assistant_tokens_mask": has_generation_blocks,
             "add_generation_prompt": add_generation_prompt,
             "seconds": MAX_SECONDS,
             "memory": MAX_MEMORY,
@@ -78,7 +78,7 @@ def render(
         raise TemplateRuntimeError(reply["raised"])
     if "memory" in reply:
         raise _limit_error(f"{format_bytes(MAX_MEMORY)} of memory")
-    return reply["text"], [(first, last) for first, last in reply["blocks"]]
+    return reply["text"], [(start, end) for start, end in reply["blocks"]]
 
 
 @cache
@@ -90,14 +90,14 @@ def _uses_power(source: str) -> bool:
         return False
     tokens = [token[1:] for token in Environment().lex(source) if token[1] != "whitespace"]
     return any(
-        (kind, text) == ("operator", "**") and before not in ("(", ",")
-        for (_, before), (kind, text) in pairwise(tokens)
+        (token_type, text) == ("operator", "**") and previous not in ("(", ",")
+        for (_, previous), (token_type, text) in pairwise(tokens)
     )
 
 
-def _limit_error(what: str) -> ConfigError:
+def _limit_error(resource: str) -> ConfigError:
     return ConfigError(
-        f"the chat template takes more than {what} for a conversation: give another one with "
+        f"the chat template takes more than {resource} for a conversation: give another one with "
         "--data.chat_template FILE"
     )
 
@@ -120,8 +120,8 @@ class _TemplateWorker:
             process = self._process = self._process or _start_process()
             try:
                 reply = _send_line(process, line)
-                found: dict[str, Any] = json.loads(reply)
-                return found
+                parsed: dict[str, Any] = json.loads(reply)
+                return parsed
             except ValueError:  # no line: it has ended
                 code = process.wait()
                 self._end(os.getpid())

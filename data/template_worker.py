@@ -32,11 +32,11 @@ def render_request(request: dict[str, Any]) -> dict[str, Any]:
     return {"text": texts[0], "blocks": blocks[0] if blocks else []}
 
 
-def limit_memory(more: int) -> None:
+def limit_memory(growth: int) -> None:
     """Limit the growth of this process's memory, where its size is known."""
     if _PROCESS_SIZE.exists():
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        size = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize() + more
+        size = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize() + growth
         if hard == resource.RLIM_INFINITY or size < hard:
             resource.setrlimit(resource.RLIMIT_AS, (size, hard))
 

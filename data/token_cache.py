@@ -66,34 +66,41 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
         UserError: the data do not fit the task; or no disk has room, and there are several
             processes, which would no longer read the same files.
     """
-    wanted, save = data.task.splits_read_with(split), data.user_config.checkpoint.save
+    splits, save = data.task.splits_read_with(split), data.user_config.checkpoint.save
     state, name = data.task.source(split).state(), _cache_key(data, split)
-    kept = None if save is None else RunFolder(Path(save)).prepared / name
-    if kept is not None and kept.is_dir():
+    cache_folder = None if save is None else RunFolder(Path(save)).prepared / name
+    if cache_folder is not None and cache_folder.is_dir():
         try:
-            found = {one: read_token_store(kept / f"{one}.safetensors") for one in wanted}
-            say(f"the data are ready in {kept}")
-            return found
+            tokenized = {
+                name_of_split: read_token_store(cache_folder / f"{name_of_split}.safetensors")
+                for name_of_split in splits
+            }
+            say(f"the data are ready in {cache_folder}")
+            return tokenized
         except FileError as error:
             say(f"warning: {error}: the data are read anew")
-            shutil.rmtree(kept, ignore_errors=True)
-    for place in (None,) if kept is None else (kept, None):
+            shutil.rmtree(cache_folder, ignore_errors=True)
+    for target in (None,) if cache_folder is None else (cache_folder, None):
         try:
-            return _tokenize_to(data, split, place, wanted, state)
+            return _tokenize_to(data, split, target, splits, state)
         except WriteError as error:
-            if place is None and popdist.getNumInstances() > 1:
+            if target is None and popdist.getNumInstances() > 1:
                 raise
             say(f"warning: {error}")
     return None
 
 
 def _tokenize_to(
-    data: Pipeline, split: Split, kept: Path | None, wanted: Sequence[Split], state: list[object]
+    data: Pipeline,
+    split: Split,
+    cache_folder: Path | None,
+    splits: Sequence[Split],
+    state: list[object],
 ) -> TokenizedSplits:
     """Tokenize the data into files, and open them.
 
     Args:
-        kept: where their files stay; None: nowhere.
+        cache_folder: where their files stay; None: nowhere.
         state: of the data before their digest was taken, which the files are named after.
 
     Raises:
@@ -101,10 +108,10 @@ def _tokenize_to(
         WriteError: the files cannot be written.
     """
     with (
-        write_errors("prepared data to", kept or tempfile.gettempdir()),
-        _open_folder(kept) as place,
+        write_errors("prepared data to", cache_folder or tempfile.gettempdir()),
+        _open_folder(cache_folder) as parent,
     ):
-        folder = Path(place) / "files"
+        folder = Path(parent) / "files"
         folder.mkdir()
         _run_worker(data, split, folder)
         if (source := data.task.source(split)).state() != state:
@@ -112,25 +119,28 @@ def _tokenize_to(
                 f"{format_path(source.name)} has changed while it was read: start again when "
                 "nobody writes to it"
             )
-        found = {one: read_token_store(folder / f"{one}.safetensors") for one in wanted}
-        if kept is not None and is_first_process():
+        tokenized = {
+            name_of_split: read_token_store(folder / f"{name_of_split}.safetensors")
+            for name_of_split in splits
+        }
+        if cache_folder is not None and is_first_process():
             with suppress(OSError):  # another process was first: it is made again
                 fsync(folder)
-                os.rename(folder, kept)
-        return found
+                os.rename(folder, cache_folder)
+        return tokenized
 
 
-def _open_folder(kept: Path | None) -> AbstractContextManager[str | Path]:
+def _open_folder(cache_folder: Path | None) -> AbstractContextManager[str | Path]:
     """Context with a temporary folder for the files."""
-    if kept is None:
+    if cache_folder is None:
         return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    return temp_folder(kept.parent)
+    cache_folder.parent.mkdir(parents=True, exist_ok=True)
+    return temp_folder(cache_folder.parent)
 
 
 def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
     """Run the tokenizing process, which writes a split's files into a folder."""
-    asked = {
+    request = {
         "config": data.user_config.to_dict(),
         "split": split,
         "sample_format": data.sample_format.name,
@@ -150,29 +160,31 @@ def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
             assert process.stdin is not None
             assert process.stdout is not None
             with suppress(BrokenPipeError):  # it is over already: its code says why
-                process.stdin.write(json.dumps(asked))
+                process.stdin.write(json.dumps(request))
                 process.stdin.close()
             for line in process.stdout:
-                told = json.loads(line)
-                if isinstance(told, dict):
-                    raise (WriteError if told["unwritten"] else DataError)(told["error"])
-                bar.update(told - bar.n)
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    raise (WriteError if message["unwritten"] else DataError)(message["error"])
+                bar.update(message - bar.n)
         except BaseException:
             process.terminate()
             raise
         if process.wait():
             errors.seek(0)
-            last = (errors.read().strip().splitlines() or [f"code {process.returncode}"])[-1]
+            last_line = (errors.read().strip().splitlines() or [f"code {process.returncode}"])[-1]
             raise DataError(
-                f"the processes that read the data broke off ({last}): try again, with more memory "
-                "if there was too little"
+                f"the processes that read the data broke off ({last_line}): try again, with more "
+                "memory if there was too little"
             )
 
 
 def _num_processes() -> int:
     """Number of CPUs that this process may use for tokenization."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(here // popdist.getNumInstances(), MAX_PROCESSES), 1)
+    num_cpus = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(min(num_cpus // popdist.getNumInstances(), MAX_PROCESSES), 1)
 
 
 def _cache_key(data: Pipeline, split: Split) -> str:
@@ -181,14 +193,14 @@ def _cache_key(data: Pipeline, split: Split) -> str:
     for path in sorted(DATA_FOLDER.glob("*.py")):
         sha256.update(path.read_bytes())
     versions = [version(name) for name in LIBRARIES]
-    facts: list[Any] = [
+    values: list[Any] = [
         split,
         data.cache_key,
         data.tokenizer.state,
         data.task.validation_fraction,
         versions,
     ]
-    sha256.update(json.dumps(facts, default=str).encode())
+    sha256.update(json.dumps(values, default=str).encode())
     for digest in data.task.source(split).digests():
         sha256.update(digest)
     return sha256.hexdigest()[:32]

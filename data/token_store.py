@@ -60,19 +60,19 @@ class TokenStore:
     locations: list[tuple[int, int]] = field(default_factory=list)
     files: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def add(self, place: FileLocation, example: Example, tokens: TokenizedText) -> None:
+    def add(self, location: FileLocation, example: Example, tokens: TokenizedText) -> None:
         """Add an example. A document chunk is stored as tokens only."""
-        written = "" if example.doc_chunk else example.target
-        for text in (example.prompt, written):
+        stored_target = "" if example.doc_chunk else example.target
+        for text in (example.prompt, stored_target):
             self.texts.append(text.encode(errors="surrogatepass"))
             self.sizes.append(len(self.texts[-1]))
         self.ids.append(tokens.ids)
         self.loss_mask.append(tokens.loss_mask)
         self.lengths.append(len(tokens.ids))
-        source = str(place.path), place.unit
-        self.locations.append((self.files.setdefault(source, len(self.files)), place.number))
+        source = str(location.path), location.unit
+        self.locations.append((self.files.setdefault(source, len(self.files)), location.number))
 
-    def write(self, path: Path, facts: dict[str, Any]) -> None:
+    def write(self, path: Path, metadata_fields: dict[str, Any]) -> None:
         """Write the columns and JSON metadata to a file.
 
         Raises:
@@ -86,8 +86,8 @@ class TokenStore:
             "starts": _offsets(self.lengths),
             "places": np.asarray(self.locations, np.int64).reshape(-1, 2),
         }
-        told = json.dumps({**facts, "files": list(self.files)})
-        metadata = {"facts": told, "sha256": _digest(arrays, told)}
+        metadata_json = json.dumps({**metadata_fields, "files": list(self.files)})
+        metadata = {"facts": metadata_json, "sha256": _digest(arrays, metadata_json)}
         write_file("prepared data", path, lambda draft: write_safetensors(draft, arrays, metadata))
 
 
@@ -105,35 +105,35 @@ def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
         raise FileError(f"{format_path(path)} cannot be read: {error}") from error
     if metadata.get("sha256") != _digest(arrays, metadata.get("facts", "")):
         raise FileError(f"{format_path(path)} is damaged")
-    facts = JsonObject(parse_json(metadata["facts"], path), format_path(path))
-    texts, places = arrays["texts"].tobytes(), arrays["places"]
+    metadata_fields = JsonObject(parse_json(metadata["facts"], path), format_path(path))
+    texts, location_array = arrays["texts"].tobytes(), arrays["places"]
     text_starts, starts = arrays["text_starts"].tolist(), arrays["starts"].tolist()
-    ids, learned, files = arrays["ids"], arrays["learned"], facts.data["files"]
+    ids, loss_mask, files = arrays["ids"], arrays["learned"], metadata_fields.data["files"]
 
     def text(index: int) -> str:
-        one = texts[text_starts[index] : text_starts[index + 1]]
-        return one.decode(errors="surrogatepass")
+        encoded = texts[text_starts[index] : text_starts[index + 1]]
+        return encoded.decode(errors="surrogatepass")
 
     def tokens(index: int) -> TokenizedText:
-        there = slice(starts[index], starts[index + 1])
-        return TokenizedText(ids[there], learned[there])
+        token_range = slice(starts[index], starts[index + 1])
+        return TokenizedText(ids[token_range], loss_mask[token_range])
 
-    def place(index: int) -> FileLocation:
-        number, line = places[index].tolist()
+    def location(index: int) -> FileLocation:
+        number, line = location_array[index].tolist()
         name, unit = files[number]
         return FileLocation(name, line, unit)
 
-    every = range(len(starts) - 1)
+    indices = range(len(starts) - 1)
     corpus = Corpus(
-        LazySequence(lambda index: Example(text(2 * index), text(2 * index + 1)), every),
-        facts.count("unlabeled"),
-        facts.count("nulls"),
-        LazySequence(place, every),
-        LazySequence(tokens, every),
-        facts.text("characters"),
+        LazySequence(lambda index: Example(text(2 * index), text(2 * index + 1)), indices),
+        metadata_fields.count("unlabeled"),
+        metadata_fields.count("nulls"),
+        LazySequence(location, indices),
+        LazySequence(tokens, indices),
+        metadata_fields.text("characters"),
         metadata["sha256"],
     )
-    return corpus, facts
+    return corpus, metadata_fields
 
 
 def _offsets(lengths: Sequence[int]) -> np.ndarray:
@@ -144,8 +144,8 @@ def _concatenate(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype), *arrays])
 
 
-def _digest(arrays: dict[str, np.ndarray], told: str) -> str:
-    sha256 = hashlib.sha256(told.encode())
+def _digest(arrays: dict[str, np.ndarray], metadata_json: str) -> str:
+    sha256 = hashlib.sha256(metadata_json.encode())
     for name in sorted(arrays):
         sha256.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
         sha256.update(np.ascontiguousarray(arrays[name]).data)

@@ -68,19 +68,23 @@ class TokenizeContext(NamedTuple):
 
     def of(self, chunk: Chunk) -> ChunkResult:
         """Tokenize a chunk of rows."""
-        chat, data, notes = self.chat, self.data, self.data.new_warnings()
-        if chat is not None:
-            chat.warnings = notes
-        found = list(data.task.examples(chunk, self.row_schema, chat, notes))
-        left_out = tuple(sum(one == why for _, one in found) for why in (UNLABELED, NULL_VALUE))
-        kept = [(place, one) for place, one in found if isinstance(one, Example)]
-        examples = [data.render_example(one) for _, one in kept]
+        template, data, notes = self.chat, self.data, self.data.new_warnings()
+        if template is not None:
+            template.warnings = notes
+        results = list(data.task.examples(chunk, self.row_schema, template, notes))
+        num_dropped = tuple(
+            sum(example == reason for _, example in results) for reason in (UNLABELED, NULL_VALUE)
+        )
+        kept_examples = [
+            (location, example) for location, example in results if isinstance(example, Example)
+        ]
+        examples = [data.render_example(example) for _, example in kept_examples]
         tokens = data.tokenize(examples)
-        texts = (text for one in examples for text in one[:2])
+        texts = (text for example in examples for text in example[:2])
         return ChunkResult(
-            [(place, Example(*one[:2], doc_chunk=one.doc_chunk), ids)
-             for (place, _), one, ids in zip(kept, examples, tokens, strict=True)],
-            (left_out[0], left_out[1]),
+            [(location, Example(*example[:2], doc_chunk=example.doc_chunk), ids)
+             for (location, _), example, ids in zip(kept_examples, examples, tokens, strict=True)],
+            (num_dropped[0], num_dropped[1]),
             collect_characters(texts),
             notes,
         )  # fmt: skip
@@ -108,30 +112,30 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
     global _context
     task = data.task
     source = task.source(split)
-    chat = data.training_template() if data.is_chat else None
-    _context = TokenizeContext(data, task.row_schema(source), chat)
+    template = data.training_template() if data.is_chat else None
+    _context = TokenizeContext(data, task.row_schema(source), template)
     data.tokenizer.texts([[data.tokenizer.end]])  # loaded before the processes are made
     columns: dict[Split, TokenStore] = {name: TokenStore() for name in task.splits_read_with(split)}
-    left_out, characters, rows = [0, 0], set[str](), 0
+    num_dropped, characters, rows = [0, 0], set[str](), 0
     notes = DataWarnings()
     with ExitStack() as stack:
-        mapped: Callable[..., Iterable[ChunkResult]] = map
+        map_chunks: Callable[..., Iterable[ChunkResult]] = map
         if processes > 1:
             pool = stack.enter_context(multiprocessing.get_context("fork").Pool(processes))
-            mapped = pool.imap
-        for found in mapped(_tokenize_chunk, _split_chunks(source.rows())):
-            for place, example, tokens in found.rows:
+            map_chunks = pool.imap
+        for result in map_chunks(_tokenize_chunk, _split_chunks(source.rows())):
+            for location, example, tokens in result.rows:
                 name = task.split_of_example(example, split)
                 if name in columns:
-                    columns[name].add(place, example, tokens)
-            left_out = [a + b for a, b in zip(left_out, found.left_out, strict=True)]
-            characters |= found.characters
-            notes.merge(found.notes)
-            rows += len(found.rows) + sum(found.left_out) + len(found.notes.refused)
+                    columns[name].add(location, example, tokens)
+            num_dropped = [a + b for a, b in zip(num_dropped, result.left_out, strict=True)]
+            characters |= result.characters
+            notes.merge(result.notes)
+            rows += len(result.rows) + sum(result.left_out) + len(result.notes.refused)
             print(rows, flush=True)
-    for name, one in columns.items():
-        one.write(folder / f"{name}.safetensors", {
-            "unlabeled": left_out[0], "nulls": left_out[1],
+    for name, store in columns.items():
+        store.write(folder / f"{name}.safetensors", {
+            "unlabeled": num_dropped[0], "nulls": num_dropped[1],
             "characters": "".join(sorted(characters)),
             "notes": notes.to_dict(),
         })  # fmt: skip
@@ -141,12 +145,12 @@ def main() -> None:
     """Read a request from standard input and tokenize."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that asked decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    asked = JsonObject(json.load(sys.stdin), "standard input")
-    config = config_class_of(asked.mapping("config"), "").from_dict(asked.mapping("config"))
-    data = Pipeline(config, SAMPLE_FORMATS[asked.text("sample_format")])
-    split: Split = "train" if asked.text("split") == "train" else "validation"
+    request = JsonObject(json.load(sys.stdin), "standard input")
+    config = config_class_of(request.mapping("config"), "").from_dict(request.mapping("config"))
+    data = Pipeline(config, SAMPLE_FORMATS[request.text("sample_format")])
+    split: Split = "train" if request.text("split") == "train" else "validation"
     try:
-        tokenize_split(data, split, asked.count("processes"), Path(sys.argv[1]))
+        tokenize_split(data, split, request.count("processes"), Path(sys.argv[1]))
     except UserError as error:
         unwritten = isinstance(error, WriteError)
         print(json.dumps({"error": str(error), "unwritten": unwritten}), flush=True)

@@ -51,9 +51,9 @@ class MissingRowError(UserError, ValueError):
     def __init__(self, text: str, token: str, rows: int) -> None:
         self.token = token
         start = max(text.find(token) - 20, 0)
-        part = format_value(text[start : start + 40 + len(token)])
+        excerpt = format_value(text[start : start + 40 + len(token)])
         super().__init__(
-            f"{part} has the token {format_value(token)}, but none of the {rows} rows of the "
+            f"{excerpt} has the token {format_value(token)}, but none of the {rows} rows of the "
             "model's embedding is for it: leave such rows of data out, or give "
             f"--model.add_tokens {format_name(token)}, which trains a new one"
         )
@@ -137,15 +137,20 @@ class Tokenizer:
         token, as the last span is. Those of chats end as their template says.
         """
         for chunk in split_chunks(texts):
-            whole = ["".join(span.text for span in spans) for spans in chunk]
-            for spans, encoding in zip(chunk, self.encode_fast(whole, not self.chat), strict=True):
+            full_texts = ["".join(span.text for span in spans) for spans in chunk]
+            for spans, encoding in zip(
+                chunk, self.encode_fast(full_texts, not self.chat), strict=True
+            ):
                 ids = np.asarray(encoding.ids, np.int32)
-                learned = _loss_mask(spans, encoding)
+                loss_mask = _loss_mask(spans, encoding)
                 if not self.chat:
                     if not len(ids) or ids[-1] != self.end:
-                        ids, learned = np.append(ids, np.int32(self.end)), np.append(learned, False)
-                    learned[-1] = spans[-1].in_loss
-                yield TokenizedText(ids, learned)
+                        ids, loss_mask = (
+                            np.append(ids, np.int32(self.end)),
+                            np.append(loss_mask, False),
+                        )
+                    loss_mask[-1] = spans[-1].in_loss
+                yield TokenizedText(ids, loss_mask)
 
     def encode_doc_chunks(
         self, texts: Iterable[tuple[str, DocumentChunk]]
@@ -153,20 +158,22 @@ class Tokenizer:
         """Encode document chunks, all in the loss; concatenated, they are the document's tokens and
         the end token."""
         for chunk in split_chunks(texts):
-            whole = [part.context + text for text, part in chunk]
-            for (text, part), found in zip(chunk, self.encode_fast(whole, False), strict=True):
-                first = first_token_from(found, len(part.context))
-                if first is None:  # one token has characters of both
-                    (found,), first = self.encode_fast([text], False), 0
-                ends = [] if part.context else self.affix_ids[0]
-                ids = [*ends, *found.ids[first:], *([self.end] if part.is_last else [])]
+            full_texts = [doc_chunk.context + text for text, doc_chunk in chunk]
+            for (text, doc_chunk), encoding in zip(
+                chunk, self.encode_fast(full_texts, False), strict=True
+            ):
+                start = first_token_from(encoding, len(doc_chunk.context))
+                if start is None:  # one token has characters of both
+                    (encoding,), start = self.encode_fast([text], False), 0
+                prefix = [] if doc_chunk.context else self.affix_ids[0]
+                ids = [*prefix, *encoding.ids[start:], *([self.end] if doc_chunk.is_last else [])]
                 yield TokenizedText(np.asarray(ids, np.int32), np.ones(len(ids), bool))
 
     @cached_property
     def affix_ids(self) -> tuple[list[int], list[int]]:
         """Token ids that the tokenizer adds before and after a text."""
-        whole = self.base("a", add_special_tokens=not self.chat, return_special_tokens_mask=True)
-        ids, mask = list(whole["input_ids"]), whole["special_tokens_mask"]
+        encoded = self.base("a", add_special_tokens=not self.chat, return_special_tokens_mask=True)
+        ids, mask = list(encoded["input_ids"]), encoded["special_tokens_mask"]
         start = next((i for i, special in enumerate(mask) if not special), 0)
         text = self.base("a", add_special_tokens=False)["input_ids"]
         return ids[:start], ids[start + len(text) :]
@@ -180,23 +187,23 @@ class Tokenizer:
     def encode_fast(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
         """Encode with the tokenizers library, which also gives character offsets."""
         with catch_panics():
-            found = self.base(
+            encodings = self.base(
                 list(texts), add_special_tokens=special, return_attention_mask=False,
                 return_token_type_ids=False, verbose=False,
             ).encodings  # fmt: skip
-        assert found is not None, "the tokenizer is none of the tokenizers library"
-        self._check_rows(texts, (encoding.ids for encoding in found))
-        return list(found)
+        assert encodings is not None, "the tokenizer is none of the tokenizers library"
+        self._check_rows(texts, (encoding.ids for encoding in encodings))
+        return list(encodings)
 
     def _check_rows(self, texts: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
         """Raise MissingRowError for a token without an embedding row."""
         if not self._lacks_rows:
             return
         for text, ids in zip(texts, tokens, strict=True):
-            above = next((token for token in ids if token >= self._vocab_size), None)
-            if above is not None:
+            unknown_id = next((token for token in ids if token >= self._vocab_size), None)
+            if unknown_id is not None:
                 raise MissingRowError(
-                    text, self.base.convert_ids_to_tokens(above), self._vocab_size
+                    text, self.base.convert_ids_to_tokens(unknown_id), self._vocab_size
                 )
 
     def token_bytes(self, rows: int) -> list[bytes]:
@@ -206,8 +213,8 @@ class Tokenizer:
             rows: of the model's embedding; those without a token print nothing.
         """
         ids = self.base("abc", add_special_tokens=False)["input_ids"]
-        before = self.base.convert_ids_to_tokens(ids)
-        start = len(self.base.convert_tokens_to_string(before))
+        context_tokens = self.base.convert_ids_to_tokens(ids)
+        start = len(self.base.convert_tokens_to_string(context_tokens))
         of_bytes = _byte_alphabet(self.base)
         pieces = [b""] * rows
         for token, number in self.base.get_vocab().items():
@@ -218,7 +225,7 @@ class Tokenizer:
             elif byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token):
                 pieces[number] = bytes.fromhex(byte[1])
             else:
-                text = self.base.convert_tokens_to_string([*before, token])
+                text = self.base.convert_tokens_to_string([*context_tokens, token])
                 pieces[number] = text[start:].encode()
         return pieces
 
@@ -227,12 +234,12 @@ class Tokenizer:
         lower case."""
         texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
-        alone, amid = (
+        back_alone, back_amid = (
             self._read_back(characters),
             self._read_back(map(_between_letters, characters)),
         )
         unknown, changed = list[str](), list[str]()
-        for c, *back in zip(characters, alone, amid, strict=True):
+        for c, *back in zip(characters, back_alone, back_amid, strict=True):
             pairs = [(c, back[0]), (_between_letters(c), back[1])]
             if any(_survives(pair, c) for pair in pairs):
                 continue
@@ -258,8 +265,8 @@ class Tokenizer:
 
     def _read_back(self, texts: Iterable[str]) -> list[str]:
         """Encode and decode texts, without unknown tokens."""
-        unknown = self.base.unk_token_id
-        rows = [[token for token in ids.tolist() if token != unknown] for ids in self.ids(texts)]
+        unk_id = self.base.unk_token_id
+        rows = [[token for token in ids.tolist() if token != unk_id] for ids in self.ids(texts)]
         return self.texts(rows) if rows else []  # the tokenizer decodes no empty list
 
     def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
@@ -274,12 +281,12 @@ REPEATED_SPACES = "  "
 
 def collect_characters(texts: Iterable[str]) -> set[str]:
     """Set of characters in texts, and `REPEATED_SPACES` if they occur."""
-    found = set[str]()
+    characters = set[str]()
     for text in texts:
-        found.update(text)
+        characters.update(text)
         if REPEATED_SPACES in text:
-            found.add(REPEATED_SPACES)
-    return found
+            characters.add(REPEATED_SPACES)
+    return characters
 
 
 def save_tokenizer(
@@ -314,31 +321,31 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
 
     An answer is whole if it has an end token, or ends with one of the stop texts.
     """
-    whole = (answers == tokenizer.end).any(axis=1)
+    is_complete = (answers == tokenizer.end).any(axis=1)
     if stops:
-        whole |= answers[:, -1] == tokenizer.pad  # something ended it before the limit
-        last = tokenizer.texts(answers[~whole])
-        whole[~whole] = [any(stop in text for stop in stops) for text in last]
-    cut = int(np.count_nonzero(~whole))
-    if cut:
+        is_complete |= answers[:, -1] == tokenizer.pad  # something ended it before the limit
+        cut_texts = tokenizer.texts(answers[~is_complete])
+        is_complete[~is_complete] = [any(stop in text for stop in stops) for text in cut_texts]
+    num_cut = int(np.count_nonzero(~is_complete))
+    if num_cut:
         say(
-            f"{cut} of {len(answers)} answers were cut at {answers.shape[1]} tokens: "
+            f"{num_cut} of {len(answers)} answers were cut at {answers.shape[1]} tokens: "
             "--generation.max_tokens sets the limit"
         )
 
 
 def _between_letters(character: str) -> str:
     """The character between two other letters."""
-    other = "b" if _fold_case_and_accents(character) == "a" else "a"
-    return f"{other}{character}{other}"
+    neighbor = "b" if _fold_case_and_accents(character) == "a" else "a"
+    return f"{neighbor}{character}{neighbor}"
 
 
 def _word_around(character: str, text: str) -> str:
     """The word of a text that contains the character, cut if it is long."""
-    place = text.index(character)
-    first, last = text.rfind(" ", 0, place) + 1, text.find(" ", place)
-    last = len(text) if last < 0 else last
-    return text[max(first, place - MAX_WORD_CONTEXT) : min(last, place + MAX_WORD_CONTEXT)]
+    position = text.index(character)
+    start, end = text.rfind(" ", 0, position) + 1, text.find(" ", position)
+    end = len(text) if end < 0 else end
+    return text[max(start, position - MAX_WORD_CONTEXT) : min(end, position + MAX_WORD_CONTEXT)]
 
 
 def _fold_case_and_accents(text: str) -> str:
@@ -347,21 +354,21 @@ def _fold_case_and_accents(text: str) -> str:
     return "".join(c for c in plain if not unicodedata.combining(c))
 
 
-def _survives(pair: tuple[str, str], character: str) -> bool:
+def _survives(text_and_back: tuple[str, str], character: str) -> bool:
     """True if all occurrences of a character survive encoding and decoding."""
-    text, back, one = (unicodedata.normalize("NFKC", s) for s in (*pair, character))
-    return bool(one) and back.count(one) >= max(text.count(one), 1)
+    text, back, normalized = (unicodedata.normalize("NFKC", s) for s in (*text_and_back, character))
+    return bool(normalized) and back.count(normalized) >= max(text.count(normalized), 1)
 
 
 def _loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
     """Mask of the tokens that overlap spans in the loss, bool [n]."""
-    learned, start = np.zeros(len(encoding.ids), bool), 0
+    mask, start = np.zeros(len(encoding.ids), bool), 0
     for span in spans:
         end = start + len(span.text)
         if span.in_loss:
-            learned[slice(*_tokens_within(encoding, start, end))] = True
+            mask[slice(*_tokens_within(encoding, start, end))] = True
         start = end
-    return learned
+    return mask
 
 
 def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
@@ -370,26 +377,26 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     A token without characters counts as the one that follows it; special tokens that are not in the
     text, as none. Asking for single ones is faster than reading the places of all.
     """
-    found = (encoding.char_to_token(at) for at in range(start, end))
-    first = next((token for token in found if token is not None), None)
-    if first is None:
+    tokens = (encoding.char_to_token(position) for position in range(start, end))
+    first_token = next((token for token in tokens if token is not None), None)
+    if first_token is None:
         return 0, 0
-    last = first
+    last_token = first_token
 
     def begins(token: int) -> int:
         """First character of a token; -1 if it has none in the text."""
         if not 0 <= token < len(encoding.ids):
             return -1
-        place = encoding.token_to_chars(token)
-        return -1 if place is None or place[1] == 0 else int(place[0])
+        char_span = encoding.token_to_chars(token)
+        return -1 if char_span is None or char_span[1] == 0 else int(char_span[0])
 
-    while begins(first - 1) >= start:
-        first -= 1
-    found = (encoding.char_to_token(at) for at in range(end - 1, start - 1, -1))
-    last = max(last, next((token for token in found if token is not None), last))
-    while 0 <= begins(last + 1) < end:
-        last += 1
-    return first, last + 1
+    while begins(first_token - 1) >= start:
+        first_token -= 1
+    tokens = (encoding.char_to_token(position) for position in range(end - 1, start - 1, -1))
+    last_token = max(last_token, next((token for token in tokens if token is not None), last_token))
+    while 0 <= begins(last_token + 1) < end:
+        last_token += 1
+    return first_token, last_token + 1
 
 
 def first_token_from(encoding: Encoding, start: int) -> int | None:
@@ -397,9 +404,9 @@ def first_token_from(encoding: Encoding, start: int) -> int | None:
     it."""
     if start == 0:
         return 0
-    last = _tokens_within(encoding, 0, start)[1]
-    place = encoding.token_to_chars(last - 1) if last else None
-    return None if place is not None and place[1] > start else last
+    index = _tokens_within(encoding, 0, start)[1]
+    char_span = encoding.token_to_chars(index - 1) if index else None
+    return None if char_span is not None and char_span[1] > start else index
 
 
 def _byte_alphabet(base: PreTrainedTokenizerFast) -> dict[str, int]:
@@ -423,20 +430,20 @@ def add_tokens(base: PreTrainedTokenizerFast, names: Iterable[str]) -> None:
 
 def _set_pad_token(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
     """Set a padding token that has an embedding row: a new one, or the end token."""
-    lacks = "the tokenizer has no padding token"
+    reason = "the tokenizer has no padding token"
     if base.pad_token_id is not None:
-        lacks = (
+        reason = (
             f"the model's embedding has no row for the padding token {format_value(base.pad_token)}"
         )
-    known = base.get_vocab().get(DEFAULT_PAD_TOKEN)
-    there = (
+    pad_id = base.get_vocab().get(DEFAULT_PAD_TOKEN)
+    has_row = (
         _required_vocab_size(base) < vocab_size
-        if known is None
-        else known < (vocab_size or NO_VOCAB_LIMIT)
+        if pad_id is None
+        else pad_id < (vocab_size or NO_VOCAB_LIMIT)
     )
-    base.add_special_tokens({"pad_token": DEFAULT_PAD_TOKEN if there else base.eos_token})
-    own = "a token of its own" if there else "the end token"
-    say(f"{lacks}: {format_value(base.pad_token)}, {own}, becomes it")
+    base.add_special_tokens({"pad_token": DEFAULT_PAD_TOKEN if has_row else base.eos_token})
+    description = "a token of its own" if has_row else "the end token"
+    say(f"{reason}: {format_value(base.pad_token)}, {description}, becomes it")
 
 
 def _required_vocab_size(base: PreTrainedTokenizerFast) -> int:
@@ -445,6 +452,6 @@ def _required_vocab_size(base: PreTrainedTokenizerFast) -> int:
 
 def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:
     """Split items into lists of up to `CHUNK_TEXTS`."""
-    left = iter(items)
-    while chunk := list(islice(left, CHUNK_TEXTS)):
+    remaining = iter(items)
+    while chunk := list(islice(remaining, CHUNK_TEXTS)):
         yield chunk

@@ -40,8 +40,8 @@ class ToolCallFormat(NamedTuple):
         function, arguments = call["function"], call["function"]["arguments"]
         if not self.arguments_as_text or isinstance(arguments, str):
             return call
-        written = json.dumps(arguments, ensure_ascii=False)
-        return {**call, "function": {**function, "arguments": written}}
+        arguments_text = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments_text}}
 
 
 TOOL_CALL_FORMATS = [ToolCallFormat(*form) for form in product((ABSENT, None, ""), (False, True))]
@@ -64,5 +64,5 @@ def tool_calls_to_text(message: Message) -> Message:
         lines.append(
             f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
         )
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return others | {"content": "\n".join(lines)}
+    other_fields = {name: value for name, value in message.items() if name != "tool_calls"}
+    return other_fields | {"content": "\n".join(lines)}

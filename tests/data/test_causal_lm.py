@@ -140,7 +140,7 @@ def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> No
     examples = sample_examples("train", 30, " target:")
     stream = token_stream(examples, tokenizer, answers_only=True)
     alone = PackedSequences.from_stream(stream, 64, tokenizer.pad)
-    shared = PackedSequences.from_stream(stream, 64, tokenizer.pad, most=3)
+    shared = PackedSequences.from_stream(stream, 64, tokenizer.pad, max_per_sample=3)
     assert len(shared) < len(alone)
     found = {name: shared.take(range(len(shared)))[name] for name in alone.take([0])}
     each = alone.take(range(30))

@@ -505,7 +505,7 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
     assert example[:2] == (
         "user: Who took the lamp?\nassistant: Anna\nuser: Who took the lamp?\nassistant: ", "Anna",
     )  # fmt: skip
-    short = encode([example], data.tokenizer, 8, 8, keeps_end=True).take([0])["input_ids"]
+    short = encode([example], data.tokenizer, 8, 8, truncate_left=True).take([0])["input_ids"]
     whole = next(data.tokenizer.ids([example.prompt]))
     np.testing.assert_array_equal(short[0], [whole[0], *whole[-6:], data.tokenizer.end])
     batch = data.make_samples(data.corpus("train")).take([0])

@@ -376,7 +376,7 @@ def test_the_divergence_is_of_answers_to_other_prompts(tmp_path, preset, sizes) 
                 for i, name in enumerate(names)]  # fmt: skip
     data = data_of(tmp_path, preset, rows, "kto")
     corpus = data.tokenized_corpus("train")
-    units = PreferencePair.from_examples(corpus.examples, corpus.tokens or (), single=True)
+    units = PreferencePair.from_examples(corpus.examples, corpus.tokens or (), unpaired=True)
     pairs = [unit.examples for unit in units]
     assert [one for one, _ in pairs] == list(corpus.examples)
     if len(sizes) > 1:

@@ -22,7 +22,7 @@ from tests.pages import ROOT, blocks
 WHOLE = (TextSpan("Anna:\n", False), TextSpan("the lamp", True), TextSpan(" ☃", False))
 
 
-def lines_of(samples, shape, tokenizer, indices=(0,), coloured=False):
+def lines_of(samples, shape, tokenizer, indices=(0,), colored=False):
     return "\n".join(preview(samples, indices, shape, tokenizer, coloured)).splitlines()
 
 
@@ -44,8 +44,8 @@ def test_learned_tokens_of_a_text_are_marked():
 def test_terminals_get_colours():
     tokenizer = run_tokenizer("gptj")
     (text,) = [[(token, True) for token in ids] for ids in tokenizer.ids(["the lamp"])]
-    assert format_sequence(text, tokenizer, coloured=True).count("\033[32m") >= 1
-    assert "⟪" not in format_sequence(text, tokenizer, coloured=True)
+    assert format_sequence(text, tokenizer, colored=True).count("\033[32m") >= 1
+    assert "⟪" not in format_sequence(text, tokenizer, colored=True)
 
 
 @pytest.mark.parametrize("places", [1, 3])
@@ -88,5 +88,5 @@ def test_the_tutorial_shows_what_its_command_prints():
     data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
     samples = data.training_samples()
     first = Loader.from_config(data.config, samples).peek(1).tolist()
-    said = "\n".join(preview(samples, first, CAUSAL_LM, data.tokenizer, coloured=False))
+    said = "\n".join(preview(samples, first, CAUSAL_LM, data.tokenizer, colored=False))
     assert f"{said}\n" in blocks(ROOT / "docs" / "own_task.md", "text")

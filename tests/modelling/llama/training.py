@@ -74,7 +74,9 @@ def several_texts(seed: int) -> dict[str, np.ndarray]:
     lengths = rng.integers(4, 9, 3 * SAMPLES)
     starts = np.cumsum([0, *lengths])
     tokens = rng.integers(3, VOCABULARY, starts[-1], np.int32)
-    packed = PackedSequences.from_stream(TokenStream(tokens, tokens, starts), LENGTH, PAD, most=3)
+    packed = PackedSequences.from_stream(
+        TokenStream(tokens, tokens, starts), LENGTH, PAD, max_per_sample=3
+    )
     assert len(packed) >= SAMPLES
     assert (packed.samples[:SAMPLES, 1] != EMPTY_SLOT).mean() > 0.5
     return packed.take(np.arange(SAMPLES))
