@@ -23,7 +23,7 @@ WHOLE = (TextSpan("Anna:\n", False), TextSpan("the lamp", True), TextSpan(" ☃"
 
 
 def lines_of(samples, shape, tokenizer, indices=(0,), colored=False):
-    return "\n".join(preview(samples, indices, shape, tokenizer, coloured)).splitlines()
+    return "\n".join(preview(samples, indices, shape, tokenizer, colored)).splitlines()
 
 
 def test_learned_tokens_of_a_text_are_marked():
