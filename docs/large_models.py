@@ -141,7 +141,7 @@ def compute_row(model: str, machine_title: str) -> Row:
 
 def _row(model: str, machine_title: str, report: Report) -> Row:
     requirements, e = report.requirements, report.requirements.config.execution
-    shares = {name: needed for name, (needed, _) in report.shares.items()}
+    shares = {name: needed for name, (needed, _) in report.memory_use.items()}
     kinds = [] if requirements.placement is None else requirements.placement.kinds
     return Row(
         model,

@@ -254,7 +254,7 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     )
     first = search.trial(Variant(8))
     count = len(placed)
-    best = search.filled(first)
+    best = search.fill(first)
     assert len(placed) > count
     count = len(placed)
     assert best.fits
@@ -263,7 +263,7 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     resident = sum(len(b.resident_entries) * _nbytes(b) for b in buffers)
     assert resident == best.placement.nbytes, "the one that was faster is set"
     assert search.tried == [best]
-    assert search.filled(best) is best
+    assert search.fill(best) is best
     assert len(placed) == count
 
 

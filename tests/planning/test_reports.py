@@ -262,11 +262,11 @@ def test_layers_keep_their_activations_where_that_is_faster() -> None:
 
 def test_only_layers_that_keep_have_buffers_for_it() -> None:
     config = preset("gptj_tiny", model={"layers": 8})
-    candidates = finetuning_requirements(config, "gpu").candidates
-    assert candidates is not None
+    variants = finetuning_requirements(config, "gpu").variants
+    assert variants is not None
 
     def inside(share: float) -> int:
-        program, _ = candidates.get(Variant(1, frozenset({("layer", share)})))
+        program, _ = variants.get(Variant(1, frozenset({("layer", share)})))
         return sum(
             buffer.entries * math.prod(buffer.tensor_shape)
             for buffer in program.ir.remote_buffers

@@ -229,10 +229,12 @@ def test_what_a_long_run_takes_of_a_device_follows_from_a_shorter_one(
     monkeypatch.setattr(popxl.plan.placement, "_LONG", program.runs - 1)
     monkeypatch.setattr(popxl.plan.placement, "_ITERATIONS", 6)
     all_host = popxl.plan.AllHostRun(program, link)
-    assert all_host.brief.peak == pytest.approx(expected.peak, rel=0.05)
-    assert all_host.brief.peak <= all_host.brief.extent <= expected.extent
+    assert all_host.short_timeline.peak == pytest.approx(expected.peak, rel=0.05)
+    assert all_host.short_timeline.peak <= all_host.short_timeline.extent <= expected.extent
     assert program.truncate_loops(6).runs < 0.25 * program.runs
-    placement = popxl.plan.place(program, link, 2 * all_host.brief.extent, all_host=all_host)
+    placement = popxl.plan.place(
+        program, link, 2 * all_host.short_timeline.extent, all_host=all_host
+    )
     kept = {buffer: buffer.resident_entries for buffer in program.ir.remote_buffers}
     assert any(kept.values())
     assert placement.all_host_timeline.seconds == expected.seconds > placement.timeline.seconds
