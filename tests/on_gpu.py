@@ -24,8 +24,8 @@ def _on_gpu(device_desc: str) -> str:
     return "gpu" if device_desc in ("cpu", "ipu_model") else _platform_of(device_desc)
 
 
-def _too_few(*_: Any) -> Any:
+def _too_few_devices(*_: Any) -> Any:
     pytest.skip("needs more devices")
 
 
-mesh.platform_of, mesh._too_few = _on_gpu, _too_few
+mesh.platform_of, mesh._too_few_devices = _on_gpu, _too_few_devices

@@ -143,8 +143,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 def test_published_models_are_their_presets() -> None:
     named = {preset for preset, _ in large.MODELS.values()}
-    assert {fit._published("google/flan-t5-xl"), fit._published("Qwen/Qwen3-32B")} <= named
-    assert fit._published("google/flan-t5-tiny") is None
+    assert {fit._preset_for("google/flan-t5-xl"), fit._preset_for("Qwen/Qwen3-32B")} <= named
+    assert fit._preset_for("google/flan-t5-tiny") is None
 
 
 def test_the_machine_at_hand_is_measured(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_layout_whose_bound_is_too_long_is_not_simulated(monkeypatch: pytest.M
         simulated.append(layout.config.execution.tensor_parallel)
         return layout
 
-    monkeypatch.setattr(module, "_simulated", seen)
+    monkeypatch.setattr(module, "_simulate", seen)
     slow_links = replace(FOUR, link=1e5)
     assert promising_layouts(list_layouts(small(), 4, 1), slow_links, VariantCache())
     assert simulated == [4, 2], "four copies exchange twice as much"

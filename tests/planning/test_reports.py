@@ -455,4 +455,4 @@ def test_an_unknown_machine_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.slow  # four placements
 def test_the_table_of_simulated_steps_is_up_to_date() -> None:
     text = plans.DOCUMENT.read_text(encoding="utf-8")
-    assert plans.with_tables(text) == text, "run python3 -m docs.plans"
+    assert plans.rewrite_tables(text) == text, "run python3 -m docs.plans"
