@@ -180,8 +180,8 @@ class RemoteRun:
         try:
             return self._download_step(step, directory)
         except _DamageError as error:
-            place = format_path(f"{self.address}/{step.name}")
-            raise CheckpointError(f"{place} is damaged: {error}") from error
+            address = format_path(f"{self.address}/{step.name}")
+            raise CheckpointError(f"{address} is damaged: {error}") from error
 
     # ---- one step -------------------------------------------------------------------------------
     def _upload_step(self, step: Path, to_keep: int) -> None:

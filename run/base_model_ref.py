@@ -46,9 +46,11 @@ class BaseModelRef:
     step: str | None = None
 
     @classmethod
-    def from_location(cls, place: str | Path, step: str | None = None) -> BaseModelRef:
+    def from_location(cls, location: str | Path, step: str | None = None) -> BaseModelRef:
         """Create the reference to a location, with an absolute path if it is a folder."""
-        return cls(str(Path(place).resolve()) if Path(place).exists() else str(place), step=step)
+        return cls(
+            str(Path(location).resolve()) if Path(location).exists() else str(location), step=step
+        )
 
     @classmethod
     def from_checkpoint(cls, checkpoint: SavedCheckpoint) -> BaseModelRef | None:
@@ -64,13 +66,13 @@ class BaseModelRef:
         """Return the copy's folder in a run's `base` folder."""
         return folder / (self.step or "")[:16]
 
-    def locate(self, near_step: Path | None, said: str | None = None) -> str:
+    def locate(self, near_step: Path | None, given_location: str | None = None) -> str:
         """Return the location: a copy near `near_step`, else the given one, else the name."""
         if near_step is not None and self.step is not None:
             for folder in (RunFolder.from_step_folder(near_step).base, near_step.parent):
                 if has_checkpoint(self.local_copy(folder)):
                     return str(self.local_copy(folder))
-        return said or self.name
+        return given_location or self.name
 
     def name_relative_to(self, folder: str | Path) -> str | None:
         """Return the name for adapter_config.json: on the hub, or a path relative to `folder`.
@@ -108,26 +110,26 @@ def keep_base_steps(
     Raises:
         WriteError: a copy does not fit on the disk.
     """
-    kept: set[Path] = set()
+    kept_folders: set[Path] = set()
     for base in bases:
-        one: BaseModelRef | None = base
+        reference: BaseModelRef | None = base
         near_step = start
-        while one is not None and one.step is not None:
-            near_step = _find_step(one, near_step)
+        while reference is not None and reference.step is not None:
+            near_step = _find_step(reference, near_step)
             if near_step is None:
                 break
-            folder = one.local_copy(run.base)
+            folder = reference.local_copy(run.base)
             if is_first_process() and not has_checkpoint(folder):
                 _link_or_copy(near_step, folder)
-            kept.add(folder)
-            one = BaseModelRef.from_checkpoint(near_step)
-    return kept
+            kept_folders.add(folder)
+            reference = BaseModelRef.from_checkpoint(near_step)
+    return kept_folders
 
 
-def remove_unused_base_steps(run: RunFolder, kept: Collection[Path]) -> None:
+def remove_unused_base_steps(run: RunFolder, kept_folders: Collection[Path]) -> None:
     """Delete the copies of base models that the run does not depend on."""
     for path in run.base.iterdir() if run.base.is_dir() else ():
-        if path not in kept:
+        if path not in kept_folders:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -135,10 +137,10 @@ def _find_step(base: BaseModelRef, near_step: SavedCheckpoint | None) -> SavedCh
     """Find the step that a base model is: the step `near_step` itself, or a copy close to it."""
     if near_step is not None and near_step.sha256 == base.step:
         return near_step
-    place = base.locate(None if near_step is None else near_step.path)
-    if not all(popdist.all_gather_object(has_checkpoint(place))):
+    location = base.locate(None if near_step is None else near_step.path)
+    if not all(popdist.all_gather_object(has_checkpoint(location))):
         return None
-    return load_checkpoint(place, verify=False)
+    return load_checkpoint(location, verify=False)
 
 
 def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:

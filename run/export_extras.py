@@ -68,13 +68,13 @@ def merge_multimodal_parts(
             f"{format_path(name)}, which model.multimodal_parent names, has another text part than "
             "was trained: give the folder that training began with"
         )
-    whole = with_text_tensors(base, files)
-    say(f"the {len(whole) - len(files)} weights besides the text part are {format_path(name)}'s")
+    merged = with_text_tensors(base, files)
+    say(f"the {len(merged) - len(files)} weights besides the text part are {format_path(name)}'s")
     merged_config = multimodal_config(read_hf_config(folder) or {}, hf_config)
     if config.model.new_rows is not None:
         rows = {"vocab_size": config.model.vocab_size}
         merged_config["text_config"] = {**merged_config.get("text_config", {}), **rows}
-    return whole, merged_config, folder
+    return merged, merged_config, folder
 
 
 def copy_processor_configs(folder: Path, to: Path) -> None:

@@ -105,15 +105,17 @@ def export_model(
     grows = config.model.new_rows is not None
     adapter_of = AdapterInfo(named, config.model.vocab_size if grows else None)
     if adapts:
-        own = {name: weights[name] for name in weights}
+        adapter_weights = {name: weights[name] for name in weights}
         settings = _adapter_settings(config, named)
         with new_model_folder(folder) as draft:
-            write_adapter(draft, add_tied_copies(exported, exported.to_hf(own)), settings)
+            write_adapter(
+                draft, add_tied_copies(exported, exported.to_hf(adapter_weights)), settings
+            )
             complete(draft)
     else:
         _write_model(config, weights, folder, complete, precision)
-    of = "" if run is None else f" of step {run.step}"
-    say(f"wrote {'an adapter' if adapts else 'a model'}{of} for Hugging Face to {folder}")
+    step = "" if run is None else f" of step {run.step}"
+    say(f"wrote {'an adapter' if adapts else 'a model'}{step} for Hugging Face to {folder}")
 
 
 def _exported_map(config: RunConfig, weight_map: WeightMap) -> WeightMap:
@@ -144,14 +146,14 @@ def _write_model(
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)
     hf_config = family.to_config_json(config) | {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
-    files, hf_config, whole = merge_multimodal_parts(config, files, hf_config)
+    files, hf_config, multimodal_folder = merge_multimodal_parts(config, files, hf_config)
     if precision is not None:
         files = ArraysView(files, transform=partial(_cast, precision))
 
     def completed(draft: Path) -> None:
         complete(draft)
-        if whole is not None:
-            copy_processor_configs(whole, draft)
+        if multimodal_folder is not None:
+            copy_processor_configs(multimodal_folder, draft)
 
     settings = base_generation_config(config)
     write_hf_directory(folder, files, hf_config, complete=completed, generation=settings)
@@ -169,9 +171,11 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     saved = list(split_names(adapter.modules_to_save)) if config.training.trainable is None else []
     more = [m for m in saved_modules(weight_map) if not any(is_within(m, name) for name in saved)]
     modules, tokens = adapted_modules(weight_map), _trainable_token_indices(config, weight_map)
-    whole, tied = [*saved, *more], tied_modules(weight_map)
+    full_modules, tied = [*saved, *more], tied_modules(weight_map)
     experts = adapted_parameters(weight_map)
-    settings = make_adapter_config(adapter, modules, whole, tokens, named, task, tied, experts)
+    settings = make_adapter_config(
+        adapter, modules, full_modules, tokens, named, task, tied, experts
+    )
     return settings | {
         "ensure_weight_tying": has_tied_head(
             weight_map, _exported_map(config, weight_map).hf_names.aliases.values()
@@ -229,23 +233,25 @@ def export_checkpoint(
         )
         return
 
-    def written(start: InitialState) -> None:
-        weights, of = start.tensors, config
+    def write(start: InitialState) -> None:
+        weights, config_to_export = start.tensors, config
         if merge:
             quant = config.model.quant if merge == "expanded" else None
             weights = merge_adapters(weight_map, weights, _config_dtype(config), quant)
-            of = _without_adapter(config)
+            config_to_export = _without_adapter(config)
             if start.base is not None:
-                left = "" if quant is None else f"what is left in {quant.bits} bits of "
-                say(f"the adapters are merged into {left}the weights of "
+                quantized_text = "" if quant is None else f"what is left in {quant.bits} bits of "
+                say(f"the adapters are merged into {quantized_text}the weights of "
                     f"{format_path(start.base.name)}")  # fmt: skip
         with raise_on_all():
             if is_first_process():
                 record, base = _run_info(config, start), start.base
-                export_model(of, weights, folder, record, base=base, precision=precision)
+                export_model(
+                    config_to_export, weights, folder, record, base=base, precision=precision
+                )
 
     adapts = config.adapter.rank > 0 and not merge
-    load_weights(config, weight_map, needs_base=not adapts).load_with_fallback(written)
+    load_weights(config, weight_map, needs_base=not adapts).load_with_fallback(write)
 
 
 def _without_adapter(config: RunConfig) -> RunConfig:
@@ -260,5 +266,5 @@ def _run_info(config: RunConfig, start: InitialState) -> RunInfo | None:
     if load is None or start.checkpoint is None:
         return None
     saved = start.checkpoint.metadata.get("config")
-    known = saved if isinstance(saved, dict) else config.to_dict()
-    return RunInfo.from_checkpoint(load, start.step, known)
+    run_config = saved if isinstance(saved, dict) else config.to_dict()
+    return RunInfo.from_checkpoint(load, start.step, run_config)

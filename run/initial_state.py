@@ -93,8 +93,8 @@ def with_reload(find: Callable[[], InitialState]) -> InitialState:
     return replace(find(), reload=partial(with_reload, find))
 
 
-def has_steps(place: str | None) -> bool:
-    return place is not None and place != RANDOM and has_checkpoint(place)
+def has_steps(location: str | None) -> bool:
+    return location is not None and location != RANDOM and has_checkpoint(location)
 
 
 def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
@@ -122,11 +122,11 @@ def state_from_weights(
         base = BaseModelRef(RANDOM) if is_random else BaseModelRef.from_location(load)
         source = "random weights" if is_random else load
         return InitialState(weights, source=source, sha256=sha256, base=base)
-    own = BaseModelRef.from_checkpoint(checkpoint)
-    if own is None or not own.sha256.keys() >= {*weight_map.frozen_names}:
-        own = BaseModelRef.from_location(checkpoint.path, checkpoint.sha256)
+    own_base = BaseModelRef.from_checkpoint(checkpoint)
+    if own_base is None or not own_base.sha256.keys() >= {*weight_map.frozen_names}:
+        own_base = BaseModelRef.from_location(checkpoint.path, checkpoint.sha256)
     source = f"step {checkpoint.step} in {load}"
-    return InitialState(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=own)
+    return InitialState(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=own_base)
 
 
 def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = True) -> InitialState:

@@ -74,8 +74,8 @@ def resolve_epochs(config: RunConfig, samples: int, done: int = 0, seen: int = 0
     epochs, iterations = config.training.epochs, config.execution.device_iterations
     if epochs is None:
         return config
-    left = max(epochs * samples - seen, 0)
-    runs = math.ceil(left / (config.training.global_batch_size * iterations))
+    samples_left = max(epochs * samples - seen, 0)
+    runs = math.ceil(samples_left / (config.training.global_batch_size * iterations))
     return replace(config, training=replace(config.training, steps=done + runs * iterations))
 
 

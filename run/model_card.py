@@ -63,8 +63,8 @@ class RunInfo:
         """Find the records of a checkpoint's run, in its folder or one of the two above."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
-        there = (place for place in places if place.metrics.is_file())
-        return cls(config, step, next(there, places[0]))
+        with_metrics = (place for place in places if place.metrics.is_file())
+        return cls(config, step, next(with_metrics, places[0]))
 
     @property
     def metrics(self) -> list[StepMetrics]:
@@ -142,8 +142,8 @@ def _run_card(name: str, sequence_to_sequence: bool, run: RunInfo, curve: bool) 
 def _describe_trained(flat: Mapping[str, Any]) -> str:
     if rank := flat.get("adapter.rank"):
         return f"Adapters of rank {rank} were trained"
-    some = flat.get("training.trainable") or flat.get("training.frozen")
-    return f"{'Some' if some else 'All'} parameters were fine-tuned"
+    is_partial = flat.get("training.trainable") or flat.get("training.frozen")
+    return f"{'Some' if is_partial else 'All'} parameters were fine-tuned"
 
 
 def _describe_base(load: str | None) -> tuple[str, str | None]:
@@ -165,14 +165,14 @@ def _describe_data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     hub: list[str] = []
     rows: dict[str, str] = {}
     for title, field in (("training", "data.train"), ("validation", "data.validation")):
-        given = flat.get(field)
-        if given is None:
-            known, text = _BUILT_IN.get(flat.get("data.dataset", ""), (None, ""))
-            known = None if flat.get("data.train") else known
+        source = flat.get(field)
+        if source is None:
+            hub_name, text = _BUILT_IN.get(flat.get("data.dataset", ""), (None, ""))
+            hub_name = None if flat.get("data.train") else hub_name
             text = "" if flat.get("data.train") else text
         else:
-            known, text = _hub_and_display_name(str(given))
-        hub += [known] if known and known not in hub else []
+            hub_name, text = _hub_and_display_name(str(source))
+        hub += [hub_name] if hub_name and hub_name not in hub else []
         rows |= {title: text} if text else {}
     for title, field in (
         ("prompt", "data.prompt"),
@@ -186,35 +186,35 @@ def _describe_data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     return hub, {"training": "unknown"} | rows
 
 
-def _hub_and_display_name(given: str) -> tuple[str | None, str]:
+def _hub_and_display_name(source: str) -> tuple[str | None, str]:
     """Return the name on the hub or None, and a name for readers."""
-    path = given.partition("@")[0].partition(":")[0]
-    is_file = Path(given).exists() or any(path.removesuffix(".gz").endswith(s) for s in READERS)
+    path = source.partition("@")[0].partition(":")[0]
+    is_file = Path(source).exists() or any(path.removesuffix(".gz").endswith(s) for s in READERS)
     if not is_file and _HUB_NAME.fullmatch(path):
-        return path, given
-    return None, ", ".join(Path(part.strip()).name for part in given.split(","))
+        return path, source
+    return None, ", ".join(Path(part.strip()).name for part in source.split(","))
 
 
 def _training_table(flat: Mapping[str, Any], run: RunInfo) -> TableRows:
     values = {title: flat.get(field) for title, field in _TRAINING.items()}
-    shown = {title: str(value) for title, value in values.items() if value is not None}
-    if shown.get("optimizer steps") != str(run.step):
-        shown["optimizer steps"] = (
-            f"{run.step} of {shown.get('optimizer steps', 'an unknown number')}"
+    table = {title: str(value) for title, value in values.items() if value is not None}
+    if table.get("optimizer steps") != str(run.step):
+        table["optimizer steps"] = (
+            f"{run.step} of {table.get('optimizer steps', 'an unknown number')}"
         )
     if flat.get("model.precision") != "float32":
-        shown["16-bit weights"] = _rounding(flat)
+        table["16-bit weights"] = _rounding(flat)
     rows = run.metrics
     if rows:
-        shown["training loss, last step"] = format_number(rows[-1].get("loss", float("nan")))
-    return shown
+        table["training loss, last step"] = format_number(rows[-1].get("loss", float("nan")))
+    return table
 
 
 def _rounding(flat: Mapping[str, Any]) -> str:
     if flat.get("execution.master_weights"):
         return "with float32 masters"
-    wanted = flat.get("training.stochastic_rounding")
-    return "rounded to nearest" if wanted is False else "rounded stochastically"
+    stochastic = flat.get("training.stochastic_rounding")
+    return "rounded to nearest" if stochastic is False else "rounded stochastically"
 
 
 def _session_tables(run: RunInfo) -> list[TableRows]:
@@ -237,15 +237,15 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
         ("data", ("train", "validation", "tokenizer")),
         ("execution", ("disk",)),
     ):
-        given = dict(sections.get(section, {}))
-        given |= {
-            n: _hub_and_display_name(str(given[n]))[1] for n in names if given.get(n) is not None
+        source = dict(sections.get(section, {}))
+        source |= {
+            n: _hub_and_display_name(str(source[n]))[1] for n in names if source.get(n) is not None
         }
-        sections[section] = given
+        sections[section] = source
     return sections
 
 
 def _shorten_paths(command: str) -> str:
     """Return a command with absolute paths shortened to file names."""
-    parts = (Path(part).name if part.startswith("/") else part for part in shlex.split(command))
-    return shlex.join(parts)
+    words = (Path(part).name if part.startswith("/") else part for part in shlex.split(command))
+    return shlex.join(words)

@@ -67,8 +67,10 @@ def read_weights(
     if checkpoint is not None:
         check_checkpoint(config, weight_map, checkpoint, place)
         has_own = has_adapters(weight_map, checkpoint)
-        own = check_finite(config, checkpoint.tensors, place, weight_names(checkpoint))
-        weights = load_base_below(config, own, checkpoint, weight_map, place, needs_base=needs_base)
+        expected = check_finite(config, checkpoint.tensors, place, weight_names(checkpoint))
+        weights = load_base_below(
+            config, expected, checkpoint, weight_map, place, needs_base=needs_base
+        )
         return weights if has_own else _with_adapters(
             config, weight_map, weights
         ), checkpoint.sha256
@@ -91,14 +93,14 @@ def check_checkpoint(
     """Raise CheckpointError unless a checkpoint and its base have the weights of the model."""
     check_config_match(config, checkpoint.metadata.get(MODEL), load)
     base = BaseModelRef.from_checkpoint(checkpoint)
-    own = weight_map if has_adapters(weight_map, checkpoint) else weight_map.base
+    expected = weight_map if has_adapters(weight_map, checkpoint) else weight_map.base
     frozen = {} if base is None else base.sha256
-    check_weights_match(own, checkpoint.tensors, weight_names(checkpoint), load, frozen)
+    check_weights_match(expected, checkpoint.tensors, weight_names(checkpoint), load, frozen)
 
 
 def load_base_below(
     config: RunConfig,
-    own: Arrays,
+    expected: Arrays,
     checkpoint: SavedCheckpoint,
     weight_map: WeightMap,
     load: str,
@@ -114,7 +116,7 @@ def load_base_below(
     """
     base = BaseModelRef.from_checkpoint(checkpoint)
     if base is None:
-        return own
+        return expected
     place = config.checkpoint.base_model or base.locate(checkpoint.path, model)
     try:
         weights, _ = read_weights(config, weight_map.base, place)
@@ -127,7 +129,7 @@ def load_base_below(
         if needs_base:
             raise failure from error
         return OverlayArrays(
-            own, LazyArrays({name: partial(_fail, failure) for name in base.sha256})
+            expected, LazyArrays({name: partial(_fail, failure) for name in base.sha256})
         )
 
     def changed(name: str) -> CheckpointError:
@@ -137,7 +139,7 @@ def load_base_below(
         )
 
     return OverlayArrays(
-        own, DigestChecked(ArraysView(weights, base.sha256), base.sha256, changed, base.sha256)
+        expected, DigestChecked(ArraysView(weights, base.sha256), base.sha256, changed, base.sha256)
     )
 
 
@@ -151,25 +153,25 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
     folder = local_model(name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
-    if hf_config is not None and (kind := multimodal_type(hf_config)) is not None:
+    if hf_config is not None and (architecture := multimodal_type(hf_config)) is not None:
         tensors = text_tensors(files)
         hf_config = text_model_config(JsonObject(hf_config, name), tensors).data
         say(
-            f"{format_path(name)} is a {kind}: its text part is read, the other "
+            f"{format_path(name)} is a {architecture}: its text part is read, the other "
             f"{len(files) - len(tensors)} weights stay as they are"
         )
     elif prefix := headless_prefix(hf_config or {}, files):
         tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
     loaded = _loaded_config(config, hf_config, tensors, name)
-    own = get_family(loaded).base_weight_map(loaded)
+    expected = get_family(loaded).base_weight_map(loaded)
     check_config_match(loaded, hf_config, name)
-    check_head_exists(loaded, own, tensors, name)
+    check_head_exists(loaded, expected, tensors, name)
     try:
-        check_weights_match(own, tensors, tensors, name)
+        check_weights_match(expected, tensors, tensors, name)
     except CheckpointError as error:
         raise _missing_weight_error(files, name) or error from error
     weights = _resize_vocabulary(
-        config, weight_map, own, check_finite(config, own.from_hf(tensors), name)
+        config, weight_map, expected, check_finite(config, expected.from_hf(tensors), name)
     )
     return weights, files.fingerprint()
 
@@ -186,15 +188,18 @@ def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | Non
 
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
     """Add adapter weights to base weights: those of `adapter.load`, or newly initialized ones."""
-    own, folder = weight_map.filter(is_adapter), config.adapter.load
-    if not own.weights:
+    expected, folder = weight_map.filter(is_adapter), config.adapter.load
+    if not expected.weights:
         return weights
     if folder is None:
         return OverlayArrays(init_adapters(weight_map, weights, config.model.seed), weights)
     alone = config.with_values({"training.trainable": None, "training.frozen": None})
-    own, files = get_family(config).weight_map(alone).filter(is_trainable), adapter_tensors(folder)
-    check_weights_match(own, files, files, folder)
-    return OverlayArrays(check_finite(config, own.from_hf(files), folder), weights)
+    expected, files = (
+        get_family(config).weight_map(alone).filter(is_trainable),
+        adapter_tensors(folder),
+    )
+    check_weights_match(expected, files, files, folder)
+    return OverlayArrays(check_finite(config, expected.from_hf(files), folder), weights)
 
 
 # ---- vocabulary ---------------------------------------------------------------------------------
@@ -236,16 +241,16 @@ def _resize_vocabulary(
     Args:
         loaded: weight map of the model that the weights are from.
     """
-    (embedding, *_), own = loaded.embedding_names, {w.name for w in loaded.weights}
+    (embedding, *_), expected = loaded.embedding_names, {w.name for w in loaded.weights}
     rows, new = config.model.vocab_size, config.model.rows_to_begin()
-    makers = {}
+    load_fns = {}
     for name in weight_map.vocabulary_names:
-        source = name if name in own else embedding
+        source = name if name in expected else embedding
         if new:
-            makers[name] = partial(_resize_rows, weights, source, rows, new)
+            load_fns[name] = partial(_resize_rows, weights, source, rows, new)
         elif source != name:
-            makers[name] = partial(weights.__getitem__, source)
-    return OverlayArrays(LazyArrays(makers), weights)
+            load_fns[name] = partial(weights.__getitem__, source)
+    return OverlayArrays(LazyArrays(load_fns), weights)
 
 
 def _resize_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
@@ -253,9 +258,9 @@ def _resize_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> n
     old, is_row = weights[name], False
     if old.shape[0] == 1:  # a buffer of logits, with a column for each token
         old, is_row = old.T, True
-    others = np.ones(len(old), bool)
-    others[[row for row in new if row < len(old)]] = False
-    whole = np.empty((rows, *old.shape[1:]), old.dtype)
-    whole[: len(old)] = old
-    whole[list(new)] = old[others].mean(axis=0, dtype=np.float64).astype(old.dtype)
-    return whole.T if is_row else whole
+    is_old = np.ones(len(old), bool)
+    is_old[[row for row in new if row < len(old)]] = False
+    resized = np.empty((rows, *old.shape[1:]), old.dtype)
+    resized[: len(old)] = old
+    resized[list(new)] = old[is_old].mean(axis=0, dtype=np.float64).astype(old.dtype)
+    return resized.T if is_row else resized

@@ -109,14 +109,16 @@ class RunOptions:
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
         """Add the flags to a command line."""
         group = parser.add_argument_group("the run")
-        for one in fields(cls):
-            if one.metadata:
-                flag, more = one.metadata["flag"], one.metadata["more"]
-                to = group if one.metadata["grouped"] else parser
-                to.add_argument(flag, dest=one.name, default=one.default, **more)
+        for option in fields(cls):
+            if option.metadata:
+                flag, more = option.metadata["flag"], option.metadata["more"]
+                to = group if option.metadata["grouped"] else parser
+                to.add_argument(flag, dest=option.name, default=option.default, **more)
 
     @classmethod
-    def of(cls, given: argparse.Namespace, name: str, command: str) -> Self:
+    def of(cls, args: argparse.Namespace, name: str, command: str) -> Self:
         """Create the options from parsed arguments."""
-        values = {one.name: getattr(given, one.name) for one in fields(cls) if one.metadata}
+        values = {
+            option.name: getattr(args, option.name) for option in fields(cls) if option.metadata
+        }
         return cls(name, command, **values)

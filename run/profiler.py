@@ -88,11 +88,16 @@ class Profiler:
         table = phase_table(self._title, self._overlapped, self._serialized)
         with self._warn_once.warn_on_error("the table of phases"):
             write_text("the table of phases", self._folder.phases, table)
-            name, place, at = self._folder.phases.name, self._folder.profile, WARM_UP + 1
+            name, trace_folder, first_run = (
+                self._folder.phases.name,
+                self._folder.profile,
+                WARM_UP + 1,
+            )
+            last_run = WARM_UP + STAGES * self._runs
             say(
-                f"profiled runs {at} to {at - 1 + STAGES * self._runs} of the program: "
+                f"profiled runs {first_run} to {last_run} of the program: "
                 f"{self._runs} as they are, {self._runs} phase by phase, {self._runs} with a "
-                f"trace; {place} has the trace, and the time by phase in {name}"
+                f"trace; {trace_folder} has the trace, and the time by phase in {name}"
             )
 
     def _close_stage(self) -> None:
@@ -108,11 +113,12 @@ def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> 
     """
     if options.profile is None:
         return 0
-    left, needed = config.training.steps - first_step, _num_steps(options.profile, config)
-    if left < needed:
+    steps_left = config.training.steps - first_step
+    steps_needed = _num_steps(options.profile, config)
+    if steps_left < steps_needed:
         raise ConfigError(
-            f"--profile {options.profile} takes {needed} steps of training, but {max(left, 0)} are "
-            "left: raise --steps, or profile fewer"
+            f"--profile {options.profile} takes {steps_needed} steps of training, but "
+            f"{max(steps_left, 0)} are left: raise --steps, or profile fewer"
         )
     return _runs(options.profile, config)
 

@@ -78,14 +78,14 @@ class ReferenceLogps:
         objective = make_objective(config)
         if REFERENCE not in objective.sequence_inputs:
             return None
-        place = Path(config.training.reference_cache or folder.reference)
+        location = Path(config.training.reference_cache or folder.reference)
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
-            saved = cls._saved(config, start.checkpoint, place)
+            saved = cls._saved(config, start.checkpoint, location)
             return replace(
                 saved, previous_folder=RunFolder.from_step_folder(start.checkpoint.path).reference
             )
         sha256 = _digest_of_weights(config, start.digest_checked)
-        return cls(config, place, sha256, _reference_origin(start), lambda: start.tensors)
+        return cls(config, location, sha256, _reference_origin(start), lambda: start.tensors)
 
     @classmethod
     def from_checkpoint(cls, config: RunConfig, start: InitialState) -> ReferenceLogps | None:
@@ -112,10 +112,10 @@ class ReferenceLogps:
         sha256 = metadata.text(REFERENCE)
         step = metadata.text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None
         origin = BaseModelRef(metadata.text(ORIGIN), step=step) if ORIGIN in metadata else None
-        place = None if origin is None else origin.locate(checkpoint.path)
+        location = None if origin is None else origin.locate(checkpoint.path)
         return cls(
             config, folder, sha256, origin,
-            lambda: _weights_at_origin(config, sha256, place, folder),
+            lambda: _weights_at_origin(config, sha256, location, folder),
         )  # fmt: skip
 
     def to_metadata(self) -> dict[str, Any]:
@@ -175,10 +175,10 @@ class ReferenceLogps:
                 unknown = SamplesWithRefLogps(samples, np.zeros(logps.shape, np.float32))
                 bar = progress_bar("reference", len(samples), "sample", first)
                 with model, bar:
-                    for part, cached in model.loss_stats(unknown, first):
-                        logps[part] = cached
-                        draft.append(logps[part])
-                        bar.update(part.stop - part.start)
+                    for batch, cached in model.loss_stats(unknown, first):
+                        logps[batch] = cached
+                        draft.append(logps[batch])
+                        bar.update(batch.stop - batch.start)
             finite = bool(np.isfinite(logps).all())  # all processes know all of them
             if not finite or _write_cache_file(path, logps):
                 draft.remove()
@@ -212,15 +212,17 @@ def _weights_at_origin(
         UserError: neither has them.
     """
     places, reasons = [p for p in (origin, config.checkpoint.base_model) if p is not None], []
-    for place in places:
+    for location in places:
         try:
-            weights = check_digests(_initial_weights(config, place), place)
+            weights = check_digests(_initial_weights(config, location), location)
             if _digest_of_weights(config, weights) == sha256:
                 return weights
-            reasons.append(f"{format_path(place)} does not hold the model that the run began with")
+            reasons.append(
+                f"{format_path(location)} does not hold the model that the run began with"
+            )
         except UserError as error:
             reasons.append(
-                f"{format_path(place)} does not hold the model that the run began with: {error}"
+                f"{format_path(location)} does not hold the model that the run began with: {error}"
             )
     raise UserError(
         f"the reference is not in {format_path(folder)}, and must be computed again, but "
@@ -230,13 +232,13 @@ def _weights_at_origin(
     )
 
 
-def _initial_weights(config: RunConfig, place: str) -> Mapping[str, np.ndarray]:
+def _initial_weights(config: RunConfig, location: str) -> Mapping[str, np.ndarray]:
     """Read the weights at a location, with adapters only if a checkpoint has some."""
     weight_map = get_family(config).weight_map(config)
-    trained = has_checkpoint(place) and has_adapters(
-        weight_map, load_checkpoint(place, verify=False)
+    trained = has_checkpoint(location) and has_adapters(
+        weight_map, load_checkpoint(location, verify=False)
     )
-    return read_weights(config, weight_map if trained else weight_map.base, place)[0]
+    return read_weights(config, weight_map if trained else weight_map.base, location)[0]
 
 
 def _reference_config(config: RunConfig) -> RunConfig:

@@ -57,16 +57,16 @@ def resolve_initial_state(
             in `checkpoint.save` has another model or other data.
     """
 
-    def found() -> InitialState:
+    def resolve() -> InitialState:
         start = _resolve_once(config, weight_map, fresh)
-        known = {} if start.base is None else start.base.sha256  # these are verified
+        known_digests = {} if start.base is None else start.base.sha256  # these are verified
         tensors = check_digests(
-            start.tensors, start.source, {*weight_map.frozen_names} - known.keys()
+            start.tensors, start.source, {*weight_map.frozen_names} - known_digests.keys()
         )
-        cached = with_quantized_cache(config, tensors, known or tensors.sha256)
+        cached = with_quantized_cache(config, tensors, known_digests or tensors.sha256)
         return replace(start, tensors=cached, digest_checked=tensors)
 
-    return with_reload(found)
+    return with_reload(resolve)
 
 
 def _resolve_once(config: RunConfig, weight_map: WeightMap, fresh: bool) -> InitialState:
@@ -118,24 +118,24 @@ def _resume_from(
             f"frozen mean: continue it as it was; {restart_hint}"
         )
     tensors = check_finite(config, checkpoint.tensors, folder)
-    kept, specs = (
+    state_specs, specs = (
         optimizer_state_specs(config, weight_map),
         {n: checkpoint.tensors.spec(n) for n in tensors},
     )
-    state = convert_optimizer_state(tensors, specs, kept, config)
+    state = convert_optimizer_state(tensors, specs, state_specs, config)
     if isinstance(state, str):
         raise CheckpointError(
-            f"the checkpoint in {format_path(folder)} has no {state} of shape {kept[state].shape}, "
-            f"which {config.training.optimizer.name} as configured needs: continue with that run's "
-            f"optimizer; {restart_hint}"
+            f"the checkpoint in {format_path(folder)} has no {state} of shape "
+            f"{state_specs[state].shape}, which {config.training.optimizer.name} as configured "
+            f"needs: continue with that run's optimizer; {restart_hint}"
         )
-    changed = ", its optimizer state in another form from now on" if state is not tensors else ""
+    state_note = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
     return InitialState(
         load_base_below(config, state, checkpoint, weight_map, folder, model),
         step=checkpoint.step,
         data=_optional_object(metadata, "data"),
-        source=f"step {checkpoint.step} in {folder}{changed}",
+        source=f"step {checkpoint.step} in {folder}{state_note}",
         skipped_steps=metadata.count("skipped_steps") if "skipped_steps" in metadata else 0,
         best=_optional_object(metadata, "best"),
         sha256=checkpoint.sha256,
@@ -170,11 +170,11 @@ def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str,
     assert tensors is not None, "see `resolve_initial_state`"
     if base.sha256:
         return base.to_metadata({name: base.sha256[name] for name in weight_map.frozen_names})
-    own = tensors.digests(weight_map.frozen_names) if is_first_process() else None
-    first: Mapping[str, str] = popdist.all_gather_object(own)[0]
+    local_digests = tensors.digests(weight_map.frozen_names) if is_first_process() else None
+    first: Mapping[str, str] = popdist.all_gather_object(local_digests)[0]
     for name, sha256 in tensors.sha256.items():
         if first.get(name, sha256) != sha256:
-            raise tensors.changed(name)
+            raise tensors.digest_error(name)
     return base.to_metadata(first) if is_first_process() else {}
 
 
@@ -184,13 +184,13 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
     Args:
         saved: that run's config by dotted path, as far as it is known.
     """
-    now = flattened(config.to_dict())
-    for name in sorted(saved.keys() & now.keys()):
+    current = flattened(config.to_dict())
+    for name in sorted(saved.keys() & current.keys()):
         if name in _COMPARED_BY_DIGEST or not name.startswith(("model.", "data.")):
             continue
-        if saved[name] != now[name]:
+        if saved[name] != current[name]:
             raise CheckpointError(
                 f"{format_path(folder)} has a run with {name} {format_name(saved[name], 35)}, but "
-                f"this one has {format_name(now[name], 35)}: continue that run as it was, give "
+                f"this one has {format_name(current[name], 35)}: continue that run as it was, give "
                 "another --save, or --overwrite to delete it and start over"
             )

@@ -26,16 +26,16 @@ MIN_SHOWN_FRACTION = 0.005
 
 def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
     """Return warnings about the training samples: few loss tokens, much padding, too few."""
-    chosen = samples.take(
+    checked = samples.take(
         np.unique(np.linspace(0, len(samples) - 1, NUM_CHECKED_SAMPLES).astype(int))
     )
-    segments = get_segment_ids(chosen)
+    segments = get_segment_ids(checked)
     padding = float(np.mean(segments == 0))
     texts = max(int(segments.max(axis=1).sum()), 1)
-    learned, batch = count_loss_tokens(chosen) / texts, config.training.global_batch_size
+    loss_tokens, batch = count_loss_tokens(checked) / texts, config.training.global_batch_size
     notes = {
-        f"a text has {learned:.1f} tokens to learn on average, its end included: --data.preview 3 "
-        "shows which": learned <= MIN_LOSS_TOKENS,
+        f"a text has {loss_tokens:.1f} tokens to learn on average, its end included: "
+        "--data.preview 3 shows which": loss_tokens <= MIN_LOSS_TOKENS,
         f"{padding:.0%} of the tokens are padding: lower --sequence_length, or raise "
         "--examples_per_sample": padding > MAX_PADDING_FRACTION,
         f"a batch of {batch} takes each of the {len(samples)} samples {batch / len(samples):.1f} "
@@ -44,22 +44,23 @@ def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
     return [f"warning: {text}" for text, holds in notes.items() if holds]
 
 
-def length_warnings(config: RunConfig, written: int = 0) -> list[str]:
+def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
     """Return a warning if the sequence length is larger than the model's context.
 
     Args:
         written: maximum number of generated tokens.
     """
-    shared = (
+    sequences_per_sample = (
         2 if config.training.preference_type and not isinstance(config.data, Seq2SeqData) else 1
     )
-    most, read = config.model.max_position_embeddings, config.model.sequence_length // shared
-    if most is None or read + written <= most:
+    max_length = config.model.max_position_embeddings
+    read_length = config.model.sequence_length // sequences_per_sample
+    if max_length is None or read_length + new_tokens <= max_length:
         return []
-    answers = f", and up to {written} follow" if written else ""
+    answers = f", and up to {new_tokens} follow" if new_tokens else ""
     return [
-        f"warning: model.sequence_length is {read}{answers}, but the model was made for {most} "
-        "tokens: it may not make sense of positions that it has never seen"
+        f"warning: model.sequence_length is {read_length}{answers}, but the model was made for "
+        f"{max_length} tokens: it may not make sense of positions that it has never seen"
     ]
 
 
@@ -72,21 +73,22 @@ def _adapter_summary(weight_map: WeightMap) -> list[str]:
     """Return a summary of the weights with adapters, trained in full and frozen, by module."""
     if not weight_map.has_adapters:
         return []
-    adapted, full, others = (Counter[str]() for _ in range(3))
+    with_adapter, full, frozen = (Counter[str]() for _ in range(3))
     for row in weight_map.base.mappings:
         inside = {name for adapter in row.adapters for name in adapter.weights}
         for weight in row.weights:
-            kind = adapted if weight.name in inside else full if row.trainable else others
+            kind = with_adapter if weight.name in inside else full if row.trainable else frozen
             kind[_module_kind(row, weight)] += math.prod(weight.shape)
-    own = sum(
+    num_adapter_weights = sum(
         math.prod(w.shape) for row in weight_map.mappings if row.is_adapter for w in row.weights
     )
-    total = sum(map(Counter.total, (adapted, full, others)))
-    kinds = {"in full": _format_shares(full, total), "not at all": _format_shares(others, total)}
-    rest = [f"{name} {shares}" for name, shares in kinds.items() if shares]
+    total = sum(map(Counter.total, (with_adapter, full, frozen)))
+    kinds = {"in full": _format_shares(full, total), "not at all": _format_shares(frozen, total)}
+    more = [f"{name} {shares}" for name, shares in kinds.items() if shares]
     return [
-        f"training {own:,} weights of adapters beside {adapted.total() / total:.1%} of the model's "
-        f"{total:,}, {', '.join(adapted)}" + "".join(f"; {text}" for text in rest)
+        f"training {num_adapter_weights:,} weights of adapters beside "
+        f"{with_adapter.total() / total:.1%} of the model's {total:,}, {', '.join(with_adapter)}"
+        + "".join(f"; {text}" for text in more)
     ]
 
 

@@ -92,8 +92,8 @@ def _finetune_locked(
     announce_devices(config)
     settings, mirror = config.checkpoint, None
     with ExitStack() as stack:
-        used = {folder.path, Path(config.checkpoint.save or folder.path)}
-        for one in used if is_first_process() else ():
+        state = {folder.path, Path(config.checkpoint.save or folder.path)}
+        for one in state if is_first_process() else ():
             stack.enter_context(lock_folder(one))
         popdist.all_gather_object("the folders are this run's")
         if settings.save is not None:
@@ -132,7 +132,7 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
 
 def _check_export(folder: str, path: Path, save: str | None) -> None:
     check_can_create(folder)
-    if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
+    if os.path.realpath(folder) in {os.path.realpath(state) for state in (path, save) if state}:
         raise ConfigError(
             f"--save-hf {format_path(folder)} is the folder of the run, which will not be empty: "
             "give another one"
@@ -178,7 +178,7 @@ def _finetune(
     if reference is not None:
         loader = Loader.from_config(config, reference.add_to(samples))
         _restore_data_and_steps(data.config, options, loader, start)
-    kept = _keep_base_models(config, start, reference, run_folder)
+    base_folders = _keep_base_models(config, start, reference, run_folder)
     _print_unmirrored_bases(config, start, reference)
     print_profile_plan(config, options, start.step)
     model = compile_session(lambda: TrainingSession(config), "the training program")
@@ -189,9 +189,9 @@ def _finetune(
         reference.remove_drafts()
     data_cache.drop("validation")
     with ExitStack() as stack:
-        used, _ = start.load_with_fallback(partial(_enter, stack, model))
-        if used is not start:
-            start, kept = used, _keep_base_models(config, used, reference, run_folder)
+        state, _ = start.load_with_fallback(partial(_enter, stack, model))
+        if state is not start:
+            start, base_folders = state, _keep_base_models(config, state, reference, run_folder)
         config = _restore_data_and_steps(data.config, options, loader, start)
         say(f"starting from {start.source}")
         _print_lr_change(config, start)
@@ -205,7 +205,7 @@ def _finetune(
         )
         if options.overwrite and save and is_first_process():
             remove_run(run_folder)
-            remove_unused_base_steps(run_folder, kept)
+            remove_unused_base_steps(run_folder, base_folders)
             if mirror is not None:
                 mirror.delete()
         run = _TrainingRun(

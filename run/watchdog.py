@@ -25,7 +25,7 @@ _NOT_RESPONDING = ", where files do not answer"
 _MAX_NAMED = 3  # other processes in a line
 
 
-class _Work(NamedTuple):
+class _Activity(NamedTuple):
     kind: str
     what: str
     is_storage: bool
@@ -52,7 +52,7 @@ class Watchdog:
         """
         self._limit, self._disk, self._received = limit, disk, received
         self._longest: dict[str, float] = defaultdict(float)  # seconds, by kind
-        self._work = _Work("", "the start", False, time.monotonic())
+        self._activity = _Activity("", "the start", False, time.monotonic())
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
 
@@ -64,9 +64,9 @@ class Watchdog:
             what: description for messages.
             is_storage: True if it waits for files only.
         """
-        now, before = time.monotonic(), self._work
+        now, before = time.monotonic(), self._activity
         self._longest[before.kind] = max(self._longest[before.kind], now - before.since)
-        self._work = _Work(kind, what, is_storage, now)
+        self._activity = _Activity(kind, what, is_storage, now)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -77,13 +77,13 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        said, at, files = 0.0, self._work, _FileActivity()
+        last_report, last_work, files = 0.0, self._activity, _FileActivity()
         while not self._over.wait(_POLL_SECONDS):
-            work, silence, now = self._work, self._disk(), time.monotonic()
-            passed, idle = now - work.since, files.idle()
-            status = f"{work.what} for {passed:.0f} s"
+            work, silence, now = self._activity, self._disk(), time.monotonic()
+            elapsed, idle = now - work.since, files.idle()
+            status = f"{work.what} for {elapsed:.0f} s"
             hangs = silence > self._limit
-            waits = work.is_storage and min(idle, passed) > self._limit
+            waits = work.is_storage and min(idle, elapsed) > self._limit
             if hangs:
                 status += (
                     f", since the disk of --execution.disk has not answered for {silence:.0f} s"
@@ -91,17 +91,19 @@ class Watchdog:
             elif waits:
                 status += _NOT_RESPONDING
             # Soon enough for the line of process 0, and nothing where nothing stalls.
-            popdist.set_status(status if hangs or passed > self._limit / 2 else "")
-            if not hangs and passed <= max(self._limit, SLOWDOWN_FACTOR * self._longest[work.kind]):
+            popdist.set_status(status if hangs or elapsed > self._limit / 2 else "")
+            if not hangs and elapsed <= max(
+                self._limit, SLOWDOWN_FACTOR * self._longest[work.kind]
+            ):
                 continue
-            others = _peer_status()
-            if work is not at or now - said >= REPEAT_SECONDS:
-                said, at = now, work
+            peers = _peer_status()
+            if work is not last_work or now - last_report >= REPEAT_SECONDS:
+                last_report, last_work = now, work
                 if is_first_process():
-                    say(f"warning: the run is at {status}{_format_peers(others, work.what)}")
+                    say(f"warning: the run is at {status}{_format_peers(peers, work.what)}")
             # While one process writes, the others of a save wait.
             hangs = hangs or (
-                waits and all(text.endswith(_NOT_RESPONDING) for text in others.values())
+                waits and all(text.endswith(_NOT_RESPONDING) for text in peers.values())
             )
             if hangs and (name := self._received()) is not None:
                 popdist.fail(
@@ -139,11 +141,11 @@ def _peer_status() -> dict[str, str]:
 
 def _format_peers(statuses: dict[str, str], what: str) -> str:
     """Format the status of processes that work on something else than this one."""
-    same = f"{what} for"
-    differ = [
+    prefix = f"{what} for"
+    different = [
         f"{who} is at {work}"
         for who, work in statuses.items()
-        if work and (not work.startswith(same) or "has not answered" in work)
+        if work and (not work.startswith(prefix) or "has not answered" in work)
     ]
-    more = f"; and {len(differ) - _MAX_NAMED} more" if len(differ) > _MAX_NAMED else ""
-    return "".join(f"; {text}" for text in differ[:_MAX_NAMED]) + more
+    more = f"; and {len(different) - _MAX_NAMED} more" if len(different) > _MAX_NAMED else ""
+    return "".join(f"; {text}" for text in different[:_MAX_NAMED]) + more

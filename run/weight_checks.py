@@ -88,8 +88,10 @@ def check_weights_match(
             f"{', '.join(_FLOATS)}"
         )
     try:
-        others = {w.name: w.shape for w in weight_map.weights if w.name in elsewhere}
-        weight_map.check_shapes(others | {name: spec.shape for name, spec in specs.items()})
+        elsewhere_shapes = {w.name: w.shape for w in weight_map.weights if w.name in elsewhere}
+        weight_map.check_shapes(
+            elsewhere_shapes | {name: spec.shape for name, spec in specs.items()}
+        )
     except ValueError as error:
         raise CheckpointError(f"{load}: {error}") from error
 
@@ -139,36 +141,36 @@ class DigestChecked(ArraysView):
     def __init__(
         self,
         tensors: Arrays,
-        fixed: Collection[str],
-        changed: Callable[[str], CheckpointError],
+        must_match: Collection[str],
+        digest_error: Callable[[str], CheckpointError],
         sha256: Mapping[str, str] | None = None,
     ) -> None:
         """Args:
         fixed: names of the tensors that must not change.
         sha256: digests that are already known.
         """
-        self._fixed, self.changed = set(fixed), changed
+        self._must_match, self.digest_error = set(must_match), digest_error
         self.sha256 = dict(sha256 or {})
-        super().__init__(tensors, None, self._checked, in_full=self._fixed)
+        super().__init__(tensors, None, self._checked, in_full=self._must_match)
 
     def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
-        if name in self._fixed:
+        if name in self._must_match:
             sha256 = sha256_of_array(array)
             if self.sha256.setdefault(name, sha256) != sha256:
-                raise self.changed(name)
+                raise self.digest_error(name)
         return array
 
     def digests(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return digests of tensors, which must not change from now on."""
-        wanted = list(names)
-        self._fixed.update(wanted)
+        names_to_read = list(names)
+        self._must_match.update(names_to_read)
         with reader_pool() as pool:
-            for _ in pool.map(self.__getitem__, [n for n in wanted if n not in self.sha256]):
+            for _ in pool.map(self.__getitem__, [n for n in names_to_read if n not in self.sha256]):
                 pass
-        return {name: self.sha256[name] for name in wanted}
+        return {name: self.sha256[name] for name in names_to_read}
 
 
-def check_digests(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> DigestChecked:
+def check_digests(tensors: Arrays, source: str, must_match: Collection[str] = ()) -> DigestChecked:
     """Return tensors that must not change while a run starts.
 
     Args:
@@ -176,10 +178,10 @@ def check_digests(tensors: Arrays, source: str, fixed: Collection[str] = ()) -> 
         fixed: see `DigestChecked`.
     """
 
-    def changed(name: str) -> CheckpointError:
+    def digest_error(name: str) -> CheckpointError:
         return CheckpointError(
             f"{format_name(name)} of {source} has changed while the run started: start again "
             "when nobody writes to these files, which must be the same on all hosts"
         )
 
-    return DigestChecked(tensors, fixed, changed)
+    return DigestChecked(tensors, must_match, digest_error)

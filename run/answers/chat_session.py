@@ -142,8 +142,8 @@ class ChatSession:
         Raises:
             ConfigError: invalid value.
         """
-        given = field_overrides({f"generation.{name}": value}, type(self._config))
-        self._config = self._config.with_values(flattened(with_search(given, {})))
+        overrides = field_overrides({f"generation.{name}": value}, type(self._config))
+        self._config = self._config.with_values(flattened(with_search(overrides, {})))
         self._data = replace(self._data, user_config=self._config)
         self._release_model()
 
@@ -157,8 +157,8 @@ class ChatSession:
             DataError: the chat template rejects the conversation.
         """
         self._messages.append(make_message("user", text))
-        fitted, input_ids, length = self._encode_prompt()
-        model = self._compiled_model(fitted, input_ids.shape[1])
+        resolved_config, input_ids, length = self._encode_prompt()
+        model = self._compiled_model(resolved_config, input_ids.shape[1])
         mask = (np.arange(self._prompt_tokens) < length).astype(np.int32)[None]
         written: list[np.ndarray] = []
 
@@ -171,19 +171,19 @@ class ChatSession:
         for piece in stream_words(growing()):
             show(piece)
             answer += piece
-        warn_truncated(written[0], self._data.tokenizer, fitted.generation.stops())
+        warn_truncated(written[0], self._data.tokenizer, resolved_config.generation.stops())
         self._messages.append(make_message("assistant", answer))
         return answer
 
-    def _compiled_model(self, fitted: RunConfig, room: int) -> GenerationSession:
+    def _compiled_model(self, resolved_config: RunConfig, prompt_tokens: int) -> GenerationSession:
         """Return the model on the devices, compiled for prompts of this many tokens."""
-        if self._model is None or room != self._prompt_tokens:
+        if self._model is None or prompt_tokens != self._prompt_tokens:
             self._release_model()
-            self._prompt_tokens = room
-            strategy = strategy_from_config(fitted, self._data.tokenizer)
+            self._prompt_tokens = prompt_tokens
+            strategy = strategy_from_config(resolved_config, self._data.tokenizer)
             token_by_token = strategy.sequences == 1  # beams change their mind
             model = compile_session(
-                lambda: GenerationSession(fitted, strategy, token_by_token=token_by_token),
+                lambda: GenerationSession(resolved_config, strategy, token_by_token=token_by_token),
                 "the program that generates",
             )
 
@@ -198,20 +198,26 @@ class ChatSession:
     def _encode_prompt(self) -> tuple[RunConfig, np.ndarray, int]:
         """Return config, input_ids (1, prompt_tokens) and prompt length, within the context."""
         most = self._config.model.sequence_length
-        fitted, prompts = self._data.make_prompts([self._prompt()])
+        resolved_config, prompts = self._data.make_prompts([self._prompt()])
         if prompts.truncated and len(self._messages) > 1:
             say(f"the conversation has more than {most} tokens: the oldest messages are left out")
         while prompts.truncated and len(self._messages) > 1:
             del self._messages[:2]
-            fitted, prompts = self._data.make_prompts([self._prompt()])
+            resolved_config, prompts = self._data.make_prompts([self._prompt()])
         length = int(prompts.mask.sum())
-        room = MIN_PROMPT_TOKENS
-        while room < length:
-            room *= 2
-        room = min(max(room, self._prompt_tokens), most)
-        input_ids = np.full((1, room), self._data.tokenizer.pad, np.int32)
+        prompt_tokens = MIN_PROMPT_TOKENS
+        while prompt_tokens < length:
+            prompt_tokens *= 2
+        prompt_tokens = min(max(prompt_tokens, self._prompt_tokens), most)
+        input_ids = np.full((1, prompt_tokens), self._data.tokenizer.pad, np.int32)
         input_ids[0, :length] = prompts.input_ids[0, :length]
-        return replace(fitted, model=replace(fitted.model, sequence_length=room)), input_ids, length
+        return (
+            replace(
+                resolved_config, model=replace(resolved_config.model, sequence_length=prompt_tokens)
+            ),
+            input_ids,
+            length,
+        )
 
     def _prompt(self) -> str:
         try:
@@ -231,16 +237,16 @@ def stream_words(texts: Iterable[str]) -> Iterator[str]:
     printed = text = ""
     for grown in texts:
         text = grown.lstrip()
-        whole = text[: _end_of_complete_words(text)]
-        if len(whole) > len(printed) and whole.startswith(printed):
-            yield whole[len(printed) :]
-            printed = whole
+        complete = text[: _end_of_complete_words(text)]
+        if len(complete) > len(printed) and complete.startswith(printed):
+            yield complete[len(printed) :]
+            printed = complete
     yield text.rstrip()[len(printed) :]
 
 
 def _end_of_complete_words(text: str) -> int:
     """Return the index at which the last complete word ends."""
-    whole = text.rstrip(REPLACEMENT_CHARACTER)
-    if whole and whole == text and ord(whole[-1]) >= _WITHOUT_SPACES:
-        return len(whole)
-    return len(whole[: max(0, *(whole.rfind(space) for space in " \n\t"))].rstrip())
+    complete = text.rstrip(REPLACEMENT_CHARACTER)
+    if complete and complete == text and ord(complete[-1]) >= _WITHOUT_SPACES:
+        return len(complete)
+    return len(complete[: max(0, *(complete.rfind(space) for space in " \n\t"))].rstrip())

@@ -63,24 +63,26 @@ def generate_answers(
     """
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
-    prompted = digest_of(asked.text for asked in prompts)
+    prompts_digest = digest_of(prompt.text for prompt in prompts)
     check_same_on_all_processes(
-        {"number of prompts": len(prompts), "digest of the prompts": prompted}
+        {"number of prompts": len(prompts), "digest of the prompts": prompts_digest}
     )
     family = get_family(config)
     data = Pipeline(_limit_micro_batch(config, len(prompts)), family.sample_format, data_cache)
-    fitted, encoded = data.make_prompts([asked.text for asked in prompts])
+    resolved_config, encoded = data.make_prompts([prompt.text for prompt in prompts])
     if encoded.truncated:
         say(
             f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
             f"{config.model.sequence_length} tokens"
         )
-    for note in length_warnings(fitted, family.sample_format.output_length(fitted)):
+    for note in length_warnings(
+        resolved_config, family.sample_format.output_length(resolved_config)
+    ):
         say(note)
-    start = load_inference_weights(fitted)
-    strategy = strategy_from_config(fitted, data.tokenizer)
+    start = load_inference_weights(resolved_config)
+    strategy = strategy_from_config(resolved_config, data.tokenizer)
     model = compile_session(
-        lambda: GenerationSession(fitted, strategy), "the program that generates"
+        lambda: GenerationSession(resolved_config, strategy), "the program that generates"
     )
     bar = progress_bar("", len(prompts), "prompt")
 
@@ -103,14 +105,15 @@ def resolve_prompt_format(config: RunConfig, file: str | None, chat: bool, raw: 
         raw: True if the user asked for prompts without template.
     """
     data = config.data
-    talks = chat or (not raw and data.format == "conversational")
+    is_conversational = chat or (not raw and data.format == "conversational")
     if file is not None and not raw and data.format is None:
         rows = islice(FileSource(file).rows(), 1)
-        talks = talks or any(
+        is_conversational = is_conversational or any(
             is_message(row) or has_conversation(row, data.messages) for _, row in rows
         )
     return replace(
-        config, data=replace(data, format="conversational" if talks else "prompt_completion")
+        config,
+        data=replace(data, format="conversational" if is_conversational else "prompt_completion"),
     )
 
 
@@ -124,17 +127,22 @@ def prompts_from_texts(
     Args:
         raw: use the texts as they are, without template and separator.
     """
-    form = task_from_config(config.data).prompt
-    one = None if form is None or raw or len(form.columns) != 1 else form
-    read = [one.render({one.columns[0]: text}) if one else text for text in texts]
+    template = task_from_config(config.data).prompt
+    column_template = None if template is None or raw or len(template.columns) != 1 else template
+    rendered = [
+        column_template.render({column_template.columns[0]: text}) if column_template else text
+        for text in texts
+    ]
     rows = [{"prompt": text} for text in texts]
     if config.data.format == "conversational":
-        talks = (Conversation([make_message("user", text)]) for text in read)
-        placed = [(f"prompt {i}", talk) for i, talk in enumerate(talks, 1)]
-        return _render_conversations(config, placed, rows, data_cache)
+        conversations = (Conversation([make_message("user", text)]) for text in rendered)
+        located_rows = [
+            (f"prompt {i}", conversation) for i, conversation in enumerate(conversations, 1)
+        ]
+        return _render_conversations(config, located_rows, rows, data_cache)
     return [
         PromptRow(row, _render_prompt(config, prompt, raw))
-        for row, prompt in zip(rows, read, strict=True)
+        for row, prompt in zip(rows, rendered, strict=True)
     ]
 
 
@@ -149,51 +157,55 @@ def prompts_from_file(
     Raises:
         UserError: the file cannot be read, or a row has no prompt.
     """
-    task, asked = task_from_config(config.data), []
+    task, prompts = task_from_config(config.data), []
     if config.data.format == "conversational":
         return _conversations_from_file(config, file, data_cache)
-    for place, row in FileSource(file).rows():
+    for location, row in FileSource(file).rows():
         try:
             text = row["prompt"] if raw and "prompt" in row else task.render_prompt(row)
         except ColumnError as error:
-            raise DataError(f"{place}: {error}") from None
-        asked.append(PromptRow(row, _render_prompt(config, f"{text}", raw)))
-    return asked
+            raise DataError(f"{location}: {error}") from None
+        prompts.append(PromptRow(row, _render_prompt(config, f"{text}", raw)))
+    return prompts
 
 
 def _conversations_from_file(
     config: RunConfig, file: str, data_cache: DataCache
 ) -> list[PromptRow]:
     task = task_from_config(config.data)
-    placed: list[tuple[FileLocation | str, Row]] = list(FileSource(file).rows())
-    if placed and all(is_message(row) for _, row in placed):
-        placed = [(format_path(file), {"messages": [row for _, row in placed]})]
-    talks = list[tuple[FileLocation | str, Conversation]]()
-    for place, row in placed:
+    located_rows: list[tuple[FileLocation | str, Row]] = list(FileSource(file).rows())
+    if located_rows and all(is_message(row) for _, row in located_rows):
+        located_rows = [(format_path(file), {"messages": [row for _, row in located_rows]})]
+    conversations = list[tuple[FileLocation | str, Conversation]]()
+    for location, row in located_rows:
         try:
-            talks.append((place, task.prompt_conversation(row)))
+            conversations.append((location, task.prompt_conversation(row)))
         except ColumnError as error:
-            raise DataError(f"{place}: {error}") from None
-    return _render_conversations(config, talks, [row for _, row in placed], data_cache)
+            raise DataError(f"{location}: {error}") from None
+    return _render_conversations(
+        config, conversations, [row for _, row in located_rows], data_cache
+    )
 
 
 def _render_conversations(
     config: RunConfig,
-    talks: Sequence[tuple[FileLocation | str, Conversation]],
+    conversations: Sequence[tuple[FileLocation | str, Conversation]],
     rows: Sequence[Mapping[str, Any]],
     data_cache: DataCache,
 ) -> list[PromptRow]:
     """Render conversations, each paired with its location for messages, by the chat template."""
     chat = Pipeline(config, get_family(config).sample_format, data_cache).chat_template
-    asked = []
-    for (place, talk), row in zip(talks, rows, strict=True):
+    prompts = []
+    for (location, conversation), row in zip(conversations, rows, strict=True):
         try:
-            asked.append(PromptRow(row, chat.prompt(talk.with_system(config.data.system), place)))
+            prompts.append(
+                PromptRow(row, chat.prompt(conversation.with_system(config.data.system), location))
+            )
         except ConversationError as error:
-            raise DataError(f"{place}: {error}") from None
+            raise DataError(f"{location}: {error}") from None
     for note in chat.notes():
         say(note)
-    return asked
+    return prompts
 
 
 def read_stdin_lines() -> list[str]:

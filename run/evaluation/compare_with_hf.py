@@ -87,9 +87,9 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
     start = load_weights(config, weight_map)
     data = Pipeline(config, family.sample_format, data_cache or DataCache())
     corpus = data.corpus("validation").first(e.micro_batch_size)
-    fitted, prompts = data.make_eval_prompts(corpus)
+    resolved_config, prompts = data.make_eval_prompts(corpus)
     model = compile_session(
-        lambda: GenerationSession(fitted, Greedy()), "the program that generates"
+        lambda: GenerationSession(resolved_config, Greedy()), "the program that generates"
     )
 
     def generated(start: InitialState) -> np.ndarray:
@@ -98,24 +98,26 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
             return model.generate(prompts.input_ids, prompts.mask)
 
     start, popxl_output = start.load_with_fallback(generated)
-    own = _answers(popxl_output, data.tokenizer)
-    others: Sequence[GeneratedText | None] = [None] * len(own)
+    popxl_answers = _answers(popxl_output, data.tokenizer)
+    hf_answers: Sequence[GeneratedText | None] = [None] * len(popxl_answers)
     if has_torch():
-        hf_config = family.to_config_json(fitted)
-        whole = weight_map.base.to_hf(
+        hf_config = family.to_config_json(resolved_config)
+        merged = weight_map.base.to_hf(
             merge_adapters(weight_map, start.tensors, np.dtype(np.float32))
         )
-        hf_output = build_torch_model(hf_config, fitted.model.precision, whole)
+        hf_output = build_torch_model(hf_config, resolved_config.model.precision, merged)
         tokens = _generate_with_hf(hf_output, prompts, popxl_output.shape[1], data.tokenizer.pad)
-        others = _answers(tokens, data.tokenizer)
+        hf_answers = _answers(tokens, data.tokenizer)
     targets = [example.target for example in corpus.examples]
-    pairs = zip(prompts.texts, targets, own, others, strict=True)
+    pairs = zip(prompts.texts, targets, popxl_answers, hf_answers, strict=True)
     return HfComparison([AnswerComparison(*pair) for pair in pairs])
 
 
 def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedText]:
-    kept = [row[row != tokenizer.pad].tolist() for row in tokens]
-    return [GeneratedText(*answer) for answer in zip(kept, tokenizer.texts(kept), strict=True)]
+    unpadded = [row[row != tokenizer.pad].tolist() for row in tokens]
+    return [
+        GeneratedText(*answer) for answer in zip(unpadded, tokenizer.texts(unpadded), strict=True)
+    ]
 
 
 def _generate_with_hf(model: Any, prompts: Prompts, length: int, pad: int) -> np.ndarray:

@@ -65,8 +65,8 @@ class EvalResult:
         labels = self.labels or ()
         counts = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
         for answer in self.answers:
-            said = answer.generated.strip()
-            counts[answer.expected][said if said in labels else NO_LABEL] += 1
+            predicted = answer.generated.strip()
+            counts[answer.expected][predicted if predicted in labels else NO_LABEL] += 1
         return counts
 
     def to_dict(self) -> dict[str, Any]:

@@ -74,8 +74,8 @@ class Evaluator:
         if config.eval.constrained and not answers:
             say("eval.constrained is not used: eval.metrics has none of answers")
         if answers:
-            self._predictor = _predictor(config, data, corpus, weight_source)
-            self._warn_truncated(self._predictor.cut)
+            self._predictor = _create_predictor(config, data, corpus, weight_source)
+            self._warn_truncated(self._predictor.num_truncated)
 
     def _warn_truncated(self, prompts: int) -> None:
         """Warn once about prompts that were truncated, and record their number."""
@@ -112,8 +112,8 @@ class Evaluator:
         """Pair a generated text with its target; in a classification, as labels."""
         if self._labels is None:
             return Prediction(prompt, text, target)
-        found = self._labels.found_in(text, target)
-        return Prediction(prompt, text if found is None else found, self._labels.split(target)[1])
+        label = self._labels.found_in(text, target)
+        return Prediction(prompt, text if label is None else label, self._labels.split(target)[1])
 
     def _text_metrics(self, answers: Sequence[Prediction]) -> dict[str, float]:
         """Compute the metrics of predictions."""
@@ -121,11 +121,11 @@ class Evaluator:
         if self._labels is not None:
             texts = [text if text in self._labels.names else NO_LABEL for text in texts]
         targets = [answer.expected for answer in answers]
-        wanted = (name for name in self.metrics if name in TEXT_METRICS)
-        return {name: TEXT_METRICS[name](texts, targets) for name in wanted}
+        names = (name for name in self.metrics if name in TEXT_METRICS)
+        return {name: TEXT_METRICS[name](texts, targets) for name in names}
 
 
-def _predictor(
+def _create_predictor(
     config: RunConfig, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None
 ) -> GenerativePredictor | LabelPredictor:
     """Create the predictor for the prompts of a corpus."""

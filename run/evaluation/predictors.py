@@ -29,12 +29,14 @@ class GenerativePredictor:
 
     def __init__(self, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None) -> None:
         """Compile the program. Raises as `Pipeline.make_eval_prompts`."""
-        fitted, self._prompts = data.make_eval_prompts(corpus)
-        self.cut, self._tokenizer = self._prompts.truncated, data.tokenizer
+        resolved_config, self._prompts = data.make_eval_prompts(corpus)
+        self.num_truncated, self._tokenizer = self._prompts.truncated, data.tokenizer
         self._stops = data.config.generation.stops()
         self._inference = compile_session(
             lambda: GenerationSession(
-                fitted, strategy_from_config(fitted, data.tokenizer), weight_source
+                resolved_config,
+                strategy_from_config(resolved_config, data.tokenizer),
+                weight_source,
             ),
             "the program that generates",
         )
@@ -62,7 +64,7 @@ class LabelPredictor:
         self, candidates: LabelCandidates, weight_source: ModelSession | None = None
     ) -> None:
         """Compile the program that computes log-probabilities of labels."""
-        self._candidates, self.cut = candidates, candidates.cut
+        self._candidates, self.num_truncated = candidates, candidates.cut
         config: RunConfig = candidates.config
         self._losses = compile_session(
             lambda: LossSession(config, weight_source), "the program that compares labels"
@@ -85,8 +87,8 @@ class LabelPredictor:
         logps = np.empty((*samples.pair_indices.shape, 2), np.float32)
         self._losses.write(weights)
         with self._losses:
-            for part, found in self._losses.loss_stats(samples):
-                logps[part] = found
+            for batch, batch_logps in self._losses.loss_stats(samples):
+                logps[batch] = batch_logps
                 if on_progress is not None:
-                    on_progress(part.stop - part.start)
+                    on_progress(batch.stop - batch.start)
         return self._candidates.scores(logps)

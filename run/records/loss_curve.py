@@ -69,9 +69,9 @@ def centered_mean(values: Sequence[float], span: float) -> np.ndarray:
     finite = np.isfinite(array)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, array, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
-    here = np.arange(len(array))
-    reach = np.minimum(np.minimum(here, len(array) - 1 - here), int(max(1.0, span) // 2))
-    first, last = here - reach, here + reach + 1
+    index = np.arange(len(array))
+    half_window = np.minimum(np.minimum(index, len(array) - 1 - index), int(max(1.0, span) // 2))
+    first, last = index - half_window, index + half_window + 1
     number = counts[last] - counts[first]
     total = sums[last] - sums[first]
     return np.divide(total, number, out=np.full(len(array), np.nan), where=number > 0)
@@ -84,9 +84,14 @@ def _draw_loss(axes: Axes, rows: Sequence[StepMetrics], steps: Sequence[float]) 
     axes.plot(steps, smoothed, color=LOSS_COLOUR, linewidth=2, label="smoothed")
     evaluated = [row for row in rows if VALIDATION_LOSS in row]
     if evaluated:
-        at, losses_there = column(evaluated, "step"), column(evaluated, VALIDATION_LOSS)
+        eval_steps, eval_losses = column(evaluated, "step"), column(evaluated, VALIDATION_LOSS)
         axes.plot(
-            at, losses_there, color=VALIDATION_COLOUR, marker="o", markersize=4, label="validation"
+            eval_steps,
+            eval_losses,
+            color=VALIDATION_COLOUR,
+            marker="o",
+            markersize=4,
+            label="validation",
         )
     axes.set_ylabel("loss")
     positive = [loss for loss in losses if np.isfinite(loss) and loss > 0]

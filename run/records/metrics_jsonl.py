@@ -88,8 +88,8 @@ def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepM
     steps: dict[float, StepMetrics] = {}
     for row, _ in _read_lines(path):
         if row is not None:
-            kept = row if names is None else {name: row[name] for name in names if name in row}
-            steps.setdefault(row["step"], {}).update(kept)
+            selected = row if names is None else {name: row[name] for name in names if name in row}
+            steps.setdefault(row["step"], {}).update(selected)
     return list(steps.values())
 
 
@@ -108,12 +108,15 @@ def _read_lines(path: Path) -> Iterator[tuple[StepMetrics | None, bytes]]:
 
 
 def _move_damaged(path: Path, lines: Sequence[bytes]) -> None:
-    aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
-    with write_errors("what is damaged of the metrics", aside), aside.open("ab") as file:
+    damaged_path = path.with_name(f"{path.stem}.damaged{path.suffix}")
+    with (
+        write_errors("what is damaged of the metrics", damaged_path),
+        damaged_path.open("ab") as file,
+    ):
         file.writelines(lines)
     warnings.warn(
         f"{len(lines)} damaged line{'s' if len(lines) > 1 else ''} of {format_path(path)} "
-        f"went to {aside.name}; the others are kept",
+        f"went to {damaged_path.name}; the others are kept",
         UserNotice,
         stacklevel=2,
     )

@@ -42,11 +42,11 @@ def phase_table(title: str, overlapped: Timing, serialized: Timing) -> str:
 
 def _format_totals(overlapped: Timing, serialized: Timing) -> str:
     dispatch, wait = _total(overlapped, "seconds"), _total(overlapped, "wait_seconds")
-    whole = overlapped.seconds / overlapped.num_runs
+    total = overlapped.seconds / overlapped.num_runs
     return "\n".join(
         [
-            f"with overlap     {_ms(whole)} ms: dispatch {_ms(dispatch)}, wait {_ms(wait)}, and "
-            f"{_ms(whole - dispatch - wait)} for inputs, results and the end",
+            f"with overlap     {_ms(total)} ms: dispatch {_ms(dispatch)}, wait {_ms(wait)}, and "
+            f"{_ms(total - dispatch - wait)} for inputs, results and the end",
             f"without overlap  {_ms(serialized.seconds / serialized.num_runs)} ms",
             f"measured         {overlapped.num_runs} runs with overlap, {serialized.num_runs} "
             "without",
@@ -57,7 +57,7 @@ def _format_totals(overlapped: Timing, serialized: Timing) -> str:
 def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
     seen = overlapped.parts.get(label, PartTimes())
     part, runs = serialized.parts[label], serialized.num_runs
-    own = part.seconds + part.wait_seconds
+    total = part.seconds + part.wait_seconds
     return (
         label or REST,
         _ms(seen.seconds / overlapped.num_runs),
@@ -66,20 +66,20 @@ def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str,
         *_format_work(part.runs, runs),
         *_format_work(part.stores, runs),
         _ms((part.host_steps.seconds + part.host_steps.wait_seconds) / runs),
-        _ms(own / runs),
-        f"{own / serialized.seconds:.0%}",
+        _ms(total / runs),
+        f"{total / serialized.seconds:.0%}",
     )
 
 
 def _total_row(overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
-    own = _total(serialized, "seconds") + _total(serialized, "wait_seconds")
+    total = _total(serialized, "seconds") + _total(serialized, "wait_seconds")
     shown = (_ms(_total(overlapped, "seconds")), _ms(_total(overlapped, "wait_seconds")))
     return (
         "total",
         *shown,
         *[""] * 7,
-        _ms(own),
-        f"{own * serialized.num_runs / serialized.seconds:.0%}",
+        _ms(total),
+        f"{total * serialized.num_runs / serialized.seconds:.0%}",
     )
 
 

@@ -65,12 +65,12 @@ class TrainingProgress:
     def update(self, row: Mapping[str, float]) -> None:
         """Show the metrics of a step; those of an evaluation begin with `eval_`."""
         done = int(row["step"])
-        facts = self._format_metrics(row, self._total - done)
+        texts = self._format_metrics(row, self._total - done)
         if self._bar is not None:
-            self._bar.set_postfix_str(self._fit_width(facts, done), refresh=False)
+            self._bar.set_postfix_str(self._fit_width(texts, done), refresh=False)
             self._bar.update(done - self._bar.n)
         elif self._line_is_due(done) or self._is_evaluated(row):
-            text = ", ".join(facts.values())
+            text = ", ".join(texts.values())
             print(f"step {done}/{self._total}: {text}", file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -88,38 +88,38 @@ class TrainingProgress:
 
     def _format_metrics(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
         """Format the metrics to show, by topic."""
-        facts = {"loss": f"loss {format_number(row['loss'])}"}
+        texts = {"loss": f"loss {format_number(row['loss'])}"}
         if "grad_norm" in row:
-            facts["norm"] = f"gradient norm {format_number(row['grad_norm'])}"
-        facts["rate"] = f"learning rate {row['learning_rate']:.2e}"
+            texts["norm"] = f"gradient norm {format_number(row['grad_norm'])}"
+        texts["rate"] = f"learning rate {row['learning_rate']:.2e}"
         if "epoch" in row:
-            facts["epoch"] = f"epoch {row['epoch']:.2f}"
+            texts["epoch"] = f"epoch {row['epoch']:.2f}"
         if row.get("skipped_steps"):
-            facts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
+            texts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
         if self._is_evaluated(row):
             names = [name for name in row if name.startswith(VALIDATION)]
             shown = [
                 f"{name.removeprefix(VALIDATION)} {format_number(row[name])}" for name in names
             ]
             self._evaluated = "validation " + " ".join(shown)
-            facts["validation"] = self._evaluated
+            texts["validation"] = self._evaluated
         elif self._bar is not None and self._evaluated:
-            facts["validation"] = self._evaluated
+            texts["validation"] = self._evaluated
         rate = self._throughput.samples_per_second
-        left = self._throughput.eta_seconds(steps_left)
-        if rate is not None and left is not None:
-            facts["speed"] = f"{rate:.1f} samples/s"
-            facts["left"] = f"{tqdm.format_interval(left)} left"
-        return facts
+        eta = self._throughput.eta_seconds(steps_left)
+        if rate is not None and eta is not None:
+            texts["speed"] = f"{rate:.1f} samples/s"
+            texts["left"] = f"{tqdm.format_interval(eta)} left"
+        return texts
 
     def _is_evaluated(self, row: Mapping[str, float]) -> bool:
         return any(name.startswith(VALIDATION) for name in row)
 
-    def _fit_width(self, facts: Mapping[str, str], done: int) -> str:
+    def _fit_width(self, texts: Mapping[str, str], done: int) -> str:
         """Join the most important texts that fit the terminal's width."""
         width = self._columns() - len(f"100%|    | {done}/{self._total} [00:00:00]") - 1
-        chosen: set[str] = set()
-        for name in (n for n in PRIORITIES if n in facts):
-            if sum(len(facts[n]) + 2 for n in (*chosen, name)) <= width:
-                chosen.add(name)
-        return ", ".join(text for name, text in facts.items() if name in chosen)
+        shown_names: set[str] = set()
+        for name in (n for n in PRIORITIES if n in texts):
+            if sum(len(texts[n]) + 2 for n in (*shown_names, name)) <= width:
+                shown_names.add(name)
+        return ", ".join(text for name, text in texts.items() if name in shown_names)

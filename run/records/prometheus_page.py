@@ -54,8 +54,8 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         """
         self.open_connections: dict[socket.socket, None] = {}  # oldest first
         self._changed = threading.Condition()
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = addresses[0]
         super().__init__((str(address[0]), port), QuietRequestHandler)
         self.set_app(application)
 
