@@ -58,9 +58,7 @@ def merge_multimodal_parts(
     if name is None:
         return files, hf_config, None
     if folder is None:
-        say(
-            f"warning: {format_path(name)} is gone: the text part is written, as a model of its own"
-        )
+        say(f"warning: {format_path(name)} is not found: exporting the text model alone")
         return files, hf_config, None
     base = read_hf_directory(folder)
     if sum(text_tensor_name(name) in files for name in base) != len(files):

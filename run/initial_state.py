@@ -48,7 +48,7 @@ class InitialState:
         checkpoint: the checkpoint, if the state is from one.
         base: reference to the model of the frozen weights; None: unknown.
         reload: resolves the state again.
-        anew: advice on how to start a new run instead of resuming.
+        restart_hint: advice on how to start a new run instead of resuming.
     """
 
     tensors: Arrays

@@ -123,7 +123,7 @@ def load_base_below(
     except UserError as error:
         failure = CheckpointError(
             f"the run in {format_path(load)} holds what it trained, and {format_path(place)} the "
-            f"other weights, which cannot be had: {error}; --checkpoint.base_model says where "
+            f"other weights, which cannot be loaded: {error}; --checkpoint.base_model says where "
             "they are"
         )
         if needs_base:

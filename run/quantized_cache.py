@@ -79,7 +79,7 @@ class QuantizedCache(ArraysView):
             )
         except WriteError as error:
             self._write_failed = True
-            say(f"warning: {error}; the next start quantises again")
+            say(f"warning: {error}; the next start quantizes again")
 
 
 def _file(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -103,5 +103,5 @@ def _read_cached(path: Path) -> Sequence[np.ndarray] | None:
             return arrays
     except (CheckpointError, KeyError, OSError):
         pass
-    say(f"warning: {format_path(path)} is damaged: it is made again")
+    say(f"warning: {format_path(path)} is damaged: it is computed again")
     return None

@@ -104,18 +104,18 @@ def _resume_from(
     """Return the state of a run that is resumed from a checkpoint.
 
     Args:
-        anew: advice on how to start a new run instead.
+        restart_hint: advice on how to start a new run instead.
         model: location of the base model, if it is given.
     """
     check_checkpoint(config, weight_map, checkpoint, folder)
     if not any(name.startswith(f"{OPTIMIZER_PREFIX}/") for name in checkpoint.tensors):
         raise CheckpointError(
-            f"the checkpoint in {folder} has no optimizer state to continue with: {restart_hint}"
+            f"the checkpoint in {folder} has no optimizer state to resume from: {restart_hint}"
         )
     if set(weight_names(checkpoint)) != {weight.name for weight in weight_map.trainable_weights}:
         raise CheckpointError(
             f"the run in {format_path(folder)} trains other weights than training.trainable and "
-            f"frozen mean: continue it as it was; {restart_hint}"
+            f"frozen select: resume it with its own settings; {restart_hint}"
         )
     tensors = check_finite(config, checkpoint.tensors, folder)
     state_specs, specs = (
@@ -127,7 +127,7 @@ def _resume_from(
         raise CheckpointError(
             f"the checkpoint in {format_path(folder)} has no {state} of shape "
             f"{state_specs[state].shape}, which {config.training.optimizer.name} as configured "
-            f"needs: continue with that run's optimizer; {restart_hint}"
+            f"needs: resume with that run's optimizer; {restart_hint}"
         )
     state_note = ", its optimizer state in another form from now on" if state is not tensors else ""
     metadata = metadata_of(checkpoint)
@@ -191,6 +191,6 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
         if saved[name] != current[name]:
             raise CheckpointError(
                 f"{format_path(folder)} has a run with {name} {format_name(saved[name], 35)}, but "
-                f"this one has {format_name(current[name], 35)}: continue that run as it was, give "
-                "another --save, or --overwrite to delete it and start over"
+                f"this one has {format_name(current[name], 35)}: resume that run with its "
+                "settings, give another --save, or --overwrite to delete it and start over"
             )

@@ -34,7 +34,7 @@ def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
     texts = max(int(segments.max(axis=1).sum()), 1)
     loss_tokens, batch = count_loss_tokens(checked) / texts, config.training.global_batch_size
     notes = {
-        f"a text has {loss_tokens:.1f} tokens to learn on average, its end included: "
+        f"a text has {loss_tokens:.1f} loss tokens on average, with its end: "
         "--data.preview 3 shows which": loss_tokens <= MIN_LOSS_TOKENS,
         f"{padding:.0%} of the tokens are padding: lower --sequence_length, or raise "
         "--examples_per_sample": padding > MAX_PADDING_FRACTION,
@@ -60,7 +60,7 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
     answers = f", and up to {new_tokens} follow" if new_tokens else ""
     return [
         f"warning: model.sequence_length is {read_length}{answers}, but the model was made for "
-        f"{max_length} tokens: it may not make sense of positions that it has never seen"
+        f"{max_length} tokens: it never saw later positions in training"
     ]
 
 

@@ -113,9 +113,7 @@ def _finetune_locked(
 def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
     """Check config and folders before any work."""
     if config.model.eval:
-        raise ConfigError(
-            "model.eval is true, which is for generation: a model that trains has it false"
-        )
+        raise ConfigError("model.eval is true, which disables training: set it to false")
     check_iterations(config)
     if options.wandb and is_first_process():
         check_wandb()
@@ -132,10 +130,10 @@ def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
 
 def _check_export(folder: str, path: Path, save: str | None) -> None:
     check_can_create(folder)
-    if os.path.realpath(folder) in {os.path.realpath(state) for state in (path, save) if state}:
+    if os.path.realpath(folder) in {os.path.realpath(used) for used in (path, save) if used}:
         raise ConfigError(
-            f"--save-hf {format_path(folder)} is the folder of the run, which will not be empty: "
-            "give another one"
+            f"--save-hf {format_path(folder)} is the folder of the run, which is not empty at "
+            "the end: give another one"
         )
 
 
@@ -321,7 +319,7 @@ class _TrainingRun:
         if options.save_hf is not None:
             say(f"nothing is in {options.save_hf}: run_export.py writes a model of the checkpoint")
         text = f"stopped by {stop.name} after step {last}"
-        resumes = "" if save is None else ": the same command continues it"
+        resumes = "" if save is None else ": the same command resumes it"
         return Interrupted(signal.Signals[stop.name], text + resumes)
 
     def _recorder(self) -> MetricsLogger | None:

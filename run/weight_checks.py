@@ -122,7 +122,7 @@ def check_finite(
         )  # others are float32
         if is_half and is_weight and max(array.max(), -array.min()) >= _FLOAT16_OVERFLOW:
             raise CheckpointError(
-                f"{name} in {load} has numbers past 65504, which float16 ends at: give "
+                f"{name} in {load} has values beyond 65504, the maximum of float16: give "
                 "--precision bfloat16 or float32"
             )
         return array

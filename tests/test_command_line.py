@@ -407,7 +407,7 @@ def test_weights_alone_start_a_new_run_and_cannot_be_continued(copy, tmp_path, m
     assert found.step == 2
     assert not any(name.startswith("optimizer/") for name in found.tensors)
     said = mistake(run_finetuning.main, *TRAINING, "--steps", "4", *save)
-    assert "has no optimizer state to continue with: --overwrite starts over" in said
+    assert "has no optimizer state to resume from: --overwrite starts over" in said
 
 
 def test_evaluation_best_weights_and_early_stopping(tmp_path, capsys, mistake):

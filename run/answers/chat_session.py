@@ -35,7 +35,7 @@ MIN_PROMPT_TOKENS = 64
 many."""
 
 NEW_COMMAND, HELP_COMMAND = "/new", "/help"
-"""What begins a new conversation, and lists the commands."""
+"""What starts a new conversation, and lists the commands."""
 
 SETTINGS = (
     "temperature", "top_k", "top_p", "seed", "num_beams", "max_tokens", "repetition_penalty",
@@ -65,7 +65,7 @@ def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) ->
     with ChatSession(config) as session:
         if sys.stdin.isatty():
             say(
-                f"{NEW_COMMAND} begins a new conversation, {HELP_COMMAND} lists commands, Ctrl-D "
+                f"{NEW_COMMAND} starts a new conversation, {HELP_COMMAND} lists commands, Ctrl-D "
                 "ends it"
             )
         while (
@@ -88,10 +88,11 @@ def _run_command(session: ChatSession, line: str, name: str, value: str | None) 
     """Execute a chat command and return the reply to print."""
     if line == NEW_COMMAND:
         session.reset()
-        return "a new conversation begins"
+        return "a new conversation starts"
     if line == HELP_COMMAND:
         return (
-            f"{NEW_COMMAND} begins anew, Ctrl-D ends; /NAME VALUE sets one of {', '.join(SETTINGS)}"
+            f"{NEW_COMMAND} starts a new conversation, Ctrl-D ends; /NAME VALUE sets one of "
+            f"{', '.join(SETTINGS)}"
         )
     if name not in SETTINGS or value is None:
         return f"there is no command {format_value(line)}: {HELP_COMMAND} lists them"

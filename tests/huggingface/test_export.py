@@ -124,7 +124,7 @@ def test_weights_are_exported_in_the_type_that_they_have_or_that_a_flag_asks_for
         store.save(3, large, {}, wait=True)
     arguments = command("tiny", tmp_path / "large", *SMALL, "--precision", "float16")
     assert run_export.main([*arguments, "--save-hf", str(tmp_path / "none")]) == 2
-    assert "numbers past 65504, which float16 ends at" in capsys.readouterr().err
+    assert "values beyond 65504, the maximum of float16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_without_the_base_the_text_part_is_written_as_a_model(tmp_path, capsys):
         )
         == 0
     )
-    assert f"{gone} is gone: the text part is written" in capsys.readouterr().err
+    assert f"{gone} is not found: exporting the text model alone" in capsys.readouterr().err
     text = transformers.Gemma3ForCausalLM.from_pretrained(tmp_path / "o")
     theirs = model.model.language_model.embed_tokens.weight.detach().numpy()
     np.testing.assert_array_equal(text.model.embed_tokens.weight.detach().numpy(), theirs)

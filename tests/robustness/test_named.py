@@ -258,7 +258,7 @@ def test_the_exported_model_has_a_folder_of_its_own(refused, tmp_path):
     same = [str(tmp_path / "run"), str(tmp_path / "x" / ".." / "run")]
     for option in ("--save", "--run-dir"):
         said = refused(run_finetuning.main, option, same[0], "--save-hf", same[1])
-        assert "is the folder of the run, which will not be empty" in said
+        assert "is the folder of the run, which is not empty at the end" in said
 
 
 def test_a_picture_is_not_written_into_the_name_of_a_folder(refused, tmp_path):
@@ -585,7 +585,7 @@ def test_weights_of_a_model_with_other_heads(kind, heads, rotary, name, tmp_path
     [
         (np.nan, "float32", "NaN or infinity"),
         (np.inf, "float32", "NaN or infinity"),
-        (-65520, "float16", "numbers past 65504, which float16 ends at"),
+        (-65520, "float16", "values beyond 65504, the maximum of float16"),
     ],
 )
 def test_weights_that_are_not_finite(value, precision, said, tmp_path):

@@ -50,7 +50,7 @@ def test_a_signal_saves_and_its_code_says_that_there_is_more(
     saved = load_checkpoint(tmp_path / "run").step
     assert 0 < saved < steps
     if number == signal.SIGTERM:
-        end = f"stopped by SIGTERM after step {saved}: the same command continues it"
+        end = f"stopped by SIGTERM after step {saved}: the same command resumes it"
         assert said.splitlines()[-1] == end
 
 

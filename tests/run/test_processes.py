@@ -101,7 +101,7 @@ def test_sigterm_to_one_process_ends_both_and_the_same_command_goes_on(tmp_path)
     said = ended(runs, code=128 + signal.SIGTERM)
     stopped = load_checkpoint(tmp_path / "two").step
     assert 0 < stopped < STEPS
-    assert f"stopped by SIGTERM after step {stopped}: the same command continues it\n" in said
+    assert f"stopped by SIGTERM after step {stopped}: the same command resumes it\n" in said
     again = ended(run(tmp_path / "two"))
     assert f"starting from step {stopped} in {tmp_path / 'two'}\n" in again
     assert load_checkpoint(tmp_path / "two").step == STEPS

@@ -105,14 +105,14 @@ def test_damaged_ones_are_made_again(damage, made, making, tmp_path, capsys) -> 
     path.write_bytes({"cut": whole[:-40], "changed": flipped, "empty": b""}[damage])
     check(made())
     assert making.count == 2
-    assert f"{path} is damaged: it is made again" in capsys.readouterr().err
+    assert f"{path} is damaged: it is computed again" in capsys.readouterr().err
     assert path.read_bytes() == whole
 
 
 def test_a_folder_that_cannot_be_written_ends_nothing(made, tmp_path, capsys) -> None:
     (tmp_path / "packed").write_text("a file")
     check(made())
-    assert "the next start quantises again" in capsys.readouterr().err
+    assert "the next start quantizes again" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path, making, capsys) -> None:
@@ -120,5 +120,5 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path, making, capsys) -> 
     with full_disk(100):
         for form in ("4", "8"):
             check(packed.get_quantized("ab", form, making))
-    assert capsys.readouterr().err.count("File too large; the next start quantises again") == 1
+    assert capsys.readouterr().err.count("File too large; the next start quantizes again") == 1
     assert not list((tmp_path / "packed").iterdir())

@@ -44,8 +44,8 @@ def config(batch: int = 8, **model: int) -> LlamaConfig:
     [
         (Made(1000), 8, None),
         (Made(8), 8, None),
-        (Made(1000, learned=1), 8, "a text has 1.0 tokens to learn on average"),
-        (Made(1000, learned=0), 8, "a text has 0.0 tokens to learn on average"),
+        (Made(1000, learned=1), 8, "a text has 1.0 loss tokens on average"),
+        (Made(1000, learned=0), 8, "a text has 0.0 loss tokens on average"),
         (Made(1000, tokens=1, learned=2), 8, "95% of the tokens are padding: lower --sequence_le"),
         (Made(25), 128, "a batch of 128 takes each of the 25 samples 5.1 times: lower --global_ba"),
     ],
