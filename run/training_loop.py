@@ -92,8 +92,8 @@ def _finetune_locked(
     announce_devices(config)
     settings, mirror = config.checkpoint, None
     with ExitStack() as stack:
-        state = {folder.path, Path(config.checkpoint.save or folder.path)}
-        for one in state if is_first_process() else ():
+        folders = {folder.path, Path(config.checkpoint.save or folder.path)}
+        for one in folders if is_first_process() else ():
             stack.enter_context(lock_folder(one))
         popdist.all_gather_object("the folders are this run's")
         if settings.save is not None:
@@ -187,9 +187,9 @@ def _finetune(
         reference.remove_drafts()
     data_cache.drop("validation")
     with ExitStack() as stack:
-        state, _ = start.load_with_fallback(partial(_enter, stack, model))
-        if state is not start:
-            start, base_folders = state, _keep_base_models(config, state, reference, run_folder)
+        loaded, _ = start.load_with_fallback(partial(_enter, stack, model))
+        if loaded is not start:
+            start, base_folders = loaded, _keep_base_models(config, loaded, reference, run_folder)
         config = _restore_data_and_steps(data.config, options, loader, start)
         say(f"starting from {start.source}")
         _print_lr_change(config, start)
