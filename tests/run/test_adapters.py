@@ -18,7 +18,7 @@ import run_export
 import run_generation
 import run_validation
 from checkpoints import load_checkpoint
-from modelling import quantisation
+from modelling import quantization
 from run.records.metrics_jsonl import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
@@ -207,7 +207,7 @@ def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> No
     kept = {path: path.read_bytes() for path in (tmp_path / "run" / "packed").iterdir()}
     weights = load_file(base / "model.safetensors")
     assert 4.5 / 8 <= sum(map(len, kept.values())) / sum(map(quantised_size, weights.items())) < 1.2
-    monkeypatch.setattr(quantisation, "group_quantize_compress_numpy", None)
+    monkeypatch.setattr(quantization, "group_quantize_compress_numpy", None)
     assert train(tmp_path / "run", *given, "--steps", "4") == 0
     assert {path: path.read_bytes() for path in (tmp_path / "run" / "packed").iterdir()} == kept
     monkeypatch.undo()
@@ -232,7 +232,7 @@ def test_runs_share_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) ->
         str(tmp_path / "shared"),
     )
     assert train(tmp_path / "first", *given, "--steps", "1") == 0
-    monkeypatch.setattr(quantisation, "group_quantize_compress_numpy", None)
+    monkeypatch.setattr(quantization, "group_quantize_compress_numpy", None)
     assert train(tmp_path / "second", *given, "--steps", "1", "--seed", "7") == 0
     assert list((tmp_path / "shared").iterdir())
     assert not [*tmp_path.glob("*/packed")]

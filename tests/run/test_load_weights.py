@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import run_finetuning
-from data.sources import FileSource, StepMetrics
+from data.sources import FileSource, Row
 from files.file_location import FileLocation
 from huggingface import hub
 from tests.huggingface.hub_folders import save
@@ -26,7 +26,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["tokenizer"] += 1
         return load(name)
 
-    def rows(file: FileSource) -> Iterator[tuple[FileLocation, StepMetrics]]:
+    def rows(file: FileSource) -> Iterator[tuple[FileLocation, Row]]:
         yield from rows_of(file)
         counts[Path(file.name).name] += 1
 
