@@ -28,7 +28,7 @@ class LRSchedule:
     steps: int
 
     @classmethod
-    def of(cls, training: Training) -> Self:
+    def from_config(cls, training: Training) -> Self:
         """Create the schedule of a config, beginning at its first step."""
         rate = training.optimizer.learning_rate
         steps, warmup = max(training.steps - rate.start_step, 0), rate.warmup_steps
@@ -47,7 +47,7 @@ class LRSchedule:
 
 def lr_change_message(before: Training, now: Training, step: int) -> str | None:
     """Return a message if a resumed run has another learning rate than before; else None."""
-    old, new = (LRSchedule.of(training)(step) for training in (before, now))
+    old, new = (LRSchedule.from_config(training)(step) for training in (before, now))
     if math.isclose(old, new, rel_tol=1e-6):
         return None
     rate = now.optimizer.learning_rate

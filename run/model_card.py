@@ -23,7 +23,7 @@ from huggingface.model_card import CURVE, FILE_NAME, AdapterInfo, ModelCard, Tab
 from huggingface.pretrained import RANDOM
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics_jsonl import StepMetrics, read_metrics
-from run.records.progress import VALIDATION
+from run.records.progress import EVAL_PREFIX
 from run.records.run_json import read_sessions
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -84,7 +84,7 @@ class RunInfo:
         if report.get("step") == self.step:
             return {n: v for n in METRIC_NAMES if isinstance(v := report.get(n), int | float)}
         for row in reversed(self.metrics):
-            metrics = {n: row[VALIDATION + n] for n in METRIC_NAMES if VALIDATION + n in row}
+            metrics = {n: row[EVAL_PREFIX + n] for n in METRIC_NAMES if EVAL_PREFIX + n in row}
             if metrics:
                 return metrics
         return {}

@@ -116,7 +116,7 @@ class RunOptions:
                 to.add_argument(flag, dest=option.name, default=option.default, **more)
 
     @classmethod
-    def of(cls, args: argparse.Namespace, name: str, command: str) -> Self:
+    def from_args(cls, args: argparse.Namespace, name: str, command: str) -> Self:
         """Create the options from parsed arguments."""
         values = {
             option.name: getattr(args, option.name) for option in fields(cls) if option.metadata

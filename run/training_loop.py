@@ -45,7 +45,7 @@ from run.options import RunOptions
 from run.profiler import Profiler, print_profile_plan, runs_to_profile, shorten_to_profile
 from run.records.metrics_jsonl import SAMPLES
 from run.records.metrics_logger import MetricsLogger, check_records
-from run.records.progress import VALIDATION
+from run.records.progress import EVAL_PREFIX
 from run.records.prometheus_page import PrometheusPage
 from run.records.throughput import mfu_inputs
 from run.reference_logps import ReferenceLogps
@@ -334,7 +334,10 @@ class _TrainingRun:
     ) -> int:
         """Run the optimizer steps, `device_iterations` at a time; returns the last step."""
         config, checkpoints = self.config, self.checkpoints
-        lr_schedule, iterations = LRSchedule.of(config.training), config.execution.device_iterations
+        lr_schedule, iterations = (
+            LRSchedule.from_config(config.training),
+            config.execution.device_iterations,
+        )
         step = self.start.step
         while step < config.training.steps:
             watchdog.mark("meeting", f"the meeting of all before step {step + 1}")
@@ -398,11 +401,11 @@ class _TrainingRun:
         )
         if self.evaluator is None or not due:
             return {}
-        outcome = self.evaluator.evaluate(self.model.tensors(), quiet=True)
+        result = self.evaluator.evaluate(self.model.tensors(), quiet=True)
         weights = without_optimizer_state(self.model.tensors(frozen=False))
-        self.best.on_evaluate(step, outcome.metrics, weights)
-        values = {f"{VALIDATION}{name}": value for name, value in outcome.metrics.items()}
-        logged = outcome.answers[: self.config.eval.log_samples]
+        self.best.on_evaluate(step, result.metrics, weights)
+        values = {f"{EVAL_PREFIX}{name}": value for name, value in result.metrics.items()}
+        logged = result.predictions[: self.config.eval.log_samples]
         return {**values, SAMPLES: [answer.to_dict() for answer in logged]}
 
 

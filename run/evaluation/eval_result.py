@@ -51,32 +51,32 @@ class EvalResult:
     """
 
     metrics: Mapping[str, float]
-    answers: Sequence[Prediction]
+    predictions: Sequence[Prediction]
     labels: Sequence[str] | None
-    facts: Mapping[str, Any]
+    info: Mapping[str, Any]
 
     @property
     def num_correct(self) -> int:
         """Number of correct predictions."""
-        return sum(answer.is_correct for answer in self.answers)
+        return sum(answer.is_correct for answer in self.predictions)
 
     def confusion_matrix(self) -> dict[str, dict[str, int]]:
         """Count predictions by expected label (outer key) and predicted label or `NO_LABEL`."""
         labels = self.labels or ()
         counts = {label: dict.fromkeys([*labels, NO_LABEL], 0) for label in labels}
-        for answer in self.answers:
+        for answer in self.predictions:
             predicted = answer.generated.strip()
             counts[answer.expected][predicted if predicted in labels else NO_LABEL] += 1
         return counts
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data."""
-        data: dict[str, Any] = {**self.facts, **self.metrics}
-        if self.answers:
-            data |= {"correct": self.num_correct, "total": len(self.answers)}
+        data: dict[str, Any] = {**self.info, **self.metrics}
+        if self.predictions:
+            data |= {"correct": self.num_correct, "total": len(self.predictions)}
             if self.labels:
                 data["confusion"] = self.confusion_matrix()
-            wrong = [answer for answer in self.answers if not answer.is_correct]
+            wrong = [answer for answer in self.predictions if not answer.is_correct]
             data["errors"] = [answer.to_dict() for answer in wrong[:MAX_EXAMPLES]]
         return data
 
@@ -93,7 +93,7 @@ class EvalResult:
         """Format a line for each metric; accuracy and exact match have counts."""
         lines = []
         for name, value in self.metrics.items():
-            counts = f" ({self.num_correct}/{len(self.answers)})" if name in EXACT else ""
+            counts = f" ({self.num_correct}/{len(self.predictions)})" if name in EXACT else ""
             lines.append(f"{name}: {format_number(value)}{counts}")
         return "\n".join(lines)
 

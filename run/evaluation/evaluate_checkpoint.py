@@ -44,14 +44,14 @@ def evaluate_checkpoint(
     add_ref_logps = None if reference is None else reference.add_to
     evaluator = Evaluator(config, None, data_cache, add_ref_logps)
     begin = time.perf_counter()
-    start, outcome = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
+    start, result = start.load_with_fallback(lambda one: evaluator.evaluate(one.tensors))
     seconds = time.perf_counter() - begin
-    facts = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
-    outcome = replace(outcome, facts=facts | dict(outcome.facts))
+    info = {"weights": start.source, "step": start.step, "seconds": round(seconds, 3)}
+    result = replace(result, info=info | dict(result.info))
     if is_first_process():
-        outcome.write(folder.validation)
+        result.write(folder.validation)
     say(f"evaluated in {seconds:.1f} s; details are in {folder.validation}")
-    return outcome
+    return result
 
 
 def _folder(config: RunConfig, name: str, out: str | None) -> RunFolder:

@@ -60,7 +60,7 @@ class Evaluator:
         self._labels = None if task.labels is None else ClassLabels(task.labels)
         self._prompts = [example.prompt for example in corpus.examples]
         self._targets = [example.target for example in corpus.examples]
-        self.facts = {"task": task.name, "left_out_without_label": corpus.unlabeled}
+        self.info = {"task": task.name, "left_out_without_label": corpus.unlabeled}
         self._losses: LossSession | None = None
         if any(name in make_objective(config).metrics for name in self.metrics):
             samples = data.make_samples(corpus, for_eval=True)
@@ -70,19 +70,19 @@ class Evaluator:
                 lambda: LossSession(config, weight_source), "the program of the loss"
             )
         self._predictor: GenerativePredictor | LabelPredictor | None = None
-        answers = any(name in TEXT_METRICS for name in self.metrics)
-        if config.eval.constrained and not answers:
+        needs_predictions = any(name in TEXT_METRICS for name in self.metrics)
+        if config.eval.constrained and not needs_predictions:
             say("eval.constrained is not used: eval.metrics has none of answers")
-        if answers:
+        if needs_predictions:
             self._predictor = _create_predictor(config, data, corpus, weight_source)
             self._warn_truncated(self._predictor.num_truncated)
 
     def _warn_truncated(self, prompts: int) -> None:
         """Warn once about prompts that were truncated, and record their number."""
-        if prompts and "prompts_cut" not in self.facts:
+        if prompts and "prompts_cut" not in self.info:
             total = len(self._targets)
             say(f"warning: {prompts} of {total} prompts of the validation split are cut")
-        self.facts["prompts_cut"] = prompts
+        self.info["prompts_cut"] = prompts
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> EvalResult:
         """Evaluate weights: unsharded tensors by logical name.
@@ -98,15 +98,15 @@ class Evaluator:
                 loss = self._losses.compute(self._samples, bar.update)
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.tally) for name, metric in metrics_of}
-        answers: list[Prediction] = []
+        predictions: list[Prediction] = []
         if self._predictor is not None:
             with progress_bar("answers", len(self._predictor), "sample", quiet=quiet) as bar:
                 texts = self._predictor.predict(weights, bar.update)
-            answers = [*map(self._to_prediction, self._prompts, texts, self._targets)]
-            values |= self._text_metrics(answers)
+            predictions = [*map(self._to_prediction, self._prompts, texts, self._targets)]
+            values |= self._text_metrics(predictions)
         metrics = {name: values[name] for name in self.metrics}
         names = None if self._labels is None else self._labels.names
-        return EvalResult(metrics, answers, names, self.facts)
+        return EvalResult(metrics, predictions, names, self.info)
 
     def _to_prediction(self, prompt: str, text: str, target: str) -> Prediction:
         """Pair a generated text with its target; in a classification, as labels."""
@@ -115,12 +115,12 @@ class Evaluator:
         label = self._labels.found_in(text, target)
         return Prediction(prompt, text if label is None else label, self._labels.split(target)[1])
 
-    def _text_metrics(self, answers: Sequence[Prediction]) -> dict[str, float]:
+    def _text_metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Compute the metrics of predictions."""
-        texts = [answer.generated for answer in answers]
+        texts = [answer.generated for answer in predictions]
         if self._labels is not None:
             texts = [text if text in self._labels.names else NO_LABEL for text in texts]
-        targets = [answer.expected for answer in answers]
+        targets = [answer.expected for answer in predictions]
         names = (name for name in self.metrics if name in TEXT_METRICS)
         return {name: TEXT_METRICS[name](texts, targets) for name in names}
 

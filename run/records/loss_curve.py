@@ -13,19 +13,19 @@ from matplotlib.figure import Figure
 from files.atomic_writing import write_file
 from run.records.metrics_jsonl import StepMetrics, column
 
-LOSS_COLOUR, RATE_COLOUR, VALIDATION_COLOUR = "#1f5fa8", "#b3541e", "#2c7a4b"
-VALIDATION_LOSS = "eval_loss"
-REWARD_COLOURS = {
-    "rewards/chosen": VALIDATION_COLOUR,
-    "rewards/rejected": RATE_COLOUR,
-    "rewards/margins": LOSS_COLOUR,
+LOSS_COLOR, LR_COLOR, EVAL_COLOR = "#1f5fa8", "#b3541e", "#2c7a4b"
+EVAL_LOSS = "eval_loss"
+REWARD_COLORS = {
+    "rewards/chosen": EVAL_COLOR,
+    "rewards/rejected": LR_COLOR,
+    "rewards/margins": LOSS_COLOR,
 }
-DRAWN = ("step", "loss", "learning_rate", VALIDATION_LOSS, *REWARD_COLOURS)
+PLOTTED_METRICS = ("step", "loss", "learning_rate", EVAL_LOSS, *REWARD_COLORS)
 MAX_LINEAR = 5.0
 """Ratio of the largest to the smallest loss above which the axis is logarithmic."""
 
 
-def draw_loss_curve(rows: Sequence[StepMetrics], path: Path, title: str) -> None:
+def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str) -> None:
     """Plot metrics with `step`, `loss` and `learning_rate` to a PNG file.
 
     Raises:
@@ -33,15 +33,15 @@ def draw_loss_curve(rows: Sequence[StepMetrics], path: Path, title: str) -> None
     """
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
-    rewards = any("rewards/margins" in row for row in rows)
+    rewards = any("rewards/margins" in row for row in steps_metrics)
     heights = [3, 2, 1] if rewards else [3, 1]
     above, *between, below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    steps = column(rows, "step")
-    _draw_loss(above, rows, steps)
+    steps = column(steps_metrics, "step")
+    _draw_loss(above, steps_metrics, steps)
     for axes in between:
-        _draw_rewards(axes, rows, steps)
+        _draw_rewards(axes, steps_metrics, steps)
     above.set_title(title, loc="left")
-    below.plot(steps, column(rows, "learning_rate"), color=RATE_COLOUR, linewidth=1.5)
+    below.plot(steps, column(steps_metrics, "learning_rate"), color=LR_COLOR, linewidth=1.5)
     below.set_ylabel("learning rate")
     below.set_ylim(bottom=0)
     below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
@@ -52,9 +52,9 @@ def draw_loss_curve(rows: Sequence[StepMetrics], path: Path, title: str) -> None
     write_file("the loss curve", path, lambda draft: figure.savefig(draft, format="png"))
 
 
-def _draw_rewards(axes: Axes, rows: Sequence[StepMetrics], steps: Sequence[float]) -> None:
-    for name, colour in REWARD_COLOURS.items():
-        axes.plot(steps, column(rows, name), color=colour, linewidth=1.5, label=name)
+def _draw_rewards(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence[float]) -> None:
+    for name, color in REWARD_COLORS.items():
+        axes.plot(steps, column(steps_metrics, name), color=color, linewidth=1.5, label=name)
     axes.set_ylabel("reward")
     axes.legend(frameon=False)
 
@@ -77,18 +77,18 @@ def centered_mean(values: Sequence[float], span: float) -> np.ndarray:
     return np.divide(total, number, out=np.full(len(array), np.nan), where=number > 0)
 
 
-def _draw_loss(axes: Axes, rows: Sequence[StepMetrics], steps: Sequence[float]) -> None:
-    losses = column(rows, "loss")
-    axes.plot(steps, losses, color=LOSS_COLOUR, alpha=0.3, linewidth=1, label="loss of a step")
+def _draw_loss(axes: Axes, steps_metrics: Sequence[StepMetrics], steps: Sequence[float]) -> None:
+    losses = column(steps_metrics, "loss")
+    axes.plot(steps, losses, color=LOSS_COLOR, alpha=0.3, linewidth=1, label="loss of a step")
     smoothed = centered_mean(losses, len(losses) / 25)
-    axes.plot(steps, smoothed, color=LOSS_COLOUR, linewidth=2, label="smoothed")
-    evaluated = [row for row in rows if VALIDATION_LOSS in row]
+    axes.plot(steps, smoothed, color=LOSS_COLOR, linewidth=2, label="smoothed")
+    evaluated = [row for row in steps_metrics if EVAL_LOSS in row]
     if evaluated:
-        eval_steps, eval_losses = column(evaluated, "step"), column(evaluated, VALIDATION_LOSS)
+        eval_steps, eval_losses = column(evaluated, "step"), column(evaluated, EVAL_LOSS)
         axes.plot(
             eval_steps,
             eval_losses,
-            color=VALIDATION_COLOUR,
+            color=EVAL_COLOR,
             marker="o",
             markersize=4,
             label="validation",

@@ -42,10 +42,10 @@ class MetricsFile:
 
         def write(draft: Path) -> None:
             with draft.open("wb") as file:
-                for row, line in _read_lines(path):
-                    if row is None:
+                for metrics, line in _read_lines(path):
+                    if metrics is None:
                         damaged.append(line)
-                    elif row["step"] <= first_step:
+                    elif metrics["step"] <= first_step:
                         file.write(line)
             if damaged:
                 _move_damaged(path, damaged)
@@ -53,7 +53,9 @@ class MetricsFile:
         write_file("the metrics", path, write)
         self._path = path
 
-    def append(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+    def append(
+        self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()
+    ) -> None:
         """Append the metrics of a step, all or nothing; they must have `step`.
 
         Args:
@@ -64,7 +66,7 @@ class MetricsFile:
         """
         with write_errors("the metrics", self._path), self._path.open("ab", buffering=0) as file:
             before = file.tell()
-            line = _to_line(row, samples).encode()
+            line = _to_line(metrics, samples).encode()
             try:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -86,16 +88,20 @@ def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepM
         OSError: the file cannot be read.
     """
     steps: dict[float, StepMetrics] = {}
-    for row, _ in _read_lines(path):
-        if row is not None:
-            selected = row if names is None else {name: row[name] for name in names if name in row}
-            steps.setdefault(row["step"], {}).update(selected)
+    for metrics, _ in _read_lines(path):
+        if metrics is not None:
+            selected = (
+                metrics
+                if names is None
+                else {name: metrics[name] for name in names if name in metrics}
+            )
+            steps.setdefault(metrics["step"], {}).update(selected)
     return list(steps.values())
 
 
 def column(rows: Sequence[StepMetrics], name: str) -> list[float]:
     """Return one metric of each step, nan where it is missing."""
-    return [row.get(name, math.nan) for row in rows]
+    return [metrics.get(name, math.nan) for metrics in rows]
 
 
 def _read_lines(path: Path) -> Iterator[tuple[StepMetrics | None, bytes]]:
@@ -122,10 +128,11 @@ def _move_damaged(path: Path, lines: Sequence[bytes]) -> None:
     )
 
 
-def _to_line(row: Mapping[str, float], samples: Sequence[PredictionSample]) -> str:
+def _to_line(metrics: Mapping[str, float], samples: Sequence[PredictionSample]) -> str:
     # JSON has no nan or inf; as text they survive, and `float` reads them back.
     plain = {
-        name: value if math.isfinite(value) else str(float(value)) for name, value in row.items()
+        name: value if math.isfinite(value) else str(float(value))
+        for name, value in metrics.items()
     }
     return json.dumps({**plain, SAMPLES: [*samples]} if samples else plain) + "\n"
 
@@ -133,10 +140,14 @@ def _to_line(row: Mapping[str, float], samples: Sequence[PredictionSample]) -> s
 def _parse_line(line: bytes, path: Path, number: int) -> StepMetrics | None:
     """Parse the metrics of a line; None if it is damaged."""
     try:
-        row = parse_json(decode_text(line, path, number), path, number)
-        if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
+        metrics = parse_json(decode_text(line, path, number), path, number)
+        if (
+            not isinstance(metrics, dict)
+            or type(metrics.get("step")) is not int
+            or metrics["step"] < 0
+        ):
             return None
-        return {name: _number(value) for name, value in row.items() if name != SAMPLES}
+        return {name: _number(value) for name, value in metrics.items() if name != SAMPLES}
     except (FileError, ValueError, OverflowError):
         return None
 

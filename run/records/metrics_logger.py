@@ -15,7 +15,7 @@ from files.run_folder import RunFolder
 from files.text_files import check_regular
 from files.yaml_files import dump_yaml
 from run.options import RunOptions
-from run.records.loss_curve import DRAWN, draw_loss_curve
+from run.records.loss_curve import PLOTTED_METRICS, draw_loss_curve
 from run.records.metrics_jsonl import MetricsFile, PredictionSample, StepMetrics, read_metrics
 from run.records.progress import TrainingProgress
 from run.records.prometheus_page import PrometheusPage
@@ -49,7 +49,7 @@ class WarnOnce:
 class MetricSink(Protocol):
     """Destination of metrics besides the run's folder."""
 
-    def log(self, row: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
+    def log(self, metrics: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
         """Log the metrics of a step."""
         ...
 
@@ -123,13 +123,13 @@ class MetricsLogger:
             more: further metrics, such as `grad_norm` or `skipped_steps`.
         """
         self._throughput.update(step)
-        row = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
+        metrics = {"step": step, "loss": float(loss), "learning_rate": float(learning_rate)}
         if self._perplexity is not None:
-            row["perplexity"] = self._perplexity({"loss": (float(loss), 1.0)})
-        row |= {name: float(value) for name, value in more.items()}
-        row |= throughput_metrics(self._throughput, tokens, self._mfu_inputs)
-        self._progress.update(row)
-        self._log(row, samples)
+            metrics["perplexity"] = self._perplexity({"loss": (float(loss), 1.0)})
+        metrics |= {name: float(value) for name, value in more.items()}
+        metrics |= throughput_metrics(self._throughput, tokens, self._mfu_inputs)
+        self._progress.update(metrics)
+        self._log(metrics, samples)
 
     def log_save(self, step: int, facts: StepMetrics) -> None:
         """Log the metrics of a save after the last step.
@@ -139,14 +139,14 @@ class MetricsLogger:
         """
         self._log({"step": step, "time": round(time.time(), 3)} | facts)
 
-    def _log(self, row: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
+    def _log(self, metrics: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
         with self._warn_once.warn_on_error(self._folder.metrics.name):
             if not self._folder.path.is_dir():  # somebody has deleted it
                 self._metrics = self._create_files()
-            self._metrics.append(row, samples)
+            self._metrics.append(metrics, samples)
         for name, log in self._logs.items():
             with self._warn_once.warn_on_error(name):
-                log.log(row, samples)
+                log.log(metrics, samples)
 
     def _create_files(self) -> MetricsFile:
         """Create the folder with config.yml and run.json, and open metrics.jsonl."""
@@ -165,9 +165,9 @@ class MetricsLogger:
         """Close all sinks and plot the loss curve, also after an error."""
         self._progress.close()
         with self._warn_once.warn_on_error("the loss curve"):
-            rows = read_metrics(self._folder.metrics, DRAWN)
-            if rows:
-                draw_loss_curve(rows, self._folder.loss_curve, self._title)
+            steps_metrics = read_metrics(self._folder.metrics, PLOTTED_METRICS)
+            if steps_metrics:
+                draw_loss_curve(steps_metrics, self._folder.loss_curve, self._title)
         for name, log in self._logs.items():
             with self._warn_once.warn_on_error(name):
                 log.close(failed=kind is not None)

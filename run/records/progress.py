@@ -13,7 +13,7 @@ from tqdm import tqdm
 from files.formatting import format_number
 from run.records.throughput import Throughput
 
-VALIDATION = "eval_"
+EVAL_PREFIX = "eval_"
 """What the names of an evaluation's metrics begin with."""
 PRIORITIES = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "norm")
 """Facts by priority: a narrow bar shows the first ones."""
@@ -62,14 +62,14 @@ class TrainingProgress:
                 bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]",
             )
 
-    def update(self, row: Mapping[str, float]) -> None:
+    def update(self, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step; those of an evaluation begin with `eval_`."""
-        done = int(row["step"])
-        texts = self._format_metrics(row, self._total - done)
+        done = int(metrics["step"])
+        texts = self._format_metrics(metrics, self._total - done)
         if self._bar is not None:
             self._bar.set_postfix_str(self._fit_width(texts, done), refresh=False)
             self._bar.update(done - self._bar.n)
-        elif self._line_is_due(done) or self._is_evaluated(row):
+        elif self._line_is_due(done) or self._is_evaluated(metrics):
             text = ", ".join(texts.values())
             print(f"step {done}/{self._total}: {text}", file=self._stream, flush=True)
 
@@ -86,20 +86,20 @@ class TrainingProgress:
             return True
         return False
 
-    def _format_metrics(self, row: Mapping[str, float], steps_left: int) -> dict[str, str]:
+    def _format_metrics(self, metrics: Mapping[str, float], steps_left: int) -> dict[str, str]:
         """Format the metrics to show, by topic."""
-        texts = {"loss": f"loss {format_number(row['loss'])}"}
-        if "grad_norm" in row:
-            texts["norm"] = f"gradient norm {format_number(row['grad_norm'])}"
-        texts["rate"] = f"learning rate {row['learning_rate']:.2e}"
-        if "epoch" in row:
-            texts["epoch"] = f"epoch {row['epoch']:.2f}"
-        if row.get("skipped_steps"):
-            texts["skipped"] = f"{row['skipped_steps']:.0f} skipped"
-        if self._is_evaluated(row):
-            names = [name for name in row if name.startswith(VALIDATION)]
+        texts = {"loss": f"loss {format_number(metrics['loss'])}"}
+        if "grad_norm" in metrics:
+            texts["norm"] = f"gradient norm {format_number(metrics['grad_norm'])}"
+        texts["rate"] = f"learning rate {metrics['learning_rate']:.2e}"
+        if "epoch" in metrics:
+            texts["epoch"] = f"epoch {metrics['epoch']:.2f}"
+        if metrics.get("skipped_steps"):
+            texts["skipped"] = f"{metrics['skipped_steps']:.0f} skipped"
+        if self._is_evaluated(metrics):
+            names = [name for name in metrics if name.startswith(EVAL_PREFIX)]
             shown = [
-                f"{name.removeprefix(VALIDATION)} {format_number(row[name])}" for name in names
+                f"{name.removeprefix(EVAL_PREFIX)} {format_number(metrics[name])}" for name in names
             ]
             self._evaluated = "validation " + " ".join(shown)
             texts["validation"] = self._evaluated
@@ -112,8 +112,8 @@ class TrainingProgress:
             texts["left"] = f"{tqdm.format_interval(eta)} left"
         return texts
 
-    def _is_evaluated(self, row: Mapping[str, float]) -> bool:
-        return any(name.startswith(VALIDATION) for name in row)
+    def _is_evaluated(self, metrics: Mapping[str, float]) -> bool:
+        return any(name.startswith(EVAL_PREFIX) for name in metrics)
 
     def _fit_width(self, texts: Mapping[str, str], done: int) -> str:
         """Join the most important texts that fit the terminal's width."""

@@ -115,7 +115,7 @@ class PrometheusPage:
             raise UserError(
                 "--metrics.port needs the package prometheus_client: pip install prometheus_client"
             ) from None
-        self._row: dict[str, float] = {}
+        self._gauges: dict[str, float] = {}
         registry = CollectorRegistry()
         registry.register(self)
         try:
@@ -135,13 +135,13 @@ class PrometheusPage:
         """Yield the gauges, as prometheus_client requires."""
         from prometheus_client.core import GaugeMetricFamily
 
-        for name, value in self._row.items():
+        for name, value in self._gauges.items():
             shown = f"popxl_{name.replace('/', '_')}"
             yield GaugeMetricFamily(shown, f"{name} of metrics.jsonl", value)
 
-    def log(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+    def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
         """Update the gauges; missing metrics keep their values."""
-        self._row = {**self._row, **row}
+        self._gauges = {**self._gauges, **metrics}
 
     def close(self, failed: bool = False) -> None:
         """Stop serving."""

@@ -29,10 +29,10 @@ class TensorBoardLog:
             ) from None
         self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
 
-    def log(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+    def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
         """Log the metrics of a step, and predictions as a table."""
-        step = int(row["step"])
-        for name, value in row.items():
+        step = int(metrics["step"])
+        for name, value in metrics.items():
             if name not in ("step", "time"):
                 self._writer.add_scalar(name, value, step)
         if samples:
@@ -47,7 +47,7 @@ def _table(samples: Sequence[PredictionSample]) -> str:
     """Format predictions as a Markdown table."""
     names = list(samples[0])
     rows = [names, ["---"] * len(names), *([_cell(s[name]) for name in names] for s in samples)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(metrics)} |" for metrics in rows)
 
 
 def _cell(text: str) -> str:

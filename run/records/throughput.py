@@ -92,28 +92,28 @@ def mfu_inputs(config: RunConfig) -> MfuInputs:
 
 
 def throughput_metrics(
-    throughput: Throughput, tokens: float | None, use: MfuInputs
+    throughput: Throughput, tokens: float | None, inputs: MfuInputs
 ) -> dict[str, float]:
     """Return the throughput metrics of a step.
 
     Args:
         tokens: number of the step's tokens without padding; None: not counted.
     """
-    row = {"time": round(time.time(), 3)}
+    metrics = {"time": round(time.time(), 3)}
     samples, steps = throughput.samples_per_second, throughput.steps_per_second
     if samples is not None and steps is not None:
-        row["samples_per_second"] = samples
-        row["seconds_per_step"] = 1 / steps
+        metrics["samples_per_second"] = samples
+        metrics["seconds_per_step"] = 1 / steps
         if tokens is not None:
-            row["tokens_per_second"] = tokens * steps
-        if use.flops_per_step and use.peak_flops:
-            row["mfu"] = use.flops_per_step * steps / use.peak_flops
-    host, device = peak_host_bytes(), use.device_bytes()
+            metrics["tokens_per_second"] = tokens * steps
+        if inputs.flops_per_step and inputs.peak_flops:
+            metrics["mfu"] = inputs.flops_per_step * steps / inputs.peak_flops
+    host, device = peak_host_bytes(), inputs.device_bytes()
     if host is not None:
-        row["peak_host_bytes"] = host
+        metrics["peak_host_bytes"] = host
     if device is not None:
-        row["peak_device_bytes"] = device
-    return row
+        metrics["peak_device_bytes"] = device
+    return metrics
 
 
 def peak_host_bytes() -> int | None:

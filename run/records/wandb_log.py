@@ -55,12 +55,12 @@ class WandbLog:
                 "run `wandb login`, or set WANDB_MODE=offline, or leave out --wandb"
             ) from error
 
-    def log(self, row: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
+    def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
         """Log the metrics of a step, and predictions as a table."""
-        values: dict[str, Any] = {name: value for name, value in row.items() if name != "step"}
+        values: dict[str, Any] = {name: value for name, value in metrics.items() if name != "step"}
         if samples:
             values[SAMPLES] = _table(samples)
-        self._call_wandb(lambda run: run.log(values, step=int(row["step"])))
+        self._call_wandb(lambda run: run.log(values, step=int(metrics["step"])))
 
     def close(self, failed: bool = False) -> None:
         """Finish the W&B run."""

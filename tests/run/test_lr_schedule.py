@@ -46,7 +46,9 @@ def rates_of(made, maximum, steps):
 @pytest.mark.parametrize("function", HUGGING_FACE)
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 7), (3, 20), (1, 1), (20, 20)])
 def test_same_rates_as_hugging_face(function, warmup, steps):
-    schedule = LRSchedule.of(training(steps, function=function, maximum=3e-4, warmup_steps=warmup))
+    schedule = LRSchedule.from_config(
+        training(steps, function=function, maximum=3e-4, warmup_steps=warmup)
+    )
     ours = [schedule(step) for step in range(steps)]
     assert ours == pytest.approx(hugging_face_rates(function, 3e-4, warmup, steps), rel=1e-12)
 
@@ -62,7 +64,9 @@ def test_restarts_are_those_of_hugging_face(warmup, steps, cycles):
         lambda o: get_cosine_with_hard_restarts_schedule_with_warmup(o, warmup, steps, cycles),
         *(3e-4, shown),
     )
-    assert [LRSchedule.of(own)(s) for s in range(shown)] == pytest.approx(theirs, rel=1e-12)
+    assert [LRSchedule.from_config(own)(s) for s in range(shown)] == pytest.approx(
+        theirs, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 7), (3, 20), (0, 40), (5, 43)])
@@ -71,7 +75,7 @@ def test_restarts_are_those_of_hugging_face(warmup, steps, cycles):
 def test_warm_up_stable_decay_is_that_of_hugging_face(warmup, steps, decay, minimum):
     """But that our warm-up begins with 0 where there is a minimum."""
     rate = {"warmup_steps": warmup, "decay_proportion": decay, "minimum": minimum}
-    schedule = LRSchedule.of(training(steps, function="wsd", maximum=3e-4, **rate))
+    schedule = LRSchedule.from_config(training(steps, function="wsd", maximum=3e-4, **rate))
     falling = math.ceil(decay * steps)
     theirs = rates_of(
         lambda o: get_wsd_schedule(
@@ -87,8 +91,8 @@ def test_warm_up_stable_decay_is_that_of_hugging_face(warmup, steps, decay, mini
 @pytest.mark.parametrize("function", ["linear", "cosine", "wsd"])
 def test_a_schedule_that_begins_in_mid_run_goes_over_what_is_left(function):
     rate = {"function": function, "maximum": 3e-4, "warmup_proportion": 0.2}
-    late = LRSchedule.of(training(100, **rate, start_step=60))
-    alone = LRSchedule.of(training(40, **rate))
+    late = LRSchedule.from_config(training(100, **rate, start_step=60))
+    alone = LRSchedule.from_config(training(40, **rate))
     assert [late(60 + step) for step in range(45)] == [alone(step) for step in range(45)]
     assert late(99) < late(70)
 
@@ -109,7 +113,7 @@ def test_another_rate_in_mid_run_is_said_with_what_to_do():
 @pytest.mark.parametrize(("warmup", "maximum"), [(0, 1e-2), (10_000, 1e-2)])
 def test_the_relative_step_is_adafactors(warmup, maximum):
     """With the maximum, and then the warm-up, that transformers writes out."""
-    rate = LRSchedule.of(
+    rate = LRSchedule.from_config(
         training(20_000, function="relative", maximum=maximum, warmup_steps=warmup)
     )
     options = {"lr": None, "relative_step": True, "warmup_init": warmup > 0}
@@ -121,18 +125,18 @@ def test_the_relative_step_is_adafactors(warmup, maximum):
 
 
 def test_warmup_as_a_proportion_is_rounded_up():
-    assert LRSchedule.of(training(25, warmup_proportion=0.1)).warmup_steps == 3
-    assert LRSchedule.of(training(25)).warmup_steps == 0
+    assert LRSchedule.from_config(training(25, warmup_proportion=0.1)).warmup_steps == 3
+    assert LRSchedule.from_config(training(25)).warmup_steps == 0
 
 
 @pytest.mark.parametrize(("function", "end"), [("linear", 0.0), ("cosine", 0.0), ("constant", 1.0)])
 def test_the_end_value_holds_after_the_last_step(function, end):
-    schedule = LRSchedule.of(training(10, function=function, maximum=1.0, warmup_steps=2))
+    schedule = LRSchedule.from_config(training(10, function=function, maximum=1.0, warmup_steps=2))
     assert [schedule(10), schedule(1000)] == [end, end]
 
 
 def test_a_minimum_is_reached_as_in_transformers():
-    schedule = LRSchedule.of(
+    schedule = LRSchedule.from_config(
         training(20, function="cosine", maximum=3e-4, minimum=2e-5, warmup_steps=3)
     )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
@@ -146,7 +150,7 @@ def test_a_minimum_is_reached_as_in_transformers():
     assert schedule(1000) == 2e-5
     for function, rate in (("linear", 0.6), ("constant", 1.0)):
         own = training(10, function=function, maximum=1.0, minimum=0.2)
-        assert LRSchedule.of(own)(5) == pytest.approx(rate)
+        assert LRSchedule.from_config(own)(5) == pytest.approx(rate)
     with pytest.raises(ConfigError, match="minimum 1.0 must be at most its maximum 0.1"):
         LearningRate(maximum=0.1, minimum=1.0)
 

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib import image
 
 from run.records.loss_curve import (
-    LOSS_COLOUR,
-    RATE_COLOUR,
-    VALIDATION_COLOUR,
+    EVAL_COLOR,
+    LOSS_COLOR,
+    LR_COLOR,
     centered_mean,
     draw_loss_curve,
 )
@@ -41,7 +41,7 @@ def test_picture_shows_both_curves(tmp_path):
     draw_loss_curve(rows, tmp_path / "curve.png", "a run")
     pixels = image.imread(tmp_path / "curve.png")[..., :3]
     assert pixels.shape == (720, 960, 3)
-    for colour in (LOSS_COLOUR, RATE_COLOUR):
+    for colour in (LOSS_COLOR, LR_COLOR):
         wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 500, colour
 
@@ -54,7 +54,7 @@ def test_rewards_are_drawn_where_there_are_any(tmp_path):
     ]  # fmt: skip
     draw_loss_curve(rows, tmp_path / "curve.png", "a run")
     pixels = image.imread(tmp_path / "curve.png")[..., :3]
-    wanted = np.array([int(VALIDATION_COLOUR[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    wanted = np.array([int(EVAL_COLOR[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     assert (np.abs(pixels - wanted).max(axis=-1) < 0.01).sum() > 300
 
 
