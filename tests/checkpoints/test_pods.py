@@ -173,7 +173,7 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
             own = device_variables._local_shards(
                 device_variables.shards_of(mesh, variable), process
             )
-            source.some(own)
+            source.make_shards(own)
             held += sum(part.size for part in own) * variable.dtype.itemsize
         assert len(set(read)) == len(read)
         nbytes = sum(size for _, _, size in read)
@@ -221,7 +221,7 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
             own = device_variables._local_shards(
                 device_variables.shards_of(mesh, variable), process
             )
-            whole, some = source(), source.some(own)
+            whole, some = source(), source.make_shards(own)
             held += sum(part.size for part in own)
             for replica in range(8 * process, 8 * process + 8):
                 entry = replica_value(variable, whole, replica)
