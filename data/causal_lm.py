@@ -249,7 +249,7 @@ class CausalLM(SampleFormat):
         """Token blocks if `data.packing` is set or for documents; else packed sequences."""
         data, length = _data_config(config), config.model.sequence_length
         if data.format == "language_modeling":
-            return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad)
+            return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad_token_id)
         packs, truncation = data.packing and not for_eval, NO_TRUNCATION
         if not tokenizer.chat:
             limit = self.target_limit(config)
@@ -262,10 +262,10 @@ class CausalLM(SampleFormat):
         answers_only = for_eval or self.loss_scope(config) != "all"
         stream = join_sequences(tokens, answers_only, truncation)
         if packs:
-            return TokenBlocks.from_stream(stream, length, tokenizer.pad)
+            return TokenBlocks.from_stream(stream, length, tokenizer.pad_token_id)
         num_fixed = len(tokenizer.affix_ids[0])
         return PackedSequences.from_stream(
-            stream, length, tokenizer.pad, examples_per_sample(config), num_fixed
+            stream, length, tokenizer.pad_token_id, examples_per_sample(config), num_fixed
         )
 
     def make_pair_samples(
@@ -284,7 +284,7 @@ class CausalLM(SampleFormat):
             pair_indices[..., None] == EMPTY_SLOT, EMPTY_SLOT, 2 * pair_indices[..., None] + [0, 1]
         )
         packed = PackedSequences(
-            stream, sequence_indices.reshape(len(pair_indices), -1), length, tokenizer.pad
+            stream, sequence_indices.reshape(len(pair_indices), -1), length, tokenizer.pad_token_id
         )
         num_loss_tokens = np.asarray(
             [np.count_nonzero(text.loss_mask[1:]) for text in sequences], np.float32
@@ -333,7 +333,7 @@ class CausalLM(SampleFormat):
             for ids in rows
         ]
         input_ids, mask = pad_right(
-            truncated_rows, max_tokens, length_multiple(config), tokenizer.pad
+            truncated_rows, max_tokens, length_multiple(config), tokenizer.pad_token_id
         )
         model = replace(config.model, sequence_length=input_ids.shape[1])
         return replace(config, model=model), Prompts(texts, input_ids, mask, num_truncated)
@@ -342,7 +342,7 @@ class CausalLM(SampleFormat):
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
         if tokenizer.chat:
-            return [tokenizer.with_eos(ids) for ids in tokenizer.ids(texts)]
+            return [tokenizer.with_eos(ids) for ids in tokenizer.encode(texts)]
         examples = (self.render(config, Example("", text)) for text in texts)
         tokenized = encode_examples(
             tokenizer, (example.prompt_and_answer() for example in examples)

@@ -72,7 +72,7 @@ class ChatTemplate:
 
     def __init__(
         self,
-        base: PreTrainedTokenizerFast,
+        hf_tokenizer: PreTrainedTokenizerFast,
         variables: Mapping[str, Any] | None = None,
         loss: LossOn = "completion",
         fix_date: bool = True,
@@ -86,7 +86,7 @@ class ChatTemplate:
         Raises:
             ConfigError: the tokenizer has no template, or it is not one, or takes too long.
         """
-        self.base, self.variables, self.loss = base, dict(variables or {}), loss
+        self.hf_tokenizer, self.variables, self.loss = hf_tokenizer, dict(variables or {}), loss
         self.warnings = DataWarnings()
         self._fixes_date = fix_date
         self._rendered_fields: set[tuple[str, str]] = set()
@@ -118,7 +118,7 @@ class ChatTemplate:
     @property
     def cache_key(self) -> tuple[object, ...]:
         """Everything besides the conversation that determines the rendered text."""
-        return self.base.chat_template, self.base.special_tokens_map, self.variables
+        return self.hf_tokenizer.chat_template, self.hf_tokenizer.special_tokens_map, self.variables
 
     # ---- what a model is given --------------------------------------------------------------
     def prompt(self, conversation: Conversation, location: object = None) -> str:
@@ -300,7 +300,9 @@ class ChatTemplate:
         inner_stop = self._stop_token_before([make_message("user", "b")]) or self.stop_token
         stops = [stop for stop in (self.stop_token, inner_stop) if stop]
         return StopTokens(
-            self.stop_token, inner_stop, pattern_of_any([*special_tokens(self.base), *stops])
+            self.stop_token,
+            inner_stop,
+            pattern_of_any([*special_tokens(self.hf_tokenizer), *stops]),
         )
 
     def _stop_token_before(self, following: Sequence[Message]) -> str | None:
@@ -318,9 +320,11 @@ class ChatTemplate:
                 raise
             except Exception:  # whatever a template raises
                 continue
-            added_tokens = self.base.added_tokens_decoder
+            added_tokens = self.hf_tokenizer.added_tokens_decoder
             with catch_panics():
-                ids = self.base(text_after, add_special_tokens=False, verbose=False)["input_ids"]
+                ids = self.hf_tokenizer(text_after, add_special_tokens=False, verbose=False)[
+                    "input_ids"
+                ]
             return next((str(added_tokens[i].content) for i in ids if i in added_tokens), None)
         return None
 
@@ -330,7 +334,7 @@ class ChatTemplate:
         return (
             None
             if self.stop_token is None
-            else int(self.base.convert_tokens_to_ids(self.stop_token))
+            else int(self.hf_tokenizer.convert_tokens_to_ids(self.stop_token))
         )
 
     # ---- rendering --------------------------------------------------------------------------
@@ -368,7 +372,11 @@ class ChatTemplate:
         conversation_variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, list[CharSpan]]:
         source = self._source(tools)
-        variables = {**self.base.special_tokens_map, **self.variables, **conversation_variables}
+        variables = {
+            **self.hf_tokenizer.special_tokens_map,
+            **self.variables,
+            **conversation_variables,
+        }
         has_generation_blocks = _GENERATION_BLOCK.search(source) is not None
         text, blocks = render(
             source, messages, tools, add_generation_prompt, has_generation_blocks, variables
@@ -377,7 +385,7 @@ class ChatTemplate:
 
     def _source(self, tools: object = None) -> str:
         """Source of the template; of several, transformers' choice."""
-        source: str = self.base.get_chat_template(None, tools)
+        source: str = self.hf_tokenizer.get_chat_template(None, tools)
         return _with_fixed_date(source) if self._fixes_date and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
@@ -447,15 +455,15 @@ class ChatTemplate:
             if self.stop_token and self.stop_token in answer
             else answer
         )
-        if any(token in text for token in self.base.all_special_tokens):
+        if any(token in text for token in self.hf_tokenizer.all_special_tokens):
             with catch_panics():
-                ids = self.base(text, add_special_tokens=False, verbose=False)["input_ids"]
-            text = str(self.base.decode(ids, skip_special_tokens=True))
+                ids = self.hf_tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            text = str(self.hf_tokenizer.decode(ids, skip_special_tokens=True))
         return text.strip()
 
 
 def load_chat_template(
-    base: PreTrainedTokenizerFast,
+    hf_tokenizer: PreTrainedTokenizerFast,
     file: str | None,
     variables: str | None,
     loss: LossOn,
@@ -471,7 +479,7 @@ def load_chat_template(
         UserError: there is none, or a file or the variables cannot be read.
     """
     if file is not None:
-        base.chat_template = read_text(Path(file))
+        hf_tokenizer.chat_template = read_text(Path(file))
     template_variables: Any = {}
     if variables is not None:
         try:
@@ -484,7 +492,7 @@ def load_chat_template(
                 "such as "
                 '{"enable_thinking": false}'
             )
-    return ChatTemplate(base, template_variables, loss, fix_date)
+    return ChatTemplate(hf_tokenizer, template_variables, loss, fix_date)
 
 
 @cache

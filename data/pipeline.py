@@ -88,16 +88,19 @@ class Pipeline:
         template = self._load_chat_template(base) if self.is_chat else None
         try:
             if template is not None and self.sample_format.trains_whole_chats:
-                tokenizer = Tokenizer(base, rows, chat=True, end=template.stop_token_id)
+                tokenizer = Tokenizer(base, rows, chat=True, eos_token_id=template.stop_token_id)
             else:
                 tokenizer = Tokenizer(base, rows)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if tokenizer.rows > rows and self.user_config.checkpoint.load in (None, RANDOM):
+        if tokenizer.required_vocab_size > rows and self.user_config.checkpoint.load in (
+            None,
+            RANDOM,
+        ):
             raise ConfigError(
-                f"the tokenizer has {tokenizer.rows} tokens, but "
+                f"the tokenizer has {tokenizer.required_vocab_size} tokens, but "
                 f"{self.user_config.model.path('vocab_size')} is {rows}: set it to "
-                f"{tokenizer.rows} or more"
+                f"{tokenizer.required_vocab_size} or more"
             )
         return tokenizer
 
@@ -170,7 +173,7 @@ class Pipeline:
         Raises:
             UserError: there is none, or it cannot be read.
         """
-        return self._load_chat_template(self.tokenizer.base, fix_date=False)
+        return self._load_chat_template(self.tokenizer.hf_tokenizer, fix_date=False)
 
     def _load_chat_template(
         self, base: PreTrainedTokenizerFast, fix_date: bool = True
@@ -186,7 +189,7 @@ class Pipeline:
     @cached_property
     def config(self) -> RunConfig:
         """Configuration completed with the tokenizer, its special tokens and the row format."""
-        end, pad = self.tokenizer.end, self.tokenizer.pad
+        end, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
         data = replace(self._resolved_config.data, tokenizer=self._named_tokenizer[0])
         model = replace(self.user_config.model, eos_token_id=end, pad_token_id=pad)
         return replace(self.user_config, model=model, data=data)
@@ -308,13 +311,15 @@ class Pipeline:
 
     def training_template(self) -> ChatTemplate:
         """Chat template for training conversations."""
-        template = self._load_chat_template(self.tokenizer.base)
+        template = self._load_chat_template(self.tokenizer.hf_tokenizer)
         template.warnings = self.new_warnings()
         return template
 
     def new_warnings(self) -> DataWarnings:
         """Empty collection of warnings for rows to read."""
-        return DataWarnings(special_tokens(self.tokenizer.base) if self.task.is_user_data else ())
+        return DataWarnings(
+            special_tokens(self.tokenizer.hf_tokenizer) if self.task.is_user_data else ()
+        )
 
     def _print_warnings(self, notes: DataWarnings) -> None:
         """Print data warnings, once for all splits."""
@@ -526,7 +531,11 @@ class Pipeline:
             or not self.sample_format.trains_whole_chats
         ):
             return
-        if data.prompt is None and data.format is None and self.tokenizer.base.chat_template:
+        if (
+            data.prompt is None
+            and data.format is None
+            and self.tokenizer.hf_tokenizer.chat_template
+        ):
             yield (
                 "the tokenizer has a chat template: --data.format conversational asks the model "
                 "through it"

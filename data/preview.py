@@ -70,7 +70,7 @@ def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, colored: 
 
 def _format_token(token: int, tokenizer: Tokenizer) -> str:
     """A token's text on one line; the tokenizer's own name for a part of a character."""
-    text = str(tokenizer.base.decode([token], skip_special_tokens=False))
+    text = str(tokenizer.hf_tokenizer.decode([token], skip_special_tokens=False))
     if "�" in text or not text:
-        text = str(tokenizer.base.convert_ids_to_tokens(token))
+        text = str(tokenizer.hf_tokenizer.convert_ids_to_tokens(token))
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -27,7 +27,7 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.
     prefix_ids, _ = tokenizer.affix_ids
     for chunk in split_chunks(prompts):
         for encoding in tokenizer.encode_fast([prompt.rstrip(" ") for prompt in chunk], False):
-            ids = [*prefix_ids, *encoding.ids] or [tokenizer.end]
+            ids = [*prefix_ids, *encoding.ids] or [tokenizer.eos_token_id]
             yield np.asarray(ids, np.int32)
 
 
@@ -71,5 +71,5 @@ def _move_spaces(prompt: str, answer: str) -> tuple[str, str]:
 
 def count_leading_special(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     """Number of leading special tokens, such as `<bos>`, that truncation keeps."""
-    special_ids = {*tokenizer.affix_ids[0], tokenizer.base.bos_token_id}
+    special_ids = {*tokenizer.affix_ids[0], tokenizer.hf_tokenizer.bos_token_id}
     return next((i for i, token in enumerate(ids.tolist()) if token not in special_ids), len(ids))

@@ -88,13 +88,13 @@ class Prompts:
         texts: what the tokens say, before any are cut.
         input_ids: int32 [n, length].
         mask: int32 [n, length], 1 = token.
-        truncated: number of prompts that were longer and lost a part.
+        num_truncated: number of prompts that were longer and lost a part.
     """
 
     texts: Sequence[str]
     input_ids: np.ndarray
     mask: np.ndarray
-    truncated: int
+    num_truncated: int
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -255,7 +255,7 @@ class Seq2Seq(SampleFormat):
         rows, num_truncated = _truncate_prompts(
             list(_encode_with_eos(texts, tokenizer)), tokenizer, max_tokens, is_chat
         )
-        input_ids, mask = pad_right(rows, max_tokens, multiple, tokenizer.pad)
+        input_ids, mask = pad_right(rows, max_tokens, multiple, tokenizer.pad_token_id)
         return _with_sequence_length(config, input_ids), Prompts(
             texts, input_ids, mask, num_truncated
         )
@@ -383,7 +383,7 @@ def truncate_examples(
         *_join_prompts(prompts),
         labels,
         sequence_length,
-        tokenizer.pad,
+        tokenizer.pad_token_id,
         truncation + Truncation(prompts=num_truncated),
         start,
     )
@@ -455,7 +455,7 @@ def _encode_distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndar
 
 def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Token ids of texts with the end token, int32 [n]."""
-    return map(tokenizer.with_eos, tokenizer.ids(texts))
+    return map(tokenizer.with_eos, tokenizer.encode(texts))
 
 
 def _truncate_prompts(

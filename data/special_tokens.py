@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def special_tokens(base: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def special_tokens(hf_tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     """Texts of a tokenizer's special tokens."""
-    added = base.added_tokens_decoder.values()
-    special = {str(token.content) for token in added if token.special}
-    return tuple(sorted({*special, *map(str, base.all_special_tokens)}))
+    added = hf_tokenizer.added_tokens_decoder.values()
+    special_texts = {str(token.content) for token in added if token.special}
+    return tuple(sorted({*special_texts, *map(str, hf_tokenizer.all_special_tokens)}))
 
 
 def pattern_of_any(tokens: Iterable[str]) -> re.Pattern[str]:

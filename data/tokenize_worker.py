@@ -114,7 +114,7 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
     source = task.source(split)
     template = data.training_template() if data.is_chat else None
     _context = TokenizeContext(data, task.row_schema(source), template)
-    data.tokenizer.texts([[data.tokenizer.end]])  # loaded before the processes are made
+    data.tokenizer.decode([[data.tokenizer.eos_token_id]])  # loaded before the processes are made
     columns: dict[Split, TokenStore] = {name: TokenStore() for name in task.splits_read_with(split)}
     num_dropped, characters, rows = [0, 0], set[str](), 0
     notes = DataWarnings()

@@ -63,61 +63,64 @@ class Tokenizer:
     """A transformers tokenizer with known end and padding tokens.
 
     Attributes:
-        base: the tokenizer of transformers.
-        end, pad: the tokens that end an answer and that fill a row after it. They may be the same
-            one.
+        hf_tokenizer: the tokenizer of transformers.
+        eos_token_id, pad_token_id: the tokens that end an answer and that fill a row after it. They
+            may be the same one.
         chat: whether texts have their special tokens in them, as chat templates write them, so that
             none are added.
     """
 
     def __init__(
         self,
-        base: PreTrainedTokenizerFast,
+        hf_tokenizer: PreTrainedTokenizerFast,
         vocab_size: int | None = None,
         chat: bool = False,
-        end: int | None = None,
+        eos_token_id: int | None = None,
     ) -> None:
         """
         Args:
             vocab_size: rows of the model's embedding. Where the tokenizer has no padding token, or
                 one without a row, it gets one in a row that it does not use yet, else the end
                 token.
-            end: what ends an answer, if that is not the tokenizer's end token.
+            eos_token_id: what ends an answer, if that is not the tokenizer's end token.
 
         Raises:
             ValueError: it has no end token, or one without a row.
         """
-        if base.eos_token_id is None:
+        if hf_tokenizer.eos_token_id is None:
             raise ValueError(
                 "the tokenizer has no eos_token: give one whose tokenizer_config.json names it"
             )
         limit = NO_VOCAB_LIMIT if vocab_size is None else vocab_size
-        if base.pad_token_id is None or base.pad_token_id >= limit:
-            _set_pad_token(base, vocab_size or 0)
-        self.base, self.chat, self._vocab_size = base, chat, limit
-        self.end = int(base.eos_token_id) if end is None else end
-        self.pad = int(base.pad_token_id)
-        self._lacks_rows = self.rows > limit
-        if self.end >= limit:
+        if hf_tokenizer.pad_token_id is None or hf_tokenizer.pad_token_id >= limit:
+            _set_pad_token(hf_tokenizer, vocab_size or 0)
+        self.hf_tokenizer, self.chat, self._vocab_size = hf_tokenizer, chat, limit
+        self.eos_token_id = int(hf_tokenizer.eos_token_id) if eos_token_id is None else eos_token_id
+        self.pad_token_id = int(hf_tokenizer.pad_token_id)
+        self._lacks_rows = self.required_vocab_size > limit
+        if self.eos_token_id >= limit:
             raise ValueError(
-                f"the end token {format_value(base.convert_ids_to_tokens(self.end))} is number "
-                f"{self.end}, but the model's embedding has {vocab_size} rows: give the model's "
-                "own --tokenizer, or --model.add_tokens with that token"
+                "the end token "
+                f"{format_value(hf_tokenizer.convert_ids_to_tokens(self.eos_token_id))} is number "
+                f"{self.eos_token_id}, but the model's embedding has {vocab_size} rows: give the "
+                "model's own --tokenizer, or --model.add_tokens with that token"
             )
 
     @property
-    def rows(self) -> int:
+    def required_vocab_size(self) -> int:
         """Number of embedding rows that all tokens need."""
-        return _required_vocab_size(self.base)
+        return _required_vocab_size(self.hf_tokenizer)
 
     @property
     def state(self) -> list[object]:
         """Everything that determines the token ids, as JSON values."""
-        backend = getattr(self.base, "backend_tokenizer", None)
-        vocabulary = sorted(self.base.get_vocab().items()) if backend is None else backend.to_str()
-        return [vocabulary, self.end, self.pad]
+        backend = getattr(self.hf_tokenizer, "backend_tokenizer", None)
+        vocabulary = (
+            sorted(self.hf_tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+        )
+        return [vocabulary, self.eos_token_id, self.pad_token_id]
 
-    def ids(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
+    def encode(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
         """Encode texts: token ids, int32 [n] each.
 
         Args:
@@ -126,7 +129,9 @@ class Tokenizer:
         special = special and not self.chat
         for chunk in split_chunks(texts):
             with catch_panics():
-                encoded = self.base(chunk, add_special_tokens=special, verbose=False)["input_ids"]
+                encoded = self.hf_tokenizer(chunk, add_special_tokens=special, verbose=False)[
+                    "input_ids"
+                ]
             self._check_rows(chunk, encoded)
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
@@ -144,9 +149,9 @@ class Tokenizer:
                 ids = np.asarray(encoding.ids, np.int32)
                 loss_mask = _loss_mask(spans, encoding)
                 if not self.chat:
-                    if not len(ids) or ids[-1] != self.end:
+                    if not len(ids) or ids[-1] != self.eos_token_id:
                         ids, loss_mask = (
-                            np.append(ids, np.int32(self.end)),
+                            np.append(ids, np.int32(self.eos_token_id)),
                             np.append(loss_mask, False),
                         )
                     loss_mask[-1] = spans[-1].in_loss
@@ -166,28 +171,34 @@ class Tokenizer:
                 if start is None:  # one token has characters of both
                     (encoding,), start = self.encode_fast([text], False), 0
                 prefix = [] if doc_chunk.context else self.affix_ids[0]
-                ids = [*prefix, *encoding.ids[start:], *([self.end] if doc_chunk.is_last else [])]
+                ids = [
+                    *prefix,
+                    *encoding.ids[start:],
+                    *([self.eos_token_id] if doc_chunk.is_last else []),
+                ]
                 yield TokenizedText(np.asarray(ids, np.int32), np.ones(len(ids), bool))
 
     @cached_property
     def affix_ids(self) -> tuple[list[int], list[int]]:
         """Token ids that the tokenizer adds before and after a text."""
-        encoded = self.base("a", add_special_tokens=not self.chat, return_special_tokens_mask=True)
+        encoded = self.hf_tokenizer(
+            "a", add_special_tokens=not self.chat, return_special_tokens_mask=True
+        )
         ids, mask = list(encoded["input_ids"]), encoded["special_tokens_mask"]
         start = next((i for i, special in enumerate(mask) if not special), 0)
-        text = self.base("a", add_special_tokens=False)["input_ids"]
+        text = self.hf_tokenizer("a", add_special_tokens=False)["input_ids"]
         return ids[:start], ids[start + len(text) :]
 
     def with_eos(self, ids: np.ndarray) -> np.ndarray:
         """Append the end token unless it is there, int32 [n]."""
-        if len(ids) and ids[-1] == self.end:
+        if len(ids) and ids[-1] == self.eos_token_id:
             return ids
-        return np.append(ids, np.int32(self.end))
+        return np.append(ids, np.int32(self.eos_token_id))
 
     def encode_fast(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
         """Encode with the tokenizers library, which also gives character offsets."""
         with catch_panics():
-            encodings = self.base(
+            encodings = self.hf_tokenizer(
                 list(texts), add_special_tokens=special, return_attention_mask=False,
                 return_token_type_ids=False, verbose=False,
             ).encodings  # fmt: skip
@@ -203,7 +214,7 @@ class Tokenizer:
             unknown_id = next((token for token in ids if token >= self._vocab_size), None)
             if unknown_id is not None:
                 raise MissingRowError(
-                    text, self.base.convert_ids_to_tokens(unknown_id), self._vocab_size
+                    text, self.hf_tokenizer.convert_ids_to_tokens(unknown_id), self._vocab_size
                 )
 
     def token_bytes(self, rows: int) -> list[bytes]:
@@ -212,12 +223,12 @@ class Tokenizer:
         Args:
             rows: of the model's embedding; those without a token print nothing.
         """
-        ids = self.base("abc", add_special_tokens=False)["input_ids"]
-        context_tokens = self.base.convert_ids_to_tokens(ids)
-        start = len(self.base.convert_tokens_to_string(context_tokens))
-        of_bytes = _byte_alphabet(self.base)
+        ids = self.hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
+        context_tokens = self.hf_tokenizer.convert_ids_to_tokens(ids)
+        start = len(self.hf_tokenizer.convert_tokens_to_string(context_tokens))
+        of_bytes = _byte_alphabet(self.hf_tokenizer)
         pieces = [b""] * rows
-        for token, number in self.base.get_vocab().items():
+        for token, number in self.hf_tokenizer.get_vocab().items():
             if number >= rows:
                 continue
             if token and all(letter in of_bytes for letter in token):
@@ -225,7 +236,7 @@ class Tokenizer:
             elif byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token):
                 pieces[number] = bytes.fromhex(byte[1])
             else:
-                text = self.base.convert_tokens_to_string([*context_tokens, token])
+                text = self.hf_tokenizer.convert_tokens_to_string([*context_tokens, token])
                 pieces[number] = text[start:].encode()
         return pieces
 
@@ -265,13 +276,13 @@ class Tokenizer:
 
     def _read_back(self, texts: Iterable[str]) -> list[str]:
         """Encode and decode texts, without unknown tokens."""
-        unk_id = self.base.unk_token_id
-        rows = [[token for token in ids.tolist() if token != unk_id] for ids in self.ids(texts)]
-        return self.texts(rows) if rows else []  # the tokenizer decodes no empty list
+        unk_id = self.hf_tokenizer.unk_token_id
+        rows = [[token for token in ids.tolist() if token != unk_id] for ids in self.encode(texts)]
+        return self.decode(rows) if rows else []  # the tokenizer decodes no empty list
 
-    def texts(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
+    def decode(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
         """Decode rows of token ids, without special tokens."""
-        decoded: list[str] = self.base.batch_decode(tokens, skip_special_tokens=True)
+        decoded: list[str] = self.hf_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return decoded
 
 
@@ -302,7 +313,7 @@ def save_tokenizer(
     """
 
     def fill(draft: Path) -> None:
-        tokenizer.base.save_pretrained(draft)
+        tokenizer.hf_tokenizer.save_pretrained(draft)
         if settings:
             write_json(draft / GENERATION_CONFIG, settings)
 
@@ -321,10 +332,12 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
 
     An answer is whole if it has an end token, or ends with one of the stop texts.
     """
-    is_complete = (answers == tokenizer.end).any(axis=1)
+    is_complete = (answers == tokenizer.eos_token_id).any(axis=1)
     if stops:
-        is_complete |= answers[:, -1] == tokenizer.pad  # something ended it before the limit
-        cut_texts = tokenizer.texts(answers[~is_complete])
+        is_complete |= (
+            answers[:, -1] == tokenizer.pad_token_id
+        )  # something ended it before the limit
+        cut_texts = tokenizer.decode(answers[~is_complete])
         is_complete[~is_complete] = [any(stop in text for stop in stops) for text in cut_texts]
     num_cut = int(np.count_nonzero(~is_complete))
     if num_cut:
@@ -409,45 +422,48 @@ def first_token_from(encoding: Encoding, start: int) -> int | None:
     return None if char_span is not None and char_span[1] > start else index
 
 
-def _byte_alphabet(base: PreTrainedTokenizerFast) -> dict[str, int]:
+def _byte_alphabet(hf_tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     """Byte of each letter in byte-level tokens, as in GPT-2 and ByT5; else empty."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    if not base.vocab_files_names:
+    if not hf_tokenizer.vocab_files_names:
         return {chr(byte): byte for byte in range(256)}
-    backend = getattr(base, "backend_tokenizer", None)
+    backend = getattr(hf_tokenizer, "backend_tokenizer", None)
     decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
     if '"ByteLevel"' not in json.dumps(decoder):
         return {}
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
-def add_tokens(base: PreTrainedTokenizerFast, names: Iterable[str]) -> None:
+def add_tokens(hf_tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> None:
     """Add missing tokens to a tokenizer."""
-    known = base.get_vocab()
-    base.add_tokens([name for name in names if name not in known])
+    known = hf_tokenizer.get_vocab()
+    hf_tokenizer.add_tokens([name for name in tokens if name not in known])
 
 
-def _set_pad_token(base: PreTrainedTokenizerFast, vocab_size: int) -> None:
+def _set_pad_token(hf_tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
     """Set a padding token that has an embedding row: a new one, or the end token."""
     reason = "the tokenizer has no padding token"
-    if base.pad_token_id is not None:
+    if hf_tokenizer.pad_token_id is not None:
         reason = (
-            f"the model's embedding has no row for the padding token {format_value(base.pad_token)}"
+            "the model's embedding has no row for the padding token "
+            f"{format_value(hf_tokenizer.pad_token)}"
         )
-    pad_id = base.get_vocab().get(DEFAULT_PAD_TOKEN)
+    pad_id = hf_tokenizer.get_vocab().get(DEFAULT_PAD_TOKEN)
     has_row = (
-        _required_vocab_size(base) < vocab_size
+        _required_vocab_size(hf_tokenizer) < vocab_size
         if pad_id is None
         else pad_id < (vocab_size or NO_VOCAB_LIMIT)
     )
-    base.add_special_tokens({"pad_token": DEFAULT_PAD_TOKEN if has_row else base.eos_token})
+    hf_tokenizer.add_special_tokens(
+        {"pad_token": DEFAULT_PAD_TOKEN if has_row else hf_tokenizer.eos_token}
+    )
     description = "a token of its own" if has_row else "the end token"
-    say(f"{reason}: {format_value(base.pad_token)}, {description}, becomes it")
+    say(f"{reason}: {format_value(hf_tokenizer.pad_token)}, {description}, becomes it")
 
 
-def _required_vocab_size(base: PreTrainedTokenizerFast) -> int:
-    return max(len(base), *(i + 1 for i in base.get_vocab().values()))
+def _required_vocab_size(hf_tokenizer: PreTrainedTokenizerFast) -> int:
+    return max(len(hf_tokenizer), *(i + 1 for i in hf_tokenizer.get_vocab().values()))
 
 
 def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:

@@ -66,7 +66,7 @@ samples = data.training_samples()
 loader = Loader(samples, config.training.global_batch_size, config.model.seed)
 batch = loader.next_batch()
 print({name: array.shape for name, array in batch.items()})
-print(data.tokenizer.texts(batch["input_ids"][:1])[0])
+print(data.tokenizer.decode(batch["input_ids"][:1])[0])
 
 # %% [markdown]
 # ## The program
@@ -129,4 +129,4 @@ writer = GenerationSession(fitted)
 writer.write(weights)
 with writer:
     tokens = writer.generate(encoded.input_ids, encoded.mask)
-print(data.tokenizer.texts(tokens))
+print(data.tokenizer.decode(tokens))

@@ -97,7 +97,7 @@ def export_model(
 
     def complete(draft: Path) -> None:
         if tokenizer is not None:
-            tokenizer.base.save_pretrained(draft)
+            tokenizer.hf_tokenizer.save_pretrained(draft)
         name, shape = Path(folder).resolve().name, family.sample_format
         write_model_card(draft, name, shape, load, run, adapter_of if adapts else None)
 

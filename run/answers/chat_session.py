@@ -166,7 +166,7 @@ class ChatSession:
         def growing() -> Iterator[str]:
             for tokens in model.stream(input_ids, mask):
                 written[:] = [tokens]
-                yield self._data.tokenizer.texts(tokens)[0]
+                yield self._data.tokenizer.decode(tokens)[0]
 
         answer = ""
         for piece in stream_words(growing()):
@@ -200,9 +200,9 @@ class ChatSession:
         """Return config, input_ids (1, prompt_tokens) and prompt length, within the context."""
         most = self._config.model.sequence_length
         resolved_config, prompts = self._data.make_prompts([self._prompt()])
-        if prompts.truncated and len(self._messages) > 1:
+        if prompts.num_truncated and len(self._messages) > 1:
             say(f"the conversation has more than {most} tokens: the oldest messages are left out")
-        while prompts.truncated and len(self._messages) > 1:
+        while prompts.num_truncated and len(self._messages) > 1:
             del self._messages[:2]
             resolved_config, prompts = self._data.make_prompts([self._prompt()])
         length = int(prompts.mask.sum())
@@ -210,7 +210,7 @@ class ChatSession:
         while prompt_tokens < length:
             prompt_tokens *= 2
         prompt_tokens = min(max(prompt_tokens, self._prompt_tokens), most)
-        input_ids = np.full((1, prompt_tokens), self._data.tokenizer.pad, np.int32)
+        input_ids = np.full((1, prompt_tokens), self._data.tokenizer.pad_token_id, np.int32)
         input_ids[0, :length] = prompts.input_ids[0, :length]
         return (
             replace(

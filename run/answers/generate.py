@@ -70,9 +70,9 @@ def generate_answers(
     family = get_family(config)
     data = Pipeline(_limit_micro_batch(config, len(prompts)), family.sample_format, data_cache)
     resolved_config, encoded = data.make_prompts([prompt.text for prompt in prompts])
-    if encoded.truncated:
+    if encoded.num_truncated:
         say(
-            f"warning: {encoded.truncated} of {len(prompts)} prompts cut to "
+            f"warning: {encoded.num_truncated} of {len(prompts)} prompts cut to "
             f"{config.model.sequence_length} tokens"
         )
     for note in length_warnings(
@@ -93,7 +93,7 @@ def generate_answers(
 
     tokens = start.load_with_fallback(generated)[1]
     warn_truncated(tokens, data.tokenizer, config.generation.stops())
-    yield from (text.strip() for text in data.tokenizer.texts(tokens))
+    yield from (text.strip() for text in data.tokenizer.decode(tokens))
 
 
 def resolve_prompt_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:

@@ -106,7 +106,9 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
             merge_adapters(weight_map, start.tensors, np.dtype(np.float32))
         )
         hf_output = build_torch_model(hf_config, resolved_config.model.precision, merged)
-        tokens = _generate_with_hf(hf_output, prompts, popxl_output.shape[1], data.tokenizer.pad)
+        tokens = _generate_with_hf(
+            hf_output, prompts, popxl_output.shape[1], data.tokenizer.pad_token_id
+        )
         hf_answers = _answers(tokens, data.tokenizer)
     targets = [example.target for example in corpus.examples]
     pairs = zip(prompts.texts, targets, popxl_answers, hf_answers, strict=True)
@@ -114,9 +116,9 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
 
 
 def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedText]:
-    unpadded = [row[row != tokenizer.pad].tolist() for row in tokens]
+    unpadded = [row[row != tokenizer.pad_token_id].tolist() for row in tokens]
     return [
-        GeneratedText(*answer) for answer in zip(unpadded, tokenizer.texts(unpadded), strict=True)
+        GeneratedText(*answer) for answer in zip(unpadded, tokenizer.decode(unpadded), strict=True)
     ]
 
 

@@ -30,7 +30,7 @@ class GenerativePredictor:
     def __init__(self, data: Pipeline, corpus: Corpus, weight_source: ModelSession | None) -> None:
         """Compile the program. Raises as `Pipeline.make_eval_prompts`."""
         resolved_config, self._prompts = data.make_eval_prompts(corpus)
-        self.num_truncated, self._tokenizer = self._prompts.truncated, data.tokenizer
+        self.num_truncated, self._tokenizer = self._prompts.num_truncated, data.tokenizer
         self._stops = data.config.generation.stops()
         self._inference = compile_session(
             lambda: GenerationSession(
@@ -54,7 +54,7 @@ class GenerativePredictor:
                 self._prompts.input_ids, self._prompts.mask, on_progress
             )
         warn_truncated(tokens, self._tokenizer, self._stops)
-        return self._tokenizer.texts(tokens)
+        return self._tokenizer.decode(tokens)
 
 
 class LabelPredictor:

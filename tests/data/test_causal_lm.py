@@ -58,15 +58,17 @@ def test_one_space_goes_between_prompt_and_target(prompt: str, target: str, whol
 # ---- packing ------------------------------------------------------------------------------------
 def test_all_texts_follow_one_another_without_padding(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
-    packed = TokenBlocks.from_stream(token_stream(examples, tokenizer), 32, tokenizer.pad)
+    packed = TokenBlocks.from_stream(token_stream(examples, tokenizer), 32, tokenizer.pad_token_id)
     batch = packed.take(np.arange(len(packed)))
-    end = tokenizer.base.eos_token
-    whole = tokenizer.base("".join(text_of(example) + end for example in examples))["input_ids"]
+    end = tokenizer.hf_tokenizer.eos_token
+    whole = tokenizer.hf_tokenizer("".join(text_of(example) + end for example in examples))[
+        "input_ids"
+    ]
     stream, count = batch["input_ids"].reshape(-1), len(whole) - 1
     assert 0 <= len(stream) - count < 32  # nothing is lost at the end
     np.testing.assert_array_equal(stream[:count], whole[:-1])
     np.testing.assert_array_equal(batch["labels"].reshape(-1)[:count], whole[1:])
-    assert (stream[count:] == tokenizer.pad).all()
+    assert (stream[count:] == tokenizer.pad_token_id).all()
     assert (batch["labels"].reshape(-1)[count:] == -100).all()
     np.testing.assert_array_equal(batch["segment_ids"].reshape(-1), np.arange(len(stream)) < count)
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
@@ -85,14 +87,14 @@ def test_labels_are_shifted_as_hugging_faces_loss_shifts_them() -> None:
 def test_answers_alone_can_be_learnt(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 50, " target:")
     whole, answers = (
-        TokenBlocks.from_stream(token_stream(examples, tokenizer, only), 1, tokenizer.pad).take(
-            range(1000)
-        )
+        TokenBlocks.from_stream(
+            token_stream(examples, tokenizer, only), 1, tokenizer.pad_token_id
+        ).take(range(1000))
         for only in (False, True)
     )
     np.testing.assert_array_equal(whole["input_ids"], answers["input_ids"])
     learnt = answers["labels"][answers["labels"] >= 0]
-    said = tokenizer.base.decode(learnt).split("<|endoftext|>")
+    said = tokenizer.hf_tokenizer.decode(learnt).split("<|endoftext|>")
     assert [word.strip() for word in said[:30]] == [e.target for e in examples[:30]]
     assert (answers["labels"] == np.where(answers["labels"] < 0, -100, whole["labels"])).all()
 
@@ -108,13 +110,13 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
     """Their collator pads inputs and labels alike; its loss shifts them."""
     examples = sample_examples("train", 40, " target:")
     samples = PackedSequences.from_stream(
-        token_stream(examples, tokenizer, answers_only), 32, tokenizer.pad
+        token_stream(examples, tokenizer, answers_only), 32, tokenizer.pad_token_id
     )
     assert (len(samples), samples.truncation.prompts) == (40, 0)
     order = np.random.default_rng(0).permutation(40)
     batch = samples.take(order)
-    texts = [text_of(examples[i]) + tokenizer.base.eos_token for i in order]
-    whole = tokenizer.base(texts, padding="max_length", max_length=33, return_tensors="np")
+    texts = [text_of(examples[i]) + tokenizer.hf_tokenizer.eos_token for i in order]
+    whole = tokenizer.hf_tokenizer(texts, padding="max_length", max_length=33, return_tensors="np")
     ids, mask = whole["input_ids"], whole["attention_mask"]
     lengths = mask.sum(1, keepdims=True)
     read = np.arange(32) < lengths - 1  # the last token of a text is predicted, not read
@@ -126,21 +128,23 @@ def test_each_text_can_be_a_sample(tokenizer: RunTokenizer, answers_only: bool) 
 
 def test_long_texts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 20, " target:")
-    samples = PackedSequences.from_stream(token_stream(examples, tokenizer), 16, tokenizer.pad)
+    samples = PackedSequences.from_stream(
+        token_stream(examples, tokenizer), 16, tokenizer.pad_token_id
+    )
     assert samples.truncation.prompts == 20
     batch = samples.take(range(20))
     assert (batch["segment_ids"] == 1).all()
     for words, labels, example in zip(batch["input_ids"], batch["labels"], examples, strict=True):
         np.testing.assert_array_equal(words[1:], labels[:-1])
-        text = text_of(example) + tokenizer.base.eos_token
-        assert text.endswith(tokenizer.base.decode([words[0], *labels]))
+        text = text_of(example) + tokenizer.hf_tokenizer.eos_token
+        assert text.endswith(tokenizer.hf_tokenizer.decode([words[0], *labels]))
 
 
 def test_texts_that_share_a_sample_are_told_apart(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("train", 30, " target:")
     stream = token_stream(examples, tokenizer, answers_only=True)
-    alone = PackedSequences.from_stream(stream, 64, tokenizer.pad)
-    shared = PackedSequences.from_stream(stream, 64, tokenizer.pad, max_per_sample=3)
+    alone = PackedSequences.from_stream(stream, 64, tokenizer.pad_token_id)
+    shared = PackedSequences.from_stream(stream, 64, tokenizer.pad_token_id, max_per_sample=3)
     assert len(shared) < len(alone)
     found = {name: shared.take(range(len(shared)))[name] for name in alone.take([0])}
     each = alone.take(range(30))
@@ -164,7 +168,7 @@ def test_earlier_answers_are_learned_too(tokenizer: RunTokenizer) -> None:
     whole = tuple(TextSpan(*span) for span in spans)
     example = Example("Anna took the lamp. entailment Paul", "neutral", whole)
     stream = token_stream([example], tokenizer, answers_only=True)
-    learned = tokenizer.base.decode(stream.targets[stream.targets >= 0])
+    learned = tokenizer.hf_tokenizer.decode(stream.targets[stream.targets >= 0])
     assert learned == " entailment neutral<|endoftext|>"
 
 
@@ -193,24 +197,26 @@ def test_prompts_are_padded_on_the_right(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("validation", 100, " target:")
     texts = [example.prompt for example in examples]
     prompts = prompts_of(texts, tokenizer, 128)
-    expected = tokenizer.base(texts, padding=True, pad_to_multiple_of=8, return_tensors="np")
+    expected = tokenizer.hf_tokenizer(
+        texts, padding=True, pad_to_multiple_of=8, return_tensors="np"
+    )
     np.testing.assert_array_equal(prompts.input_ids, expected["input_ids"])
     np.testing.assert_array_equal(prompts.mask, expected["attention_mask"])
-    assert (list(prompts.texts), prompts.truncated) == (texts, 0)
+    assert (list(prompts.texts), prompts.num_truncated) == (texts, 0)
     assert (prompts.mask.min(), len(set(prompts.mask.sum(1))) > 3) == (0, True)
 
 
 def test_long_prompts_keep_their_end(tokenizer: RunTokenizer) -> None:
     examples = sample_examples("validation", 20, " target:")
     prompts = prompts_of([e.prompt for e in examples], tokenizer, 16)
-    assert prompts.truncated == 20
+    assert prompts.num_truncated == 20
     for row, text in zip(prompts.input_ids, prompts.texts, strict=True):
-        assert text.endswith(tokenizer.base.decode(row))
+        assert text.endswith(tokenizer.hf_tokenizer.decode(row))
 
 
 def test_an_empty_prompt_is_the_end_token(tokenizer: RunTokenizer) -> None:
     prompts = prompts_of(["", "Anna"], tokenizer, 16)
-    assert prompts.input_ids[0, 0] == tokenizer.end
+    assert prompts.input_ids[0, 0] == tokenizer.eos_token_id
     assert prompts.mask[0].sum() == 1
 
 
@@ -225,17 +231,20 @@ def test_answers_are_what_follows_a_prompt(tokenizer: RunTokenizer) -> None:
 
 # ---- tokenizers ---------------------------------------------------------------------------------
 def test_words_of_the_corpus_are_single_tokens(tokenizer: RunTokenizer) -> None:
-    assert tokenizer.base.convert_tokens_to_ids(["<|endoftext|>", "<|extratoken_1|>"]) == [0, 1]
-    assert len(tokenizer.base) % 64 == 0
+    assert tokenizer.hf_tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|extratoken_1|>"]) == [
+        0,
+        1,
+    ]
+    assert len(tokenizer.hf_tokenizer) % 64 == 0
     for example in sample_examples("validation", 300, " target:"):
         text = example.prompt
         marks = sum(text.count(mark) for mark in ".:")
-        assert len(tokenizer.base(text)["input_ids"]) == len(text.split()) + marks
+        assert len(tokenizer.hf_tokenizer(text)["input_ids"]) == len(text.split()) + marks
 
 
 @pytest.mark.parametrize("text", ["Anna took the red lamp.", 'What\'s ~60%: "no"!', "naïve ☃"])
 def test_any_text_survives(tokenizer: RunTokenizer, text: str) -> None:
-    assert tokenizer.base.decode(tokenizer.base(text)["input_ids"]) == text
+    assert tokenizer.hf_tokenizer.decode(tokenizer.hf_tokenizer(text)["input_ids"]) == text
 
 
 def test_training_again_gives_the_committed_tokenizer(
@@ -255,9 +264,9 @@ def test_a_tokenizer_without_padding_gets_it(vocab_size: int, pad: tuple[str, in
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     base = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|endoftext|>")
     found = RunTokenizer(base, vocab_size)
-    assert (found.base.pad_token, found.pad) == pad
-    assert found.rows <= vocab_size
-    assert RunTokenizer(found.base, vocab_size).pad == found.pad
+    assert (found.hf_tokenizer.pad_token, found.pad_token_id) == pad
+    assert found.required_vocab_size <= vocab_size
+    assert RunTokenizer(found.hf_tokenizer, vocab_size).pad_token_id == found.pad_token_id
 
 
 @pytest.mark.parametrize("tokens", [50257, 50400])
@@ -272,7 +281,10 @@ def test_gpt_js_padding_token_is_its_first_extra_one(
     asked = []
     monkeypatch.setattr(hub, "load_tokenizer", lambda name: asked.append(name) or fake)
     data = Pipeline(load_config(GPTJConfig, "finetuning", "gptj_6B_1024_pod64"), CAUSAL_LM)
-    assert (data.tokenizer.base.pad_token, data.tokenizer.pad) == ("<|extratoken_1|>", 50257)
+    assert (data.tokenizer.hf_tokenizer.pad_token, data.tokenizer.pad_token_id) == (
+        "<|extratoken_1|>",
+        50257,
+    )
     assert asked == ["EleutherAI/gpt-j-6b"]
     assert (data.config.model.eos_token_id, data.config.model.pad_token_id) == (50256, 50257)
     told = replace(data.user_config, data=replace(data.user_config.data, separator=" target:"))

@@ -217,7 +217,7 @@ def test_the_prompt_asks_and_the_target_is_what_people_see():
 def test_the_token_that_ends_an_answer_is_found(name):
     chat = ChatTemplate(chat_tokenizer(plain(TEMPLATES[name])))
     assert chat.stop_token == ENDS.get(name, "<|im_end|>")
-    assert chat.stop_token_id == chat.base.convert_tokens_to_ids(chat.stop_token)
+    assert chat.stop_token_id == chat.hf_tokenizer.convert_tokens_to_ids(chat.stop_token)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
     needed = {"format": "conversational"} if form in ("alpaca", "pair") else {}
     data = run_of(tmp_path, [ROWS[form]], **needed)
     samples = data.training_samples()
-    batch, base = samples.take([0]), data.tokenizer.base
+    batch, base = samples.take([0]), data.tokenizer.hf_tokenizer
     whole = base.apply_chat_template(TURNS, tokenize=True)["input_ids"]
     np.testing.assert_array_equal(batch["input_ids"][0][: len(whole) - 1], whole[:-1])
     assert base.decode(batch["labels"][batch["labels"] >= 0]) == "Anna<|im_end|>"
@@ -506,7 +506,7 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
         "user: Who took the lamp?\nassistant: Anna\nuser: Who took the lamp?\nassistant: ", "Anna",
     )  # fmt: skip
     short = encode([example], data.tokenizer, 8, 8, truncate_left=True).take([0])["input_ids"]
-    whole = next(data.tokenizer.ids([example.prompt]))
-    np.testing.assert_array_equal(short[0], [whole[0], *whole[-6:], data.tokenizer.end])
+    whole = next(data.tokenizer.encode([example.prompt]))
+    np.testing.assert_array_equal(short[0], [whole[0], *whole[-6:], data.tokenizer.eos_token_id])
     batch = data.make_samples(data.corpus("train")).take([0])
-    assert data.tokenizer.texts(batch["labels"].clip(0))[0].startswith("Anna")
+    assert data.tokenizer.decode(batch["labels"].clip(0))[0].startswith("Anna")

@@ -219,7 +219,7 @@ def test_flags_of_others_keep_a_message_from_being_learned(tmp_path, flag, value
         talk = [{k: v for k, v in one.items() if k not in ("role", "content")} for one in talk]
     data = run_of(tmp_path, [{form: talk}], chat_of("chatml"))
     labels = data.training_samples().take(np.arange(1))["labels"]
-    assert data.tokenizer.base.decode(labels[labels >= 0]) == "In the garden.<|im_end|>"
+    assert data.tokenizer.hf_tokenizer.decode(labels[labels >= 0]) == "In the garden.<|im_end|>"
 
 
 def test_weights_that_change_nothing_are_said_and_fractions_refused(tmp_path, capsys):

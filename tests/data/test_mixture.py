@@ -65,7 +65,7 @@ def run_of(mix: Path, **data: Any) -> Pipeline:
 
 def texts_of(batch: dict[str, np.ndarray], data: Pipeline) -> list[tuple[str, str]]:
     """What samples read and what they learn."""
-    base = data.tokenizer.base
+    base = data.tokenizer.hf_tokenizer
     return [
         (base.decode(input_ids[there > 0]), base.decode(labels[labels >= 0]))
         for input_ids, there, labels in zip(

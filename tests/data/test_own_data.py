@@ -84,7 +84,7 @@ def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
     samples = data.training_samples()
     assert samples.truncation.targets == 1
     labels = samples.take(np.arange(2))["labels"]
-    assert labels[0][labels[0] >= 0][-1] == data.tokenizer.end
+    assert labels[0][labels[0] >= 0][-1] == data.tokenizer.eos_token_id
     dropped = own(tmp_path, "gptj_tiny", LONG, packing=False, on_long_target="skip")
     assert len(dropped.training_samples()) == 1
 
@@ -107,7 +107,7 @@ def test_the_limit_of_a_preset_belongs_to_its_task(tmp_path, preset, given):
 
 def test_answers_that_were_cut_are_counted(capsys):
     tokenizer = run_tokenizer()
-    end = tokenizer.end
+    end = tokenizer.eos_token_id
     warn_truncated(np.array([[5, 6, end], [5, 6, 7], [end, 0, 0]]), tokenizer)
     assert "1 of 3 answers were cut at 3 tokens" in capsys.readouterr().err
 
@@ -124,7 +124,7 @@ def test_characters_that_the_tokenizer_loses_are_named(tmp_path, capsys):
 
 def test_letters_that_the_tokenizer_makes_small_are_named(tmp_path, capsys):
     data = own(tmp_path, "tiny", [("Anna WENT up to Paul", "it")] * 3)
-    backend = data.tokenizer.base.backend_tokenizer
+    backend = data.tokenizer.hf_tokenizer.backend_tokenizer
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), backend.normalizer])
     data.training_samples()
     said = capsys.readouterr().err

@@ -109,7 +109,7 @@ def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
     found = list(tokenizer.encode_doc_chunks(split_document([PROSE])))
     assert len(found) > 5
     ids = np.concatenate([tokens.ids for tokens in found]).tolist()
-    assert ids == [*tokenizer.base(PROSE)["input_ids"], tokenizer.end]
+    assert ids == [*tokenizer.hf_tokenizer(PROSE)["input_ids"], tokenizer.eos_token_id]
     assert all(tokens.loss_mask.all() for tokens in found)
 
 
@@ -122,7 +122,9 @@ def test_nothing_is_lost_where_there_is_no_place_to_cut(tokenizer):
         [tokens.ids for tokens in tokenizer.encode_doc_chunks(split_document([text]))]
     )
     assert (
-        tokenizer.base.decode(ids, skip_special_tokens=True).replace(" ", "").replace("▁", "")
+        tokenizer.hf_tokenizer.decode(ids, skip_special_tokens=True)
+        .replace(" ", "")
+        .replace("▁", "")
         == text
     )
 
@@ -130,7 +132,7 @@ def test_nothing_is_lost_where_there_is_no_place_to_cut(tokenizer):
 # ---- samples ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("form", ["txt", "gz", "text column", "documents", "folder"])
 def test_all_tokens_are_learned_and_nothing_goes_between_samples(tmp_path, form):
-    base = run_tokenizer("gptj").base
+    base = run_tokenizer("gptj").hf_tokenizer
     documents = [PROSE] if form in ("txt", "gz") else [PROSE[:20000], "Anna left.", PROSE[:77]]
     path = tmp_path / "corpus"
     if form == "txt":
@@ -163,7 +165,7 @@ def test_another_column_can_be_the_document(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"title": "a", "body": "Anna left."}) + "\n")
     read, _ = stream_of(run_of(file, format="language_modeling", target="{title}: {body}"))
-    assert run_tokenizer("gptj").texts([read]) == ["a: Anna left."]
+    assert run_tokenizer("gptj").decode([read]) == ["a: Anna left."]
 
 
 def test_saved_data_sets_are_read_and_other_splits_named(tmp_path):

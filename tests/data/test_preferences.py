@@ -252,7 +252,7 @@ def test_histories_that_differ_belong_to_the_answers(tmp_path: Path, row: Any) -
     data = data_of(tmp_path, "qwen3_tiny", [row], format="conversational",
                    tokenizer="data/sample/chat_tokenizer")  # fmt: skip
     examples = data.corpus("train").examples
-    template = data.tokenizer.base.apply_chat_template
+    template = data.tokenizer.hf_tokenizer.apply_chat_template
     asks = shared[-1]["role"] == "user"
     for example, messages in zip(examples, both.values(), strict=True):
         assert "".join(span.text for span in example.rendered_spans) == template(
@@ -301,7 +301,7 @@ def learned(tokenizer: Any, labels: np.ndarray) -> str:
 @pytest.mark.parametrize(("length", "places"), [(64, 1), (128, 4)])
 def test_both_texts_of_a_pair_share_a_row(tmp_path: Path, length: int, places: int) -> None:
     data = data_of(tmp_path, "gptj_tiny", TEXTS, length=length, examples_per_sample=places)
-    samples, base = samples_of(data), data.tokenizer.base
+    samples, base = samples_of(data), data.tokenizer.hf_tokenizer
     batch = samples.take(np.arange(len(samples)))
     found = []
     for row, unit in np.ndindex(len(samples), places):
@@ -327,7 +327,7 @@ def test_an_encoder_reads_a_prompt_once_for_both_answers(tmp_path: Path, places:
     data = data_of(tmp_path, "tiny", TEXTS, examples_per_sample=places)
     data = replace(data, user_config=replace(data.user_config, model=replace(
         data.user_config.model, decoder_sequence_length=12)))  # fmt: skip
-    samples, base = samples_of(data), data.tokenizer.base
+    samples, base = samples_of(data), data.tokenizer.hf_tokenizer
     batch = samples.take(np.arange(len(samples)))
     labels = batch["labels"].reshape(len(samples), places, 2, -1)
     found = set()
@@ -347,7 +347,7 @@ def test_an_answer_that_is_judged_goes_with_that_of_the_next_row(tmp_path, prese
     rows = [{"prompt": r["prompt"], "completion": f" {word}", "label": word != "bus"}
             for r, word in zip(TEXTS, ("lamp", "bus", "book"), strict=False)]  # fmt: skip
     data = data_of(tmp_path, preset, rows, "kto", examples_per_sample=1)
-    samples, base = samples_of(data), data.tokenizer.base
+    samples, base = samples_of(data), data.tokenizer.hf_tokenizer
     batch = samples.take(np.arange(3))
     assert batch["kto_labels"].tolist() == [[1], [-1], [1]]
     if preset == "tiny":
@@ -397,7 +397,7 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
     settings = replace(data.user_config.data, on_long_target="truncate")
     cut = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
     assert (len(cut.num_loss_tokens), cut.truncation.prompts) == (6, 1)
-    batch, base = cut.take(np.arange(len(cut))), data.tokenizer.base
+    batch, base = cut.take(np.arange(len(cut))), data.tokenizer.hf_tokenizer
     texts = [base.decode(row[s == p]) for row, s in zip(batch["input_ids"], batch["segment_ids"],
              strict=True) for p in range(1, s.max() + 1)]  # fmt: skip
     kept = [text for text in texts if "and the" in text]

@@ -43,7 +43,7 @@ def test_learned_tokens_of_a_text_are_marked():
 
 def test_terminals_get_colours():
     tokenizer = run_tokenizer("gptj")
-    (text,) = [[(token, True) for token in ids] for ids in tokenizer.ids(["the lamp"])]
+    (text,) = [[(token, True) for token in ids] for ids in tokenizer.encode(["the lamp"])]
     assert format_sequence(text, tokenizer, colored=True).count("\033[32m") >= 1
     assert "⟪" not in format_sequence(text, tokenizer, colored=True)
 
@@ -59,7 +59,7 @@ def test_pairs_show_prompt_and_target(places):
     found = []
     for text in SEQ2SEQ.tokens_in_loss(batch):
         parts = [[token for token, learned in text if learned == mark] for mark in (False, True)]
-        found.append(Example(*tokenizer.texts(parts)))
+        found.append(Example(*tokenizer.decode(parts)))
     assert sorted(found) == sorted(examples)
 
 
@@ -67,7 +67,7 @@ def test_every_token_that_follows_is_shown_once():
     """Joined texts learn everything, the first token of a sample and the last label included."""
     tokenizer = run_tokenizer("gptj")
     samples = TokenBlocks.from_stream(
-        token_stream([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad
+        token_stream([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad_token_id
     )
     (text,) = CAUSAL_LM.tokens_in_loss(samples.take([0]))
     assert [token for token, _ in text] == samples.tokens[:17].tolist()

@@ -175,11 +175,11 @@ def test_an_encoder_decoder_reads_and_writes_an_end_whatever_the_tokenizer_adds(
     batch, answer = expected.training_samples().take([0]), asked(expected)
     base.backend_tokenizer.post_processor = processors.Sequence([])
     bare = run_of(tmp_path / "bare", base, row, shape=SEQ2SEQ)
-    assert 1 not in bare.tokenizer.base("Who")["input_ids"]
+    assert 1 not in bare.tokenizer.hf_tokenizer("Who")["input_ids"]
     for name, array in bare.training_samples().take([0]).items():
         np.testing.assert_array_equal(array, batch[name])
     assert asked(bare) == answer
-    assert answer[-1] == bare.tokenizer.end
+    assert answer[-1] == bare.tokenizer.eos_token_id
 
 
 # ---- what is cut -------------------------------------------------------------------------------

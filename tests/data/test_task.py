@@ -184,8 +184,8 @@ def test_long_targets_are_refused_cut_or_dropped():
         encode(LONG, tokenizer, 8, 3)
     cut = encode(LONG, tokenizer, 8, 3, "truncate")
     assert (len(cut), cut.truncation.targets, cut.truncation.dropped) == (2, 1, 0)
-    assert tokenizer.texts([cut.targets[0]]) == ["the red"]
-    assert cut.targets[0][-1] == tokenizer.end
+    assert tokenizer.decode([cut.targets[0]]) == ["the red"]
+    assert cut.targets[0][-1] == tokenizer.eos_token_id
     dropped = encode(LONG, tokenizer, 8, 3, "skip")
     assert (len(dropped), dropped.truncation.dropped) == (1, 1)
     assert dropped.truncation.notes(8) == ["1 dropped, whose target is too long"]
@@ -195,9 +195,9 @@ def test_a_language_model_learns_targets_after_the_separator():
     tokenizer = run_tokenizer("gptj")
     asked = [Example(f"{e.prompt} target:", e.target) for e in LONG]
     batch = PackedSequences.from_stream(
-        token_stream(asked, tokenizer, True), 16, tokenizer.pad
+        token_stream(asked, tokenizer, True), 16, tokenizer.pad_token_id
     ).take([0, 1])
-    said = [tokenizer.base.decode(row[row != -100]) for row in batch["labels"]]
+    said = [tokenizer.hf_tokenizer.decode(row[row != -100]) for row in batch["labels"]]
     assert said == [" the red lamp<|endoftext|>", " the<|endoftext|>"]
 
 

@@ -124,7 +124,9 @@ CHATTER = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n
 def texts_of(folder: Path, tokenizer: Path, **data: Any) -> str:
     """What the first conversation's tokens say."""
     run = run_of(folder, ROWS["chat"], tokenizer=str(tokenizer), **data)
-    return str(run.tokenizer.base.decode((run.tokenized_corpus("train").tokens or ())[0].ids))
+    return str(
+        run.tokenizer.hf_tokenizer.decode((run.tokenized_corpus("train").tokens or ())[0].ids)
+    )
 
 
 def changed(tokenizer: Path, **values: Any) -> None:

@@ -110,10 +110,14 @@ def test_byt5_has_a_tokenizer_without_any_vocabulary(tmp_path: Path) -> None:
     write_json(tmp_path, config=small(facts()["google/byt5-small"]["config"]))
     write_json(tmp_path, tokenizer_config={"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125})
     tokenizer = Tokenizer(load_tokenizer(str(tmp_path)), vocab_size=384)
-    assert (tokenizer.pad, tokenizer.end, tokenizer.rows) == (0, 1, 384)
-    (ids,) = tokenizer.ids(["größer 大"])
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.required_vocab_size) == (
+        0,
+        1,
+        384,
+    )
+    (ids,) = tokenizer.encode(["größer 大"])
     assert ids.tolist() == [*(byte + 3 for byte in "größer 大".encode()), 1]
-    assert tokenizer.texts([ids]) == ["größer 大"]
+    assert tokenizer.decode([ids]) == ["größer 大"]
     assert not any(tokenizer.lost_characters(["größer 大\n"]))
     printed = tokenizer.token_bytes(384)
     assert b"".join(printed[token] for token in ids[:-1]) == "größer 大".encode()

@@ -537,7 +537,7 @@ def test_a_tokenizer_that_fails_on_a_text(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     tokenizer = Tokenizer(load_tokenizer(str(tmp_path)), 400)
     with pytest.raises(UserError, match="fails on a text .*retry-limit-in-match over"):
-        list(tokenizer.ids(["a" * 40 + "!"]))
+        list(tokenizer.encode(["a" * 40 + "!"]))
 
 
 def test_a_damaged_tokenizer(tmp_path):

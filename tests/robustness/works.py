@@ -160,7 +160,7 @@ def _metrics(path: Path) -> None:
 def _tokenizer(path: Path) -> None:
     data = {"family": "t5", "data": {"dataset": "sample", "tokenizer": str(path)}}
     config = T5Config.from_dict(data)
-    list(Pipeline(config, SEQ2SEQ).tokenizer.ids(["mnli hypothesis: a b c", ""]))
+    list(Pipeline(config, SEQ2SEQ).tokenizer.encode(["mnli hypothesis: a b c", ""]))
 
 
 def _rows(path: Path) -> None:

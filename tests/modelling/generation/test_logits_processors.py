@@ -86,7 +86,7 @@ def theirs(family: ModuleType, beams: int, ruled: bool = True) -> np.ndarray:
         "repetition_penalty": PENALTY,
         "no_repeat_ngram_size": SIZE,
         "stop_strings": list(TEXTS),
-        "tokenizer": case.tokenizer.base,
+        "tokenizer": case.tokenizer.hf_tokenizer,
     }
     found = case.hf.generate(
         input_ids=torch.tensor(np.stack(shift)).long(),
@@ -139,7 +139,7 @@ def test_the_reference_is_worth_comparing_with(family):
     stopped = ~ended & (found[:, -1] == family.PAD)
     assert ended.sum() > 3
     assert 10 < stopped.sum() < 60
-    written = case.tokenizer.base.batch_decode(found[stopped], skip_special_tokens=True)
+    written = case.tokenizer.hf_tokenizer.batch_decode(found[stopped], skip_special_tokens=True)
     whole = np.mean([any(text in row for text in TEXTS) for row in written])
     assert 0.5 < whole <= 1
     assert (whole < 1) == (family is gptj), "only there, texts begin in the prompt"

@@ -58,18 +58,18 @@ def test_texts_end_where_transformers_ends_them(name, seed):
     """Random stop texts, cut from what random tokens print, so that they begin and end within
     tokens, overlap themselves and each other, and hold letters of several bytes."""
     rng, tokenizer = np.random.default_rng(seed), TOKENIZERS[name]()
-    count = tokenizer.rows
-    few = np.concatenate([rng.integers(3, count, 12), tokenizer.base("é ü\n")["input_ids"]])
+    count = tokenizer.required_vocab_size
+    few = np.concatenate([rng.integers(3, count, 12), tokenizer.hf_tokenizer("é ü\n")["input_ids"]])
     rows = rng.choice(few, (300, WIDTH))
     texts = []
     while len(texts) < 3:
-        whole = tokenizer.base.decode(rows[rng.integers(len(rows)), :6])
+        whole = tokenizer.hf_tokenizer.decode(rows[rng.integers(len(rows)), :6])
         start = rng.integers(0, max(len(whole) - 2, 1))
         text = whole[start : start + rng.integers(1, 5)].strip("\ufffd")
         texts += [text] if text else []
     stops = StopStringAutomaton.from_texts(texts, tokenizer.token_bytes(count + 4))
     ours = ends_at(stops, rows)
-    criterion = StopStringCriteria(tokenizer.base, texts)
+    criterion = StopStringCriteria(tokenizer.hf_tokenizer, texts)
     theirs = [criterion(torch.tensor(rows[:, :n]), None).numpy() for n in range(1, WIDTH + 1)]
     np.testing.assert_array_equal(ours, np.stack(theirs, 1))
     assert ours.any()

@@ -220,4 +220,4 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     assert again.chat_template.prompt(Conversation([ASKED])).startswith(
         "<|endoftext|><start_of_turn>user"
     )
-    assert again.config.model.eos_token_id == tokenizer.end
+    assert again.config.model.eos_token_id == tokenizer.eos_token_id

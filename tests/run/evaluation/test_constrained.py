@@ -238,7 +238,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
             assert stream.tokens[example].tolist() == tokens.ids.tolist()
             scored = stream.targets[example][stream.targets[example] != IGNORE_INDEX]
             end = "<|im_end|>" if " and " in labels else ""
-            assert data.tokenizer.base.decode(scored) == name + end
+            assert data.tokenizer.hf_tokenizer.decode(scored) == name + end
 
 
 @pytest.mark.parametrize(("preset", "shape"), [("tiny", SEQ2SEQ), ("gptj_tiny", CAUSAL_LM)])
@@ -250,7 +250,7 @@ def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
     corpus = pipeline.corpus("validation")
     candidates = LabelCandidates.from_examples(pipeline, corpus, ["hat", "lamp", "box"])
     _, prompts = pipeline.make_prompts([example.prompt for example in corpus.examples])
-    assert candidates.cut == prompts.truncated > 3
+    assert candidates.cut == prompts.num_truncated > 3
     samples = candidates.samples
     for index, (row, mask) in enumerate(zip(prompts.input_ids, prompts.mask, strict=True)):
         for unit in (2 * index, 2 * index + 1):
