@@ -119,7 +119,7 @@ def test_threads_open_and_leave_one_folder(tmp_path, hasty):
 
     together(use, use, use)
     assert not list(tmp_path.iterdir())
-    assert (tmp_path, 0) not in Scratch._opened
+    assert (tmp_path, 0) not in Scratch._instances
 
 
 def test_a_folder_that_cannot_be_cleared_is_free_again(tmp_path, monkeypatch):

@@ -98,7 +98,7 @@ def all_gather_object(value: Any, channel: str = "main") -> list[Any]:
 
     Args:
         value: something small that JSON can hold.
-        channel: which calls belong together; threads that call at the same time name their own.
+        channel: name of the sequence of calls; concurrent threads use one each.
     """
     return [value] if _joined is None else _joined.all_gather_object(value, channel)
 

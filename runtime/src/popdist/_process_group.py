@@ -54,7 +54,8 @@ class ProcessGroup:
         """Joins the other processes.
 
         Raises:
-            DistributedError: they do not come, or JAX has started its devices already.
+            DistributedError: the others do not join in time, or JAX has started its devices
+                already.
         """
         self.index, self.count = info.index, info.count
         self._gather_counts: Counter[str] = Counter()
@@ -210,7 +211,7 @@ class ProcessGroup:
         """Gathers one JSON value from each process, in process order (collective).
 
         Args:
-            value: what JSON can hold.
+            value: a small JSON value.
             channel: calls of one channel meet; use one for each thread.
         """
         with self._counts_lock:

@@ -37,7 +37,7 @@ class ProcessInfo:
 
     Attributes:
         index: from 0.
-        count: how many there are.
+        count: number of processes (world size).
         coordinator: HOST:PORT at which they meet; None: JAX finds the host.
         run: name of the run, which another run at the same port does not have.
         secret: shared by the processes of the run.
@@ -61,7 +61,7 @@ def env_int(variable: str, default: int) -> int:
     """Returns an integer environment variable.
 
     Raises:
-        DistributedError: it is none.
+        DistributedError: the variable is not a number.
     """
     value = os.environ.get(variable, "")
     if not value:
@@ -78,7 +78,7 @@ def silence_timeout() -> int:
     """Returns the seconds after which a silent process counts as lost (`POPDIST_SILENCE`).
 
     Raises:
-        DistributedError: it says none, or too few or many.
+        DistributedError: the variable is not a number, or out of range.
     """
     seconds = env_int(SILENCE, DEFAULT_SILENCE)
     if not MIN_SILENCE <= seconds <= MAX_SILENCE:
@@ -93,7 +93,7 @@ def process_info_from_args(processes: int, process: int, coordinator: str) -> Pr
     """Returns the process info of three arguments, as `init` takes them.
 
     Raises:
-        DistributedError: they do not fit.
+        DistributedError: the arguments are invalid.
     """
     match = _ADDRESS.fullmatch(coordinator)
     if match is None or not 0 < int(match[1]) < 2**16:

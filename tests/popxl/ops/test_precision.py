@@ -41,7 +41,7 @@ def products(name: str, dtype: popxl.dtype, target: str) -> list[str]:
     schedule = build_schedule(ir)
     found: list[str] = []
     for segment in schedule.segments:
-        segment.facts = make_program_context(schedule, ir, target)
+        segment.context = make_program_context(schedule, ir, target)
         specs = [
             jax.ShapeDtypeStruct(s.shape, s.dtype.as_jax()) for s, _ in argument_specs(segment)
         ]

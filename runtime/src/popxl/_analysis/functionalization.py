@@ -37,9 +37,9 @@ class Value:
     """The value of a tensor at one point of a program (SSA).
 
     Attributes:
-        tensor: the tensor: it owns its storage, or is a view that is read or written here.
-        version: how many values it had before.
-        node: what makes the value; None: it is an input of the graph, or a constant.
+        tensor: an owner of storage, or a view that is read or written here.
+        version: number of earlier values of the tensor.
+        node: the node that defines the value; None for graph inputs and constants.
     """
 
     __slots__ = ("node", "tensor", "version")
@@ -63,9 +63,9 @@ class Node:
         kind: "op": an op; "view": what a view shows of its inputs; "write": the inputs of a view
             (first) after a value (last) was written to it; "zeros"; "barrier": the same value,
             which XLA merges no kernel across.
-        op: the op of the program; None for zeros and boundaries that no op makes.
+        op: the op of the program; None for zeros and barriers without an op.
         inputs, outputs: its values.
-        regions: what it runs.
+        regions: graphs that the node runs.
         part: label in plans; "": that of what runs the graph.
     """
 

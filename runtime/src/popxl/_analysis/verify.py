@@ -75,7 +75,7 @@ def check_replicas(ir: Ir) -> None:
     """Checks that the groupings of variables and ops are for the Ir's number of replicas.
 
     Raises:
-        ValueError: the number was changed after a grouping, or a shape, was made from it.
+        ValueError: the replication factor was changed after it was used.
     """
     count = ir.replication_factor
     for var in ir.main_graph.variables:
@@ -123,7 +123,7 @@ def check_remote_variables(ir: Ir) -> None:
     """Checks that the entries of remote buffers have the sizes of the variables in them.
 
     Raises:
-        ValueError: an entry has another number of elements than the variable, or its shard.
+        ValueError: the number of elements of an entry differs from the variable's or its shard's.
     """
     for var in ir.main_graph.variables:
         if var._remote is None:

@@ -28,7 +28,7 @@ class MergedViews(AliasAnalysis):
     """Alias analysis in which a view of a view is one op, and a long chain is one gather.
 
     Attributes:
-        elements: of the views that pick elements: their numbers.
+        elements: element numbers of views that gather.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ def max_cache_bytes() -> float:
     """Returns the limit in bytes: `POPXL_CACHE_GB` gigabytes, default 20.
 
     Raises:
-        ValueError: it is no number, or less than 0.
+        ValueError: the variable is not a number, or negative.
     """
     setting = os.environ.get(_VARIABLE) or _DEFAULT
     with suppress(ValueError):

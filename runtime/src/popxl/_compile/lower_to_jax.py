@@ -44,11 +44,11 @@ class SegmentTracer:
         constants: values of the constants that are arguments of the segment, by `_content`.
         checks: ops whose rules on values are checked, with a number from 1 for each.
         watched: ops whose results must be finite, with a number for each.
-        infinite: whether infinities are no finite values either; NaN never is.
+        infinite: whether infinities count as non-finite, besides NaN.
         fault: number of the first op that broke its rule; 0: none did.
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
             None: they are rounded to nearest.
-        rounding_index: how many such updates there were before (see `Op.is_rounded`).
+        rounding_index: number of stochastic roundings so far (see `Op.is_rounded`).
         addable: results of ops that can add to something at once, by their identity, with what does
             it: where they are only added, nothing else needs them, and XLA leaves them out.
         fusion_limiter: bounds what XLA fuses.
@@ -294,7 +294,7 @@ class LoopState:
     pytree.
 
     Args:
-        graphs: of which one runs in each iteration.
+        graphs: body of a loop, or branches of a conditional.
         count: number of iterations.
     """
 
@@ -360,7 +360,7 @@ class _GraphFrame:
     """Call frame of a graph: its values, and the nodes that are still to run.
 
     Args:
-        node: the call; None: it is not run by one.
+        node: the call node; None for the outermost graph.
     """
 
     def __init__(

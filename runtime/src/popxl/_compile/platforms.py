@@ -73,7 +73,7 @@ class Platform:
         """Returns the mover that loads and stores the entries of a run.
 
         Args:
-            window: see `PrefetchMover`; None: they need not move.
+            window: see `PrefetchMover`; None: host and device share memory.
         """
         if window is None:
             return InPlaceMover(entries, in_flight)

@@ -239,7 +239,7 @@ class CpuLauncher:
         """Launches an executable.
 
         Args:
-            nbytes: of arguments and results. What moves little is launched by the caller at once.
+            nbytes: of arguments and results; small executables are launched by the calling thread.
         """
         if self._uses_threads:
             return self._launch_in_thread(executable, arguments, nbytes)

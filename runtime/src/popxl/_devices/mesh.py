@@ -52,7 +52,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
 
     Raises:
         DeviceError: a process has fewer devices than its replicas, or none of the platform.
-        DistributedError: the number of processes is another.
+        DistributedError: the number of processes is not `instances`.
     """
     forks.check_not_forked()
     prepare_environment()

@@ -11,12 +11,12 @@ def check_integer(function: str, name: str, value: Any, minimum: int) -> int:
     """Returns an argument as an integer.
 
     Args:
-        function: the function that takes it.
-        name: of the argument.
+        function: name of the function, for messages.
+        name: name of the argument, for messages.
 
     Raises:
-        TypeError: it is none.
-        ValueError: it is below `minimum`.
+        TypeError: the value is not an integer, or holds one that is not.
+        ValueError: the value is below `minimum`.
     """
     try:
         number = None if isinstance(value, bool) else index(value)
@@ -35,7 +35,7 @@ def check_integers(
     """Returns an argument as a tuple of integers, such as a shape.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not an integer, or holds one that is not.
         ValueError: one is below `minimum`.
     """
     try:

@@ -31,7 +31,7 @@ def checked_nonfinite() -> str:
     """Returns which non-finite values POPXL_CHECK stops at: "nan", "inf" (both) or "".
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the variable has another value.
     """
     setting = os.environ[CHECK] if is_on(CHECK) else ""
     if setting not in ("", "nan", "inf"):

@@ -39,7 +39,7 @@ class RuntimeCheck:
 
     Attributes:
         broken: `broken(*arrays, **attrs) -> bool array of one element`, from an op's inputs.
-        rule: what must hold; the message of the error.
+        rule: condition that must hold; the message of the error.
         option: name of the session option that asks for the check.
     """
 
@@ -54,7 +54,7 @@ class OpDef:
 
     Args:
         name: unique name, shown in the text form.
-        lower: the meaning: `lower(*arrays, **attrs) -> array or tuple of arrays`.
+        lower: lowering to JAX: `lower(*arrays, **attrs) -> array or tuple of arrays`.
         add_to: `onto(t, *arrays, **attrs)`: t and the only result added up, bit for bit; for ops
             that can add to something sooner than make a result for it.
         infer: `infer(*specs, **attrs) -> [TensorSpec, ...]`; default: from `lower`.
@@ -77,10 +77,10 @@ class OpDef:
             how its float32 result is rounded to the dtype of the first input.
         max_gradient_inputs: inputs whose "gradient" is no derivative but the largest of something
             observed: of several for one tensor, the largest is taken, and not the sum.
-        result: what results are called, before the graph makes their names unique; or
+        result: names of the results, before the graph makes them unique; or
             `result(op) -> [name of each]`. `{t}` is the name of the first input, whose
             scopes come first. Default: `<name>_out`, in place `<name>_inplace_out`.
-        inplace_result: what they are called in place and as views, where `result` does not say.
+        inplace_result: names of in-place results and views, unless `result` is a function.
         tags: words for tools, such as "elementwise", "collective".
         home: module that defined it; ops of other packages are cached by what they lower to.
     """

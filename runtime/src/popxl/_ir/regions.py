@@ -27,7 +27,7 @@ class Region(Generic[G]):
             it is given; None: the op makes the value itself.
         outputs: for each output of the graph, its position among the op's outputs; None: dropped.
         carried: pairs of an output and the input that it is in the next iteration.
-        count: how often it runs.
+        count: number of iterations.
         kind: "always"; "branch": of all regions of this kind one runs, the first if the op's first
             input is true; "derivative": values reach the graph in ways that only the op knows, and
             it changes no state.

@@ -53,7 +53,7 @@ def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> Di
     """Returns the queue of the folder for entries on disk; None if no buffer has such entries.
 
     Raises:
-        DiskError: it cannot be used.
+        DiskError: the folder cannot be used.
         ValueError: there are some, and no folder.
     """
     on_disk = [buffer for buffer in program.buffers if buffer.on_disk]

@@ -33,7 +33,7 @@ def gather_shards(
     """Returns the shards of the `needed` replicas, from all processes.
 
     Args:
-        local: what the replicas of this process hold, all of one shape and dtype.
+        local: shards of this process's replicas, of one shape and dtype.
         mesh: of all replicas.
     """
     owners = [int(device.process_index) for device in mesh.devices.flat]

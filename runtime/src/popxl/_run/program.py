@@ -104,7 +104,7 @@ def make_program_context(
 
     Args:
         target: see `ProgramContext`.
-        watched: what no op may make: see `popxl._ir.debug_flags.CHECK`.
+        watched: values that no op may return: see `popxl._ir.debug_flags.CHECK`.
     """
     options = ir._pb_ir.getSessionOptions()
     checked = [

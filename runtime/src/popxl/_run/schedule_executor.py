@@ -53,7 +53,7 @@ class RunGlobals:
         positions: the next transfer of each stream, (replicas,).
         constants: large constants on the devices, by `Constant._content`.
         fault: number of the first op that broke its rule on each replica, or None.
-        seed: of random rounding, or None.
+        seed: seed of stochastic rounding, or None.
     """
 
     streams: dict[Stream, jax.Array]
@@ -75,7 +75,7 @@ class ScheduleExecutor:
     Args:
         call: runs a segment: `call(segment, arguments) -> results`.
         put_scalar: puts a scalar on the devices: `put_scalar(value, spec) -> array`.
-        copy: an array of its own memory with the same values.
+        copy: copies an array.
         fetched: receives the fetched scalars.
         observer: passes the steps on, see `popxl._schedule.schedule_walk`.
         fetch: waits for a number: `fetch(array) -> number`.

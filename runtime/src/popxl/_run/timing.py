@@ -29,7 +29,7 @@ class TimingSums:
 
     Attributes:
         count: steps of the schedule.
-        seconds: that the host spent on them, without waiting.
+        seconds: time of the host, without waiting.
         wait_seconds: seconds that the host waited for the devices.
     """
 

@@ -53,7 +53,7 @@ class ControlFlow:
         """Adds a loop step for a range of the iterations of `node`.
 
         Args:
-            args: what the graph is given, by input; afterwards, what a further iteration is given.
+            args: argument registers by input; updated to those of the next iteration.
             zeros: inputs that are zeros.
 
         Returns:

@@ -167,8 +167,8 @@ class _PrunedGraph(NamedTuple):
     """The part of a graph that computes some of its outputs.
 
     Attributes:
-        arguments: those that it takes.
-        results: those that it returns: outputs, or what they are views of.
+        arguments: values that the pruned graph takes.
+        results: values that it returns: outputs, or the sources of views.
     """
 
     graph: FunctionalGraph

@@ -28,10 +28,10 @@ class RegisterFile:
     """Virtual registers of a routine.
 
     Attributes:
-        specs: of arrays.
-        numbers: registers of numbers that the host knows.
+        specs: spec of each array register.
+        scalars: registers of host scalars.
         constants: numbers of constants.
-        size: how many there are.
+        size: number of registers.
     """
 
     def __init__(self) -> None:

@@ -89,7 +89,7 @@ class Store(Transfer):
     """Stores an array to entry `entry_index` of a remote buffer.
 
     Attributes:
-        copies: the entry must not share memory with the array, which somebody else has as well.
+        copies: the entry must not share memory with the array, which is still used.
     """
 
     value: Register
@@ -239,7 +239,7 @@ class Routine:
         outputs: register of each output; that of an input, if it is passed on.
         steps: in order.
         constants: values of registers that are known before anything runs: numbers of constants.
-        specs: of arrays, by register, on one replica; registers of numbers have none.
+        specs: specs of array registers on one replica; scalar registers have none.
         num_registers: number of registers.
         consumed_inputs: inputs that the routine donates, or stores without a copy.
         output_memory: for each output the memory that it may be in (see `liveness`).

@@ -33,13 +33,13 @@ class ProgramContext:
 
     Attributes:
         checks: ops whose rules on values are checked, with a number from 1 for each.
-        rounding: whether updates of 16-bit variables round at random.
+        rounding: whether updates of 16-bit variables use stochastic rounding.
         replicas: number of replicas.
         transfers: transfers of each stream in a run.
         target: what they are traced for: "cpu", "gpu", "tpu", or with the compute capability of
             a GPU "gpu 9.0".
         watched: ops whose results must be finite, with a number for each, after those of checks.
-        infinite: whether infinities are no finite values either; NaN never is.
+        infinite: whether infinities count as non-finite, besides NaN.
     """
 
     checks: dict[Op, int]
@@ -59,7 +59,7 @@ class Segment:
         name: for people.
         nodes: in program order.
         args: the values that it takes.
-        scalar_args: which arguments are numbers that the host knows.
+        scalar_args: indices of the arguments that are host scalars.
         results: the values that it returns.
         donated: arguments whose memory results may take.
     """

@@ -34,7 +34,7 @@ class BufferStorage:
     """The entries of one buffer, each a global array over all replicas (see `global_shape`).
 
     Attributes:
-        stored: the entries that the program has stored to since `stored` was last cleared.
+        stored: indices of the entries that the program has stored to since it was cleared.
     """
 
     def __init__(

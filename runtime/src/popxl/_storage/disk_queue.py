@@ -127,7 +127,7 @@ class DiskQueue:
         """Context for a run of a program.
 
         Args:
-            events: what it does, from `popxl._schedule.lookahead.lookahead_events`.
+            events: look-ahead of the run, from `popxl._schedule.lookahead.lookahead_events`.
         """
         with self._run_lock:
             self._events = events
@@ -264,8 +264,8 @@ class EntryFile:
     """A file with the local shards of a buffer's entries.
 
     Args:
-        entries: how many.
-        memory: of an entry.
+        entries: number of entries.
+        memory: memory layout of an entry.
     """
 
     def __init__(self, disk_queue: DiskQueue, entries: int, memory: EntryMemory) -> None:

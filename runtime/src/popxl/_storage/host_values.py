@@ -38,8 +38,8 @@ class SharedValue:
     until the second program stores to it.
 
     Attributes:
-        state: gives that session's `ProgramState`, or None.
-        read: gives the value.
+        state: returns that session's `ProgramState`, or None.
+        read: returns the value.
     """
 
     variable: Variable
@@ -206,7 +206,7 @@ class HostValues:
         """Sets the value to `data`.
 
         Args:
-            concurrent: a function that any thread may call.
+            concurrent: whether threads can call the function `data`.
         """
         self._replica_arrays.pop(var, None)
         self.concurrent.discard(var)

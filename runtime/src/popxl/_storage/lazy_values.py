@@ -26,7 +26,7 @@ def compute_ahead(
     Threads compute values ahead of their use, within the memory of the largest of them.
 
     Args:
-        concurrent: those whose values threads may make.
+        concurrent: variables whose values threads can compute.
         make: makes a value.
     """
     variables = list(variables)

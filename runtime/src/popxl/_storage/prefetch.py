@@ -36,7 +36,7 @@ class PrefetchMover:
         window: bytes on one replica that may be on their way: loads that the executor has not
             reached, and stores that have not arrived. With 0, loads are dispatched in their place,
             and stores are not waited for.
-        events: what the executor will do, from `popxl._schedule.lookahead.lookahead_events`.
+        events: look-ahead of the run, from `popxl._schedule.lookahead.lookahead_events`.
     """
 
     wait_seconds = 0.0

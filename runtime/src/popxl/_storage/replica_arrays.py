@@ -43,8 +43,8 @@ def put_shards(
     """Returns a global array from each replica's array (see `global_shape`), like `put_array`.
 
     Args:
-        part: gives what a replica has; called for those of this process.
-        spec: an array of the shape and dtype that each has.
+        part: returns a replica's array; called for the replicas of this process.
+        spec: an array with the shape and dtype of each part.
     """
     return put_shards_async(part, spec, sharding).block_until_ready()
 
@@ -174,9 +174,9 @@ class VariableShard(NamedTuple):
 
     Attributes:
         group: of the variable's replica grouping.
-        start, size: which elements of that group's value, in C order.
-        processes: those whose replicas hold it.
-        replicas: that hold it.
+        start, size: range of elements of the group's value, in C order.
+        processes: processes whose replicas hold the shard.
+        replicas: replicas that hold the shard.
     """
 
     group: int
@@ -190,7 +190,7 @@ def variable_shards(var: Variable, owners: tuple[int, ...]) -> IdentityTuple[Var
     """Returns the shards of a variable's value; equally sharded variables get the same object.
 
     Args:
-        owners: the process of each replica. Processes and replicas need not be there.
+        owners: the process of each replica; they need not exist now.
     """
     groups, shard_groups = (
         tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)

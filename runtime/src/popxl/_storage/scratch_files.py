@@ -117,7 +117,7 @@ class Scratch:
     """A folder of temporary files, which are deleted when the process ends.
 
     Attributes:
-        direct: whether requests go past the page cache.
+        direct: whether requests bypass the page cache (O_DIRECT).
         read, written: bytes so far.
         blocks: for what is read.
     """
@@ -130,7 +130,7 @@ class Scratch:
         """Creates the folder, and deletes files that a crashed host or NFS (`.nfs*`) left in it.
 
         Args:
-            process: which of a program's, each of which has a folder of its own inside.
+            process: index of the process, which gets a subfolder of its own.
             max_free_bytes: see `BlockPool`.
 
         Raises:
@@ -307,7 +307,7 @@ class ScratchFile:
         """Reads a slot into `data`.
 
         Raises:
-            DiskError: the disk is broken, or has not what was written.
+            DiskError: the disk is broken, or returns other data than was written.
         """
         for start in request_offsets(data.size):
             self.read_one(offset, data, start)
