@@ -134,7 +134,9 @@ def _two_memories(
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(platforms.Cpu, "host_memory", "pinned_host"))
         if window is not None:
-            patches.enter_context(mock.patch.object(platforms, "window_of", return_value=window))
+            patches.enter_context(
+                mock.patch.object(platforms, "default_window", return_value=window)
+            )
         patches.enter_context(mock.patch.object(sessions, "build_best_program", placed))
         yield
 
