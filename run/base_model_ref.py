@@ -28,7 +28,7 @@ from huggingface.pretrained import RANDOM
 from modelling.weights import FP8_PREFIX, OPTIMIZER_PREFIX
 from terminal.screen import is_first_process
 
-_BASE, _STEP = "base", "step"  # among a checkpoint's metadata, and in its base
+_BASE, _STEP = "base", "step"  # keys of the metadata, and of the base in it
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
         try:
             for file in step.path.iterdir():
                 os.link(file, draft / file.name)
-        except OSError:  # another disk, one without links, or the owner has just deleted it
+        except OSError:  # another disk, no hard links, or the step was just deleted
             for file in draft.iterdir():
                 file.unlink()
             _copy_weights(step, draft)

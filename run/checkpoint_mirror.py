@@ -20,7 +20,7 @@ from terminal.screen import say
 PATIENCE = 300.0
 """Seconds without upload progress after which the end of a run stops waiting."""
 PATIENCE_AFTER_SIGNAL = 30.0
-"""The same after a stop signal."""
+"""Seconds without upload progress after a stop signal."""
 _RELEASE_TIMEOUT = 5.0  # seconds to release the lease at the end
 
 

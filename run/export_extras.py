@@ -19,7 +19,7 @@ from huggingface.pretrained import RANDOM, local_model
 from terminal.screen import say
 
 PROCESSORS = "*processor_config.json"
-"""Files that say how images become inputs."""
+"""Glob of image processor configs."""
 
 
 def base_generation_config(config: RunConfig) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Export weights to a folder that transformers or PEFT loads."""
+"""Export a model to a folder that transformers loads, or an adapter that PEFT loads."""
 
 from __future__ import annotations
 
@@ -62,29 +62,28 @@ def export_model(
     base: BaseModelRef | None = None,
     precision: str | None = None,
 ) -> None:
-    """Write weights, configuration, tokenizer and model card to a folder that transformers loads;
-    of a model with adapters, these alone, as PEFT loads them.
+    """Write weights, config, tokenizer and model card to a folder; of a model with adapters, only these.
 
-    Without a tokenizer, because the hub cannot be reached, the model is written all the same. Of
-    several processes, the first one writes.
+    If the hub cannot be reached for the tokenizer, the model is written without one. Collective;
+    the first process writes.
 
     Args:
-        weights: whole weights by logical name; each is read once.
-        run: the run that they are from; None: they are from what `checkpoint.load` names.
-        data_cache: what the run shares; None: it has loaded nothing yet.
-        base: what adapters are for.
-        precision: the type of the weights that are written; None: the one that they have.
+        weights: unsharded weights by logical name; each is read once.
+        run: the run that trained the weights; None: they are from `checkpoint.load`.
+        data_cache: data that is already loaded; None: nothing.
+        base: base model of the adapters.
+        precision: dtype to write; None: unchanged.
 
     Raises:
-        ConfigError: a weight does not fit that type.
-        CheckpointError: the folder is there and not empty, or cannot be written.
+        ConfigError: a weight is outside of the range of the precision.
+        CheckpointError: the folder exists and is not empty, or cannot be written.
     """
     family, adapts = get_family(config), config.adapter.rank > 0
     exported = _exported_map(config, family.weight_map(config))
     if adapts:
         names = [weight.name for weight in exported.weights]
         weights = ArraysView(weights, names)
-    if not is_first_process():  # but for its part in reading what is spread over all of them
+    if not is_first_process():  # reading a weight can gather it from all processes
         for name in weights:
             weights[name]
         return
@@ -141,7 +140,7 @@ def _write_model(
     complete: Callable[[Path], None],
     precision: str | None,
 ) -> None:
-    if config.has_frozen:  # the base's may be of another type than those that it trains
+    if config.has_frozen:  # base and trained weights can differ in dtype
         weights = ArraysView(weights, transform=partial(_cast, config.model.precision))
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)
@@ -160,10 +159,10 @@ def _write_model(
 
 
 def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
-    """The content of an adapter_config.json.
+    """Return the content of adapter_config.json.
 
     Args:
-        named: the base's name.
+        named: name of the base model.
     """
     family, adapter = get_family(config), config.adapter
     weight_map = family.weight_map(config)
@@ -218,11 +217,11 @@ def task_fields(config: RunConfig) -> dict[str, str]:
 def export_checkpoint(
     config: RunConfig, folder: str, precision: str | None = None, merge: str | None = None
 ) -> None:
-    """Write what `checkpoint.load` names to a folder, random weights too; see `export_model`.
+    """Export what `checkpoint.load` names, also random weights; see `export_model`.
 
     Args:
-        merge: "original" or "dequantized": merge adapters into these weights of the model, and
-            write that.
+        merge: merge adapters into the "original" or the "dequantized" weights of the base model,
+            and write the merged model.
     """
     check_can_create(folder)
     check_lower_bound(config)

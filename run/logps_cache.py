@@ -30,7 +30,7 @@ DRAFT = ".draft"
 """Suffix of a draft."""
 
 Shape = tuple[int, int, int]
-"""Samples, pairs of texts in each, 2."""
+"""(samples, pairs in a sample, 2)."""
 
 _LOGPS, _SHA256 = "logps", "sha256"
 _COUNT = struct.Struct("<Q")
@@ -89,7 +89,7 @@ class LogpsDraftFile:
         """
         self._path, self._file = path, None
         self._logps = np.empty(shape, np.float32)
-        # A draft that has another name is of other values.
+        # The chain of digests starts with the name, so that a renamed draft is invalid.
         self._record_ends = [_RecordEnd(0, 0, hashlib.sha256(path.name.encode()).digest())]
         try:
             self._file = _open_locked(path) if writes else None
@@ -211,7 +211,7 @@ def _open_locked(path: Path) -> int | None:
         FileError: it cannot be created.
     """
     if path.exists():
-        check_regular(path)  # a pipe would be waited for
+        check_regular(path)  # opening a pipe would block
     with write_errors("the reference", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open_lock(path)

@@ -41,7 +41,7 @@ _TRAINING = {
     "dropout": "model.dropout_prob",
     "seed": "model.seed",
 }
-"""Rows of the table of training, by the fields of the configuration."""
+"""Rows of the training table, with their config fields."""
 
 
 @dataclass(frozen=True)

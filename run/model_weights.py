@@ -39,7 +39,7 @@ from run.weight_checks import (
 from terminal.screen import say
 
 MODEL = "model"
-"""Name under which a checkpoint's metadata have Hugging Face's description of its model."""
+"""Metadata key of the model's config.json in a checkpoint."""
 
 
 def read_weights(
@@ -49,18 +49,17 @@ def read_weights(
     checkpoint: SavedCheckpoint | None = None,
     needs_base: bool = True,
 ) -> tuple[Arrays, str]:
-    """All weights of a model, each read and checked when it is asked for, and a digest of what was
-    read, as far as there is one.
+    """Return lazy weights of a model, checked on access, and a digest of the files if known.
 
     Args:
-        table: with adapters, if the model shall have some: the place has them, or `adapter.load`,
-            or they begin.
-        place: "random", a checkpoint, or a Hugging Face model: its folder or name.
-        checkpoint: that at the place, if it is known to be one.
+        weight_map: the model's weights; its adapters are read from the location or `adapter.load`,
+            or newly initialized.
+        place: "random", a checkpoint, or a Hugging Face model (folder or name).
+        checkpoint: the checkpoint at the location, if it is already loaded.
         needs_base: see `load_base_below`.
 
     Raises:
-        UserError: they are not there, or do not fit the configuration.
+        UserError: the weights are missing, or do not fit the config.
     """
     if checkpoint is None and place != RANDOM and has_checkpoint(place):
         checkpoint = load_checkpoint(place, verify=False)
@@ -206,13 +205,14 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
 def _loaded_config(
     config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
-    """The configuration of the model that is loaded, where the configured one has another
-    vocabulary: fewer rows, or a head that is the embedding.
+    """Return the config of the model that is loaded, whose vocabulary can differ from the configured one.
+
+    It can have fewer rows, or a tied head.
 
     Args:
-        hf_config: the model's config.json.
-        tensors: its weights.
-        name: of the model, for messages.
+        hf_config: content of the model's config.json.
+        tensors: the model's weights.
+        name: name of the model, for messages.
     """
     family, model = get_family(config), config.model
     names = [n for n in family.base_weight_map(config).embedding_names if n in tensors]
@@ -256,7 +256,7 @@ def _resize_vocabulary(
 def _resize_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
     """Resize a weight to `rows` rows; new rows are the mean of the others."""
     old, is_row = weights[name], False
-    if old.shape[0] == 1:  # a buffer of logits, with a column for each token
+    if old.shape[0] == 1:  # a logits bias of shape (1, vocab_size)
         old, is_row = old.T, True
     is_old = np.ones(len(old), bool)
     is_old[[row for row in new if row < len(old)]] = False

@@ -76,7 +76,7 @@ class Profiler:
             self._stage_context.enter_context(hardware.profile_trace(self._folder.profile))
         self._stage_context.enter_context(
             self._model.session.timing()
-        )  # it names phases in the trace
+        )  # names the phases in the trace
 
     def _end(self) -> None:
         """Write the table of phases, if everything was measured."""

@@ -23,9 +23,9 @@ from files.run_folder import RunFolder
 from terminal.screen import say
 
 _FORMAT = "2"
-"""Changes when the same weights would be packed otherwise."""
+"""Version of the quantized format."""
 
-_DIGEST = "sha256"  # a tensor of a file: of the others
+_DIGEST = "sha256"  # tensor name of the digest of the others
 
 
 def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str, str]) -> Arrays:

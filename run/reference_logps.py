@@ -46,8 +46,7 @@ from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say
 
 REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_step"
-"""Keys of a checkpoint's metadata: digest of the reference's weights, where they were read, and the
-digest of that step if it is one."""
+"""Metadata keys: digest of the reference weights, their origin, and its digest if it is a step."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class ReferenceLogps:
                         logps[batch] = cached
                         draft.append(logps[batch])
                         bar.update(batch.stop - batch.start)
-            finite = bool(np.isfinite(logps).all())  # all processes know all of them
+            finite = bool(np.isfinite(logps).all())  # every process has all values
             if not finite or _write_cache_file(path, logps):
                 draft.remove()
         if not finite:

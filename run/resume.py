@@ -36,7 +36,7 @@ from run.weight_checks import check_digests, check_finite
 from terminal.screen import is_first_process
 
 _COMPARED_BY_DIGEST = ("data.train", "data.validation", "data.tokenizer", "data.chat_template")
-"""These may name the same data in several ways."""
+"""Fields in which different values can name the same data."""
 
 
 def resolve_initial_state(
@@ -59,7 +59,7 @@ def resolve_initial_state(
 
     def resolve() -> InitialState:
         start = _resolve_once(config, weight_map, fresh)
-        known_digests = {} if start.base is None else start.base.sha256  # these are verified
+        known_digests = {} if start.base is None else start.base.sha256  # verified on read
         tensors = check_digests(
             start.tensors, start.source, {*weight_map.frozen_names} - known_digests.keys()
         )

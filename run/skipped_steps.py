@@ -28,7 +28,7 @@ class SkippedSteps:
         if result.skipped:
             self.total += 1
             self._last = result
-        if not self.too_many:  # steps that a run did after too many were skipped change nothing
+        if not self.too_many:  # later steps of the same program run are ignored
             self.in_a_row = self.in_a_row + 1 if result.skipped else 0
 
     @property

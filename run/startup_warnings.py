@@ -15,13 +15,13 @@ from modelling.weights import Weight, WeightMap, WeightMapping
 from modelling.weights.lora import has_trainable_tokens, module_name
 
 NUM_CHECKED_SAMPLES = 256
-"""Samples, evenly spread."""
+"""Number of samples, evenly spaced."""
 
 MAX_PADDING_FRACTION = 0.9
 MIN_LOSS_TOKENS = 1.0
-"""Tokens of a text: its end alone, which answers nothing."""
+"""Loss tokens of a sequence that has only its end token."""
 MIN_SHOWN_FRACTION = 0.005
-"""The fraction of a model's weights below which a module is not told of."""
+"""Fraction of the weights below which a module is not listed."""
 
 
 def data_warnings(config: RunConfig, samples: Samples) -> list[str]:

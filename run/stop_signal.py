@@ -52,8 +52,7 @@ class StopSignal:
         received, ends, saves = zip(
             *popdist.all_gather_object([self.received, finished, save]), strict=True
         )
-        # Signals that only this process has received since do not count: the others do not know of
-        # them.
+        # A signal that arrives after this exchange counts at the next one, on all processes.
         self.name = next((name for name in received if name is not None), None)
         self.finished, self.save = any(ends), any(saves)
         return self.name is not None
@@ -62,8 +61,8 @@ class StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) is signal.SIG_IGN:
-                    continue  # as nohup ignores SIGHUP
-                # None stands for a handler that was not set from Python and cannot be set again.
+                    continue  # ignored on purpose, as SIGHUP by nohup
+                # None is a handler set outside of Python, which cannot be restored.
                 self._previous[number] = signal.signal(number, self._receive) or signal.SIG_DFL
         return self
 

@@ -87,7 +87,7 @@ def _finetune_locked(
     path = RunFolder.from_options(options.run_dir, config.checkpoint.save, options.name).path
     folder = RunFolder(
         Path(popdist.all_gather_object(str(path))[0])
-    )  # a new one is named after the time
+    )  # a new folder is named by the current time
     _check(config, options, folder)
     announce_devices(config)
     settings, mirror = config.checkpoint, None
@@ -252,7 +252,7 @@ def _print_lr_change(config: RunConfig, start: InitialState) -> None:
     saved = None if start.checkpoint is None else start.checkpoint.metadata.get("config")
     if saved is None or not start.step:
         return
-    with suppress(ConfigError, LookupError, TypeError):  # of an older version
+    with suppress(ConfigError, LookupError, TypeError):  # saved by an older version
         before = type(config.training).from_dict(saved["training"])
         if text := lr_change_message(before, config.training, start.step):
             say(text)

@@ -14,15 +14,15 @@ import popdist
 from terminal.interrupts import exit_code
 from terminal.screen import is_first_process, say
 
-REPEAT_SECONDS = 60.0  # seconds between two lines about one stall
+REPEAT_SECONDS = 60.0  # between two warnings about the same work
 SLOWDOWN_FACTOR = 3.0
-"""By how much the longest before may be exceeded: where every step takes an hour, none stalls."""
+"""Factor over the longest earlier duration of the same kind of work before a warning."""
 
 _POLL_SECONDS = 1.0  # seconds
 _IO_COUNTERS = Path("/proc/self/io")
-_ACTIVE_BYTES = 2**20  # bytes: more than a log takes
+_ACTIVE_BYTES = 2**20  # more than log files need
 _NOT_RESPONDING = ", where files do not answer"
-_MAX_NAMED = 3  # other processes in a line
+_MAX_NAMED = 3  # other processes in a warning
 
 
 class _Activity(NamedTuple):
@@ -90,7 +90,7 @@ class Watchdog:
                 )
             elif waits:
                 status += _NOT_RESPONDING
-            # Soon enough for the line of process 0, and nothing where nothing stalls.
+            # Published early enough for the warning of process 0; empty while nothing is slow.
             popdist.set_status(status if hangs or elapsed > self._limit / 2 else "")
             if not hangs and elapsed <= max(
                 self._limit, SLOWDOWN_FACTOR * self._longest[work.kind]
@@ -101,7 +101,7 @@ class Watchdog:
                 last_report, last_work = now, work
                 if is_first_process():
                     say(f"warning: the run is at {status}{_format_peers(peers, work.what)}")
-            # While one process writes, the others of a save wait.
+            # While one process writes, its peers wait at the end of the save.
             hangs = hangs or (
                 waits and all(text.endswith(_NOT_RESPONDING) for text in peers.values())
             )
@@ -135,7 +135,7 @@ def _peer_status() -> dict[str, str]:
     """Return the status of each other process; empty if it is not slow."""
     try:
         return popdist.peer_status()
-    except Exception:  # a service that hangs is told of by who watches it
+    except Exception:  # popdist reports a coordinator that does not respond
         return {}
 
 

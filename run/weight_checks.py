@@ -20,7 +20,7 @@ from modelling.weights.variables import OPTIMIZER_PREFIX
 from modelling.weights.weight_map import FP8_PREFIX
 
 HEAD = "lm_head.weight"
-_FLOAT16_OVERFLOW = 65520  # the least number that float16 rounds to infinity
+_FLOAT16_OVERFLOW = 65520  # smallest value that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _IGNORED_CONFIG_KEYS = {
     "activation_dropout", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
@@ -28,7 +28,7 @@ _IGNORED_CONFIG_KEYS = {
     "forced_bos_token_id", "forced_eos_token_id", "init_std", "initializer_range", "n_positions",
     "pad_token_id", "resid_pdrop", "tie_word_embeddings",
 }  # fmt: skip
-"""Entries of a description that do not affect what the weights compute."""
+"""Keys of config.json that do not change the computation."""
 
 
 def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
@@ -39,7 +39,7 @@ def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays,
     if HEAD in tensors or all(weight.name != HEAD for weight in weight_map.weights):
         return
     if config.model.tie_word_embeddings is None:
-        return  # the check of all weights says it
+        return  # `check_weights_match` reports it
     raise CheckpointError(
         f"{format_path(name)} has no {HEAD}: if the model's head is its embedding, give "
         f"--{config.model.path('tie_word_embeddings')} true"

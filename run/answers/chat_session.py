@@ -31,23 +31,22 @@ from sessions.session import compile_session
 from terminal.screen import is_first_process, say
 
 MIN_PROMPT_TOKENS = 64
-"""Tokens of the shortest conversations that a program is compiled for; the next one has twice as
-many."""
+"""Prompt tokens of the first compiled program; each longer one has twice as many."""
 
 NEW_COMMAND, HELP_COMMAND = "/new", "/help"
-"""What starts a new conversation, and lists the commands."""
+"""Commands that start a new conversation and list all commands."""
 
 SETTINGS = (
     "temperature", "top_k", "top_p", "seed", "num_beams", "max_tokens", "repetition_penalty",
     "no_repeat_ngram_size", "stop_strings", "search",
 )  # fmt: skip
-"""Fields of `generation` that a conversation may change."""
+"""Fields of `generation` that chat commands can set."""
 
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""The character that the bytes of half a character are decoded to."""
+"""Decoded character of an incomplete UTF-8 sequence."""
 
 _WITHOUT_SPACES = 0x2E80
-"""The first character of scripts, such as Chinese, that put no spaces between words."""
+"""First code point of scripts without spaces between words, such as Chinese."""
 
 COMMAND = re.compile(r"/([a-z_]+)(?: +(\S.*))?")
 
@@ -120,7 +119,7 @@ class ChatSession:
         self._exit_stack = ExitStack()
         self._prompt_tokens = 0
         self._messages: list[Message] = []
-        self._chat = self._data.chat_template  # without a template, it is said at once
+        self._chat = self._data.chat_template  # fails here if the tokenizer has no template
 
     def __enter__(self) -> Self:
         return self
@@ -182,7 +181,7 @@ class ChatSession:
             self._release_model()
             self._prompt_tokens = prompt_tokens
             strategy = strategy_from_config(resolved_config, self._data.tokenizer)
-            token_by_token = strategy.sequences == 1  # beams change their mind
+            token_by_token = strategy.sequences == 1  # beam search can still change earlier tokens
             model = compile_session(
                 lambda: GenerationSession(resolved_config, strategy, token_by_token=token_by_token),
                 "the program that generates",

@@ -37,7 +37,7 @@ from sessions.session import compile_session
 from terminal.screen import is_first_process, progress_bar, say
 
 GENERATED = "generated"
-"""The column of answers."""
+"""Column name of answers."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def read_line(prompt: str = "") -> str | None:
     """
     try:
         line = input(prompt)
-        line.encode()  # Python may hand on bytes that are no text
+        line.encode()  # Python can pass on undecodable bytes
     except EOFError:
         return None
     except UnicodeError as error:

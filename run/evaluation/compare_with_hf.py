@@ -126,6 +126,8 @@ def _generate_with_hf(model: Any, prompts: Prompts, length: int, pad: int) -> np
     """Generate greedily with Hugging Face's model, prompt by prompt: int32 (prompts, length)."""
     out = np.full((len(prompts), length), pad, np.int32)
     for row, input_ids, mask in zip(out, prompts.input_ids, prompts.mask, strict=True):
-        new = generate(model, input_ids[mask == 1][None], length)[0]  # alone, it needs no padding
+        new = generate(model, input_ids[mask == 1][None], length)[
+            0
+        ]  # a single prompt needs no padding
         row[: len(new)] = new
     return out

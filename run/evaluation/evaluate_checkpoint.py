@@ -1,4 +1,4 @@
-"""The validation run: evaluate what `checkpoint.load` names, and write eval.json."""
+"""Evaluate the weights of `checkpoint.load` and write eval.json."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from terminal.screen import is_first_process, say
 def evaluate_checkpoint(
     config: RunConfig, name: str, out: str | None = None, data_cache: DataCache | None = None
 ) -> EvalResult:
-    """Evaluate a configuration, and write eval.json.
+    """Evaluate a config's weights on its validation split, and write eval.json.
 
     Args:
-        name: of the configuration, for a new directory.
-        out: where eval.json goes; by default next to the checkpoint, else a new directory.
-        data_cache: what was loaded to choose the configuration.
+        name: name of the config, for a new folder.
+        out: folder of eval.json; default: next to the checkpoint, else a new folder.
+        data_cache: data that is already loaded.
 
     Raises:
-        UserError: for anything a person can mend.
+        UserError: an error that a user can fix.
     """
     check_same_run_on_all_processes(config)
     folder = RunFolder(Path(popdist.all_gather_object(str(_folder(config, name, out).path))[0]))
@@ -55,7 +55,7 @@ def evaluate_checkpoint(
 
 
 def _folder(config: RunConfig, name: str, out: str | None) -> RunFolder:
-    """Where the report goes: what --out names, else next to the checkpoints, else a new one."""
+    """Return the folder of eval.json: --out, or the checkpoint's run, or a new one."""
     load = config.checkpoint.load
     if out or load is None or not has_checkpoint(load):
         return RunFolder.from_options(out, None, f"validation-{Path(name).stem}")

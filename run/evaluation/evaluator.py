@@ -52,7 +52,7 @@ class Evaluator:
         task = task_from_config(config.data, config.training.preference_type)
         self.metrics = resolve_metrics(config, task)
         data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
-        corpus = data.corpus("validation")  # first: its advice helps offline
+        corpus = data.corpus("validation")  # first, as its errors have advice for offline use
         config = data.config
         rows = config.eval.samples
         corpus = corpus.first(rows and rows * (2 if task.preference_type == "paired" else 1))
@@ -137,10 +137,10 @@ def _create_predictor(
 
 
 def resolve_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
-    """The metrics of a run: those that `eval.metrics` names, else what suits the task.
+    """Return the metrics to compute: those of `eval.metrics`, or else all that suit the task.
 
     Raises:
-        ConfigError: a metric does not suit the task, or it has no labels to choose from.
+        ConfigError: a metric does not suit the task, or the task has no labels to choose from.
     """
     if config.eval.constrained and not (task.labels and "accuracy" in task.metrics):
         raise ConfigError(

@@ -17,7 +17,7 @@ from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession, compile_session
 
 OnProgress = Callable[[int], object] | None
-"""Called with the number of samples that are done."""
+"""Callback with the number of newly finished samples."""
 
 
 class GenerativePredictor:

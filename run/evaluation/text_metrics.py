@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 Texts = Sequence[str]
 NO_LABEL = "no label"
-"""Answer that is none of the labels."""
+"""Prediction for an answer that is no label."""
 
 
 def exact_match(generated: Texts, expected: Texts) -> float:
@@ -65,4 +65,4 @@ TEXT_METRICS: dict[str, Callable[[Texts, Texts], float]] = {
     "rouge_l": rouge_l,
     "bleu": bleu,
 }
-"""Metrics that need answers, by name. Those of labels take labels without white space around."""
+"""Metrics of generated texts by name; labels are without surrounding whitespace."""

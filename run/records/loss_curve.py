@@ -32,7 +32,7 @@ def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str
         WriteError: the file cannot be written.
     """
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: nothing global, no display
+    FigureCanvasAgg(figure)  # pyplot has global state and needs a display
     rewards = any("rewards/margins" in row for row in steps_metrics)
     heights = [3, 2, 1] if rewards else [3, 1]
     above, *between, below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)

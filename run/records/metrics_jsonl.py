@@ -21,9 +21,9 @@ from files.text_files import decode_text
 
 StepMetrics = dict[str, float]
 PredictionSample = Mapping[str, str]
-"""What a model wrote while it was trained: prompt, generated, expected."""
+"""Prediction during training: prompt, generated, expected."""
 SAMPLES = "samples"
-"""The key of samples in a line, the only one whose value is no number."""
+"""Key of predictions in a line, the only one without a numeric value."""
 
 
 class MetricsFile:
@@ -129,7 +129,7 @@ def _move_damaged(path: Path, lines: Sequence[bytes]) -> None:
 
 
 def _to_line(metrics: Mapping[str, float], samples: Sequence[PredictionSample]) -> str:
-    # JSON has no nan or inf; as text they survive, and `float` reads them back.
+    # JSON has no nan or inf, so they are written as strings, which `float` parses.
     plain = {
         name: value if math.isfinite(value) else str(float(value))
         for name, value in metrics.items()

@@ -37,7 +37,7 @@ class WarnOnce:
         """Turn an exception inside the context into a warning, so that training continues."""
         try:
             yield
-        except Exception as error:  # whatever the disk, Weights & Biases or Matplotlib raise
+        except Exception as error:  # of the disk, W&B or Matplotlib
             if what not in self._failing:
                 self._failing.add(what)
                 reason = " ".join(str(error).split()) or type(error).__name__
@@ -141,7 +141,7 @@ class MetricsLogger:
 
     def _log(self, metrics: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
         with self._warn_once.warn_on_error(self._folder.metrics.name):
-            if not self._folder.path.is_dir():  # somebody has deleted it
+            if not self._folder.path.is_dir():  # deleted meanwhile
                 self._metrics = self._create_files()
             self._metrics.append(metrics, samples)
         for name, log in self._logs.items():

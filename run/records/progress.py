@@ -14,9 +14,9 @@ from files.formatting import format_number
 from run.records.throughput import Throughput
 
 EVAL_PREFIX = "eval_"
-"""What the names of an evaluation's metrics begin with."""
+"""Name prefix of evaluation metrics."""
 PRIORITIES = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch", "norm")
-"""Facts by priority: a narrow bar shows the first ones."""
+"""Topics by priority; a narrow bar shows the first ones."""
 
 
 class TrainingProgress:

@@ -19,15 +19,15 @@ from config.errors import UserError
 from run.records.metrics_jsonl import PredictionSample
 
 MAX_CONNECTIONS = 8
-"""Open at the same time. One more takes the place of the oldest."""
+"""Maximum open connections; a further one closes the oldest."""
 
-_PAUSE = 1.0  # seconds after a connection that could not be accepted
+_PAUSE = 1.0  # seconds after a failed accept
 
 
 class QuietRequestHandler(WSGIRequestHandler):
     """Request handler that logs nothing."""
 
-    timeout = 5.0  # seconds without a byte, in either direction
+    timeout = 5.0  # seconds without traffic
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
@@ -41,7 +41,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
     """HTTP server with a thread for each of at most `MAX_CONNECTIONS` connections."""
 
     daemon_threads = True
-    request_queue_size = 128  # of a full queue the kernel lets readers wait a second
+    request_queue_size = 128  # with a full queue, clients wait for a second
 
     def __init__(self, host: str, port: int, application: Any) -> None:
         """Listen on a port.
@@ -96,7 +96,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
 def _end(connection: socket.socket) -> None:
     """Shut a connection down, so that its thread closes it."""
-    with suppress(OSError):  # the other end has closed it
+    with suppress(OSError):  # already closed by the client
         connection.shutdown(socket.SHUT_RDWR)
 
 

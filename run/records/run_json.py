@@ -28,7 +28,7 @@ def installed_versions() -> dict[str, str]:
 def _installed_version(name: str) -> str:
     try:
         return version(name)
-    except PackageNotFoundError:  # such as popxl-xla where the Poplar SDK stands in for it
+    except PackageNotFoundError:  # such as popxl-xla when the Poplar SDK is used instead
         return "not installed"
 
 

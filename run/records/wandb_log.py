@@ -48,7 +48,7 @@ class WandbLog:
                 dir=directory,
                 config=config.to_dict() | {"versions": installed_versions()},
             )
-        except Exception as error:  # bad environment settings raise others than wandb's own
+        except Exception as error:  # invalid environment variables raise other types than wandb's
             reason = format_name(" ".join(str(error).split()).rstrip("."), 120)
             raise UserError(
                 f"Weights & Biases cannot be used: {reason}; "
@@ -80,7 +80,7 @@ class WandbLog:
         import wandb
 
         self._run = None
-        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each further write
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about each further write
         with suppress(Exception):
             wandb.teardown(exit_code=1)
 
