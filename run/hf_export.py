@@ -62,7 +62,7 @@ def export_model(
     base: BaseModelRef | None = None,
     precision: str | None = None,
 ) -> None:
-    """Write weights, config, tokenizer and model card to a folder; of a model with adapters, only these.
+    """Write a model, its config, tokenizer and model card to a folder; with adapters only these.
 
     If the hub cannot be reached for the tokenizer, the model is written without one. Collective;
     the first process writes.

@@ -205,7 +205,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
 def _loaded_config(
     config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
-    """Return the config of the model that is loaded, whose vocabulary can differ from the configured one.
+    """Return the config of the loaded model, whose vocabulary can differ from the configured one.
 
     It can have fewer rows, or a tied head.
 
