@@ -151,7 +151,7 @@ FAMILIES = {
 
 
 def in_precision(config: RunConfig, precision: str, **changes: Mapping[str, object]) -> RunConfig:
-    """The same configuration in another type; `changes` by section."""
+    """Returns a configuration with another precision and `changes` by section."""
     data = config.to_dict()
     data["model"]["precision"] = precision
     data["execution"]["loss_scaling"] = LOSS_SCALING[precision]

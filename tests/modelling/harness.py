@@ -55,13 +55,13 @@ class Case:
 
     @cached_property
     def expected(self) -> Result:
-        """What torch computes."""
+        """The reference's outputs, in torch."""
         return run_reference(self)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was computed: arrays by what they are."""
+    """Outputs and gradients of a case, by name."""
 
     arrays: Mapping[str, np.ndarray]
 
@@ -163,7 +163,7 @@ class _Built:
         return Result(arrays)
 
     def _same_on_all(self, stored: np.ndarray) -> np.ndarray:
-        """What every replica stored."""
+        """Returns an array that all replicas stored, after checking that they are equal."""
         if self.tensor_parallel == 1:
             return stored
         for other in stored[1:]:
@@ -173,7 +173,7 @@ class _Built:
 
 # ---- torch --------------------------------------------------------------------------------------
 def run_reference(case: Case) -> Result:
-    """The same with torch."""
+    """Runs the reference of a case in torch."""
     inputs = [torch.tensor(x) for x in case.inputs]
     floats = {f"input {i}": t for i, t in enumerate(inputs) if t.is_floating_point()}
     wanted = {**floats, **{name: case.parameters[name] for name in case.names}}

@@ -42,7 +42,7 @@ class Turned(torch.nn.Module):
 
 
 def tie_adapters(model: peft.PeftModel) -> None:
-    """Let all embeddings and the head have the adapter of the first embedding, as PEFT's
+    """Give all embeddings and the head the adapter of the first embedding, as PEFT's
     `ensure_weight_tying` means it, with one gradient."""
     modules: list[Any] = [m for m in model.modules() if getattr(m, "lora_embedding_A", None)]
     first = modules[0]
@@ -78,7 +78,7 @@ def named(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def renamed(found: Reference) -> Reference:
-    """What training gave, by the names in files."""
+    """Renames the results of training to the names in files."""
     return Reference(
         found.losses, found.norms, named(found.gradients), named(found.weights), found.state
     )

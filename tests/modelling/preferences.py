@@ -175,5 +175,5 @@ def as_float(batch: Mapping[str, Any], name: str) -> torch.Tensor | None:
 
 
 def close(found: float, expected: float) -> bool:
-    """Whether two numbers are one, but for rounding in float32."""
+    """True if two numbers are equal within float32 rounding."""
     return math.isclose(found, expected, rel_tol=1e-4, abs_tol=1e-5)

@@ -9,7 +9,8 @@ GROUP = 8
 
 
 def rounded(weight: np.ndarray, size: int = GROUP, bits: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """What few bits keep of a weight (in, out), and the step of each element, in float32."""
+    """Returns the quantized and dequantized weight (in, out) and the step of each element,
+    float32."""
     features, outputs = weight.shape
     groups = weight.astype(np.float32).reshape(features // size, size, outputs)
     low = _bfloat16_towards(-np.inf, groups.min(1, keepdims=True))
@@ -26,12 +27,12 @@ def _bfloat16_towards(end: float, x: np.ndarray) -> np.ndarray:
     return np.where(past, np.nextafter(near, bfloat16(end)), near).astype(np.float32)
 
 
-def in_few_bits(weight: np.ndarray, size: int, bits: int) -> np.ndarray:
-    """What is left of a weight (out, in), float32."""
+def fake_quantize_weight(weight: np.ndarray, size: int, bits: int) -> np.ndarray:
+    """Quantizes and dequantizes a weight: (out, in) -> the same shape, float32."""
     return rounded(weight.T, size, bits)[0].T
 
 
-def is_quantised(name: str, weight: np.ndarray) -> bool:
+def is_quantized(name: str, weight: np.ndarray) -> bool:
     """By Hugging Face's names: the linear layers but the head's and those that choose experts."""
     others = ("wte", "shared.", "embed_tokens", "lm_head", "relative_attention_bias")
     others += ("router", "mlp.gate.", "shared_expert_gate")
@@ -42,4 +43,7 @@ def rounded_weights(
     weights: dict[str, np.ndarray], size: int, bits: int = 4
 ) -> dict[str, np.ndarray]:
     """Their weights are (out, in)."""
-    return {n: in_few_bits(w, size, bits) if is_quantised(n, w) else w for n, w in weights.items()}
+    return {
+        n: fake_quantize_weight(w, size, bits) if is_quantized(n, w) else w
+        for n, w in weights.items()
+    }

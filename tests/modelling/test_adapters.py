@@ -24,7 +24,7 @@ from tests.modelling.gptj import training as gptj_training
 from tests.modelling.llama import hf as llama_hf
 from tests.modelling.llama import training as llama_training
 from tests.modelling.peft_reference import named, renamed, tie_adapters, with_peft
-from tests.modelling.rounding import in_few_bits, is_quantised
+from tests.modelling.rounding import fake_quantize_weight, is_quantized
 from tests.modelling.sessions import fine_tuning
 from tests.modelling.t5 import training as t5_training
 from tests.modelling.torch_training import Reference, check_training, logical, named_by_hf, train
@@ -439,8 +439,8 @@ def test_adapters_are_merged_into_what_few_bits_left() -> None:
     """Of linear maps, with an adapter or without; else into the weights."""
     config = case("mistral").config().with_values({**QUANTISED, "adapter.rank": 4})
     weight_map, weights = get_family(config).weight_map(config), random_weights(config)
-    quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantised(n, w)}
-    kept = {n: in_few_bits(w, 4, 4) if n in quantised else w for n, w in weights.items()}
+    quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantized(n, w)}
+    kept = {n: fake_quantize_weight(w, 4, 4) if n in quantised else w for n, w in weights.items()}
     float32 = np.dtype("float32")
     expected, plain = (
         merge_adapters(weight_map, kept, float32),
@@ -563,7 +563,9 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     weight_map = get_family(config).weight_map(config)
     adapters = {w.name for w in weight_map.weights} - {w.name for w in weight_map.base.weights}
     whole = dict(weight_map.base.from_hf(logical(of.model())))
-    expanded = {n: in_few_bits(w, 4, bits) if is_quantised(n, w) else w for n, w in whole.items()}
+    expanded = {
+        n: fake_quantize_weight(w, 4, bits) if is_quantized(n, w) else w for n, w in whole.items()
+    }
     found = []
     packed_fields = {**QUANTISED, "model.quantization": f"int{bits}"}
     for fields, base in (({}, expanded), (packed_fields, whole)):

@@ -48,7 +48,7 @@ def _bits(model: TrainingSession) -> dict[str, bytes]:
 
 
 def _spoil_step(model: TrainingSession, spoilt: int) -> None:
-    """Let the loss of one step be infinite."""
+    """Makes the loss of one step infinite."""
     arrays_of, calls = model._arrays, []
 
     def spoiling(*args: Any) -> dict[str, np.ndarray]:
@@ -99,7 +99,7 @@ def _numbers(results: list[Any]) -> list[tuple[float, float]]:
 def differences(
     config: RunConfig, batches: list[Any], changes: dict[str, dict[str, Any]], restart: bool = False
 ) -> list[str]:
-    """What differs between the two modes."""
+    """Returns the differences between the two modes."""
     end, behind = (
         train(_with(config, update, changes), batches, restart and update == "deferred")
         for update in ("end", "deferred")

@@ -47,7 +47,7 @@ UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 # ---- training -----------------------------------------------------------------------------------
 @cache
-def theirs(family: str, precision: str, computed_in: str) -> Reference:
+def train_with_torch(family: str, precision: str, computed_in: str) -> Reference:
     """Hugging Face's model, trained from weights rounded to `precision`."""
     their, dtype = FAMILIES[family], getattr(torch, computed_in)
     model = rounded(their.model(), getattr(torch, precision))
@@ -55,7 +55,7 @@ def theirs(family: str, precision: str, computed_in: str) -> Reference:
     return train_half(model, dtype, their.batches(STEPS), their.loss(model), their.rate, scaling)
 
 
-def ours(
+def train_session(
     config: RunConfig, start: Arrays, batches: list[Batch], rate: float
 ) -> tuple[list[StepResult], Arrays, Arrays]:
     """Results of the steps, the gradients of the first, and the last weights."""
@@ -88,12 +88,12 @@ CASES = [
 @pytest.mark.parametrize(("family", "precision", "dp", "tp"), CASES)
 def test_training_in_half_types(family: str, precision: str, dp: int, tp: int) -> None:
     """10 seconds each on two cores, a minute of `small`. For the bounds, see above."""
-    exact, half = (theirs(family, precision, p) for p in ("float32", precision))
+    exact, half = (train_with_torch(family, precision, p) for p in ("float32", precision))
     their, u = FAMILIES[family], UNIT[precision]
     model = rounded(their.model(), getattr(torch, precision))
     start = {n: as_array(p) for n, p in model.named_parameters()}
     config = in_precision(their.config(dp, tp), precision)
-    results, gradients, weights = ours(config, start, their.batches(STEPS), their.rate)
+    results, gradients, weights = train_session(config, start, their.batches(STEPS), their.rate)
 
     losses = np.array([r.loss for r in results]) / exact.losses - 1
     assert abs(losses[0]) < u
@@ -137,7 +137,7 @@ def test_the_feed_forward_of_t5_overflows_without_a_scale_and_trains_with_it() -
 
     def trained(scale: float) -> tuple[list[StepResult], Arrays, Arrays]:
         config = in_precision(t5.our_config(), "float16", model={"scale_ff": scale})
-        return ours(config, start, batches, rate)
+        return train_session(config, start, batches, rate)
 
     results, _, weights = trained(1.0)
     assert all(r.skipped for r in results)

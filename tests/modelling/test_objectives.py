@@ -17,10 +17,10 @@ from modelling.layers import ActivationLayout, ParallelGroups
 from modelling.objectives import OBJECTIVES, CrossEntropy, Objective
 from popxl import Tensor, TensorSpec, ops
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.made import gptj_head
+from tests.modelling.standalone_modules import gptj_head
 
 
-class Far(Objective):
+class SquaredReward(Objective):
     """Each text's logits times its rewards, an input that no other objective has, squared."""
 
     token_inputs: ClassVar = {"reward": lambda tokens: TensorSpec(tokens.shape, popxl.float32)}
@@ -55,7 +55,7 @@ def test_a_head_takes_and_learns_what_its_objective_says() -> None:
     with ir.main_graph:
         made = gptj_head(small_config(), "reward", "weight")
         head = made.layer.layer
-        head.objective = Far()
+        head.objective = SquaredReward()
         tokens = TensorSpec((2, 3), popxl.int32)
         specs = head.objective.input_specs(tokens)
         assert list(specs) == ["reward", "weight"]

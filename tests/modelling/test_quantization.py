@@ -23,9 +23,9 @@ from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
 from tests.modelling.generation.harness import right_padded
 from tests.modelling.gptj.hf import small_config
-from tests.modelling.made import Made
-from tests.modelling.rounding import GROUP, is_quantised, rounded, rounded_weights
+from tests.modelling.rounding import GROUP, is_quantized, rounded, rounded_weights
 from tests.modelling.sessions import inference
+from tests.modelling.standalone_modules import StandaloneModule
 from tests.modelling.torch_training import logical
 from tests.slow import slow
 
@@ -40,7 +40,7 @@ def on_device(weight: np.ndarray, x: np.ndarray, dtype: type, bits: int) -> np.n
         model = {"eval": True, "precision": np.dtype(dtype).name, "hidden_size": weight.shape[0]}
         model |= {"quantization": f"int{bits}", "quantization_group_size": GROUP}
         config = RunConfig(family="none", model=Model(**model))
-        layer = Made(config, lambda: Linear(*weight.shape, shard="out", std=1.0))
+        layer = StandaloneModule(config, lambda: Linear(*weight.shape, shard="out", std=1.0))
         facts, graph = layer.create_graph(t)
         variables = facts.init(empty=True)
         (y,) = graph.bind(variables).call(t)
@@ -81,7 +81,7 @@ def test_groups_must_divide_the_features(features, size, bits):
 
 
 # ---- whole models -------------------------------------------------------------------------------
-def quantised_config(config: RunConfig, size: int, bits: int) -> RunConfig:
+def quantized_config(config: RunConfig, size: int, bits: int) -> RunConfig:
     model = replace(config.model, quantization=f"int{bits}", quantization_group_size=size)
     return replace(config, model=model)
 
@@ -113,13 +113,13 @@ def test_a_model_is_that_of_the_rounded_weights(family, layout, size, bits):
         exact = model.generate(input_ids, mask)
         model.write(rounded_weights(weights, size, bits))
         plain, before = model.generate(input_ids, mask), bytes_of(model)
-    with inference(quantised_config(config, size, bits)) as model:
+    with inference(quantized_config(config, size, bits)) as model:
         model.write(weights)
         np.testing.assert_array_equal(model.generate(input_ids, mask), plain)
         after = bytes_of(model)
     if bits == 4:
         assert (plain != exact).any()  # rounding is seen
-    count = sum(w.size for n, w in weights.items() if is_quantised(n, w))
+    count = sum(w.size for n, w in weights.items() if is_quantized(n, w))
     # So many bits for each value, and a scale and a bias of 16 bits for each group.
     assert before - after == count * (4 - bits / 8 - 4 / size)
 

@@ -76,7 +76,7 @@ def test_nothing_to_train_is_refused() -> None:
 
 
 def test_a_variable_is_one() -> None:
-    """What is one variable of ours is trained whole, or not."""
+    """Weights that share a variable are all trained or none."""
     with pytest.raises(ConfigError, match=r"q_proj.weight trained and .*k_proj.weight frozen, but"):
         trained(GPTJ, trainable="*q_proj*")
     assert len(trained(GPTJ, trainable="*q_proj*,*k_proj*,*v_proj*")) == 9

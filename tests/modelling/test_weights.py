@@ -13,7 +13,7 @@ from modelling.decoder import HEAD
 from modelling.weights import Weight, WeightMapping
 from popxl_addons import NamedTensors
 from tests.modelling.harness import TENSOR_PARALLEL, small_config
-from tests.modelling.made import encoder_block, t5_head
+from tests.modelling.standalone_modules import encoder_block, t5_head
 from tests.modelling.t5.hf import hf_model
 from tests.modelling.weight_maps import base_weight_map
 
@@ -21,15 +21,15 @@ CONFIG = small_config()
 
 
 @pytest.fixture(scope="module")
-def theirs() -> dict[str, np.ndarray]:
+def hf_weights() -> dict[str, np.ndarray]:
     return {name: p.detach().numpy() for name, p in hf_model(CONFIG).state_dict().items()}
 
 
 # ---- rows ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
-def test_every_weight_is_used_once_and_comes_back(theirs, tensor_parallel):
+def test_every_weight_is_used_once_and_comes_back(hf_weights, tensor_parallel):
     weight_map = base_weight_map(small_config(tensor_parallel))
-    logical = weight_map.from_hf(theirs)
+    logical = weight_map.from_hf(hf_weights)
     back: dict[str, np.ndarray] = {}
     for rows in weight_map.layers.values():
         for row in rows:
@@ -38,9 +38,9 @@ def test_every_weight_is_used_once_and_comes_back(theirs, tensor_parallel):
             found = row.to_logical(data, tensor_parallel)
             assert not found.keys() & back.keys()
             back.update(found)
-    assert back.keys() == theirs.keys() - set(weight_map.hf_names.aliases)
+    assert back.keys() == hf_weights.keys() - set(weight_map.hf_names.aliases)
     for name, array in back.items():
-        assert array.tobytes() == theirs[name].tobytes(), name
+        assert array.tobytes() == hf_weights[name].tobytes(), name
 
 
 def test_a_fused_row_holds_each_shards_parts_side_by_side():
@@ -67,39 +67,39 @@ def test_prefixes_name_what_has_the_shape_of_weights():
 
 
 # ---- names --------------------------------------------------------------------------------------
-def test_an_alias_stands_in_for_a_weight(theirs):
+def test_an_alias_stands_in_for_a_weight(hf_weights):
     weight_map = base_weight_map(CONFIG)
-    only_alias = {n: x for n, x in theirs.items() if n != "shared.weight"}
+    only_alias = {n: x for n, x in hf_weights.items() if n != "shared.weight"}
     np.testing.assert_array_equal(
-        weight_map.from_hf(only_alias)["shared.weight"], theirs["shared.weight"]
+        weight_map.from_hf(only_alias)["shared.weight"], hf_weights["shared.weight"]
     )
 
 
-def test_a_file_of_another_model_is_refused(theirs):
+def test_a_file_of_another_model_is_refused(hf_weights):
     weight_map = base_weight_map(CONFIG)
-    lacking = {n: x for n, x in theirs.items() if n != "lm_head.weight"}
+    lacking = {n: x for n, x in hf_weights.items() if n != "lm_head.weight"}
     with pytest.raises(ValueError, match="missing lm_head.weight, unknown none"):
         weight_map.from_hf(lacking)
     with pytest.raises(ValueError, match="unknown encoder.block.7.x"):
-        weight_map.from_hf(theirs | {"encoder.block.7.x": np.ones(1)})
-    narrow = theirs | {"lm_head.weight": np.ones((40, 8))}
+        weight_map.from_hf(hf_weights | {"encoder.block.7.x": np.ones(1)})
+    narrow = hf_weights | {"lm_head.weight": np.ones((40, 8))}
     with pytest.raises(ValueError, match=r"'lm_head.weight' has shape \(40, 8\), but .*\(40, 16\)"):
         weight_map.layers[HEAD][1].to_host(weight_map.from_hf(narrow), 1)
 
 
-def test_only_the_weights_asked_for_are_read(theirs):
+def test_only_the_weights_asked_for_are_read(hf_weights):
     read = []
 
     class File(Mapping):
         def __getitem__(self, name: str) -> np.ndarray:
             read.append(name)
-            return theirs[name]
+            return hf_weights[name]
 
         def __iter__(self) -> Iterator[str]:
-            return iter(theirs)
+            return iter(hf_weights)
 
         def __len__(self) -> int:
-            return len(theirs)
+            return len(hf_weights)
 
     weight_map = base_weight_map(CONFIG)
     weight_map.layers[HEAD][0].to_host(weight_map.from_hf(File()), 1)
@@ -122,14 +122,14 @@ def test_initial_values_are_distributed_as_hugging_faces():
     ).state_dict()  # fmt: skip
     ours = base_weight_map(config).init_weights(seed=1)
     for name, array in ours.items():
-        theirs = hf[name].numpy()
-        assert array.shape == theirs.shape
+        hf_weights = hf[name].numpy()
+        assert array.shape == hf_weights.shape
         assert array.dtype == np.float32
         if array.ndim == 1:
-            np.testing.assert_array_equal(array, theirs)
+            np.testing.assert_array_equal(array, hf_weights)
         else:
             tolerance = 4 / np.sqrt(array.size)  # of a standard deviation, 5 sigma
-            assert abs(array.std() / theirs.std() - 1) < tolerance, name
+            assert abs(array.std() / hf_weights.std() - 1) < tolerance, name
             assert abs(array.mean()) < tolerance * array.std() * 1.5, name
 
 
@@ -145,7 +145,7 @@ def test_initial_values_depend_on_the_seed_and_name_alone():
 
 # ---- programs -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_a_programs_variables_and_optimizer_state(theirs, tensor_parallel):
+def test_a_programs_variables_and_optimizer_state(hf_weights, tensor_parallel):
     """Phases with lists of layers, as a phased program has, and layers by name."""
     config = small_config(tensor_parallel)
     whole = base_weight_map(config)
@@ -157,7 +157,7 @@ def test_a_programs_variables_and_optimizer_state(theirs, tensor_parallel):
             _trees(rows, tensor_parallel, ir) for rows in weight_map.layers.values()
         )
         variables = {"first_encoder_layer": [first], "encoder_block": [second], HEAD: head}
-    logical = {w.name: theirs[w.name] for w in weight_map.weights}
+    logical = {w.name: hf_weights[w.name] for w in weight_map.weights}
     state = {f"optimizer/first_order/{n}": x * 2 for n, x in logical.items()}
     steps = {f"optimizer/step/{n}": np.float32(7) for n in logical}
     tensors = logical | state | steps
@@ -190,7 +190,7 @@ def _trees(rows: tuple[WeightMapping, ...], tensor_parallel: int, ir: popxl.Ir) 
 
 
 def test_the_modules_have_the_rows_variables():
-    """What the blocks' own tests rely on, for the layers that they leave out."""
+    """Checks the layers that the tests of blocks leave out."""
     ir = popxl.Ir()
     with ir.main_graph:
         x = popxl.TensorSpec((2, 12, 16), popxl.float32)

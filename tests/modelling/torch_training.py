@@ -41,8 +41,8 @@ def named_by_hf(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Reference:
-    """What torch gives: losses and norms of the steps, gradients of the first, final weights and
-    the optimizer's state by weight."""
+    """Results of training in torch: losses and norms of the steps, gradients of the first, final
+    weights and the optimizer's state by weight."""
 
     losses: list[float]
     norms: list[float]

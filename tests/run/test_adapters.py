@@ -22,7 +22,7 @@ from modelling import quantization
 from run.records.metrics_jsonl import read_metrics
 from tests import small_runs
 from tests.modelling.peft_reference import PREFIX, with_peft
-from tests.modelling.rounding import is_quantised
+from tests.modelling.rounding import is_quantized
 from tests.small_runs import BATCH, RATE, random_model
 
 MODEL = ("--config", "gptj_tiny", "--layers", "1", "--hidden_size", "32", "--heads", "4")
@@ -239,7 +239,7 @@ def test_runs_share_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch) ->
 
 
 def quantised_size(named: tuple[str, np.ndarray]) -> int:
-    return named[1].size if is_quantised(*named) else 0
+    return named[1].size if is_quantized(*named) else 0
 
 
 @pytest.mark.parametrize(

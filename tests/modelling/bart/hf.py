@@ -118,7 +118,7 @@ def without_keys_biases(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 @cache
 def reference(kind: str = "as published") -> Reference:
-    """What torch's training gives, `without_keys_biases`."""
+    """Reference training in torch, `without_keys_biases`."""
     model = copy.deepcopy(hf_model(kind))
 
     def loss(batch: Mapping[str, Any]) -> torch.Tensor:

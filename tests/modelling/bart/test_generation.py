@@ -51,8 +51,8 @@ def model_of(kind: str) -> Any:
 
 
 @cache
-def theirs(kind: str, strategy: DecodingStrategy) -> np.ndarray:
-    """What transformers generates."""
+def generate_with_hf(kind: str, strategy: DecodingStrategy) -> np.ndarray:
+    """Token ids that transformers generates."""
     input_ids, mask = prompts()
     beams = strategy if isinstance(strategy, Beam) else Beam(1)
     rows = [
@@ -65,7 +65,7 @@ def theirs(kind: str, strategy: DecodingStrategy) -> np.ndarray:
 def check_tokens(
     kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str, places: int
 ) -> None:
-    expected = theirs(kind, strategy)
+    expected = generate_with_hf(kind, strategy)
     assert len({tuple(row) for row in expected}) >= 4
     config = our_config(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
@@ -77,7 +77,7 @@ def check_tokens(
 
 
 def test_forced_tokens_begin_and_end_answers() -> None:
-    expected = theirs("as published", Greedy())
+    expected = generate_with_hf("as published", Greedy())
     assert (expected[:, 0] == BOS).all()
     assert ((expected == END).sum(1) == 1).all()
 

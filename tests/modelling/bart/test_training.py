@@ -31,7 +31,7 @@ from tests.slow import slow
 ROWS, PLACES = 12, 3
 
 
-def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def join_samples(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
     lengths = batch["segment_ids"].sum(axis=1)
     tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
@@ -58,7 +58,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
     config["data"]["examples_per_sample"] = PLACES
     model = fine_tuning(transposed(BartConfig.from_dict(config), tp > 1), gradients=True)
     model.write(weights_of(hf_model()))
-    rows = [in_rows(batch) for batch in batches()]
+    rows = [join_samples(batch) for batch in batches()]
     check_training(model, rows, reference(), RATE, without_keys_biases)
 
 

@@ -36,8 +36,14 @@ from tests.modelling.generation.t5 import (
     reference_model,
 )
 from tests.modelling.harness import error_of
-from tests.modelling.made import Made, decoder_block, encoder_block, encoder_end, t5_embeddings
 from tests.modelling.sessions import inference, transposed
+from tests.modelling.standalone_modules import (
+    StandaloneModule,
+    decoder_block,
+    encoder_block,
+    encoder_final_norm,
+    t5_embeddings,
+)
 from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
 
@@ -179,7 +185,7 @@ def uncached_logits(
     x = run(t5_embeddings(config), weights.embeddings, input_ids)
     for i in range(LAYERS):
         x = run(encoder_block(config), layer("encoder", i), x, mask)
-    encoded = run(encoder_end(config), weights.encoder_head, x)
+    encoded = run(encoder_final_norm(config), weights.encoder_head, x)
     x = run(t5_embeddings(config), weights.embeddings, decoder_input_ids)
     for i in range(LAYERS):
         x = run(decoder_block(config), layer("decoder", i), x, encoded, mask)
@@ -191,7 +197,9 @@ def uncached_logits(
             return self.layer.logits(x)
 
     return run(
-        Made(config, lambda: AllLogits(t5.encoder_decoder_spec(config).head())), weights.head, x
+        StandaloneModule(config, lambda: AllLogits(t5.encoder_decoder_spec(config).head())),
+        weights.head,
+        x,
     )
 
 

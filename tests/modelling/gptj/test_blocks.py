@@ -12,7 +12,7 @@ from modelling.decoder import EMBEDDINGS, HEAD, layer_name
 from popxl import TensorSpec
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.harness import Case, check_cases, with_fused_attention
-from tests.modelling.made import gptj_block, gptj_embeddings, gptj_head
+from tests.modelling.standalone_modules import gptj_block, gptj_embeddings, gptj_head
 from tests.modelling.t5.collectives import collectives
 from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow

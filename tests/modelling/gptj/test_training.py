@@ -38,7 +38,7 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int) -> None:
     check_training(model, batches(STEPS), reference(), RATE)
 
 
-def in_fours(head: LMHeadLoss, x: Tensor) -> int:
+def four_tokens_per_chunk(head: LMHeadLoss, x: Tensor) -> int:
     """Slices of four tokens."""
     return head.layout.length(x) // 4
 
@@ -46,7 +46,7 @@ def in_fours(head: LMHeadLoss, x: Tensor) -> int:
 @pytest.mark.slow  # by default texts of a sample are trained so
 @pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 1)])
 def test_so_with_the_loss_in_slices_of_the_tokens(dp: int, tp: int, monkeypatch) -> None:
-    monkeypatch.setattr(LMHeadLoss, "_num_chunks", in_fours)
+    monkeypatch.setattr(LMHeadLoss, "_num_chunks", four_tokens_per_chunk)
     model = fine_tuning(transposed(small_config(dp, tp), dp == 2), gradients=True)
     model.write(logical(hf_model(small_config())))
     check_training(model, batches(STEPS), reference(), RATE)
@@ -58,7 +58,7 @@ def test_the_program_is_verified() -> None:
     verify_ir(build_training(small_config(2, 2), FAMILY.build_phases).ir)
 
 
-@pytest.mark.parametrize("slices", [in_fours, slow(lambda self, x: 1)])
+@pytest.mark.parametrize("slices", [four_tokens_per_chunk, slow(lambda self, x: 1)])
 def test_texts_of_a_sample_do_not_see_one_another(slices, monkeypatch) -> None:
     """With the loss in slices of the tokens, and at once."""
     monkeypatch.setattr(LMHeadLoss, "_num_chunks", slices)

@@ -14,7 +14,7 @@ from tests.modelling.harness import TENSOR_PARALLEL
 from tests.modelling.weight_maps import base_weight_map
 
 
-def theirs(config) -> dict[str, np.ndarray]:
+def hf_weights(config) -> dict[str, np.ndarray]:
     """A new Hugging Face model's weights."""
     torch.manual_seed(0)
     model = transformers.GPTJForCausalLM(transformers.GPTJConfig(**to_config_json(config)))
@@ -24,7 +24,7 @@ def theirs(config) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("tensor_parallel", TENSOR_PARALLEL)
 def test_every_weight_is_used_once_and_comes_back(tensor_parallel):
     config = small_config(tp=tensor_parallel)
-    weight_map, weights = base_weight_map(config), theirs(config)
+    weight_map, weights = base_weight_map(config), hf_weights(config)
     logical = weight_map.from_hf(weights)
     back: dict[str, np.ndarray] = {}
     for rows in weight_map.layers.values():
@@ -50,7 +50,7 @@ def test_an_export_keeps_the_positions_of_its_base():
 
 def test_initial_values_are_distributed_as_hugging_faces():
     config = small_config(hidden_size=64, initializer_range=0.05, embedding={"vocab_size": 256})
-    ours, weights = base_weight_map(config).init_weights(1), theirs(config)
+    ours, weights = base_weight_map(config).init_weights(1), hf_weights(config)
     for name, array in ours.items():
         expected = weights[name]
         assert array.shape == expected.shape

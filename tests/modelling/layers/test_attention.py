@@ -1,4 +1,4 @@
-"""What slices of attention are for, and their dropout."""
+"""Chunked attention: memory, dropout, and chunks that do not divide the queries."""
 
 from __future__ import annotations
 
@@ -89,6 +89,6 @@ def test_slices_have_masks_of_their_own():
     assert all(0.4 < (first != other).mean() < 0.6 for other in others)
 
 
-def test_slices_must_fit():
+def test_chunks_must_divide_the_queries():
     with pytest.raises(ValueError, match="128 queries cannot be split into 3 equal chunks"):
         program(Attention(Dropout(), num_chunks=3))

@@ -24,8 +24,8 @@ from modelling.objectives import CrossEntropy
 from modelling.weights import Weight, WeightMapping
 from popxl import Tensor
 from tests.modelling.harness import Case, check_cases
-from tests.modelling.layers.whole import feed_forward
-from tests.modelling.made import Made
+from tests.modelling.layers.t5_feed_forward import feed_forward
+from tests.modelling.standalone_modules import StandaloneModule
 from tests.slow import slow
 
 HIDDEN, INNER, VOCABULARY = 8, 8, 41  # 41: the last shard of the vocabulary is padded
@@ -72,8 +72,8 @@ def norm_case() -> Case:
 
     rows = [WeightMapping("weight", (Weight("w", (HIDDEN,)),))]
 
-    def make(tp: int) -> Made:
-        return Made(config_of(tp), lambda: RMSNorm(HIDDEN, 1e-3))
+    def make(tp: int) -> StandaloneModule:
+        return StandaloneModule(config_of(tp), lambda: RMSNorm(HIDDEN, 1e-3))
 
     return Case(make, reference, [rand(3, HIDDEN)], rows, p, rand(3, HIDDEN))
 
@@ -91,7 +91,7 @@ def feed_forward_case() -> Case:
         WeightMapping("wo.weight", (Weight("wo", (HIDDEN, INNER)),), transpose=True, axis=0),
     ]
 
-    def make(tp: int) -> Made:
+    def make(tp: int) -> StandaloneModule:
         return feed_forward(HIDDEN, INNER, 8.0, tp)
 
     return Case(make, reference, [rand(2, 3, HIDDEN)], rows, p, rand(2, 3, HIDDEN))
@@ -101,8 +101,8 @@ def embedding_case() -> Case:
     p = parameters(w=rand(VOCABULARY, HIDDEN))
     tokens = np.array([[0, 40, 11], [10, 11, 21]], np.int32)  # ends and borders of the shards
 
-    def make(tp: int) -> Made:
-        return Made(config_of(tp), lambda: VocabularyEmbedding(1.0, "w"))
+    def make(tp: int) -> StandaloneModule:
+        return StandaloneModule(config_of(tp), lambda: VocabularyEmbedding(1.0, "w"))
 
     rows = [WeightMapping("weight", (Weight("w", (VOCABULARY, HIDDEN)),), axis=0)]
     return Case(make, lambda t: p["w"][t], [tokens], rows, p, rand(2, 3, HIDDEN))
@@ -117,8 +117,8 @@ def lm_head_case() -> Case:
 
     rows = [WeightMapping("weight", (Weight("w", (VOCABULARY, HIDDEN)),), transpose=True, axis=1)]
 
-    def make(tp: int) -> Made:
-        return Made(config_of(tp), lambda: TokenLoss(1.0))
+    def make(tp: int) -> StandaloneModule:
+        return StandaloneModule(config_of(tp), lambda: TokenLoss(1.0))
 
     return Case(make, reference, [rand(5, HIDDEN), labels], rows, p, np.float32(0.7))
 

@@ -11,8 +11,8 @@ from modelling.decoder import HEAD
 from modelling.layers import add_residual
 from modelling.layers.residual import FLOAT16_LIMIT
 from tests.modelling.harness import small_config
-from tests.modelling.layers.whole import feed_forward
-from tests.modelling.made import decoder_block, encoder_block, t5_head
+from tests.modelling.layers.t5_feed_forward import feed_forward
+from tests.modelling.standalone_modules import decoder_block, encoder_block, t5_head
 from tests.modelling.weight_maps import base_weight_map
 
 

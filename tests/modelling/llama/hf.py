@@ -134,10 +134,10 @@ def implementations(kind: str) -> dict[str, str]:
 
 
 def our_config(
-    theirs: Any, dp: int = 1, tp: int = 1, micro_batch: int = 4, slices: int = 1, **model: Any
+    hf_cfg: Any, dp: int = 1, tp: int = 1, micro_batch: int = 4, slices: int = 1, **model: Any
 ) -> LlamaConfig:
     """Our configuration of the model of a config.json: global batch 8, everything sharded."""
-    read = from_config_json(JsonObject(theirs.to_dict(), "config.json"))
+    read = from_config_json(JsonObject(hf_cfg.to_dict(), "config.json"))
     optimizer = ADAMW | {"learning_rate": {"function": "constant"}}
     return LlamaConfig.from_dict(
         {
@@ -150,10 +150,10 @@ def our_config(
     )
 
 
-def hf_model(theirs: Any, seed: int = 0) -> Any:
+def hf_model(hf_cfg: Any, seed: int = 0) -> Any:
     """The configured model in float32, with weights that all matter."""
     torch.manual_seed(seed)
-    model = getattr(transformers, ARCHITECTURES[theirs.model_type].cls)(theirs).eval()
+    model = getattr(transformers, ARCHITECTURES[hf_cfg.model_type].cls)(hf_cfg).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # norms are not 1, biases not 0
             parameter += 0.15 * torch.randn_like(parameter)

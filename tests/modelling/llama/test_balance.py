@@ -41,9 +41,9 @@ def balanced(kind: str, **settings: Any) -> Any:
     return hf_config(kind, output_router_logits=True, router_aux_loss_coef=COEFFICIENT, **settings)
 
 
-def trained_balanced(theirs: Any, given: Any, micro_batch: int) -> tuple[Any, Reference]:
+def trained_balanced(hf_cfg: Any, given: Any, micro_batch: int) -> tuple[Any, Reference]:
     """As transformers trains with micro-batches: the mean of their losses."""
-    model = hf_model(theirs)
+    model = hf_model(hf_cfg)
     start = weights_of(model)
     model.double()
 
@@ -53,14 +53,14 @@ def trained_balanced(theirs: Any, given: Any, micro_batch: int) -> tuple[Any, Re
         for x, y in zip(input_ids, labels, strict=True):
             out = model(input_ids=x, output_router_logits=True)
             found = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), y.flatten())
-            losses.append(found + COEFFICIENT * balance_of(theirs, out.router_logits))
+            losses.append(found + COEFFICIENT * balance_of(hf_cfg, out.router_logits))
         return torch.stack(losses).mean()
 
     return start, train(model, given, loss, RATE)
 
 
-def balance_of(theirs: Any, logits: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
-    return load_balancing_loss_func(logits, theirs.num_experts, theirs.num_experts_per_tok, mask)
+def balance_of(hf_cfg: Any, logits: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
+    return load_balancing_loss_func(logits, hf_cfg.num_experts, hf_cfg.num_experts_per_tok, mask)
 
 
 @pytest.mark.slow  # by default experts that pass in groups are trained so
@@ -77,11 +77,11 @@ def balance_of(theirs: Any, logits: Any, mask: torch.Tensor | None = None) -> to
 def test_training_with_balance_is_transformers(
     kind: str, dp: int, tp: int, micro_batch: int, activations: Any
 ) -> None:
-    theirs, given = balanced(kind), batches(STEPS)
-    config = our_config(theirs, dp, tp, micro_batch)
+    hf_cfg, given = balanced(kind), batches(STEPS)
+    config = our_config(hf_cfg, dp, tp, micro_batch)
     assert config.model.router_aux_loss_coef == COEFFICIENT
     config = replace(config, execution=replace(config.execution, activations=activations))
-    check_trained(config, *trained_balanced(theirs, given, micro_batch), given)
+    check_trained(config, *trained_balanced(hf_cfg, given, micro_batch), given)
 
 
 def padded_batch() -> dict[str, np.ndarray]:
@@ -101,12 +101,12 @@ def padded_batch() -> dict[str, np.ndarray]:
     [("qwen2_moe", COEFFICIENT), slow("qwen3_moe", COEFFICIENT), slow("qwen3_moe", 0.0)],
 )
 def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: float) -> None:
-    """What is told, and its gradient: of a loss that is mostly balance."""
+    """The metrics and the gradient of a loss that is mostly load balancing."""
     # In float64 the sum of transformers' masks of padding and windows is -inf.
-    theirs = (balanced if balance else hf_config)(kind, use_sliding_window=False)
-    batch, config = padded_batch(), our_config(theirs, 2, 2, 2)
+    hf_cfg = (balanced if balance else hf_config)(kind, use_sliding_window=False)
+    batch, config = padded_batch(), our_config(hf_cfg, 2, 2, 2)
     assert config.model.router_aux_loss_coef == balance
-    model = hf_model(theirs)
+    model = hf_model(hf_cfg)
     weight_map, ours = base_weight_map(config), fine_tuning(config, gradients=True)
     ours.write(weight_map.from_hf(weights_of(model)))
     with ours:
@@ -114,18 +114,18 @@ def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: floa
         gradients = as_parameters(weight_map, ours.gradients())
     model.double()
     given = {n: torch.tensor(x).long() for n, x in batch.items()}
-    total, balances, chosen = torch.zeros(()), [], np.zeros(theirs.num_experts)
+    total, balances, chosen = torch.zeros(()), [], np.zeros(hf_cfg.num_experts)
     whole = int((given["labels"] != IGNORE_INDEX).sum())
     for input_ids, labels, mask in zip(*(x.split(2) for x in given.values()), strict=True):
         out = model(input_ids=input_ids, attention_mask=mask, output_router_logits=True)
         loss = torch.nn.functional.cross_entropy(
             out.logits.flatten(0, 1), labels.flatten(), reduction="sum"
         )
-        balances.append(balance_of(theirs, out.router_logits, mask))
+        balances.append(balance_of(hf_cfg, out.router_logits, mask))
         total = total + loss / whole + balance * balances[-1] / 4
         for logits in out.router_logits:
-            first = logits.topk(theirs.num_experts_per_tok).indices[mask.flatten() == 1]
-            chosen += np.bincount(first.flatten(), minlength=theirs.num_experts)
+            first = logits.topk(hf_cfg.num_experts_per_tok).indices[mask.flatten() == 1]
+            chosen += np.bincount(first.flatten(), minlength=hf_cfg.num_experts)
     total.backward()
     expected = {n: p.grad.numpy() for n, p in model.named_parameters()}
     norm = np.sqrt(sum(np.square(g).sum() for g in expected.values()))
@@ -136,13 +136,13 @@ def test_padding_does_not_count_and_experts_are_told_of(kind: str, balance: floa
     told = step.aux_metrics
     balance = torch.stack(balances).mean().item()
     assert told["experts/load_balancing_loss"] == pytest.approx(balance, rel=1e-5)
-    shares = [told[f"experts/load/{n}"] for n in range(theirs.num_experts)]
+    shares = [told[f"experts/load/{n}"] for n in range(hf_cfg.num_experts)]
     np.testing.assert_allclose(shares, chosen / chosen.sum(), rtol=1e-6)
-    assert len(told) == 1 + theirs.num_experts
+    assert len(told) == 1 + hf_cfg.num_experts
 
 
 def test_the_eval_loss_is_without_balance() -> None:
-    """It is the cross-entropy, as models without experts report it; nothing is added up."""
+    """The cross-entropy alone, as models without experts report it."""
     config, batch = our_config(balanced("olmoe"), 1, 1, 4), padded_batch()
     model = hf_model(balanced("olmoe"))
     losses = LossSession(config)

@@ -42,8 +42,8 @@ def test_both_dialects_say_the_same(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    theirs = hf_config(kind)
-    model, config = hf_model(theirs), our_config(theirs)
+    hf_cfg = hf_config(kind)
+    model, config = hf_model(hf_cfg), our_config(hf_cfg)
     weights, weight_map = weights_of(model), base_weight_map(config)
     files = weight_map.to_hf(weight_map.from_hf(weights))
     write_hf_directory(tmp_path / "hf", files, to_config_json(config), shard_bytes=4000)
@@ -56,7 +56,7 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
 
 
 def test_a_description_is_normalised_beside_packed_weights_too() -> None:
-    """They are refused without the adapters that are trained beside them."""
+    """Quantized weights need adapters that are trained beside them."""
     config = our_config(hf_config("qwen3"))
     packed = replace(config.model, quantization="int4", quantization_group_size=4)
     config = replace(config, model=packed, adapter=Adapter(rank=2))
@@ -77,9 +77,9 @@ YARNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", YARNS)
 def test_yarn_is_transformers(how: str) -> None:
-    theirs = hf_config("qwen3", rope_parameters=YARN | YARNS[how], max_position_embeddings=160)
-    module = hf_model(theirs).model.rotary_emb
-    config = our_config(theirs)
+    hf_cfg = hf_config("qwen3", rope_parameters=YARN | YARNS[how], max_position_embeddings=160)
+    module = hf_model(hf_cfg).model.rotary_emb
+    config = our_config(hf_cfg)
     rope, rotary_dim = config.model.rope_parameters, config.model.rotary_dim
     ours, scale = scaled_frequencies(config.model, LENGTH)
     np.testing.assert_allclose(ours, module.inv_freq.numpy(), rtol=1e-6)
@@ -94,8 +94,8 @@ def test_yarn_is_transformers(how: str) -> None:
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_frequencies_are_transformers(kind: str) -> None:
     """Of texts as long as those of training here."""
-    theirs = hf_config(kind)
-    module = hf_model(theirs).model.rotary_emb
+    hf_cfg = hf_config(kind)
+    module = hf_model(hf_cfg).model.rotary_emb
     if ARCHITECTURES[kind].has_local_rope:
         expected = module.full_attention_inv_freq
     else:
@@ -103,7 +103,7 @@ def test_frequencies_are_transformers(kind: str) -> None:
 
         module(torch.zeros(1), torch.arange(LENGTH)[None])  # which may scale by the length
         expected = module.inv_freq
-    ours, _ = scaled_frequencies(our_config(theirs).model, LENGTH)
+    ours, _ = scaled_frequencies(our_config(hf_cfg).model, LENGTH)
     np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-6)
 
 

@@ -85,9 +85,9 @@ def test_loss_every_gradient_and_three_steps_of_adamw(
 )
 def test_training_with_balance(kind: str, groups: int, tp: int, activations: str) -> None:
     alike = {"layer_types": ["full_attention"] * 2} if kind == "gpt_oss" else {}
-    theirs, given = balanced(kind, num_hidden_layers=2, **alike), batches(STEPS)
-    config = with_groups(our_config(theirs, 1, tp, 2), groups, activations=activations)
-    check_trained(config, *trained_balanced(theirs, given, 2), given)
+    hf_cfg, given = balanced(kind, num_hidden_layers=2, **alike), batches(STEPS)
+    config = with_groups(our_config(hf_cfg, 1, tp, 2), groups, activations=activations)
+    check_trained(config, *trained_balanced(hf_cfg, given, 2), given)
 
 
 @pytest.mark.slow
@@ -136,10 +136,10 @@ def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
     """Also with other groups, but for rounding. The more there are, the less device memory XLA says
     that programs take."""
     given = batches(4)
-    theirs = hf_config("qwen3_moe", num_hidden_layers=2, moe_intermediate_size=96)
+    hf_cfg = hf_config("qwen3_moe", num_hidden_layers=2, moe_intermediate_size=96)
 
     def model_of(groups: int, activations: str) -> TrainingSession:
-        return fine_tuning(with_groups(our_config(theirs), groups, activations=activations))
+        return fine_tuning(with_groups(our_config(hf_cfg), groups, activations=activations))
 
     def train(model: TrainingSession, start: int, stop: int) -> None:
         for step in range(start, stop):
@@ -168,14 +168,14 @@ def test_kept_is_computed_again_and_killed_is_continued_bit_for_bit() -> None:
 @pytest.mark.slow
 def test_evaluation_and_generation_read_what_is_trained() -> None:
     """Without a copy: tokens are transformers', the loss that of whole layers."""
-    theirs = hf_config("qwen2_moe", num_hidden_layers=2)
-    start = weights_of(hf_model(theirs))
+    hf_cfg = hf_config("qwen2_moe", num_hidden_layers=2)
+    start = weights_of(hf_model(hf_cfg))
     rng = np.random.default_rng(7)
     input_ids = rng.integers(3, VOCABULARY, (8, LENGTH), np.int32)
     mask = np.ones_like(input_ids)
     losses = []
     for groups in (1, 3):
-        config = with_groups(our_config(theirs), groups)
+        config = with_groups(our_config(hf_cfg), groups)
         config = replace(config, generation=replace(config.generation, weights="streamed"))
         family = get_family(config)
         samples = family.sample_format.random_samples(config, 16, None)
@@ -191,19 +191,19 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
                     else:
                         tokens = borrower.generate(input_ids, mask)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    np.testing.assert_array_equal(tokens, hf_greedy(hf_model(theirs), input_ids, mask, 5, PAD))
+    np.testing.assert_array_equal(tokens, hf_greedy(hf_model(hf_cfg), input_ids, mask, 5, PAD))
 
 
 # ---- plans --------------------------------------------------------------------------------------
 def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
     """By most of the experts' weights and gradients, of which a group is there. Plans take it that
     all experts are chosen alike."""
-    theirs = hf_config("qwen3_moe", moe_intermediate_size=256, num_hidden_layers=1)
+    hf_cfg = hf_config("qwen3_moe", moe_intermediate_size=256, num_hidden_layers=1)
     at_once = 4 * 3 * 256 * 32 * 8  # the weights of a layer's experts
     needed: dict[tuple[int, bool], int] = {}
     flops = set()
     for groups in (1, 4):
-        config = with_groups(our_config(theirs, micro_batch=2), groups)
+        config = with_groups(our_config(hf_cfg, micro_batch=2), groups)
         for trains in (True, False):
             given = replace(config, model=replace(config.model, eval=not trains))
             build, family = build_training if trains else build_loss, get_family(given)

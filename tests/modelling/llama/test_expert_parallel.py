@@ -11,7 +11,7 @@ from config.errors import ConfigError
 from config.llama import LlamaConfig
 from planning.requirements import finetuning_requirements
 from tests.modelling.llama.hf import hf_config, hf_model, our_config, weights_of
-from tests.modelling.llama.test_few_bits import base_of
+from tests.modelling.llama.test_quantized_weights import base_of
 from tests.modelling.llama.test_training import given_of
 from tests.modelling.llama.training import batches, check_trained, trained
 from tests.modelling.sessions import fine_tuning
@@ -107,8 +107,8 @@ def test_what_cannot_be_shared_is_refused() -> None:
 
 @pytest.mark.slow
 def test_exports_are_those_of_any_split() -> None:
-    theirs = mixture("gpt_oss")
-    start = weights_of(hf_model(theirs))
+    hf_cfg = mixture("gpt_oss")
+    start = weights_of(hf_model(hf_cfg))
     weight_map = base_weight_map(sharing("gpt_oss", 1, 2))
     model = fine_tuning(sharing("gpt_oss", 1, 2))
     model.write(weight_map.from_hf(start))

@@ -125,9 +125,9 @@ def expanded_by_transformers(weights: dict[str, np.ndarray]) -> dict[str, np.nda
 
 
 def test_experts_in_mxfp4_are_what_transformers_expands_bit_for_bit(tmp_path: Path) -> None:
-    theirs = hf_config("gpt_oss", hidden_size=64, intermediate_size=32)
-    config = our_config(theirs)
-    weights = packed_like(weights_of(hf_model(theirs)))
+    hf_cfg = hf_config("gpt_oss", hidden_size=64, intermediate_size=32)
+    config = our_config(hf_cfg)
+    weights = packed_like(weights_of(hf_model(hf_cfg)))
     write_hf_directory(tmp_path / "hf", weights, to_config_json(config))
     weight_map, files = base_weight_map(config), read_hf_directory(tmp_path / "hf")
     weight_map.check_shapes({n: x.shape for n, x in weights.items()})
@@ -143,8 +143,8 @@ EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
 
 def test_a_published_folder_is_where_a_run_starts(tmp_path: Path) -> None:
     """With a config.json that says it is in MXFP4."""
-    theirs = hf_config("gpt_oss", hidden_size=64, intermediate_size=32)
-    config, weights = our_config(theirs), packed_like(weights_of(hf_model(theirs)))
+    hf_cfg = hf_config("gpt_oss", hidden_size=64, intermediate_size=32)
+    config, weights = our_config(hf_cfg), packed_like(weights_of(hf_model(hf_cfg)))
     packed = {
         "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
     }
@@ -159,9 +159,9 @@ def test_a_published_folder_is_where_a_run_starts(tmp_path: Path) -> None:
 def test_all_bytes_and_all_scales_that_are_numbers() -> None:
     blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(255, 1)
     scales = np.arange(255, dtype=np.uint8)[None, :, None].repeat(16, 2)
-    theirs = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
+    hf_cfg = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
     ours = dequantize_mxfp4(blocks, scales).swapaxes(1, 2)
-    np.testing.assert_array_equal(ours.view(np.int16), theirs.view(torch.int16).numpy())
+    np.testing.assert_array_equal(ours.view(np.int16), hf_cfg.view(torch.int16).numpy())
 
 
 def test_blocks_that_do_not_fit_are_refused() -> None:
@@ -198,15 +198,15 @@ def test_the_published_description_is_read() -> None:
 @pytest.mark.slow
 def test_where_all_experts_tie_a_step_is_transformers() -> None:
     """Whichever of experts that are alike are chosen: their gradients add up to the same."""
-    theirs, given = hf_config("gpt_oss", num_hidden_layers=2), batches(1)
-    model = hf_model(theirs)
+    hf_cfg, given = hf_config("gpt_oss", num_hidden_layers=2), batches(1)
+    model = hf_model(hf_cfg)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if ".experts." in name:
                 p.copy_(p[:1].expand_as(p))
             elif ".router." in name:
                 p.zero_()
-    start, config = weights_of(model), our_config(theirs, 1, 2)
+    start, config = weights_of(model), our_config(hf_cfg, 1, 2)
     expected = train(model.double(), given, lambda batch: loss_of(model, batch), 0.0)
     weight_map = base_weight_map(config)
     ours = fine_tuning(config, gradients=True)

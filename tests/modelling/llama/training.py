@@ -36,12 +36,12 @@ def batches(count: int) -> Batches:
 
 
 def trained(
-    theirs: Any, given: Batches, rate: float = RATE, only: str = ""
+    hf_cfg: Any, given: Batches, rate: float = RATE, only: str = ""
 ) -> tuple[dict[str, np.ndarray], Reference]:
     """Weights before, and what training Hugging Face's model in float64 gives: in float32 its own
     rounding can be larger than the bounds. Its own loss would shift the labels, which the data have
     done."""
-    model = hf_model(theirs)
+    model = hf_model(hf_cfg)
     start = weights_of(model)
     model.double()
 

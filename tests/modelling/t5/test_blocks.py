@@ -14,11 +14,11 @@ from tests.modelling.harness import (
     small_config,
     with_fused_attention,
 )
-from tests.modelling.made import (
-    Made,
+from tests.modelling.standalone_modules import (
+    StandaloneModule,
     decoder_block,
     encoder_block,
-    encoder_end,
+    encoder_final_norm,
     t5_embeddings,
     t5_head,
 )
@@ -51,7 +51,7 @@ def t5_cases() -> dict[str, Case]:
     def fused(block):
         return lambda tensor_parallel: block(with_fused_attention(small_config(tensor_parallel)))
 
-    def sliced(tensor_parallel: int) -> Made:
+    def sliced(tensor_parallel: int) -> StandaloneModule:
         return encoder_block(small_config(tensor_parallel, slices=3))
 
     causal = additive(torch.tril(torch.ones(DECODER, DECODER)))
@@ -85,7 +85,7 @@ def t5_cases() -> dict[str, Case]:
         "encoder in slices": case(sliced, *encoder),
         "fused encoder": case(fused(encoder_block), *encoder),
         "encoder head": case(
-            at(encoder_end),
+            at(encoder_final_norm),
             ENCODER_HEAD,
             hf.encoder.final_layer_norm,
             [rand(*wide)],

@@ -9,10 +9,10 @@ import pytest
 
 import popxl
 from popxl import TensorSpec
-from tests.modelling.made import (
+from tests.modelling.standalone_modules import (
     decoder_block,
     encoder_block,
-    encoder_end,
+    encoder_final_norm,
     t5_embeddings,
     t5_head,
 )
@@ -24,7 +24,7 @@ LAYERS = {
     # (module, inputs): all-reduces forwards, and more of them backwards
     "embeddings": (t5_embeddings, [WORDS], 1, 0),
     "encoder layer": (encoder_block, [WIDE, WORDS], 2, 2),
-    "encoder head": (encoder_end, [WIDE], 0, 0),
+    "encoder head": (encoder_final_norm, [WIDE], 0, 0),
     # Cross-attention opens with two inputs, the decoder's and the encoder's.
     "decoder layer": (decoder_block, [NARROW, WIDE, WORDS], 3, 4),
     # The loss exchanges the largest logits, the sums of exponentials and the labels' logits.

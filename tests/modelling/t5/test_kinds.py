@@ -151,8 +151,8 @@ def prompts() -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def theirs(kind: str, strategy: DecodingStrategy) -> np.ndarray:
-    """What transformers generates."""
+def generate_with_hf(kind: str, strategy: DecodingStrategy) -> np.ndarray:
+    """Token ids that transformers generates."""
     model, (input_ids, mask) = their_model(kind, writing=True), prompts()
     beams = strategy if isinstance(strategy, Beam) else Beam(1)
     rows = [
@@ -162,7 +162,7 @@ def theirs(kind: str, strategy: DecodingStrategy) -> np.ndarray:
     return np.stack(rows)
 
 
-def ours(kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str) -> np.ndarray:
+def generate(kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str) -> np.ndarray:
     config = config_of(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
     config = replace(config, generation=generation)
@@ -172,9 +172,9 @@ def ours(kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str) 
 
 
 def check_tokens(kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str) -> None:
-    expected = theirs(kind, strategy)
+    expected = generate_with_hf(kind, strategy)
     assert len({tuple(row) for row in expected}) > PROMPTS / 2
-    np.testing.assert_array_equal(ours(kind, strategy, dp, tp, weights), expected)
+    np.testing.assert_array_equal(generate(kind, strategy, dp, tp, weights), expected)
 
 
 @pytest.mark.parametrize(

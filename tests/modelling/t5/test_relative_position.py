@@ -12,7 +12,7 @@ import popxl_addons as addons
 from config.t5 import T5Config
 from modelling.layers import MASK_VALUE
 from modelling.t5.relative_position import RelativePositionBias, relative_position_bucket
-from tests.modelling.made import Made
+from tests.modelling.standalone_modules import StandaloneModule
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -39,7 +39,7 @@ def test_biases_are_those_of_each_pairs_bucket(causal):
     weight = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     ir = popxl.Ir()
     with ir.main_graph:
-        module = Made(config, lambda: RelativePositionBias(causal))
+        module = StandaloneModule(config, lambda: RelativePositionBias(causal))
         variable = popxl.variable(weight)
         streams = {}
         for size in sizes:

@@ -72,7 +72,7 @@ def batches(preset: str) -> list[Arrays]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What Hugging Face's model gives, and the weights it starts from."""
+    """Results of Hugging Face's model, and its initial weights."""
 
     start: Arrays
     trained: Reference

@@ -53,7 +53,7 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int, micro_bat
 ROWS, PLACES = 12, 3
 
 
-def in_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def join_samples(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
     lengths = batch["segment_ids"].sum(axis=1)
     tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
@@ -78,7 +78,7 @@ def test_examples_that_share_rows_train_as_each_by_itself(
     config["data"]["examples_per_sample"] = PLACES
     model = fine_tuning(transposed(T5Config.from_dict(config), slices > 1), gradients=True)
     model.write(logical(their_model()))
-    check_training(model, [in_rows(batch) for batch in batches(STEPS)], reference(), RATE)
+    check_training(model, [join_samples(batch) for batch in batches(STEPS)], reference(), RATE)
 
 
 # ---- the program ---------------------------------------------------------------------------------

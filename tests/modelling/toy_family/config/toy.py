@@ -26,7 +26,7 @@ class ToyModel(Model):
 
 @dataclass(frozen=True)
 class ToyData(CausalLMData):
-    """What to train and validate on."""
+    """Data of training and validation."""
 
     packing: bool = False
     """Join the texts and cut them into full samples, or, if false, pad each to a sample."""

@@ -1,4 +1,4 @@
-"""Modules made and built for a configuration, apart from a program of the application."""
+"""Modules of a configuration, built without a program of the application."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelling.t5 import model as t5
 from popxl_addons import Module
 
 
-class Made(LayerWrapper):
+class StandaloneModule(LayerWrapper):
     """A module that `make` makes.
 
     Args:
@@ -33,44 +33,46 @@ class Made(LayerWrapper):
         self._config = config
 
     def build(self, *inputs: Any) -> Any:
-        """What the module returns."""
+        """Returns the module's output."""
         with use_run_config(self._config):
             return self.layer(*inputs)
 
 
-def t5_embeddings(config: T5Config) -> Made:
-    return Made(config, t5.encoder_decoder_spec(config).embeddings)
+def t5_embeddings(config: T5Config) -> StandaloneModule:
+    return StandaloneModule(config, t5.encoder_decoder_spec(config).embeddings)
 
 
-def encoder_block(config: T5Config) -> Made:
-    return Made(config, lambda: StackBlock(t5.T5EncoderBlock(config.model, True)))
+def encoder_block(config: T5Config) -> StandaloneModule:
+    return StandaloneModule(config, lambda: StackBlock(t5.T5EncoderBlock(config.model, True)))
 
 
-def decoder_block(config: T5Config) -> Made:
-    return Made(
+def decoder_block(config: T5Config) -> StandaloneModule:
+    return StandaloneModule(
         config,
         lambda: StackBlock(t5.T5DecoderBlock(config.model, True)),
         ("x", "encoded", "mask"),
     )
 
 
-def encoder_end(config: T5Config) -> Made:
-    return Made(config, lambda: t5.EncoderFinalNorm(config.model))
+def encoder_final_norm(config: T5Config) -> StandaloneModule:
+    return StandaloneModule(config, lambda: t5.EncoderFinalNorm(config.model))
 
 
-def t5_head(config: T5Config) -> Made:
+def t5_head(config: T5Config) -> StandaloneModule:
     """x, labels and weight -> the loss."""
-    return Made(config, t5.encoder_decoder_spec(config).head, ("x", "labels", "weight"))
+    return StandaloneModule(config, t5.encoder_decoder_spec(config).head, ("x", "labels", "weight"))
 
 
-def gptj_block(config: GPTJConfig) -> Made:
-    return Made(config, lambda: TrainingBlock(gptj.GPTJBlock(config.model)))
+def gptj_block(config: GPTJConfig) -> StandaloneModule:
+    return StandaloneModule(config, lambda: TrainingBlock(gptj.GPTJBlock(config.model)))
 
 
-def gptj_embeddings(config: GPTJConfig) -> Made:
-    return Made(config, gptj.decoder_spec(config).embeddings)
+def gptj_embeddings(config: GPTJConfig) -> StandaloneModule:
+    return StandaloneModule(config, gptj.decoder_spec(config).embeddings)
 
 
-def gptj_head(config: GPTJConfig, *names: str) -> Made:
+def gptj_head(config: GPTJConfig, *names: str) -> StandaloneModule:
     """x, labels and weight -> the loss."""
-    return Made(config, gptj.decoder_spec(config).head, ("x", *(names or ("labels", "weight"))))
+    return StandaloneModule(
+        config, gptj.decoder_spec(config).head, ("x", *(names or ("labels", "weight")))
+    )

@@ -7,17 +7,17 @@ from modelling.layers import BlockContext
 from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.t5.model import T5MLP
 from popxl import Tensor
-from tests.modelling.made import Made
+from tests.modelling.standalone_modules import StandaloneModule
 
 
-class _Alone(LayerWrapper):
+class LayerAlone(LayerWrapper):
     def build(self, x: Tensor) -> Tensor:
         return self.layer(x, BlockContext())
 
 
 def feed_forward(
     hidden: int, inner: int, scale: float, tensor_parallel: int = 1, precision: str = "float32"
-) -> Made:
+) -> StandaloneModule:
     """A gated feed-forward layer, x: (batch, length, hidden) -> the same shape."""
     attention = {"heads": tensor_parallel, "d_kv": 2}
     model = {"hidden_size": hidden, "d_ff": inner, "scale_ff": scale, "precision": precision}
@@ -27,4 +27,4 @@ def feed_forward(
             "execution": {"tensor_parallel": tensor_parallel},
         }
     )
-    return Made(config, lambda: _Alone(T5MLP(config.model)))
+    return StandaloneModule(config, lambda: LayerAlone(T5MLP(config.model)))

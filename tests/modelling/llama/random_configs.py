@@ -18,17 +18,17 @@ HIDDEN, INNER = 32, 24
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomConfig:
     """A model and a way to run it.
 
     Attributes:
-        theirs: transformers' configuration.
+        hf_cfg: transformers' configuration.
         dp, tp, micro_batch, slices, transposed, activations: how we train it.
         texts: whether several texts share a sample, where angles do not depend on lengths.
         streamed: whether it writes layer by layer.
     """
 
-    theirs: Any
+    hf_cfg: Any
     dp: int
     tp: int
     micro_batch: int
@@ -42,17 +42,17 @@ class Draw:
 DENSE = tuple(kind for kind in SETTINGS if kind not in MIXTURES)
 
 
-def draw(seed: int, kinds: Sequence[str] = DENSE) -> Draw:
+def random_config(seed: int, kinds: Sequence[str] = DENSE) -> RandomConfig:
     """The draw of a seed; as many seeds in a row as there are kinds have all architectures."""
     rng = np.random.default_rng([24, seed])
     kind = kinds[seed % len(kinds)]
     settings = _settings(kind, rng)
     dp, tp = LAYOUTS[rng.integers(len(LAYOUTS))]
     tp = min(tp, settings["num_attention_heads"])
-    theirs = transformers.CONFIG_MAPPING[kind](**settings, **implementations(kind))
+    hf_cfg = transformers.CONFIG_MAPPING[kind](**settings, **implementations(kind))
     rope = settings["rope_parameters"]
-    return Draw(
-        theirs, dp, tp,
+    return RandomConfig(
+        hf_cfg, dp, tp,
         micro_batch=int(rng.choice([1, 2, 4])),
         slices=int(rng.choice([1, 1, 2, 3])),
         transposed=bool(rng.integers(2)),
