@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from config.errors import ConfigError
-from config.flags import Unused
+from config.flags import UnusedFields
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.model_family import get_family
@@ -29,7 +29,7 @@ from sessions.training import StepResult
 from sessions.training import TrainingSession as TrainingSession
 from terminal.entry_point import entry_point
 
-UNUSED = Unused(
+UNUSED = UnusedFields(
     names=(
         *("data", "checkpoint", "eval", "generation", "execution.quantized_cache"),
         "model.output_length",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from config.flags import Unused
+from config.flags import UnusedFields
 from config.sections import RunConfig
 from modelling.model_family import get_family
 from planning.requirements import generation_requirements
@@ -26,7 +26,7 @@ from run.throughput import MachineUse, report_throughput
 from sessions.generation import GenerationSession as GenerationSession
 from terminal.entry_point import entry_point
 
-UNUSED = Unused(
+UNUSED = UnusedFields(
     names=(
         *("data", "checkpoint", "eval", "training", "model.dropout_prob"),
         *("adapter.dropout", "adapter.modules_to_save"),

@@ -20,7 +20,7 @@ from planning.plan_options import (
     wants_plan,
 )
 from run.options import RunOptions
-from terminal.command_line import read_command_line, typed
+from terminal.command_line import format_command, read_command_line
 from terminal.entry_point import entry_point
 from terminal.screen import is_first_process
 from terminal.wandb_environment import check_wandb
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "--wandb" in (sys.argv if arguments is None else arguments) and is_first_process():
         check_wandb()
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, CONFIG_LOADER)
-    options = RunOptions.from_args(line.options, line.preset, typed(__file__, arguments))
+    options = RunOptions.from_args(line.options, line.preset, format_command(__file__, arguments))
     if not wants_plan(line.options):
         check_data(line.config.data)
     # These take seconds: mistakes in the command line are said before.

@@ -225,7 +225,7 @@ def draw_seconds(pairs: Pairs, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     args = _create_parser().parse_args(arguments)

@@ -27,7 +27,7 @@ import yaml
 import popxl
 from benchmarks.device_trace import read_streams
 from checkpoints.lazy_arrays import LazyArrays
-from config.base import nested
+from config.base import unflatten
 from config.errors import UserError
 from config.families import config_class_of
 from config.presets import load_config, preset_data
@@ -205,7 +205,7 @@ def _load_task_config(args: argparse.Namespace, kind: str) -> RunConfig:
         section, _, field = name.partition(".")
         name = config_class().model.path(field) if section == "model" else name
         values[name] = yaml.safe_load(value)
-    return load_config(config_class, kind, args.config, nested(values))
+    return load_config(config_class, kind, args.config, unflatten(values))
 
 
 def _create_model_and_loader(config: RunConfig) -> tuple[TrainingSession, Loader]:

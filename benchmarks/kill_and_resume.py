@@ -308,7 +308,7 @@ def _folder_bytes(folder: Path) -> int:
     return nbytes
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and add it to the record."""
     parser = Parser(hf_config=(__doc__ or "").partition("\n")[0])

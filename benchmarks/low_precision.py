@@ -273,7 +273,7 @@ SEEDS = {"updates": [42], "state": [1, 2, 3], "fp8": [42, 43, 44]}
 STEPS = {"updates": 150, "state": 1000}
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train and compare."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])

@@ -253,7 +253,7 @@ def format_table(results: Sequence[ModelResult]) -> str:
     return "\n".join(lines)
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, compare and print."""
     args = _create_parser().parse_args(arguments)

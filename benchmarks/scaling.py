@@ -43,7 +43,7 @@ MAX_PROCESSES = 1024
 DEVICES_OF_A_HOST = 8
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each number of processes or hosts, and print."""
     parser = Parser(description=(__doc__ or "").split("\n")[0])

@@ -279,7 +279,7 @@ def soak(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
     }
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Disturb a run, compare it, print and add a line to the record."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])

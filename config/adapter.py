@@ -33,7 +33,8 @@ _NAMES = re.compile(r"[\w.-]+( *, *[\w.-]+)*")
 
 @dataclass(frozen=True)
 class Adapter(ConfigSection):
-    """Matrices A and B of low rank that are trained beside frozen linear maps: W x + s B A x."""
+    """LoRA settings: trainable low-rank matrices A and B beside frozen linear layers, W x + s B A
+    x."""
 
     rank: NonNegativeInt = 0
     """Rank of LoRA adapters, trained in place of the weights. 0: none. PEFT: r."""
@@ -94,7 +95,7 @@ class Adapter(ConfigSection):
             )
 
     def is_target(self, module: str, default: str) -> bool:
-        """Whether a linear map inside the model has an adapter.
+        """Returns whether a linear layer inside the model is an adapter target.
 
         Args:
             module: Hugging Face's name of it.
@@ -108,11 +109,11 @@ class Adapter(ConfigSection):
         return full_match(targets, module)
 
     def is_adapted(self, module: str, default: str) -> bool:
-        """Decide whether a linear map has an adapter: a target that is not trained in full."""
+        """Returns whether a linear layer has an adapter: a target that is not trained in full."""
         return not self.is_saved(module) and self.is_target(module, default)
 
     def is_saved(self, module: str) -> bool:
-        """Whether a module is trained whole, or is inside one."""
+        """Returns whether a module, or one around it, is in `modules_to_save`: trained in full."""
         return any(is_within(module, name) for name in split_names(self.modules_to_save))
 
     def rank_of(self, *names: str) -> int:
@@ -129,7 +130,8 @@ class Adapter(ConfigSection):
         return self.alpha_of(*names) / (rank**0.5 if self.rslora else rank)
 
     def patterns(self, field: Pattern) -> dict[str, float]:
-        """The numbers of a field, by regular expressions for the ends of names."""
+        """Returns the numbers of a pattern field by regular expression for the end of a module
+        name."""
         text: str | None = getattr(self, field)
         pairs = [pair.rpartition("=") for pair in split_names(text)]
         try:
@@ -145,28 +147,30 @@ class Adapter(ConfigSection):
 
 
 def is_names(targets: str) -> bool:
-    """Whether a text lists ends of names; else it is a regular expression."""
+    """Returns whether a text lists ends of module names; else it is a regular expression."""
     return _NAMES.fullmatch(targets) is not None
 
 
 def ends_with(module: str, name: str) -> bool:
-    """Match a name in `targets`: the last parts of a module's."""
+    """Returns whether the last parts of a module name are `name`, as in `targets`."""
     return f".{module}".endswith(f".{name}")
 
 
 def is_within(module: str, name: str) -> bool:
-    """Match a name in `modules_to_save`: it ends that of the module, or of one around it. As in
-    PEFT, it may begin amid a word."""
+    """Returns whether the name of a module, or of one around it, ends with `name`.
+
+    As in PEFT's `modules_to_save`, `name` can begin inside a word.
+    """
     return any(outer.endswith(name) for outer in accumulate(module.split("."), "{}.{}".format))
 
 
 def matches_end(module: str, expression: str) -> bool:
-    """Match an expression of `rank_pattern` or `alpha_pattern`, as PEFT does."""
+    """Returns whether the end of a name matches a key of `rank_pattern` or `alpha_pattern`."""
     return full_match(rf"(.*\.)?({expression})", module)
 
 
 def first_match(pattern: Mapping[str, float], names: Iterable[str], default: float) -> float:
-    """Returns the number of the first expression that the end of a name matches."""
+    """Returns the number of the first regular expression that matches the end of a name."""
     for key, value in pattern.items():
         if any(matches_end(name, key) for name in names):
             return value

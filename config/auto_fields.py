@@ -1,4 +1,4 @@
-"""The fields that `planning.auto_config` may choose, where no preset says how to run a model."""
+"""Fields that `planning.auto_config` can choose if no preset sets how a model runs."""
 
 AUTO_FIELDS = (
     "model.precision",

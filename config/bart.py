@@ -1,4 +1,4 @@
-"""The configuration of BART (Lewis et al., arXiv:1910.13461), under Hugging Face's names."""
+"""BART configuration (Lewis et al., arXiv:1910.13461), with Hugging Face's field names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from config.values import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 
 @dataclass(frozen=True)
 class BartModel(AnyModel):
-    """The model. The defaults are BART base."""
+    """BART architecture; the defaults are BART base."""
 
     paths: ClassVar[Mapping[str, str]] = {
         "num_hidden_layers": "encoder_layers",
@@ -93,15 +93,15 @@ class BartModel(AnyModel):
         return True
 
     @property
-    def start_token(self) -> int:
+    def start_token_id(self) -> int:
         return self.decoder_start_token_id
 
     @property
-    def forced_tokens(self) -> tuple[int | None, int | None]:
+    def forced_token_ids(self) -> tuple[int | None, int | None]:
         return self.forced_bos_token_id, self.forced_eos_token_id
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         return max(self.dropout_prob, self.attention_dropout, self.activation_dropout) > 0
 
     def validate(self) -> None:
@@ -130,7 +130,7 @@ class BartModel(AnyModel):
 
 @dataclass(frozen=True)
 class BartConfig(RunConfig):
-    """A run of a BART."""
+    """Configuration of a BART run."""
 
     family: Literal["bart"] = "bart"
     """The model family."""

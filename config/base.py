@@ -1,4 +1,4 @@
-"""Sections of a configuration: frozen dataclasses that check themselves and know their docs.
+"""Config sections: frozen dataclasses that check their values and document their fields.
 
 A section is written once, as a dataclass with a docstring under each field:
 
@@ -29,7 +29,7 @@ from files.yaml_files import location_prefix
 
 @dataclass(frozen=True)
 class ConfigSection:
-    """Base of all sections. Building one checks every field's type and rule, then `validate`."""
+    """Base class of config sections; creating one checks each field, then calls `validate`."""
 
     def __post_init__(self) -> None:
         for name, annotation in field_annotations(type(self)).items():
@@ -45,11 +45,11 @@ class ConfigSection:
         self.validate()
 
     def validate(self) -> None:
-        """Check what no single field can show. Sections override it and raise `ConfigError`."""
+        """Check conditions on several fields; subclasses override it and raise `ConfigError`."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: str = "", place: str = "") -> Self:
-        """Build the section from plain data, such as YAML gives; fields left out keep defaults.
+        """Builds the section from plain data such as YAML; missing fields have their defaults.
 
         Args:
             data: field names to values, nested for nested sections.
@@ -80,11 +80,11 @@ class ConfigSection:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The section as plain data; `from_dict` reads it back."""
+        """Returns the section as plain data, which `from_dict` reads."""
         return asdict(self)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """The section with other values, by the dotted names of their fields, and checked again.
+        """Returns a checked copy with other values, given by dotted path.
 
         Raises:
             ConfigError: as `from_dict`.
@@ -101,7 +101,7 @@ class ConfigSection:
 
 @dataclass(frozen=True)
 class ConfigField:
-    """One field that holds a value, seen from the root of the configuration."""
+    """A field with a value: its dotted path from the root of the configuration, type and doc."""
 
     path: str
     type: ValueType
@@ -109,7 +109,7 @@ class ConfigField:
 
 
 def config_fields(section: type[ConfigSection]) -> Sequence[ConfigField]:
-    """Every field that holds a value, nested sections included, in the order of the classes."""
+    """Returns all fields with values, nested sections included, in order of definition."""
     return _config_fields(section, "")  # type: ignore[arg-type]  # mypy thinks of hashes of instances
 
 
@@ -121,12 +121,14 @@ def _config_fields(section: Any, path: str) -> Sequence[ConfigField]:
         if is_section(annotation):
             leaves += _config_fields(annotation, dotted)
         else:
-            leaves.append(ConfigField(dotted, ValueType.of(annotation), docs.get(name, "")))
+            leaves.append(
+                ConfigField(dotted, ValueType.from_annotation(annotation), docs.get(name, ""))
+            )
     return tuple(leaves)
 
 
 def field_annotations(section: type[ConfigSection]) -> Mapping[str, Any]:
-    """Field name to resolved annotation, in order."""
+    """Returns the resolved annotation of each field, in order."""
     return _annotations(section)  # type: ignore[arg-type]  # as above
 
 
@@ -137,32 +139,32 @@ def _annotations(section: Any) -> Mapping[str, Any]:
 
 
 def field_docs(section: type[ConfigSection]) -> dict[str, str]:
-    """Field name to the docstring under it, on one line. A subclass's docstring wins."""
+    """Returns the docstring of each field on one line; a subclass's docstring wins."""
     docs: dict[str, str] = {}
     for owner in reversed(section.__mro__):
         if owner is not ConfigSection and issubclass(owner, ConfigSection):
-            docs.update(_own_field_docs(owner))
+            docs.update(_class_field_docs(owner))
     return docs
 
 
 def is_section(annotation: Any) -> bool:
-    """Whether a field of this annotation is a nested section."""
+    """Returns whether an annotation is a nested section."""
     return isinstance(annotation, type) and issubclass(annotation, ConfigSection)
 
 
 def join(path: str, name: str) -> str:
-    """The dotted name of `name` inside `path`."""
+    """Returns the dotted path of `name` inside `path`."""
     return f"{path}.{name}" if path else name
 
 
 @cache
 def _definitions(module: str) -> Mapping[str, ast.ClassDef]:
-    """The classes that a module's source defines, by name."""
+    """Returns the class definitions of a module's source, by name."""
     nodes = ast.walk(ast.parse(inspect.getsource(sys.modules[module])))
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
-def _own_field_docs(section: type[ConfigSection]) -> dict[str, str]:
+def _class_field_docs(section: type[ConfigSection]) -> dict[str, str]:
     definition = _definitions(section.__module__)[section.__name__]
     docs = {}
     for statement, following in zip(definition.body, definition.body[1:], strict=False):
@@ -177,22 +179,22 @@ def _own_field_docs(section: type[ConfigSection]) -> dict[str, str]:
 
 def _checked(annotation: Any, value: Any, name: str, place: str = "") -> Any:
     try:
-        return ValueType.of(annotation).check(value, name)
+        return ValueType.from_annotation(annotation).check(value, name)
     except ValueError as error:
         raise ConfigError(f"{place}{error}") from None
 
 
-def flattened(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """The values of nested mappings, by dotted names."""
+def flatten(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns the values of nested mappings by dotted path."""
     flat: dict[str, Any] = {}
     for name, value in section.items():
         inner = isinstance(value, Mapping)
-        flat |= flattened(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
+        flat |= flatten(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
     return flat
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings of values that have dotted names: what `flattened` takes apart."""
+def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested mappings from values by dotted path; the inverse of `flatten`."""
     whole: dict[str, Any] = {}
     for dotted, value in values.items():
         *sections, name = dotted.split(".")

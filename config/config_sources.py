@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
-from config.base import config_fields, flattened, nested
+from config.base import config_fields, flatten, unflatten
 from config.errors import ContradictionError
 from config.presets import merge
 from config.sections import RunConfig
@@ -78,7 +78,7 @@ class LayeredConfig:
     @cached_property
     def explicit_names(self) -> frozenset[str]:
         """Dotted names of the fields that some source sets."""
-        return frozenset(flattened(self.explicit_values))
+        return frozenset(flatten(self.explicit_values))
 
     @cached_property
     def config(self) -> RunConfig:
@@ -97,7 +97,7 @@ class LayeredConfig:
         """Returns a copy with values that the program chooses, by dotted name, for fields that no
         source sets."""
         new = {name: value for name, value in values.items() if name not in self.explicit_names}
-        return replace(self, auto_values=merge(self.auto_values, nested(new)))
+        return replace(self, auto_values=merge(self.auto_values, unflatten(new)))
 
     @property
     def plans_layout(self) -> bool:
@@ -112,27 +112,27 @@ class LayeredConfig:
     @property
     def effective_auto_values(self) -> Mapping[str, Any]:
         """Values chosen by the program that no source overrides, by dotted name."""
-        in_use = flattened(merge(self.auto_values, self.explicit_values))
+        in_use = flatten(merge(self.auto_values, self.explicit_values))
         return {
             name: value
-            for name, value in flattened(self.auto_values).items()
+            for name, value in flatten(self.auto_values).items()
             if name not in self.explicit_names and in_use[name] == value
         }
 
     def is_set_by_flag(self, name: str) -> bool:
         """Returns whether a flag sets the field of this dotted name."""
         flags = (source.values for source in self.sources if source.name == "flags")
-        return any(name in flattened(values) for values in flags)
+        return any(name in flatten(values) for values in flags)
 
     def priority(self, name: str) -> int:
         """Returns the index of the highest source that sets a field; -1: none does."""
-        indices = (i for i, source in enumerate(self.sources) if name in flattened(source.values))
+        indices = (i for i, source in enumerate(self.sources) if name in flatten(source.values))
         return max(indices, default=-1)
 
 
 def sets_every_field(section: type[RunConfig], values: Mapping[str, Any]) -> bool:
     """Returns whether nested values set every field, as the config.yml of a run does."""
-    return flattened(values).keys() >= {leaf.path for leaf in config_fields(section)}
+    return flatten(values).keys() >= {leaf.path for leaf in config_fields(section)}
 
 
 def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
@@ -160,7 +160,7 @@ def with_default_length_and_batch(settings: LayeredConfig) -> LayeredConfig:
     """Set auto values: three epochs, as in transformers, and a batch that micro-batches fill."""
     settings = settings.with_auto_values({EPOCHS: 3.0})
     if settings.has_auto_fields:
-        values = flattened(settings.explicit_values)
+        values = flatten(settings.explicit_values)
         sizes = [values.get(name, 1) for name in (MICRO, COPIES)]
         if all(type(n) is int for n in sizes):
             settings = settings.with_auto_values({BATCH: math.prod(sizes)})
@@ -173,7 +173,7 @@ def fit_micro_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
     Returns:
         The settings, and a message for the user if it changed.
     """
-    values = flattened(settings.explicit_values)
+    values = flatten(settings.explicit_values)
     sizes = [values.get(name, 1) for name in (BATCH, MICRO, COPIES)]
     above = max(settings.priority(BATCH), settings.priority(COPIES)) > settings.priority(MICRO) >= 0
     if not above or not all(type(n) is int and n > 0 for n in sizes):
@@ -183,7 +183,7 @@ def fit_micro_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
         return settings, []
     fitting = largest_divisor(batch // copies, micro)
     text = f"{MICRO}: {micro} -> {fitting}, which divides the batch of {batch}"
-    return settings.with_sources(ConfigSource("the batch", nested({MICRO: fitting}))), [text]
+    return settings.with_sources(ConfigSource("the batch", unflatten({MICRO: fitting}))), [text]
 
 
 def resolve_contradictions(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
@@ -214,13 +214,13 @@ def _override_lower_sources(
     winner = max(error.fields, key=settings.priority)
     top = settings.priority(winner)
     changed = {n: v for n, v in error.remedies.items() if settings.priority(n) < top}
-    before = flattened(settings.explicit_values)
+    before = flatten(settings.explicit_values)
     reason = f"which {winner} {format_name(before.get(winner))} excludes"
     messages = [
         f"{name}: {format_name(before.get(name, 'its default'))} -> {format_name(value)}, {reason}"
         for name, value in changed.items()
     ]
-    source = ConfigSource(f"{winner} of {settings.sources[top].name}", nested(changed))
+    source = ConfigSource(f"{winner} of {settings.sources[top].name}", unflatten(changed))
     sources = (*settings.sources[:top], source, *settings.sources[top:])
     return (replace(settings, sources=sources) if changed else settings), messages
 
@@ -234,7 +234,7 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
         The settings, and a message for the user for each field with dropout.
     """
     config, messages, off = settings.config, list[str](), dict[str, float]()
-    values = flattened(config.to_dict())
+    values = flatten(config.to_dict())
     trains = config.training.preference_type is not None and not config.model.eval
     for name in DROPOUTS if trains else ():
         value = values.get(name)
@@ -251,7 +251,7 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
                 f"{name}: {value:g} -> 0: preferences are learned without dropout (--{name} "
                 f"{value:g} keeps it)"
             )
-    sources = [ConfigSource("preferences", nested(off))] if off else []
+    sources = [ConfigSource("preferences", unflatten(off))] if off else []
     return settings.with_sources(*sources), messages
 
 
@@ -261,7 +261,7 @@ def _sets_dropout(source: ConfigSource) -> bool:
     False for a model, a preset, an adapter, and a run of another objective.
     """
     is_users = source.name == "flags" or (is_user_file(source.name) and not source.is_exhaustive)
-    objective = flattened(source.values).get("training.objective", CROSS_ENTROPY)
+    objective = flatten(source.values).get("training.objective", CROSS_ENTROPY)
     return is_users or objective != CROSS_ENTROPY
 
 

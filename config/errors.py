@@ -1,4 +1,4 @@
-"""What a person at the command line can mend: one sentence, exit code 2, no traceback."""
+"""Errors that the user can fix: one sentence, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHORTEST = 4
 
 
 class ConfigError(UserError, ValueError):
-    """An invalid configuration: unknown names, wrong types, numbers that do not fit."""
+    """An invalid configuration: unknown names, wrong types, or values out of range."""
 
 
 class ContradictionError(ConfigError):
-    """Settings that exclude each other.
+    """Values that exclude each other.
 
     Attributes:
         fields: dotted names of all of them.
@@ -33,12 +33,11 @@ class ContradictionError(ConfigError):
 
 
 class UserNotice(UserWarning):
-    """Something a person should know, although the program continues. The message is one
-    sentence."""
+    """A warning for the user, in one sentence; the program continues."""
 
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three known names that `name` could stand for, the most likely first.
+    """Returns up to three known names that `name` could stand for, the most likely first.
 
     Those of which one begins with the other, then the most similar; else those that contain it.
     """
@@ -54,8 +53,8 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], longest: int = 200) -> str:
-    """The end of a sentence about the unknown `name`: the nearest known names, or all of them in
-    at most `longest` characters."""
+    """Returns the end of a message about the unknown `name`: similar known names, or all known
+    names in at most `longest` characters."""
     names = list(known)
     close = close_names(name, names)
     if close:

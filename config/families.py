@@ -1,4 +1,4 @@
-"""The registry of model families: one line each."""
+"""Registry of model families."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from files.yaml_files import location_prefix
 
 
 class Family(NamedTuple):
-    """A family's configuration class, and the module whose FAMILY is its record.
+    """Configuration class of a family, and the module whose FAMILY is its model family.
 
     The module is named, not imported: a run imports that of its own family.
     """
@@ -36,12 +36,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def kinds() -> dict[str, str]:
-    """Hugging Face's model types, and the family of each."""
+    """Returns the family of each Hugging Face model type."""
     return {kind: name for name, family in FAMILIES.items() for kind in family.kinds or (name,)}
 
 
 def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
-    """The configuration class of the family that a preset's data names.
+    """Returns the configuration class of the family that a preset's data name.
 
     Raises:
         ConfigError: if it names none, or one that does not exist.

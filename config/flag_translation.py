@@ -1,4 +1,4 @@
-"""Answers to flags of other trainers: ours, with the value that was given."""
+"""Messages that translate other trainers' flags into flags of this program, with their values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WORDS = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
 
 
 def check_foreign_flags(arguments: Sequence[str]) -> None:
-    """Raise ConfigError, which names ours, if there are flags of others on a command line."""
+    """Raises ConfigError with translations if the arguments have flags of other trainers."""
     clauses = list(dict.fromkeys(_translations(arguments)))
     if clauses:
         raise ConfigError(f"flags of other trainers: {'; '.join(clauses)}")
 
 
 def _translations(arguments: Sequence[str]) -> Iterator[str]:
-    """A clause for each of them."""
+    """Yields a clause for each foreign flag among the arguments."""
     for index, argument in enumerate(arguments):
         typed, equals, value = argument.partition("=")
         flag = _BY_NAME.get(typed[2:].replace("-", "_")) if typed.startswith("--") else None
@@ -33,7 +33,7 @@ def _translations(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def translate(flag: Flag, typed: str, given: str) -> str:
-    """A clause that says what to give in place of a flag.
+    """Returns a clause with the flag to give in place of a foreign one.
 
     Args:
         typed: the flag as it was typed.
@@ -54,7 +54,7 @@ def translate(flag: Flag, typed: str, given: str) -> str:
 
 
 def _lookup_value(flag: Flag, given: str) -> str | None:
-    """Our flags for a value that the registry has; None: it has not."""
+    """Returns the replacement for a value that the registry has; None: it has none."""
     values = flag.values
     if "true" in values and given not in values:
         given = _WORDS.get(given, given)
@@ -66,7 +66,7 @@ def _lookup_value(flag: Flag, given: str) -> str | None:
 
 
 def _format_choices(flag: Flag) -> str:
-    """Our flags for the values that the registry has."""
+    """Returns the replacements for all values that the registry has."""
     whole = [choice for choice in flag.values.values() if choice.startswith("--")]
     plain = [choice for choice in flag.values.values() if choice not in ("", OMIT, *whole)]
     of_ours = [f"{flag.replacement} {'|'.join(dict.fromkeys(plain))}"] if plain else []

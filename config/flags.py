@@ -1,4 +1,4 @@
-"""Every configuration field as a command-line flag.
+"""Command-line flags: one for each configuration field.
 
 A field answers to its dotted name, such as `--training.optimizer.learning_rate.maximum`, and the
 most used ones to an alias. Dashes and underscores are equal. Aliases are listed, not derived, so
@@ -72,8 +72,8 @@ ALIASES = {
 
 
 @dataclass(frozen=True)
-class Unused:
-    """Fields that a script has no use for, whose flags it refuses.
+class UnusedFields:
+    """Fields that a script does not use; it refuses their flags.
 
     Attributes:
         names: dotted names of fields, or of whole sections.
@@ -90,7 +90,7 @@ class Unused:
         return _is_among(name, self.names) and not _is_among(name, self.used)
 
     def check(self, arguments: Iterable[str]) -> None:
-        """Raise ConfigError if the arguments have flags of unused fields."""
+        """Raises ConfigError if the arguments have flags of unused fields."""
         flags = [a.partition("=")[0] for a in arguments if a.startswith("--")]
         spelled = {flag: flag.lstrip("-").replace("-", "_") for flag in flags}
         refused = [flag for flag, name in spelled.items() if ALIASES.get(name, name) in self]
@@ -99,7 +99,7 @@ class Unused:
                               f"{'it' if len(refused) == 1 else 'them'} out")  # fmt: skip
 
 
-ALL_USED = Unused()
+ALL_USED = UnusedFields()
 
 
 def _is_among(field: str, names: Iterable[str]) -> bool:
@@ -124,13 +124,13 @@ _FLAG = re.compile(r"--\w")
 _SHORT = {dotted: alias for alias, dotted in ALIASES.items()}
 
 
-def flag_of(dotted: str) -> str:
-    """The shortest flag of a field, without dashes: its alias, or its dotted name."""
+def shortest_flag(dotted: str) -> str:
+    """Returns the shortest flag of a field, without dashes: its alias or its dotted path."""
     return _SHORT.get(dotted, dotted)
 
 
 def section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """The groups of the sections' flags, in `--help` in front of those that are made later."""
+    """Adds an argument group for each section, before groups that are added later."""
     return {section: parser.add_argument_group(title) for section, title in GROUPS.items()}
 
 
@@ -140,7 +140,7 @@ def add_field_flags(
     help_of: Callable[[ConfigField], str],
     known: Container[str] = (),
 ) -> None:
-    """Give a parser one flag per field, in a group for each section.
+    """Adds a flag for each field to the parser, in the group of its section.
 
     The texts given for a field are found in the parsed namespace under its dotted name.
 
@@ -154,7 +154,7 @@ def add_field_flags(
             continue
         section = leaf.path.partition(".")[0]
         groups[section].add_argument(
-            f"--{flag_of(leaf.path)}",
+            f"--{shortest_flag(leaf.path)}",
             dest=leaf.path,
             default=argparse.SUPPRESS,
             metavar=leaf.type.metavar(),
@@ -168,7 +168,7 @@ def add_field_flags(
 def spell_flags(
     arguments: Sequence[str], config_class: type[ConfigSection], options: Iterable[str]
 ) -> list[str]:
-    """The arguments with every flag spelled as the parser knows it.
+    """Returns the arguments with each flag spelled as the parser knows it.
 
     Args:
         arguments: the command line.
@@ -180,7 +180,7 @@ def spell_flags(
     """
     fields = [leaf.path for leaf in config_fields(config_class)]
     known = {option.lstrip("-").replace("-", "_"): option for option in options}
-    known |= {field: f"--{flag_of(field)}" for field in fields}
+    known |= {field: f"--{shortest_flag(field)}" for field in fields}
     known |= {alias: f"--{alias}" for alias, field in ALIASES.items() if field in fields}
     spelled = []
     for argument in arguments:
@@ -196,7 +196,7 @@ def spell_flags(
 
 
 def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]) -> dict[str, Any]:
-    """The fields given on the command line as nested plain data, their texts read by type.
+    """Returns the fields set on the command line, nested, each text parsed by type.
 
     Args:
         parsed: dotted names to texts; other names are passed over.
@@ -226,7 +226,7 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]
 
 
 def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The overrides with the search that their settings belong to.
+    """Adds the search strategy that the given search settings belong to.
 
     Args:
         base: what they are laid over.
@@ -255,7 +255,7 @@ def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> Conf
     Args:
         known: the flag for each name that is understood.
     """
-    inside = [f"--{flag_of(field)}" for field in fields if f".{name}." in f".{field}"]
+    inside = [f"--{shortest_flag(field)}" for field in fields if f".{name}." in f".{field}"]
     if inside:
         return ConfigError(f"--{name} is a section; set a field of it: {_one_of(inside)}")
     ends = f".{name}", f"_{name}"

@@ -1,4 +1,4 @@
-"""Registry of other trainers' flags, each with ours.
+"""Registry of flags of other trainers, with replacements and hints.
 
 The names are those of transformers' Trainer, TRL, PEFT, LLaMA-Factory, axolotl, torchtune and vLLM.
 """
@@ -17,7 +17,7 @@ OMIT = "omit"
 
 @dataclass(frozen=True)
 class Flag:
-    """A setting as others name it.
+    """A flag of other trainers, with its replacement.
 
     Attributes:
         names: of the flag, without dashes, separated by spaces.
@@ -42,12 +42,12 @@ class Flag:
         return bool(self.replacement) and (self.any_value or not self.values)
 
     def with_choice(self, choice: str) -> str:
-        """Our flags for an entry of `values`."""
+        """Returns the replacement for an entry of `values`."""
         whole = choice == OMIT or choice.startswith("--")
         return choice if whole else f"{self.replacement} {choice}".rstrip()
 
     def with_value(self, value: str) -> str:
-        """Our flag with a value of others'."""
+        """Returns the replacement with a value."""
         return (
             self.replacement.format(value)
             if "{" in self.replacement

@@ -1,4 +1,4 @@
-"""The configuration of GPT-J (Wang and Komatsuzaki, 2021)."""
+"""GPT-J configuration (Wang and Komatsuzaki, 2021)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import ClassVar, Literal
 
 from config.base import ConfigSection
 from config.errors import ConfigError
-from config.sections import Embedding, Model, Optimizer, RunConfig, Training
+from config.sections import EmbeddingConfig, Model, Optimizer, RunConfig, Training
 from config.task import SegmentsData
 from config.values import LayerCount, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
-class GPTJEmbedding(Embedding):
-    """The embedding layers."""
+class GPTJEmbeddingConfig(EmbeddingConfig):
+    """Embedding sizes of GPT-J."""
 
     vocab_size: PositiveInt = 50400
 
 
 @dataclass(frozen=True)
-class GPTJAttention(ConfigSection):
-    """Attention, whose queries and keys are rotated by their positions."""
+class GPTJAttentionConfig(ConfigSection):
+    """Attention sizes and rotary position embeddings of GPT-J."""
 
     heads: PositiveInt = 16
     """Number of attention heads. HF: n_head."""
@@ -39,7 +39,7 @@ class GPTJAttention(ConfigSection):
 
 @dataclass(frozen=True)
 class GPTJModel(Model):
-    """The model. The defaults are GPT-J 6B."""
+    """GPT-J architecture; the defaults are GPT-J 6B."""
 
     layers: LayerCount = 28
     hidden_size: PositiveInt = 4096
@@ -61,12 +61,12 @@ class GPTJModel(Model):
 
     eos_token_id: NonNegativeInt = 50256
     pad_token_id: NonNegativeInt = 50257
-    embedding: GPTJEmbedding = field(default_factory=GPTJEmbedding)
-    attention: GPTJAttention = field(default_factory=GPTJAttention)
+    embedding: GPTJEmbeddingConfig = field(default_factory=GPTJEmbeddingConfig)
+    attention: GPTJAttentionConfig = field(default_factory=GPTJAttentionConfig)
 
     @property
     def head_dim(self) -> int:
-        """Features of a head."""
+        """Features of an attention head."""
         return self.hidden_size // self.attention.heads
 
     @property
@@ -89,21 +89,21 @@ class GPTJModel(Model):
 
 @dataclass(frozen=True)
 class GPTJOptimizer(Optimizer):
-    """Like `Optimizer`, by default without weight decay."""
+    """Optimizer settings with weight decay off by default."""
 
     weight_decay: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True)
 class GPTJTraining(Training):
-    """What affects the result of training."""
+    """Training settings of decoder-only models."""
 
     optimizer: GPTJOptimizer = field(default_factory=GPTJOptimizer)
 
 
 @dataclass(frozen=True)
 class GPTJConfig(RunConfig):
-    """A GPT-J run."""
+    """Configuration of a GPT-J run."""
 
     family: Literal["gptj"] = "gptj"
     """The model family."""

@@ -1,4 +1,4 @@
-"""The text of `--help`: two screens of what people look for, and all fields with `--help-all`."""
+"""The text of `--help`: common fields on two screens, and all fields with `--help-all`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 100
 HELP_AT = 36
 """Column where the meaning of a flag begins."""
 
-SHOWN = {
+SHORT_HELP_FIELDS = {
     "data": "train validation prompt target class_labels dataset format packing loss_on "
     "examples_per_sample",
     "checkpoint": "save load keep_best",
@@ -33,7 +33,7 @@ RARE = {
     "plan_trace", "machine", "processes", "process", "coordinator", "wandb_name", "wandb_project",
 }  # fmt: skip
 """Options of scripts that it leaves out."""
-NOT_USED = {
+HIDDEN_FIELDS = {
     "finetuning": "generation",
     "inference": "training adapter.rank adapter.alpha adapter.targets eval data.packing "
     "data.loss_on checkpoint.save checkpoint.keep_best execution.activations",
@@ -50,7 +50,7 @@ def field_help(
     unused: Container[str] = (),
     without_value: Container[str] = (),
 ) -> Callable[[ConfigField], str]:
-    """What `--help` says of each field.
+    """Returns a function that gives the help text of a field.
 
     Args:
         data: of the preset; fields that it lacks have the class's values.
@@ -61,8 +61,12 @@ def field_help(
         without_value: those of fields whose value is not used where no flag gives it.
     """
     defaults = config_class()
-    shown = {f"{section}.{name}" for section in SHOWN for name in SHOWN[section].split()}
-    left_out = NOT_USED.get(presets, "").split()
+    shown = {
+        f"{section}.{name}"
+        for section in SHORT_HELP_FIELDS
+        for name in SHORT_HELP_FIELDS[section].split()
+    }
+    left_out = HIDDEN_FIELDS.get(presets, "").split()
 
     def help_of(leaf: ConfigField) -> str:
         is_left_out = any(f"{leaf.path}.".startswith(f"{name}.") for name in left_out)
@@ -71,7 +75,7 @@ def field_help(
         if not all_fields and (leaf.path not in shown or is_left_out):
             return argparse.SUPPRESS
         value = "chosen" if leaf.path in chosen else _value(defaults, data, leaf.path)
-        shown_value = "" if leaf.path in without_value else _shown(value)
+        shown_value = "" if leaf.path in without_value else _format_default(value)
         text = leaf.doc if all_fields else _first_sentence(leaf.doc)
         return f"{text}{shown_value}".replace("%", "%%")
 
@@ -79,12 +83,12 @@ def field_help(
 
 
 def formatter(prog: str) -> argparse.HelpFormatter:
-    """One column for flags, one for what they mean."""
+    """Returns a help formatter with one column for flags and one for their meaning."""
     return argparse.HelpFormatter(prog, max_help_position=HELP_AT, width=WIDTH)
 
 
 def _first_sentence(doc: str) -> str:
-    """A doc up to its first full stop or semicolon that is in no parentheses."""
+    """Returns a docstring up to its first full stop or semicolon outside parentheses."""
     ends = (match.start() for match in re.finditer(r"[.;] ", doc))
     whole = (doc[:end] for end in ends if doc[:end].count("(") == doc[:end].count(")"))
     return next(whole, doc).rstrip(".")
@@ -99,8 +103,8 @@ def _value(defaults: ConfigSection, data: Mapping[str, Any], dotted: str) -> Any
     return default if here is None else here
 
 
-def _shown(value: Any) -> str:
-    """In brackets, after the meaning; nothing where there is no value."""
+def _format_default(value: Any) -> str:
+    """Returns a default value in brackets; an empty text if there is none."""
     if value is None:
         return ""
     text = f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The configuration of Llama-shaped decoders: what their config.json says, under its names.
+"""Configuration of Llama-shaped decoders, with the field names of their config.json.
 
 Llama 2 and 3, Mistral, Ministral 3, Qwen 2 and 3, Phi-3 and 4, Gemma 2 and 3, SmolLM, OLMo 2 and 3,
 Granite, and the mixtures of experts Mixtral, Qwen 2 and 3, OLMoE and gpt-oss are this model. What
@@ -83,7 +83,7 @@ class LayerType(NamedTuple):
 
 @dataclass(frozen=True)
 class LlamaRope(ConfigSection):
-    """Positions: pairs of features of queries and keys, turned by angles (arXiv:2104.09864)."""
+    """Rotary position embeddings: pairs of features rotated by angles (arXiv:2104.09864)."""
 
     rope_type: Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"] = "default"
     """How angles are scaled for texts longer than those of pretraining."""
@@ -158,7 +158,7 @@ class LlamaRope(ConfigSection):
 
 @dataclass(frozen=True)
 class LlamaModel(AnyModel):
-    """The model. The defaults are Llama 2 7B."""
+    """Llama architecture; the defaults are Llama 2 7B."""
 
     model_type: ModelType = "llama"
     """Class of the model on the hub."""
@@ -291,7 +291,7 @@ class LlamaModel(AnyModel):
 
     @property
     def layers(self) -> tuple[LayerType, ...]:
-        """The type of each layer."""
+        """Type of each layer."""
         types = split_names(self.layer_types) or (SLIDING if self.sliding_window else FULL,)
         ropes = split_names(self.no_rope_layers) or ("1",)
         pairs = zip(cycle(types), cycle(ropes), strict=False)
@@ -300,7 +300,7 @@ class LlamaModel(AnyModel):
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that are turned, the first ones."""
+        """Features of a head that are rotated, the first ones."""
         return int(self.head_dim * self.rope_parameters.partial_rotary_factor)
 
     @property
@@ -309,7 +309,7 @@ class LlamaModel(AnyModel):
         return self.moe_intermediate_size or self.intermediate_size
 
     @property
-    def further_ends(self) -> tuple[int, ...]:
+    def extra_eos_token_ids(self) -> tuple[int, ...]:
         ends = {int(token) for token in split_names(self.eos_token_ids)}
         return tuple(sorted(ends - {self.eos_token_id}))
 
@@ -377,7 +377,7 @@ class LlamaModel(AnyModel):
 
 @dataclass(frozen=True)
 class LlamaConfig(RunConfig):
-    """A run of a Llama-shaped model."""
+    """Configuration of a run of a Llama-shaped model."""
 
     family: Literal["llama"] = "llama"
     """The model family."""
@@ -404,7 +404,7 @@ class LlamaConfig(RunConfig):
                 f"model.num_key_value_heads {heads} and execution.tensor_parallel {parts}: "
                 "one must be a multiple of the other"
             )
-        if self.execution.expert_groups > 1 and not self.cuts_experts:
+        if self.execution.expert_groups > 1 and not self.can_group_experts:
             raise ConfigError(
                 "execution.expert_groups is for layers that only add what experts give: "
                 "model.dropout_prob 0 and residual_multiplier 1"
@@ -427,13 +427,13 @@ class LlamaConfig(RunConfig):
         return 3 * self.experts * self.model.hidden_size * self.model.ffn_hidden_size
 
     @property
-    def cuts_experts(self) -> bool:
+    def can_group_experts(self) -> bool:
         only_added = not self.model.dropout_prob and self.model.residual_multiplier == 1
-        return super().cuts_experts and only_added
+        return super().can_group_experts and only_added
 
     def _inner_sizes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Features inside feed-forward layers and experts: those that tensor parallelism shards,
-        and those of whole experts."""
+        """Returns the feed-forward and expert widths that tensor parallelism shards, and those of
+        whole experts."""
         m, sharded, full = self.model, dict[str, int](), dict[str, int]()
         name = "moe_intermediate_size" if m.moe_intermediate_size else "intermediate_size"
         (full if self.execution.expert_parallel else sharded)[f"model.{name}"] = m.ffn_hidden_size

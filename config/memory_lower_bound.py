@@ -1,4 +1,4 @@
-"""A lower bound on the memory that a run takes, by arithmetic alone.
+"""Lower bound on the memory of a run, computed from the sizes alone.
 
 Nothing is built from the sizes yet, so sizes that no memory can hold are refused at once. What a
 program needs exactly is computed from the program (docs/planning.md).
@@ -17,7 +17,8 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check_any_memory(needs: Mapping[str, int]) -> None:
-    """Raise ConfigError if one of the needs, in bytes by name, exceeds any machine's memory."""
+    """Raises ConfigError if one of the requirements, in bytes by name, exceeds any machine's
+    memory."""
     what, most = max(needs.items(), key=lambda item: item[1])
     if most > MAX_BYTES:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: those of the loss, which an objective's record has, and of answers."""
+"""Metrics of an evaluation: those of each objective's loss, and those of generated answers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ MetricSums = Mapping[str, tuple[float, float]]
 
 
 def add_sums(one: MetricSums, other: MetricSums) -> MetricSums:
-    """The tally of two batches."""
+    """Returns the sums of two batches."""
     none = (0.0, 0.0)
     pairs = {name: (one.get(name, none), other.get(name, none)) for name in {**one, **other}}
     return {name: (a[0] + b[0], a[1] + b[1]) for name, (a, b) in pairs.items()}
 
 
 def metric_mean(name: str, tally: MetricSums) -> float:
-    """A mean of a tally; NaN where nothing was counted."""
+    """Returns the mean of a metric; NaN if nothing was counted."""
     total, count = tally.get(name, (0.0, 0.0))
     return total / count if count else math.nan
 
 
 def _loss(tally: MetricSums) -> float:
-    """0 where nothing is learned."""
+    """Returns the mean loss; 0 if no token counts."""
     return tally["loss"][0] / max(tally["loss"][1], 1)
 
 
 def _perplexity(tally: MetricSums) -> float:
-    """Infinite where it overflows."""
+    """Returns the perplexity; infinity on overflow."""
     try:
         return math.exp(_loss(tally))
     except OverflowError:
@@ -62,11 +62,11 @@ OBJECTIVES: Mapping[str, Metrics] = {
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 
-_OF_ANSWERS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu")
-_MORE_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies"}
+_ANSWER_METRICS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu")
+_HIGHER_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies"}
 METRICS = {
-    **{name: name in _MORE_IS_BETTER for metrics in OBJECTIVES.values() for name in metrics},
-    **dict.fromkeys(_OF_ANSWERS, True),
+    **{name: name in _HIGHER_IS_BETTER for metrics in OBJECTIVES.values() for name in metrics},
+    **dict.fromkeys(_ANSWER_METRICS, True),
 }
 """All metrics, and whether more is better."""
 

@@ -1,4 +1,4 @@
-"""What describes a model, whatever is done with it.
+"""Model fields that all families share.
 
 In the docstrings, HF is the name of the same setting in Hugging Face's model configuration.
 """
@@ -17,7 +17,7 @@ from files.formatting import format_value
 
 
 class QuantConfig(NamedTuple):
-    """How weights are held in few bits.
+    """Weight quantization: bits and group size.
 
     Attributes:
         bits: of a value.
@@ -30,7 +30,7 @@ class QuantConfig(NamedTuple):
 
 @dataclass(frozen=True)
 class AnyModel(ConfigSection):
-    """Fields of every model; a family adds its own.
+    """Fields of every model; families add their own.
 
     What programs ask of all models has Hugging Face's name; `path` says where a family has it.
     """
@@ -75,7 +75,7 @@ class AnyModel(ConfigSection):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Layers, in each stack of an encoder-decoder."""
+        """Number of layers, in each stack of an encoder-decoder."""
         raise NotImplementedError
 
     @property
@@ -95,12 +95,12 @@ class AnyModel(ConfigSection):
 
     @property
     def max_position_embeddings(self) -> int | None:
-        """Tokens that the model was made for; None: it knows no limit."""
+        """Longest context of the model; None: no limit."""
         return None
 
     @classmethod
     def path(cls, name: str) -> str:
-        """Returns the dotted name, from the root, of a field that Hugging Face calls `name`."""
+        """Returns the dotted path, from the root, of the field that Hugging Face calls `name`."""
         return f"model.{cls.paths.get(name, name)}"
 
     def validate(self) -> None:
@@ -108,53 +108,53 @@ class AnyModel(ConfigSection):
         for name in ("eos_token_id", "pad_token_id"):
             if getattr(self, name) >= self.vocab_size:
                 raise ConfigError(f"model.{name} {getattr(self, name)} must be below {rows}")
-        if any(row >= self.vocab_size for row in self.rows_to_begin()):
+        if any(row >= self.vocab_size for row in self.rows_to_initialize()):
             raise ConfigError(
                 f"{self.path('new_rows')} is {format_value(self.new_rows)}, but must be rows "
                 f"below {rows}"
             )
 
-    def rows_to_begin(self) -> tuple[int, ...]:
-        """The rows that `new_rows` names."""
+    def rows_to_initialize(self) -> tuple[int, ...]:
+        """Returns the embedding rows that `new_rows` names."""
         return parse_row_ranges(self.new_rows, self.path("new_rows"))
 
     @property
-    def further_ends(self) -> tuple[int, ...]:
-        """Tokens that end what is generated besides `eos_token_id`; a family may have some."""
+    def extra_eos_token_ids(self) -> tuple[int, ...]:
+        """Token ids that end generation besides `eos_token_id`."""
         return ()
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """True if training has dropout."""
         return self.dropout_prob > 0
 
     @property
-    def forced_tokens(self) -> tuple[int | None, int | None]:
-        """The first token of every answer, and the last of one that its length ends, as far as the
-        family has them."""
+    def forced_token_ids(self) -> tuple[int | None, int | None]:
+        """First token id of answers, and the last one of truncated answers; None: any."""
         return None, None
 
     @property
-    def start_token(self) -> int | None:
-        """The decoder's start token; None: padding. A family may have one."""
+    def start_token_id(self) -> int | None:
+        """Token id that the decoder starts with; None: padding."""
         return None
 
     @property
     def quant(self) -> QuantConfig | None:
-        """How frozen weights of linear layers are held; None: in `precision`."""
+        """Quantization of frozen linear weights; None: they have the model's precision."""
         if self.quantization is None:
             return None
         return QuantConfig(int(self.quantization.removeprefix("int")), self.quantization_group_size)
 
     @property
     def layer_quant(self) -> QuantConfig | None:
-        """`quant`, if layers take packed weights; in training, they take whole ones."""
+        """Quantization of the weights that layers take; None in training, which dequantizes them
+        first."""
         return self.quant if self.eval else None
 
 
 @dataclass(frozen=True)
-class Embedding(ConfigSection):
-    """The embedding layers."""
+class EmbeddingConfig(ConfigSection):
+    """Embedding sizes."""
 
     vocab_size: PositiveInt = 32128
     """Rows of the embedding, at least the tokenizer's size."""
@@ -165,8 +165,8 @@ class Embedding(ConfigSection):
 
 
 @dataclass(frozen=True)
-class TiedEmbedding(Embedding):
-    """The embedding layers of families some of whose models have one table for both ends."""
+class TiedEmbeddingConfig(EmbeddingConfig):
+    """Embedding sizes of families whose head can share the embedding's weight."""
 
     tied: bool = False
     """Use the embedding as the head's weight too. HF: tie_word_embeddings."""
@@ -174,7 +174,7 @@ class TiedEmbedding(Embedding):
 
 @dataclass(frozen=True)
 class Model(AnyModel):
-    """A model whose fields are those of Graphcore's applications."""
+    """Model with the field names of Graphcore's applications."""
 
     paths: ClassVar[Mapping[str, str]] = {
         "num_hidden_layers": "layers",
@@ -187,7 +187,7 @@ class Model(AnyModel):
     layers: LayerCount = 8
     """Number of layers, in each stack of an encoder-decoder. HF: num_layers, n_layer."""
 
-    embedding: Embedding = field(default_factory=Embedding)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     @property
     def num_hidden_layers(self) -> int:

@@ -1,4 +1,4 @@
-"""Presets: named configurations in YAML files, which may build on one another.
+"""Presets: named configurations in YAML files that can inherit from one another.
 
 xl_pod16:
   base: xl_pod8            # of the same file; `finetuning/xl_pod8` names another file's
@@ -24,7 +24,7 @@ from files.yaml_files import LocatedDict, location_prefix, read_yaml
 DIRECTORY = Path(__file__).parent
 LONGEST_LINE_OF_BASES = 16
 
-_PLACES = ("train", "validation", "tokenizer")
+_PATH_FIELDS = ("train", "validation", "tokenizer")
 _WARMUP = ("warmup_steps", "warmup_proportion")
 
 ConfigT = TypeVar("ConfigT", bound=ConfigSection)
@@ -36,7 +36,7 @@ def load_config(
     preset: str,
     overrides: Mapping[str, Any] | None = None,
 ) -> ConfigT:
-    """The preset's configuration with the overrides, nested plain data, merged over it.
+    """Returns the preset's configuration with overrides, nested plain data, merged over it.
 
     Args:
         config_class: the root section of the preset's model family.
@@ -51,7 +51,7 @@ def load_config(
 
 
 def preset_names(file: str | Path) -> list[str]:
-    """The names of the presets in a file, in its order."""
+    """Returns the names of the presets in a file, in order."""
     return list(_presets_of(_preset_file(file)))
 
 
@@ -64,7 +64,7 @@ def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) ->
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> LocatedDict:
-    """`base` with the values of `over` laid over it, mappings merged key by key.
+    """Returns `base` with the values of `over` merged over it, key by key.
 
     Steps win over epochs, as in transformers: those of the base, and those given with them. A way
     of saying the warm-up replaces the base's other one.
@@ -85,18 +85,22 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> LocatedDict:
     return merged
 
 
-def placed(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The overrides with whole names of the data that are here: a run keeps them, and may be loaded
-    from another folder."""
+def with_absolute_paths(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the overrides with absolute data paths: a run stores them, and can be loaded from
+    another folder."""
     data = overrides.get("data")
     if not isinstance(data, Mapping):
         return overrides
-    places = {name: _whole(data[name]) for name in _PLACES if isinstance(data.get(name), str)}
+    places = {
+        name: _absolute_paths(data[name])
+        for name in _PATH_FIELDS
+        if isinstance(data.get(name), str)
+    }
     return merge(overrides, {"data": places}) if places else overrides
 
 
-def _whole(given: str) -> str:
-    """Files and folders, or patterns of them, separated by commas, as they are named anywhere."""
+def _absolute_paths(given: str) -> str:
+    """Returns comma-separated files, folders or patterns as absolute paths."""
     if os.path.exists(given):
         return os.path.abspath(given)
     parts = [part.strip() for part in given.split(",")]

@@ -1,4 +1,4 @@
-"""All processes of a run are given the same input, or the run ends before its first step.
+"""Checks that all processes of a run have the same inputs, before its first step.
 
 Processes that train on different things would go on silently, or wait for each other for days.
 Their inputs are compared by digest; only what differs is sent in full.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import popdist
-from config.base import flattened
+from config.base import flatten
 from config.errors import ConfigError
 from config.sections import RunConfig
 from files.formatting import format_value
@@ -71,7 +71,7 @@ def check_same_run_on_all_processes(config: RunConfig, **more: Any) -> None:
         versions = {f"version of {name}": metadata.version(name) for name in _PACKAGES}
         versions["version of Python"] = platform.python_version()
         versions["program"] = Path(sys.argv[0]).name
-        settings = flattened(config.to_dict())
+        settings = flatten(config.to_dict())
         facts = {name: value for name, value in settings.items() if name not in _PLACES}
         check_same_on_all_processes(
             facts | versions | more | {"digest of the program's sources": _sources()}

@@ -1,4 +1,4 @@
-"""Regular expressions of strangers, whose matching may take for ever."""
+"""Matching of regular expressions from the user or a file, with a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What describes one run: how it trains, where, on what, and what is made of it.
+"""Sections of a run: training, execution, checkpoints, evaluation and generation.
 
 In the docstrings, HF is the name of the same setting in Hugging Face's model configuration. A
 "scheduling hint" is a setting for Graphcore's hardware: it is accepted and shown with the program,
@@ -35,7 +35,7 @@ from config.values import (
 
 @dataclass(frozen=True)
 class LearningRate(ConfigSection):
-    """The learning rate over the steps: up from 0 in the warm-up, then as `function`."""
+    """Learning-rate schedule: a linear warm-up from 0, then `function`."""
 
     function: LRScheduleName = "linear"
     """Course after the warm-up: linear or cosine down to `minimum`; cosine_with_restarts: so
@@ -80,8 +80,8 @@ class LearningRate(ConfigSection):
 
 @dataclass(frozen=True)
 class Optimizer(ConfigSection):
-    """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or Adafactor
-    (Shazeer and Stern, arXiv:1804.04235)."""
+    """Optimizer: AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or
+    Adafactor (Shazeer and Stern, arXiv:1804.04235)."""
 
     name: Literal["adamw", "adafactor"] = "adamw"
     """AdamW, or Adafactor. adafactor: second moments take a row and a column of each weight."""
@@ -112,16 +112,16 @@ class Optimizer(ConfigSection):
 
     @property
     def spec(self) -> OptimizerSpec:
-        """The registry's entry for this optimizer."""
+        """The registry's entry of this optimizer."""
         return OPTIMIZERS[self.name]
 
     @property
     def is_8bit(self) -> bool:
-        """Whether state is kept in few bits."""
+        """True if the optimizer state is stored in 8 bits."""
         return self.state in RESIDUAL_SLOTS
 
     def slots(self, rank: int) -> tuple[StateSlot, ...]:
-        """What it keeps for a weight of so many axes, besides the step's number."""
+        """Returns the state tensors of a weight with `rank` axes, besides the step number."""
         return self.spec.slots_for(self, rank)
 
 
@@ -131,7 +131,7 @@ SMOOTHED = ("dpo", "simpo", "cpo")
 
 @dataclass(frozen=True)
 class Training(ConfigSection):
-    """What affects the result of training."""
+    """Settings that affect the result of training."""
 
     steps: PositiveInt = 500
     """Number of optimizer steps."""
@@ -193,14 +193,14 @@ class Training(ConfigSection):
 
     @property
     def preference_type(self) -> Literal["paired", "unpaired"] | None:
-        """What preferences are learned of: pairs of answers, or single ones; None: none."""
+        """Type of preference data: "paired" or "unpaired"; None for other objectives."""
         if self.objective == "cross_entropy":
             return None
         return "unpaired" if self.objective == "kto" else "paired"
 
     @property
     def has_frozen(self) -> bool:
-        """Whether not all weights are trained."""
+        """True if some weights are not trained."""
         return self.trainable is not None or self.frozen is not None
 
 
@@ -209,8 +209,11 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 
 @dataclass(frozen=True)
 class Execution(ConfigSection):
-    """How a run is spread over devices, memory and time. The result changes by rounding only,
-    unless dropout draws other masks, which depend on the micro-batch and the split of the batch."""
+    """Distribution of a run over devices, memory and time.
+
+    Results change by rounding only, unless dropout draws other masks, which depend on the micro-
+    batch and the split of the batch.
+    """
 
     micro_batch_size: PositiveInt = 1
     """Samples that one device computes at once."""
@@ -307,19 +310,19 @@ class Execution(ConfigSection):
 
     @property
     def attention_slices(self) -> int:
-        """Slices of the queries; 1 where the plan decides."""
+        """Number of query slices; 1 where the plan decides."""
         slices = self.attention_serialisation
         return slices if isinstance(slices, int) else 1
 
     @property
     def shards_activations(self) -> bool:
-        """Whether to shard the activations between layers; true where the plan decides."""
+        """True if activations between layers are sharded, also where the plan decides."""
         return self.rts_activations is not False
 
 
 @dataclass(frozen=True)
 class FP8(ConfigSection):
-    """Matrix products of linear layers in 8 bits (Micikevicius et al., arXiv:2209.05433)."""
+    """FP8 matrix products of linear layers (Micikevicius et al., arXiv:2209.05433)."""
 
     enabled: bool = False
     """Multiply inputs, weights and gradients of linear layers in FP8, with sums in float32."""
@@ -351,7 +354,7 @@ class FP8(ConfigSection):
 
 @dataclass(frozen=True)
 class Checkpoint(ConfigSection):
-    """Where training state comes from and goes to."""
+    """Loading and saving of training state."""
 
     load: PathText | None = None
     """Run, Hugging Face folder or hub name to load; random or null: none. Of a run the newest step;
@@ -396,7 +399,7 @@ class Checkpoint(ConfigSection):
 
 @dataclass(frozen=True)
 class Evaluation(ConfigSection):
-    """Evaluation on the validation split, while training and after it."""
+    """Evaluation on the validation split, during training and after it."""
 
     steps: PositiveInt | None = None
     """Evaluate every so many optimizer steps of training. null: never."""
@@ -427,7 +430,7 @@ class Evaluation(ConfigSection):
             raise ConfigError("eval.patience needs evaluations while training: set eval.steps")
 
     def names(self) -> tuple[str, ...]:
-        """The metrics that `metrics` names."""
+        """Returns the metrics that `metrics` names."""
         return split_names(self.metrics)
 
 
@@ -440,7 +443,7 @@ SEARCH_FIELDS = {
 
 @dataclass(frozen=True)
 class Generation(ConfigSection):
-    """How tokens are chosen when the model writes."""
+    """Decoding strategy and its settings."""
 
     search: Literal["greedy", "sample", "beam"] = "greedy"
     """Choose the likeliest token, one at random, or the likeliest sequence found."""
@@ -493,12 +496,12 @@ class Generation(ConfigSection):
             )
 
     def stops(self) -> tuple[str, ...]:
-        """The texts of `stop_strings`."""
+        """Returns the texts of `stop_strings`."""
         return () if self.stop_strings is None else _separated(self.stop_strings)
 
 
 def _separated(text: str) -> tuple[str, ...]:
-    """Texts between commas; a backslash makes a comma part of a text, and n a line break."""
+    """Returns the texts between commas; a backslash escapes a comma, and \\n is a line break."""
     texts = [""]
     for mark in re.findall(r"\\.|.", text, re.DOTALL):
         if mark == ",":

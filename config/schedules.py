@@ -1,5 +1,4 @@
-"""Courses of the learning rate after its warm-up: a registry, one line each, with the formulas of
-transformers' schedules."""
+"""Learning-rate schedules after the warm-up, with the formulas of transformers' schedulers."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class LRProgress(NamedTuple):
-    """Where in a schedule a step is: steps done, those of the warm-up, and all."""
+    """Progress of the schedule: the current step, warm-up steps and total steps."""
 
     step: int
     warmup: int
     steps: int
 
     def since(self, first: int) -> float:
-        """The fraction that is done, from 0 to 1, of the steps after the first ones."""
+        """Returns the completed fraction, 0 to 1, of the steps after `first`."""
         return 1.0 if self.step >= self.steps else (self.step - first) / (self.steps - first)
 
 
@@ -28,7 +27,7 @@ LRFunction = Callable[["LearningRate", LRProgress], float]
 
 
 def _between(left: LRFunction) -> LRFunction:
-    """From the maximum to the minimum; `left`: the fraction of that way which is left."""
+    """Returns a schedule from the maximum to the minimum; `left` gives the remaining fraction."""
     return lambda rate, at: rate.minimum + (rate.maximum - rate.minimum) * left(rate, at)
 
 

@@ -1,4 +1,4 @@
-"""The root of a configuration: what describes the model, the task, and this run."""
+"""Root of the configuration: model, data and run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.memory_lower_bound import ITEM_BYTES, check_any_memory
 from config.model import AnyModel, QuantConfig
-from config.model import Embedding as Embedding
+from config.model import EmbeddingConfig as EmbeddingConfig
 from config.model import Model as Model
-from config.model import TiedEmbedding as TiedEmbedding
+from config.model import TiedEmbeddingConfig as TiedEmbeddingConfig
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL_SLOTS, StateSlot
 from config.optimizer_state import Adafactor as Adafactor
 from config.row_ranges import parse_row_ranges
@@ -36,7 +36,7 @@ FUSED_FROM = 2**20
 
 @dataclass(frozen=True)
 class RunConfig(ConfigSection):
-    """The root of a configuration. A model family narrows `family` and `model`."""
+    """Root of the configuration. Model families narrow `family` and `model`."""
 
     family: str = ""
     """The model family."""
@@ -56,56 +56,57 @@ class RunConfig(ConfigSection):
 
     @property
     def adapter_targets(self) -> str:
-        """What has adapters where `adapter.targets` is null: queries and values, as in PEFT."""
+        """Default of `adapter.targets`: queries and values, as in PEFT."""
         return "q_proj,v_proj"
 
     @property
     def trained_tokens(self) -> tuple[int, ...]:
-        """Tokens whose rows are trained beside frozen ones; see `adapter.trainable_tokens`."""
+        """Token ids whose embedding rows are trained beside frozen ones
+        (`adapter.trainable_tokens`)."""
         asked = self.adapter.trainable_tokens
         if asked == NEW:
-            return self.model.rows_to_begin()
+            return self.model.rows_to_initialize()
         return parse_row_ranges(asked, "adapter.trainable_tokens")
 
     @property
     def gradient_accumulation(self) -> int:
-        """Micro-batches that each replica adds up before an optimizer step."""
+        """Micro-batches of each replica per optimizer step."""
         return self.training.global_batch_size // self._samples_at_once
 
     @property
     def gradient_scaling(self) -> float:
-        """What stored gradients are multiples of: they are of the sum of all micro-batches' losses,
-        each scaled."""
+        """Factor on stored gradients: the number of accumulated micro-batches times the
+        loss scale."""
         return self.execution.loss_scaling * self.gradient_accumulation
 
     @property
-    def watched(self) -> str | None:
-        """The metric that decides which evaluation is the best; None: nobody asks."""
+    def best_metric(self) -> str | None:
+        """Metric that selects the best evaluation; None: none is tracked."""
         return self.checkpoint.keep_best or ("loss" if self.eval.patience else None)
 
     @property
     def experts(self) -> int:
-        """Experts of a layer; 0: there are none."""
+        """Experts of a layer; 0: none."""
         return 0
 
     @property
-    def cuts_experts(self) -> bool:
-        """Whether a layer's experts may be cut into groups."""
+    def can_group_experts(self) -> bool:
+        """True if a layer's experts can be split into groups."""
         return self.experts > 1 and not self.execution.expert_parallel
 
     def expert_weights(self) -> int:
-        """Weights of the experts of a layer."""
+        """Returns the number of expert weights of a layer."""
         return 0
 
     @property
     def has_frozen(self) -> bool:
-        """Whether there are weights that are not trained."""
+        """True if some weights are not trained."""
         return self.training.has_frozen or self.adapter.rank > 0
 
     @property
     def rounds_stochastically(self) -> bool:
-        """Whether what is stored in 16 bits is rounded at random: null is true unless more is kept
-        of it."""
+        """True if 16-bit weights and state are rounded stochastically: by default where nothing of
+        the rounding is kept."""
         wanted = self.training.stochastic_rounding
         if wanted is None:
             loses = self.model.precision != "float32" and self.master_slot is None
@@ -114,7 +115,7 @@ class RunConfig(ConfigSection):
 
     @property
     def master_slot(self) -> StateSlot | None:
-        """What is kept of a 16-bit weight besides itself; None: nothing, or weights are float32."""
+        """State stored beside a 16-bit weight; None: none, or weights are float32."""
         if self.model.precision == "float32":
             return None
         if self.execution.master_weights:
@@ -122,7 +123,7 @@ class RunConfig(ConfigSection):
         return RESIDUAL_SLOTS.get(self.training.optimizer.state)
 
     def optimizer_slots(self, rank: int, wide: bool = False) -> tuple[StateSlot, ...]:
-        """What is kept for a weight of so many axes, besides the step's number.
+        """Returns the state tensors of a weight with `rank` axes, besides the step number.
 
         Args:
             wide: it is float32, whatever the model's precision.
@@ -133,20 +134,20 @@ class RunConfig(ConfigSection):
 
     @property
     def tied(self) -> bool:
-        """Whether the head's weight is the embedding's."""
+        """True if the head's weight is the embedding's."""
         return bool(self.model.tie_word_embeddings)
 
     @property
     def can_defer_update(self) -> bool:
-        """Whether updates round alike at the end of a step and behind the next forward pass.
+        """True if deferred updates round as updates at the end of a step do.
 
-        Random numbers are those of a run of the program: all its updates must be of one step.
+        The random numbers are those of a run of the program: all its updates must be of one step.
         """
         return self.execution.device_iterations == 1 or not self.rounds_stochastically
 
     @property
     def replicas(self) -> int:
-        """Devices that the program runs on: the IR's replication factor."""
+        """Number of devices, the IR's replication factor."""
         return self.execution.data_parallel * self.execution.tensor_parallel
 
     @property
@@ -159,9 +160,10 @@ class RunConfig(ConfigSection):
         return self._samples_at_once if self.model.eval else self.training.global_batch_size
 
     def min_bytes(self) -> dict[str, int]:
-        """Bytes that a run takes at the least, over all devices, by what they are.
+        """Returns lower bounds on the bytes of a run, over all devices, by their content.
 
-        A family adds its own. They are bounds from below: see `config.memory_lower_bound`.
+        Families add their own.
+
         """
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
@@ -171,24 +173,25 @@ class RunConfig(ConfigSection):
         elements = self.min_weights()
         return {
             "the weights": elements * (m.quant.bits if m.quant else 8 * item) // 8,
-            "gradients and moments": 0 if some else elements * self._least_state(),
+            "gradients and moments": 0 if some else elements * self._min_state_bytes(),
             "the activations": kept * tokens * m.hidden_size * item,
             "the inputs of a run": e.device_iterations * tokens * 4,
         }
 
-    def _least_state(self) -> int:
-        """Bytes of a weight's gradient and of state as large as the weights."""
+    def _min_state_bytes(self) -> int:
+        """Returns the bytes of a weight's gradient and of optimizer state as large as
+        the weights."""
         slots = self.optimizer_slots(2)
         state = sum(slot.itemsize for slot in slots if slot.per == "element")
         return ITEM_BYTES[self.training.gradient_dtype] + state
 
     def min_weights(self) -> int:
-        """Weights of the model at the least; a family counts its own."""
+        """Returns a lower bound on the number of weights; families count their own."""
         m = self.model
         return m.hidden_size * (m.vocab_size + m.num_hidden_layers)
 
     def score_bytes(self, heads: int) -> int:
-        """Bytes of the attention scores that exist at a time on all devices, in float32; none
+        """Returns the float32 bytes of attention scores that exist at a time on all devices; 0
         where attention is fused."""
         m, e = self.model, self.execution
         is_long = m.sequence_length**2 >= FUSED_FROM
@@ -346,15 +349,16 @@ class RunConfig(ConfigSection):
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        """Sizes that tensor parallelism splits, by dotted name; a family adds its own."""
+        """Returns the sizes that tensor parallelism shards, by dotted path; families
+        add their own."""
         return {
             "model.hidden_size": self.model.hidden_size,
             self.model.path("vocab_size"): self.model.vocab_size,
         }
 
     def linear_inputs(self) -> dict[str, int]:
-        """Input features that linear layers have on a device, by what they are; a family adds its
-        own."""
+        """Returns the input features of linear layers on a device, by name; families
+        add their own."""
         return {"model.hidden_size": self.model.hidden_size}
 
     def _check_few_bits(self, quant: QuantConfig) -> None:
@@ -378,7 +382,7 @@ class RunConfig(ConfigSection):
                 )
 
     def require_multiple(self, name: str, value: int, divisor: str) -> None:
-        """Raise `ConfigError` if `value`, of the field `name`, does not split evenly.
+        """Raises `ConfigError` unless `value`, of the field `name`, is divisible.
 
         Args:
             divisor: the name of the field of `execution` that says into how many parts.

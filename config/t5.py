@@ -1,4 +1,4 @@
-"""The configuration of T5: FLAN-T5 and T5 v1.1, T5 of 2019, mT5 and ByT5.
+"""T5 configuration: FLAN-T5 and T5 v1.1, T5 of 2019, mT5 and ByT5.
 
 They differ in the feed-forward layers and the head, and ByT5 in the depth of its decoder. Raffel et
 al., arXiv:1910.10683; Shazeer, arXiv:2002.05202 (v1.1's gates); Xue et al., arXiv:2010.11934 (mT5)
@@ -12,14 +12,14 @@ from typing import ClassVar, Literal
 
 from config.base import ConfigSection
 from config.errors import ConfigError
-from config.sections import Model, RunConfig, TiedEmbedding
+from config.sections import Model, RunConfig, TiedEmbeddingConfig
 from config.task import Seq2SeqData
 from config.values import LayerCount, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
-class T5Attention(ConfigSection):
-    """Attention, and the relative positions that stand in for position embeddings."""
+class T5AttentionConfig(ConfigSection):
+    """Attention sizes and relative position biases of T5."""
 
     heads: PositiveInt = 6
     """Number of attention heads. HF: num_heads."""
@@ -49,7 +49,7 @@ class T5Attention(ConfigSection):
 
 @dataclass(frozen=True)
 class T5Model(Model):
-    """The model. The defaults are FLAN-T5 small."""
+    """T5 architecture; the defaults are FLAN-T5 small."""
 
     architecture: Literal["t5", "mt5"] = "t5"
     """Class of the model on the hub. HF: model_type."""
@@ -79,8 +79,8 @@ class T5Model(Model):
     scale_ff: PositiveFloat = 1.0
     """Divisor of activations inside the feed-forward, undone after it: keeps float16 in range."""
 
-    embedding: TiedEmbedding = field(default_factory=TiedEmbedding)
-    attention: T5Attention = field(default_factory=T5Attention)
+    embedding: TiedEmbeddingConfig = field(default_factory=TiedEmbeddingConfig)
+    attention: T5AttentionConfig = field(default_factory=T5AttentionConfig)
 
     @property
     def decoder_depth(self) -> int:
@@ -97,7 +97,7 @@ class T5Model(Model):
 
 @dataclass(frozen=True)
 class T5Config(RunConfig):
-    """A run of a T5."""
+    """Configuration of a T5 run."""
 
     family: Literal["t5"] = "t5"
     """The model family."""

@@ -1,4 +1,4 @@
-"""What describes a task: what a model reads and writes, and the data that say so."""
+"""Data of a run: files, templates, formats and what counts in the loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LossOn = Literal["all", "completion", "last_turn"]
 
 @dataclass(frozen=True)
 class Data(ConfigSection):
-    """The task: what the model reads and writes."""
+    """Data settings that all families share."""
 
     dataset: Literal["sample", "mnli"] = "mnli"
     """The task, unless files are given: the corpus in data/sample, or GLUE/MNLI from the hub."""
@@ -77,7 +77,7 @@ class Data(ConfigSection):
 
 @dataclass(frozen=True)
 class Seq2SeqData(Data):
-    """The task of an encoder-decoder."""
+    """Data settings of encoder-decoders."""
 
     examples_per_sample: PositiveInt = 1
     """Most examples that share the tokens of a sample, each for itself. Batch sizes count
@@ -86,7 +86,7 @@ class Seq2SeqData(Data):
 
 @dataclass(frozen=True)
 class CausalLMData(Data):
-    """The task of a language model, which reads and writes one stream."""
+    """Data settings of language models, which read and write one sequence."""
 
     packing: bool = True
     """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
@@ -102,7 +102,8 @@ class CausalLMData(Data):
 
 @dataclass(frozen=True)
 class SegmentsData(CausalLMData):
-    """The task of a language model whose samples may hold several texts that do not see another."""
+    """Data settings of language models whose samples can hold several sequences that do not attend
+    to each other."""
 
     packing: bool = False
     """Join all texts and cut them into full samples; false: samples hold whole texts, see

@@ -1,4 +1,4 @@
-"""Kinds of models on the hub that are not there, and why."""
+"""Model types on the hub that are not supported, with the reason."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ UNSUPPORTED = {
 
 
 def unsupported_reason(kind: str) -> str | None:
-    """Why a kind of models is not there; None: nobody knows it."""
+    """Returns the reason why a model type is not supported; None: the type is unknown."""
     return next((reason for reason, kinds in UNSUPPORTED.items() if kind in kinds.split()), None)

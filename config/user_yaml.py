@@ -1,4 +1,4 @@
-"""A person's YAML file: sections as in `config.yml`, and at its top the names that flags have.
+"""The user's YAML file: sections as in `config.yml`, and flag names at the top level.
 
 model: google/flan-t5-small     # as --model
 learning_rate: 1e-4             # as --learning_rate
@@ -25,13 +25,13 @@ OPTIONS_KEY = "--"
 
 
 def is_user_file(preset: str | None) -> bool:
-    """Whether `--config` names a file, not a preset."""
+    """Returns whether `--config` names a file, not a preset."""
     return preset is not None and preset.endswith((".yml", ".yaml"))
 
 
 def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
-    """The file's values in the sections that they belong to, a model's name under `MODEL_KEY` and
-    options under `OPTIONS_KEY`.
+    """Moves the file's values into their sections, the model's name to `MODEL_KEY` and script
+    options to `OPTIONS_KEY`.
 
     Args:
         options: flags that are no fields, with underscores and without leading dashes.
@@ -61,7 +61,7 @@ def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> Loc
 
 
 def _check_no_presets(data: LocatedDict) -> None:
-    """Raise ConfigError for a file of presets, such as Graphcore's config/finetuning.yml."""
+    """Raises ConfigError for a file of presets, such as Graphcore's config/finetuning.yml."""
     for key, value in data.items():
         if key not in GROUPS and isinstance(value, LocatedDict) and value.keys() & GROUPS.keys():
             raise ConfigError(
@@ -71,7 +71,7 @@ def _check_no_presets(data: LocatedDict) -> None:
 
 
 def _check_name(data: LocatedDict, key: str) -> None:
-    """Raise ConfigError, which names ours, for the name of another trainer's flag."""
+    """Raises ConfigError with a translation for the name of another trainer's flag."""
     try:
         check_foreign_flags([f"--{key}={format_name(data[key], 60)}"])
     except ConfigError as error:
@@ -79,7 +79,7 @@ def _check_name(data: LocatedDict, key: str) -> None:
 
 
 def _move(whole: LocatedDict, name: str, taken: LocatedDict) -> None:
-    """Move an option out of the file's values, if it is there: `a.b` may be `b` of `a`."""
+    """Moves an option out of the file's values if it is there: `a.b` can be `b` of `a`."""
     *sections, last = name.split(".")
     here: Any = whole
     for section in sections:

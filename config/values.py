@@ -1,9 +1,9 @@
-"""The types that a configuration field can have, and how a value of each is checked and read.
+"""Types of configuration fields: how values are checked and parsed.
 
 A field is a `bool`, an `int`, a `float`, a `str` or a `Literal` of strings; `| None` makes it
 optional, `| Literal["auto"]` lets a number be "auto", and `Annotated[..., Rule(...)]` narrows it.
-`ValueType.of` turns such an annotation into the one object that YAML, the command line and plain
-construction all check with.
+`ValueType.from_annotation` turns such an annotation into the object that YAML, the command line and
+plain construction check with.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Scalar = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value; `text` completes the sentence "must be …"; `lists`: it is several
-    names or numbers, separated by commas."""
+    """A condition on a value. `text` completes the sentence "must be …"; `lists`: values are
+    several names or numbers, separated by commas."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -32,7 +32,7 @@ class Rule:
 
 
 def several(*names: str) -> Rule:
-    """The rule for some of these names, separated by commas."""
+    """Returns the rule for a comma-separated list of these names."""
     text = f"{' or '.join(names)}, separated by commas"
     return Rule(text, lambda value: value != "" and {*split_names(value)} <= {*names}, lists=True)
 
@@ -85,7 +85,7 @@ _NONE_WORDS = ("null", "none")
 
 @dataclass(frozen=True)
 class ValueType:
-    """The values that a field accepts.
+    """Type of a configuration field: the values that it accepts.
 
     Attributes:
         kind: type of a value.
@@ -100,8 +100,8 @@ class ValueType:
 
     @staticmethod
     @cache
-    def of(annotation: Any) -> ValueType:
-        """Read a field's annotation.
+    def from_annotation(annotation: Any) -> ValueType:
+        """Returns the type for a field's annotation.
 
         Raises:
             TypeError: if no configuration field can have this annotation.
@@ -109,12 +109,12 @@ class ValueType:
         origin = get_origin(annotation)
         if origin is Annotated:
             inner, rule = get_args(annotation)
-            return ValueType(ValueType.of(inner).kind, rule=rule)
+            return ValueType(ValueType.from_annotation(inner).kind, rule=rule)
         if origin is Literal:
             return ValueType(str, choices=get_args(annotation))
         if origin in (Union, UnionType):
             inner, other = get_args(annotation)
-            some = ValueType.of(inner)
+            some = ValueType.from_annotation(inner)
             if other is NoneType:
                 return replace(some, optional=True)
             if get_origin(other) is Literal:
@@ -129,7 +129,7 @@ class ValueType:
         return self.rule is not None and self.rule.lists
 
     def describe(self) -> str:
-        """What a value must be, to complete "must be …"."""
+        """Returns the text that completes "must be …"."""
         noun = self.rule.text if self.rule else _NOUNS[self.kind]
         if self.choices:
             listed = ", ".join(self.choices)
@@ -137,7 +137,7 @@ class ValueType:
         return noun + (", or null" if self.optional else "")
 
     def metavar(self) -> str:
-        """The placeholder for a value in help texts."""
+        """Returns the placeholder of a value in help texts."""
         if self.choices:
             words = ["true", "false"] if self.kind is bool else [self.kind.__name__.upper()]
             listed = "{" + ",".join([*self.choices, *(words if self.kind is not str else [])]) + "}"
@@ -158,7 +158,7 @@ class ValueType:
         """
         if value is None and self.optional:
             return None
-        value = _only(value) if self.kind in (int, float) else value
+        value = _unwrap_single(value) if self.kind in (int, float) else value
         converted = _as_float(value) if self.kind is float else value
         if self.kind is str and type(value) in (int, float):
             converted = repr(value)
@@ -171,7 +171,7 @@ class ValueType:
         raise ValueError(f"{name} is {format_value(value)}, but must be {self._wanted(converted)}")
 
     def parse(self, text: str, name: str) -> Scalar:
-        """Read a command-line argument; raises as `check` does."""
+        """Parses a command-line argument; raises as `check` does."""
         if self.optional and text.lower() in _NONE_WORDS:
             return None
         value: Scalar = text
@@ -182,13 +182,14 @@ class ValueType:
         return self.check(value, name)
 
     def _choice(self, text: str) -> str:
-        """The choice that a text spells, such as BF16 or torch.bfloat16; else the text itself."""
+        """Returns the choice that a text spells, such as BF16 or torch.bfloat16; else the text
+        itself."""
         name = text.rpartition(".")[2].lower()
         name = _SPELLINGS.get(name, name)
         return text if text in self.choices or name not in self.choices else name
 
     def _wanted(self, value: object) -> str:
-        """What a value should be: the limit of all integers only for one above it."""
+        """Returns a description of valid values; the limit of integers only for one above it."""
         if type(value) is int and self.kind is int and abs(value) > LARGEST_INT:
             return "an integer below 2^63"
         return self.describe()
@@ -209,18 +210,18 @@ class ValueType:
         return self.rule is None or self.rule.holds(value)
 
 
-def _only(value: Any) -> Any:
-    """The one item of a list, as Graphcore's files have a number for each device; else `value`."""
+def _unwrap_single(value: Any) -> Any:
+    """Returns the item of a one-item list, as Graphcore's files have per device; else `value`."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
-    """The names that a text lists, separated by commas."""
+    """Returns the comma-separated names of a text."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def factors(text: str | None) -> tuple[float, ...]:
-    """The numbers that a text lists, separated by commas."""
+    """Returns the comma-separated numbers of a text."""
     return tuple(map(float, split_names(text)))
 
 
@@ -232,18 +233,18 @@ def _are_factors(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text names a place in an object store."""
+    """Returns whether a text is an object-store address."""
     return _is_path(text) and _ADDRESS.match(text) is not None
 
 
 def _is_path(text: str) -> bool:
-    """Whether a text is not empty, printable, and no longer than names in a file system are."""
+    """Returns whether a text is printable, not empty, and within file systems' length limits."""
     lengths = [len(part.encode()) for part in text.split("/")]
     return text.isprintable() and text.strip() != "" and len(text) < 4096 and max(lengths) <= 255
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether files can hold it: no zero character, and no bytes of an argument but UTF-8."""
+    """Returns whether files can store a text: no zero character, no bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -191,7 +191,7 @@ class Seq2Seq(SampleFormat):
             self.output_length(config),
             config.data.on_long_target,
             truncate_left=config.data.format == "conversational",
-            start=config.model.start_token,
+            start=config.model.start_token_id,
         )
         return (
             encoded
@@ -225,7 +225,7 @@ class Seq2Seq(SampleFormat):
             len(pairs) - len(fitting_pairs),
         )
         targets = answers.targets.reshape(-1, 2, limit)
-        start = config.model.start_token
+        start = config.model.start_token_id
         pair_examples = EncodedExamples(
             *_join_prompts(prompts),
             targets,
@@ -290,7 +290,7 @@ class Seq2Seq(SampleFormat):
             model.seed,
             mean_tokens,
         )
-        examples = replace(examples, start=model.start_token)
+        examples = replace(examples, start=model.start_token_id)
         if max_per_sample == 1:
             return examples
         packed = PackedExamples.from_examples(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from config.base import ConfigField, ConfigSection, config_fields
 from config.families import FAMILIES, config_class_of
-from config.flags import flag_of
+from config.flags import shortest_flag
 from config.presets import load_config, preset_data, preset_names
 from config.sections import RunConfig
 from config.unsupported_models import UNSUPPORTED
@@ -58,7 +58,7 @@ def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
     """Returns the row of each field, by its dotted name."""
     return {
         leaf.path: (
-            f"`--{flag_of(leaf.path)}{_format_default(section, leaf)}`",
+            f"`--{shortest_flag(leaf.path)}{_format_default(section, leaf)}`",
             _HF.sub("", leaf.doc),
         )
         for leaf in config_fields(section)

@@ -12,7 +12,7 @@ from typing import Any
 
 import popdist
 import popxl
-from config.base import flattened, nested
+from config.base import flatten, unflatten
 from config.config_sources import (
     BATCH,
     COPIES,
@@ -299,7 +299,7 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     context, and answers to a user's data are not truncated earlier.
     """
     config, (run, *over) = line.config, line.settings.sources
-    flags = [flattened(layer.values) for layer in over]
+    flags = [flatten(layer.values) for layer in over]
     of_run = run.is_exhaustive and any(f.get("checkpoint.load") == run.name for f in flags)
     set_names, sample_format = set[str]().union(*flags), get_family(config).sample_format
     shares = (
@@ -406,7 +406,7 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
     values = dict(zip((*LAYOUT, MICRO, GROUPS), sizes, strict=True))
     settings = choices.settings.with_auto_values(values)
     by_plan = {n: v for n, v in values.items() if n in LAYOUT or not settings.has_auto_fields}
-    settings = settings.with_sources(ConfigSource(PLAN, nested(by_plan)))
+    settings = settings.with_sources(ConfigSource(PLAN, unflatten(by_plan)))
     unused = "" if best.replicas == devices.count else f" of {devices.count}, which cannot share it"
     say(
         f"devices: {best.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp{unused}, "

@@ -1,4 +1,4 @@
-"""Base configurations that are not presets: of a saved run, and of a Hugging Face model."""
+"""Configurations of saved runs and of Hugging Face models, for command lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkpoints.object_store import download_if_remote, local_save_dir
 from checkpoints.object_store_lease import restore_from_mirror
 from checkpoints.step_folders import step_folders
 from checkpoints.verified_loading import has_checkpoint
-from config.base import flattened, nested
+from config.base import flatten, unflatten
 from config.config_sources import LayeredConfig
 from config.errors import ConfigError
 from config.families import kinds
@@ -46,7 +46,7 @@ OF_ONE_RUN = ("checkpoint", "eval")
 class RunOrModelLoader:
     """Loads base configurations from saved runs and Hugging Face models."""
 
-    def saved(self, load: str) -> Mapping[str, Any] | None:
+    def from_load(self, load: str) -> Mapping[str, Any] | None:
         """Return the configuration of the newest intact step, with the run's copy of the tokenizer.
 
         It is None if there is no checkpoint.
@@ -58,9 +58,9 @@ class RunOrModelLoader:
         load = download_if_remote(load)
         if not has_checkpoint(load) and load != RANDOM:
             local_model(load, [MODEL_CONFIG])
-        return self.run(load)
+        return self.from_run(load)
 
-    def placed(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+    def resolve_addresses(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Replace addresses: `--load` by a copy in a folder, `--save` by a mirrored folder."""
         load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
         places: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class RunOrModelLoader:
             places |= {"checkpoint.save": local_save_dir(save), "checkpoint.mirror": save}
         return places
 
-    def begun(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
+    def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
         """Return the configuration of the newest intact step of a run to resume."""
         folder = local_save_dir(save)
         if not plans:
@@ -80,7 +80,7 @@ class RunOrModelLoader:
         step, saved = self._newest(folder)
         return None if step is None else saved
 
-    def run(self, load: str) -> Mapping[str, Any] | None:
+    def from_run(self, load: str) -> Mapping[str, Any] | None:
         """Return the configuration of a saved run as `saved` does; None if there is no run."""
         step, saved = self._newest(download_if_remote(load))
         if step is None:
@@ -110,7 +110,7 @@ class RunOrModelLoader:
                 return step, preset_data("finetuning", str(step / CONFIG))
         return None, {}
 
-    def adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
+    def from_adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
         """Return the fields of an adapter in PEFT's form.
 
         They are those of its adapter_config.json; an untied head, if PEFT trained only one of head
@@ -133,19 +133,19 @@ class RunOrModelLoader:
         if rows > own:
             values[model.path("vocab_size")] = rows
             values[model.path("new_rows")] = f"{own}-{rows - 1}"
-        fields |= nested(values)
+        fields |= unflatten(values)
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
-    def vocabulary(self, settings: LayeredConfig) -> Mapping[str, Any]:
+    def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
         """Return the fields for new embedding rows of a Hugging Face model."""
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
-        described = flattened({"model": self.described(load)["model"]})
+        described = flatten({"model": self.from_model(load)["model"]})
         return choose_new_rows(settings, described[settings.config.model.path("vocab_size")])
 
-    def described(self, name: str) -> Mapping[str, Any]:
+    def from_model(self, name: str) -> Mapping[str, Any]:
         """Return the fields of a Hugging Face model: sizes, weights and tokenizer."""
         found = read_pretrained(name)
         kind, known = found.hf_config.text("model_type"), kinds()

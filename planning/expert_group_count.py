@@ -23,7 +23,7 @@ def min_groups(config: RunConfig, memory: float) -> int:
 
     It is 1 for models whose experts cannot be streamed.
     """
-    if not config.cuts_experts:
+    if not config.can_group_experts:
         return 1
     total = active_bytes(config) * config.execution.expert_groups
     required = total / (MEMORY_SHARE * memory)
@@ -34,6 +34,6 @@ def min_groups(config: RunConfig, memory: float) -> int:
 def next_groups(config: RunConfig) -> int | None:
     """Return the next number of groups, at least twice as many; None: there is none."""
     groups = config.execution.expert_groups
-    if not config.cuts_experts:
+    if not config.can_group_experts:
         return None
     return next((n for n in range(2 * groups, config.experts + 1) if config.experts % n == 0), None)

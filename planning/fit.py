@@ -30,7 +30,7 @@ from terminal.command_line import CommandLine, read_command_line
 from terminal.entry_point import entry_point
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan training and generation, and print the result."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))

@@ -122,7 +122,7 @@ def _exported_map(config: RunConfig, weight_map: WeightMap) -> WeightMap:
 
     These are all trainable weights, and frozen weights with new token rows, which the base lacks.
     """
-    new = config.model.rows_to_begin()
+    new = config.model.rows_to_initialize()
     lacking = {
         n
         for n in weight_map.vocabulary_names

@@ -14,7 +14,7 @@ import numpy as np
 
 from checkpoints import CheckpointError, SavedCheckpoint, has_checkpoint, load_checkpoint
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
-from config.base import flattened
+from config.base import flatten
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
@@ -218,7 +218,7 @@ def _loaded_config(
     names = [n for n in family.base_weight_map(config).embedding_names if n in tensors]
     rows = tensors.spec(names[0]).shape[0] if names else model.vocab_size
     values: dict[str, Any] = {}
-    if set(range(rows, model.vocab_size)) <= {*model.rows_to_begin()}:
+    if set(range(rows, model.vocab_size)) <= {*model.rows_to_initialize()}:
         rows = min(rows, model.vocab_size)
         values = {model.path("vocab_size"): rows, model.path("new_rows"): None}
         for token in ("eos_token_id", "pad_token_id"):
@@ -227,7 +227,7 @@ def _loaded_config(
     if can_untie and model.tie_word_embeddings is False:
         of_model = family.from_config_json(JsonObject(dict(hf_config or {}), name))
         tied = model.path("tie_word_embeddings")
-        values[tied] = flattened({"model": of_model}).get(tied, False)
+        values[tied] = flatten({"model": of_model}).get(tied, False)
     return config.with_values(values)
 
 
@@ -242,7 +242,7 @@ def _resize_vocabulary(
         loaded: weight map of the model that the weights are from.
     """
     (embedding, *_), expected = loaded.embedding_names, {w.name for w in loaded.weights}
-    rows, new = config.model.vocab_size, config.model.rows_to_begin()
+    rows, new = config.model.vocab_size, config.model.rows_to_initialize()
     load_fns = {}
     for name in weight_map.vocabulary_names:
         source = name if name in expected else embedding

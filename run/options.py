@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from config.errors import ConfigError
-from terminal.parser import EXPORT, count_option, path_option, port_option
+from terminal.parser import EXPORT_OPTION, count_option, path_option, port_option
 
 
 def _flag(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
@@ -97,7 +97,7 @@ class RunOptions:
         help="when a step, a save or a disk takes longer than this (300), say which process waits "
         "for what; after a signal, give up files that do not answer for so long",
     )
-    save_hf: str | None = _flag("--save-hf", grouped=False, **EXPORT)
+    save_hf: str | None = _flag("--save-hf", grouped=False, **EXPORT_OPTION)
 
     def __post_init__(self) -> None:
         named = {"--wandb-name": self.wandb_name, "--wandb-project": self.wandb_project}

@@ -105,7 +105,7 @@ def _module_kind(row: WeightMapping, weight: Weight) -> str:
 
 def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:
     """Return a warning about new token rows whose weights are frozen."""
-    trained, new = {w.name for w in weight_map.trainable_weights}, config.model.rows_to_begin()
+    trained, new = {w.name for w in weight_map.trainable_weights}, config.model.rows_to_initialize()
     frozen = [
         name
         for name in weight_map.vocabulary_names

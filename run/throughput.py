@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import popxl
-from config.base import flattened
+from config.base import flatten
 from config.errors import ConfigError
-from config.flags import Unused
+from config.flags import UnusedFields
 from config.sections import RunConfig
 from modelling.devices import device_desc
 from planning.config_loader import CONFIG_LOADER
@@ -43,7 +43,7 @@ def report_throughput(
     measure: Callable[[RunConfig, int], Any],
     summary: Callable[[Any], str],
     requirements_fn: RequirementsFn,
-    unused: Unused,
+    unused: UnusedFields,
 ) -> None:
     """Measure the configuration of a command line; print a line for people and one of JSON.
 
@@ -74,7 +74,7 @@ def read_throughput_line(
     presets: str,
     doc: str | None,
     arguments: Sequence[str] | None,
-    unused: Unused,
+    unused: UnusedFields,
     add_options: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> CommandLine:
     """Read the command line of a script that trains or generates from generated data.
@@ -113,7 +113,7 @@ def read_throughput_line(
 def _is_given(line: CommandLine, field: str) -> bool:
     """True if a flag sets a field."""
     flags = (layer for layer in line.settings.sources if layer.name == "flags")
-    return any(field in flattened(layer.values) for layer in flags)
+    return any(field in flatten(layer.values) for layer in flags)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

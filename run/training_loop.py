@@ -57,7 +57,7 @@ from run.watchdog import Watchdog
 from sessions.session import compile_session
 from sessions.training import TrainingSession
 from terminal.interrupts import Interrupted
-from terminal.screen import enduring_streams, is_coloured, is_first_process, say
+from terminal.screen import is_first_process, say, supports_color, tolerate_broken_streams
 from terminal.wandb_environment import check_wandb
 
 
@@ -71,7 +71,7 @@ def finetune(config: RunConfig, options: RunOptions, data_cache: DataCache | Non
         UserError: an error that a user can fix; saved checkpoints stay intact.
         Interrupted: a signal stopped the run before its last step; the state is saved.
     """
-    with enduring_streams():
+    with tolerate_broken_streams():
         stop_reason = _finetune_locked(config, options, data_cache or DataCache())
     if stop_reason is not None:
         raise stop_reason
@@ -153,7 +153,11 @@ def _finetune(
     loader = Loader.from_config(config, samples)
     if options.preview:
         first = loader.peek(options.preview).tolist()
-        say("\n".join(preview(samples, first, family.sample_format, data.tokenizer, is_coloured())))
+        say(
+            "\n".join(
+                preview(samples, first, family.sample_format, data.tokenizer, supports_color())
+            )
+        )
     weight_map, notes = family.weight_map(data.config), data_warnings(data.config, samples)
     for note in (
         *length_warnings(data.config),

@@ -1,1 +1,1 @@
-"""The terminal: command lines, signals, and what a person is told."""
+"""Command lines, signals, standard streams and messages for the user."""

@@ -1,4 +1,4 @@
-"""What lies under the flags: a preset or a person's YAML, a model, or the run that is continued."""
+"""Base configuration that flags override: a preset, the user's YAML, a model or a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from config.base import ConfigSection, config_fields, field_annotations, flattened, is_section
+from config.base import ConfigSection, config_fields, field_annotations, flatten, is_section
 from config.config_sources import ConfigSource, LayeredConfig, sets_every_field
 from config.errors import ConfigError
 from config.families import config_class_of
@@ -20,108 +20,108 @@ from files.formatting import format_name, format_path
 from terminal.preparse import PreParsedArgs
 
 RANDOM = "random"
-"""In place of a model or run to load: random weights."""
+"""Value of `--load` for random initial weights."""
 
 SMALL_MODEL = "google/flan-t5-small"
-"""The model where data are all that is given."""
+"""Model to use if only data are given."""
 
-_EVALUATING = ConfigSource("this program", {"model": {"eval": True}})
-_OF_A_RUN = ("checkpoint.load", "checkpoint.save", "checkpoint.mirror")
-"""Fields that a run which is continued has its own values of."""
-_PLACES = (
+_EVAL_SOURCE = ConfigSource("this program", {"model": {"eval": True}})
+_PER_RUN_FIELDS = ("checkpoint.load", "checkpoint.save", "checkpoint.mirror")
+"""Fields that a resumed run does not take from the saved configuration."""
+_PATH_FIELDS = (
     "checkpoint.mirror", "execution.quantized_cache", "training.reference_cache", "data.train",
     "data.validation",
 )  # fmt: skip
-"""Fields of places outside a run's folder that it reads or writes."""
+"""Fields of paths outside the run's folder."""
 
 
 class ConfigLoader(Protocol):
-    """Where a configuration comes from, other than a preset."""
+    """Loads configurations that are not presets: of runs, models and adapters."""
 
-    def saved(self, load: str) -> Mapping[str, Any] | None:
-        """What the run that `--load` names hands on; None if that is a model."""
+    def from_load(self, load: str) -> Mapping[str, Any] | None:
+        """Returns the configuration that a new run takes over from the run in `--load`; None for a
+        model."""
         ...
 
-    def run(self, load: str) -> Mapping[str, Any] | None:
-        """Like `saved`, of what need not be there."""
+    def from_run(self, load: str) -> Mapping[str, Any] | None:
+        """Returns the same as `from_load`, or None if there is no run."""
         ...
 
-    def begun(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
-        """The whole configuration of the run in `--save`; None if there is none.
+    def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
+        """Returns the full configuration of the run in `--save`; None if there is none.
 
         Args:
-            mirror: where it comes from if it is gone.
-            plans: it stays there.
+            mirror: address to restore the run from if the folder is gone.
+            plans: do not restore it.
         """
         ...
 
-    def placed(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Folders for what are addresses of an object store, by dotted names."""
+    def resolve_addresses(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """Returns local folders for object-store addresses, by dotted path."""
         ...
 
-    def adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
-        """Fields for the adapter in a folder beside the configured model, nested."""
+    def from_adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
+        """Returns the fields, nested, of the adapter in a folder beside the configured model."""
         ...
 
-    def vocabulary(self, settings: LayeredConfig) -> Mapping[str, Any]:
-        """Fields for tokens that the model which a run begins with does not have, by dotted
-        names."""
+    def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
+        """Returns the fields, by dotted path, for tokens that the initial model lacks."""
         ...
 
-    def described(self, name: str) -> Mapping[str, Any]:
-        """A configuration of the model in a Hugging Face folder or of the hub's."""
+    def from_model(self, name: str) -> Mapping[str, Any]:
+        """Returns the configuration of a Hugging Face model, from a folder or the hub."""
         ...
 
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """What lies under the flags.
+    """Configuration that flags override.
 
     Attributes:
-        name: of the preset, file, model or folder that is given.
-        run: the folder of the run that is continued; None: one begins.
-        besides: what `--config` says beside that run, which has settings of its own.
-        of_run: the folder of the run whose settings are taken, which may be a stranger's.
-        is_nothing: nothing is named; `--help` is for models of all families.
+        name: name of the preset, file, model or folder.
+        run: folder of the resumed run; None for a new run.
+        run_overrides: values of `--config` given beside a resumed run.
+        source_run: folder of the run whose settings are loaded, which can be someone else's.
+        is_unspecified: True if nothing is named; `--help` then covers all families.
     """
 
     name: str
     settings: LayeredConfig
     run: str | None = None
-    besides: Mapping[str, Any] = field(default_factory=dict)
-    of_run: str | None = None
-    is_nothing: bool = False
+    run_overrides: Mapping[str, Any] = field(default_factory=dict)
+    source_run: str | None = None
+    is_unspecified: bool = False
 
-    def places(self, flags: Mapping[str, Any]) -> list[str]:
-        """A line on the places outside of its folder that a run names, and flags, nested, do not:
-        whoever made the folder chose them."""
-        if self.of_run is None:
+    def external_paths(self, flags: Mapping[str, Any]) -> list[str]:
+        """Returns a message about paths outside its folder that a loaded run names and no flag
+        sets: whoever made the folder chose them."""
+        if self.source_run is None:
             return []
-        named, given = flattened(self.settings.sources[0].values), flattened(flags)
-        inside = os.path.abspath(self.of_run)
+        named, given = flatten(self.settings.sources[0].values), flatten(flags)
+        inside = os.path.abspath(self.source_run)
         outside = [
             f"{name} {format_path(named[name])}"
-            for name in _PLACES
+            for name in _PATH_FIELDS
             if isinstance(named.get(name), str)
             and name not in given
             and not os.path.abspath(named[name]).startswith(f"{inside}{os.sep}")
         ]
         found = ", ".join(outside)
-        return [f"as the run in {format_path(self.of_run)} says: {found}"] if found else []
+        return [f"as the run in {format_path(self.source_run)} says: {found}"] if found else []
 
     def differences(self, flags: Mapping[str, Any]) -> list[str]:
-        """A line for each field that flags, nested, change in the run that is continued, and for
-        each that `--config` gives in vain."""
+        """Returns a message for each field that flags, nested, change in the resumed run, and for
+        each field of `--config` that is not used."""
         if self.run is None:
             return []
-        before, by_flags = flattened(self.settings.sources[0].values), flattened(flags)
-        asked = flattened(merge(self.besides, flags))
+        before, by_flags = flatten(self.settings.sources[0].values), flatten(flags)
+        asked = flatten(merge(self.run_overrides, flags))
         if asked.get("training.epochs") is not None:  # which decide
             asked.pop("training.steps", None)
         lines = []
         for leaf in config_fields(self.settings.section):
             name = leaf.path
-            if name in _OF_A_RUN or name not in before or name not in asked:
+            if name in _PER_RUN_FIELDS or name not in before or name not in asked:
                 continue
             old, new = _read(leaf.type, before[name]), _read(leaf.type, asked[name])
             if old == new:
@@ -137,7 +137,7 @@ class BaseConfig:
 
 
 def _read(kind: ValueType, value: Any) -> Any:
-    """A value as its field has it, such as a number for the text of one."""
+    """Returns a value as its field stores it, such as a number for its text."""
     try:
         return kind.check(value, "")
     except ValueError:
@@ -145,141 +145,141 @@ def _read(kind: ValueType, value: Any) -> Any:
 
 
 def resolve_base_config(
-    first: PreParsedArgs,
+    args: PreParsedArgs,
     presets: str | Path,
     default_preset: str,
     loader: ConfigLoader | None,
     takes_default: bool = False,
 ) -> BaseConfig:
-    """What the command line's flags are laid over; other arguments as for `read_command_line`.
+    """Returns the configuration that flags override; other arguments as for `read_command_line`.
 
     Raises:
-        ConfigError: nothing says which model, or what is named cannot be had.
+        ConfigError: no model is named, or it cannot be loaded.
     """
     if loader is None:
-        name = first.config or default_preset
-        return _complete(name, first.said or preset_data(presets, name))
+        name = args.config or default_preset
+        return _exhaustive_base(name, args.yaml_values or preset_data(presets, name))
     evaluates = presets == "inference"
-    below = (None if evaluates else _continued(first, loader)) or _begun(first, loader)
-    if below is not None:
-        over = [_EVALUATING] if evaluates else []
-        return replace(below, settings=below.settings.with_sources(*over))
+    base = (None if evaluates else _resumed_run(args, loader)) or _new_run(args, loader)
+    if base is not None:
+        over = [_EVAL_SOURCE] if evaluates else []
+        return replace(base, settings=base.settings.with_sources(*over))
     if takes_default:
-        return _complete(default_preset, preset_data(presets, default_preset))
-    if not first.helps:
+        return _exhaustive_base(default_preset, preset_data(presets, default_preset))
+    if not args.asks_help:
         raise ConfigError(
             "nothing says which model: give --model with a Hugging Face folder or name, --load "
             "with the folder of a run, or --config with a preset, such as tiny, xxl_pod64 (of "
             "Graphcore's FLAN-T5) or gptj_6B_1024_pod64 (of its GPT-J); see --help"
         )
-    open_ = merge({"family": "t5"}, _EVALUATING.values if evaluates else {})
+    open_ = merge({"family": "t5"}, _EVAL_SOURCE.values if evaluates else {})
     section = config_class_of(open_, default_preset)
     settings = LayeredConfig(section, (ConfigSource(default_preset, open_),))
-    return BaseConfig(default_preset, settings, is_nothing=True)
+    return BaseConfig(default_preset, settings, is_unspecified=True)
 
 
-def _complete(name: str, values: Mapping[str, Any]) -> BaseConfig:
-    """What says all that there is to say, or is completed by defaults."""
+def _exhaustive_base(name: str, values: Mapping[str, Any]) -> BaseConfig:
+    """Returns a base whose missing fields have their defaults."""
     return BaseConfig(
         name, LayeredConfig(config_class_of(values, name), (ConfigSource(name, values, True),))
     )
 
 
 # ---- a run that is continued --------------------------------------------------------------------
-def _continued(first: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
-    """The settings of the run in `--save`; else those of the run in `--load`, with what `--config`
-    says over them. None if there is no such run."""
-    values, folder, besides = None, first.save, first.said
+def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
+    """Returns the configuration of the run in `--save`, else of that in `--load` with `--config`
+    over it; None if there is no such run."""
+    values, folder, run_overrides = None, args.save, args.yaml_values
     over = list[ConfigSource]()
-    if folder is not None and not first.overwrite:
-        values = loader.begun(folder, first.mirror, first.plans or first.helps)
-        if values is not None and first.load is not None and not _is_same(first.load, values):
+    if folder is not None and not args.overwrite:
+        values = loader.from_save(folder, args.mirror, args.only_plans or args.asks_help)
+        if values is not None and args.load is not None and not _is_same(args.load, values):
             # The run began with the weights alone of something else, and does not begin again.
             values = merge(values, {"checkpoint": {"load_optimizer": True}})
-    if values is None and first.load is not None and first.continues:
-        values, folder, besides = loader.run(first.load), first.load, {}
-        over = [ConfigSource(str(first.config), first.said)] if first.said else []
+    if values is None and args.load is not None and args.loads_optimizer:
+        values, folder, run_overrides = loader.from_run(args.load), args.load, {}
+        over = [ConfigSource(str(args.config), args.yaml_values)] if args.yaml_values else []
     if values is None or folder is None:
         return None
     section = config_class_of(values, folder)
-    _check_family(folder, values, str(first.config), first.said)
-    if first.model is not None and not _is_same(first.model, values):
-        described = loader.described(first.model)
-        _check_family(folder, values, first.model, described)
-        over.append(ConfigSource(first.model, {"model": described["model"]}))
+    _check_family(folder, values, str(args.config), args.yaml_values)
+    if args.model is not None and not _is_same(args.model, values):
+        described = loader.from_model(args.model)
+        _check_family(folder, values, args.model, described)
+        over.append(ConfigSource(args.model, {"model": described["model"]}))
     settings = LayeredConfig(section, (ConfigSource(folder, values, True), *over))
-    return BaseConfig(first.config or first.model or folder, settings, folder, besides, folder)
+    return BaseConfig(args.config or args.model or folder, settings, folder, run_overrides, folder)
 
 
 def _is_same(model: str, run: Mapping[str, Any]) -> bool:
-    """Whether a run began with the model, which may be gone."""
-    begun = str(flattened(run).get("checkpoint.load"))
+    """Returns whether a run started from this model, which can be gone."""
+    begun = str(flatten(run).get("checkpoint.load"))
     return model == begun or os.path.realpath(model) == os.path.realpath(begun)
 
 
-def _check_family(folder: str, run: Mapping[str, Any], name: str, said: Mapping[str, Any]) -> None:
-    if said.get("family", run["family"]) != run["family"]:
+def _check_family(
+    folder: str, run: Mapping[str, Any], name: str, yaml_values: Mapping[str, Any]
+) -> None:
+    if yaml_values.get("family", run["family"]) != run["family"]:
         raise ConfigError(
             f"{format_path(folder)} has a run of the family {run['family']}, but "
-            f"{format_name(name)} is of {format_name(said['family'])}: continue that run without "
-            "it, give another --save, or --overwrite to delete it and start over"
+            f"{format_name(name)} is of {format_name(yaml_values['family'])}: resume that run "
+            "without it, give another --save, or --overwrite to delete it and start over"
         )
 
 
 # ---- a run that begins --------------------------------------------------------------------------
-def _begun(first: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
-    """The settings of a preset, a file, a run whose weights are taken, or a model; None if nothing
-    is named."""
-    said, model = first.said, first.model
-    own = [_layer(first)] if said else []
-    if model is None and "family" not in said:
-        saved = None if first.load is None else loader.saved(first.load)
+def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
+    """Returns the configuration of a preset, a file, a run whose weights are loaded, or a model;
+    None if none is named."""
+    yaml_values, model = args.yaml_values, args.model
+    own = [_user_source(args)] if yaml_values else []
+    if model is None and "family" not in yaml_values:
+        saved = None if args.load is None else loader.from_load(args.load)
         if saved is not None:
-            section, name = config_class_of(saved, str(first.load)), str(first.load)
+            section, name = config_class_of(saved, str(args.load)), str(args.load)
             layers = (ConfigSource(name, saved, True), *own)
-            return BaseConfig(first.config or name, LayeredConfig(section, layers), of_run=name)
-        model = _model_of(first)
+            return BaseConfig(args.config or name, LayeredConfig(section, layers), source_run=name)
+        model = _implied_model(args)
     if model is None:
-        nothing = not said or (first.is_user_file and "family" not in said)
-        return (
-            None if nothing else BaseConfig(own[0].name, LayeredConfig(_family(first), (own[0],)))
-        )
-    described = loader.described(model)
-    section, name = config_class_of(described, model), first.config or model
+        nothing = not yaml_values or (args.is_user_file and "family" not in yaml_values)
+        return None if nothing else BaseConfig(own[0].name, LayeredConfig(_family(args), (own[0],)))
+    described = loader.from_model(model)
+    section, name = config_class_of(described, model), args.config or model
     of_model = ConfigSource(model, described)
     if not own or not own[0].is_exhaustive:  # a file may say what the model says of itself
-        named = {n: value for n, value in said.items() if n != "family"}
+        named = {n: value for n, value in yaml_values.items() if n != "family"}
         return BaseConfig(name, LayeredConfig(section, (of_model, ConfigSource(name, named))))
-    if said.get("family") != described["family"]:  # other settings of that do not apply
-        own = [replace(own[0], values=_known(section, said))]
+    if yaml_values.get("family") != described["family"]:  # other settings of that do not apply
+        own = [replace(own[0], values=_known_fields(section, yaml_values))]
     return BaseConfig(name, LayeredConfig(section, (*own, of_model)))
 
 
-def _layer(first: PreParsedArgs) -> ConfigSource:
-    """What `--config` names. A preset is whole, and so is the config.yml of a run."""
-    whole = not first.is_user_file or (
-        "family" in first.said and sets_every_field(_family(first), first.said)
+def _user_source(args: PreParsedArgs) -> ConfigSource:
+    """Returns the source of `--config`. A preset is exhaustive, and so is a run's config.yml."""
+    whole = not args.is_user_file or (
+        "family" in args.yaml_values and sets_every_field(_family(args), args.yaml_values)
     )
-    return ConfigSource(str(first.config), first.said, whole)
+    return ConfigSource(str(args.config), args.yaml_values, whole)
 
 
-def _family(first: PreParsedArgs) -> type[RunConfig]:
-    return config_class_of(first.said, str(first.config))
+def _family(args: PreParsedArgs) -> type[RunConfig]:
+    return config_class_of(args.yaml_values, str(args.config))
 
 
-def _model_of(first: PreParsedArgs) -> str | None:
-    """The model that is meant where `--model` names none and `--load` no run."""
-    if first.load is not None and first.load != RANDOM:
-        return first.load
-    return None if first.train is None else SMALL_MODEL
+def _implied_model(args: PreParsedArgs) -> str | None:
+    """Returns the model to use if neither `--model` nor a run in `--load` is given."""
+    if args.load is not None and args.load != RANDOM:
+        return args.load
+    return None if args.train is None else SMALL_MODEL
 
 
-def _known(section: type[ConfigSection], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of some data that a section has fields for."""
+def _known_fields(section: type[ConfigSection], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of nested data that a section has fields for."""
     known_fields: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():
         if name in data:
             value = data[name]
             nested = is_section(annotation) and isinstance(value, Mapping)
-            known_fields[name] = _known(annotation, value) if nested else value
+            known_fields[name] = _known_fields(annotation, value) if nested else value
     return known_fields

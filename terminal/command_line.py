@@ -1,4 +1,4 @@
-"""Reading a command line: a preset, a run or a model, and a flag for every field over it."""
+"""Command-line reader: a preset, a run or a model, with a flag for each field over it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from config.auto_fields import AUTO_FIELDS
-from config.base import ConfigField, config_fields, flattened, nested
+from config.base import ConfigField, config_fields, flatten, unflatten
 from config.config_sources import (
     EPOCHS,
     LAYOUT,
@@ -29,7 +29,7 @@ from config.families import FAMILIES
 from config.flag_translation import check_foreign_flags
 from config.flags import (
     ALL_USED,
-    Unused,
+    UnusedFields,
     add_field_flags,
     field_overrides,
     section_groups,
@@ -37,7 +37,7 @@ from config.flags import (
     with_search,
 )
 from config.help import RARE, field_help, formatter
-from config.presets import merge, placed, preset_names
+from config.presets import merge, preset_names, with_absolute_paths
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
 from terminal.base_config import BaseConfig, ConfigLoader, resolve_base_config
@@ -49,7 +49,7 @@ from terminal.screen import say
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line. Only scripts see it; they pass on its parts as typed values."""
+    """A parsed command line; scripts pass on its parts as typed values."""
 
     config: RunConfig
     """The preset with the flags over it."""
@@ -72,9 +72,9 @@ def read_command_line(
     add_options: AddOptions | None = None,
     loader: ConfigLoader | None = None,
     takes_default: bool = False,
-    unused: Unused = ALL_USED,
+    unused: UnusedFields = ALL_USED,
 ) -> CommandLine:
-    """Read `--config`, a flag for every field of its model family, and the script's own options.
+    """Reads `--config`, a flag for each field of the model family, and the script's options.
 
     Without `--config`, the configuration is that of the run which `--load` names. How to run a
     model of Hugging Face, which `--model` or `--load` names, is open then.
@@ -95,17 +95,17 @@ def read_command_line(
     given = list(sys.argv[1:] if arguments is None else arguments)
     check_foreign_flags(given)
     unused.check(given)
-    first = PreParsedArgs.from_arguments(given, presets, loader is not None, add_options)
-    below = resolve_base_config(first, presets, default_preset, loader, takes_default)
+    args = PreParsedArgs.from_arguments(given, presets, loader is not None, add_options)
+    base = resolve_base_config(args, presets, default_preset, loader, takes_default)
     section, data, has_auto_fields = (
-        below.settings.section,
-        below.settings.explicit_values,
-        below.settings.has_auto_fields,
+        base.settings.section,
+        base.settings.explicit_values,
+        base.settings.has_auto_fields,
     )
     parser = Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=_epilog(below.name, presets, has_auto_fields),
+        epilog=_epilog(base.name, presets, has_auto_fields),
         allow_abbrev=False,
         formatter_class=formatter,
     )
@@ -121,12 +121,12 @@ def read_command_line(
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     if not all_fields:
         parser.shorten(RARE)
-    _add_fields(groups, below, partial(_field_help, below, str(presets), all_fields, unused))
-    parsed = vars(parser.parse_args(spell_flags(first.arguments, section, flags)))
-    settings = _settings(below, with_search(field_overrides(parsed, section), data), loader)
+    _add_fields(groups, base, partial(_field_help, base, str(presets), all_fields, unused))
+    parsed = vars(parser.parse_args(spell_flags(args.arguments, section, flags)))
+    settings = _settings(base, with_search(field_overrides(parsed, section), data), loader)
     return CommandLine(
         config=settings.config,
-        preset=below.name,
+        preset=base.name,
         options=argparse.Namespace(**{name: parsed[name] for name in names if name in parsed}),
         settings=settings,
     )
@@ -136,17 +136,17 @@ HelpOf = Callable[[ConfigField], str]
 
 
 def _field_help(
-    below: BaseConfig, presets: str, all_fields: bool, unused: Unused, section: type[RunConfig]
+    base: BaseConfig, presets: str, all_fields: bool, unused: UnusedFields, section: type[RunConfig]
 ) -> HelpOf:
-    """The help of a family's fields, with the values that are used."""
+    """Returns the help texts of a family's fields, with the values in use."""
     settings, has_auto_fields = (
-        with_default_length_and_batch(below.settings),
-        below.settings.has_auto_fields,
+        with_default_length_and_batch(base.settings),
+        base.settings.has_auto_fields,
     )
     values = merge(settings.auto_values, settings.explicit_values)
-    replaced = [] if flattened(values).get(EPOCHS) is None else ["training.steps"]
+    replaced = [] if flatten(values).get(EPOCHS) is None else ["training.steps"]
     nowhere = [*replaced, *(["data.dataset"] if has_auto_fields else [])]
-    nowhere += ["data.examples_per_sample"] if below.is_nothing else []  # families differ
+    nowhere += ["data.examples_per_sample"] if base.is_unspecified else []  # families differ
     open_layout = LAYOUT if settings.plans_layout and presets == "finetuning" else ()
     chosen = AUTO_FIELDS if has_auto_fields else open_layout
     return field_help(section, values, presets, all_fields, chosen, unused, nowhere)
@@ -154,36 +154,36 @@ def _field_help(
 
 def _add_fields(
     groups: Mapping[str, argparse._ArgumentGroup],
-    below: BaseConfig,
+    base: BaseConfig,
     help_of: Callable[[type[RunConfig]], HelpOf],
 ) -> None:
-    """Flags of the family's fields; for help without a model, also those of other families."""
-    section, known = below.settings.section, set[str]()
-    others = [family.config for family in FAMILIES.values()] if below.is_nothing else []
+    """Adds flags of the family's fields; for help without a model, of all families."""
+    section, known = base.settings.section, set[str]()
+    others = [family.config for family in FAMILIES.values()] if base.is_unspecified else []
     for config_class in (section, *others):
         add_field_flags(groups, config_class, help_of(config_class), known)
         known |= {leaf.path for leaf in config_fields(config_class)}
 
 
 def _settings(
-    below: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader | None
+    base: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader | None
 ) -> LayeredConfig:
-    """All layers. Says what replaces what where a person may not expect it."""
-    flags = placed(flags)
-    notes = [*below.places(flags), *below.differences(flags)]
+    """Returns the configuration of all sources; prints unexpected replacements."""
+    flags = with_absolute_paths(flags)
+    notes = [*base.external_paths(flags), *base.differences(flags)]
     settings, more = resolve_training_length(
-        below.settings.with_sources(ConfigSource("flags", flags))
+        base.settings.with_sources(ConfigSource("flags", flags))
     )
     settings, most = fit_micro_batch(settings)
     settings, others = resolve_contradictions(with_default_length_and_batch(settings))
     if loader is not None:
-        folders = loader.placed(settings.config.checkpoint)
-        settings = settings.with_sources(ConfigSource("folders", nested(folders)))
-        settings = _with_adapter(settings, below, flags, loader)
-        if below.run is None:
-            rows = loader.vocabulary(settings)
+        folders = loader.resolve_addresses(settings.config.checkpoint)
+        settings = settings.with_sources(ConfigSource("folders", unflatten(folders)))
+        settings = _with_adapter(settings, base, flags, loader)
+        if base.run is None:
+            rows = loader.new_token_fields(settings)
             settings = (
-                settings.with_sources(ConfigSource("new tokens", nested(rows)))
+                settings.with_sources(ConfigSource("new tokens", unflatten(rows)))
                 if rows
                 else settings
             )
@@ -196,29 +196,29 @@ def _settings(
 
 
 def _with_adapter(
-    settings: LayeredConfig, below: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader
+    settings: LayeredConfig, base: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader
 ) -> LayeredConfig:
-    """The settings of the adapter that is loaded, unless a run which began with it goes on."""
+    """Adds the settings of the adapter in `adapter.load`, unless the run is resumed."""
     folder, given = settings.config.adapter.load, flags.get("adapter", {})
-    if folder is None or (below.run is not None and "load" not in given):
+    if folder is None or (base.run is not None and "load" not in given):
         return settings
-    fields = flattened(loader.adapter(folder, settings.config))
-    by_flags = flattened(flags)
+    fields = flatten(loader.from_adapter(folder, settings.config))
+    by_flags = flatten(flags)
     for name in ("adapter.dropout", "data.tokenizer"):  # which its weights do not depend on
         if name in by_flags:
             fields.pop(name, None)
     for name in sorted(fields.keys() & by_flags.keys()):
-        asked = flattened(settings.config.to_dict())[name]
+        asked = flatten(settings.config.to_dict())[name]
         if asked != fields[name]:
             raise ConfigError(
                 f"{name} is {format_name(fields[name])} in {format_path(folder)}, not "
                 f"{format_name(asked)}: leave it out"
             )
-    return settings.with_sources(ConfigSource(folder, nested(fields)))
+    return settings.with_sources(ConfigSource(folder, unflatten(fields)))
 
 
 def _default(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
-    """Name the configuration that is used without `--config`, for the help."""
+    """Returns the configuration that is used without `--config`, for the help text."""
     if loader is None:
         return preset
     if takes_default:
@@ -227,7 +227,7 @@ def _default(preset: str, loader: ConfigLoader | None, takes_default: bool) -> s
 
 
 def _epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
-    """The end of a help text."""
+    """Returns the end of a help text."""
     used = (
         "what is used where no flag says it; the program chooses by model, data and machine"
         if has_auto_fields
@@ -237,8 +237,8 @@ def _epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
     return f"In brackets: {used}. Presets for --config (pods: Graphcore's layouts): {names}"
 
 
-def typed(script: str, arguments: Sequence[str] | None) -> str:
-    """A command in the form in which it can be typed again.
+def format_command(script: str, arguments: Sequence[str] | None) -> str:
+    """Returns a command line that can be typed again.
 
     Args:
         script: its file.

@@ -1,4 +1,4 @@
-"""How every script begins and ends: with an exit code, and one sentence on a person's mistake.
+"""Entry points of scripts: exit codes, and one sentence for a user error.
 
 A script is a short main:
 
@@ -36,10 +36,10 @@ from terminal.interrupts import (
     end_within,
     exit_code,
     handle_signals,
-    sentence,
+    signal_message,
 )
 from terminal.parser import Parser, add_process_options
-from terminal.screen import hold_standard_streams, is_first_process, without_advice
+from terminal.screen import drop_torch_advice, is_first_process, reopen_closed_streams
 
 USER_ERROR = 2
 _HELP = {"-h", "--help"}
@@ -51,7 +51,7 @@ NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
 
 
 class Main(Protocol):
-    """A script's main: takes arguments, by default the process's own."""
+    """A script's main function; its arguments are the process's by default."""
 
     def __call__(self, arguments: Sequence[str] | None = None) -> None: ...
 
@@ -64,10 +64,10 @@ class EntryPoint(Protocol):
 
 def entry_point(
     *user_errors: type[Exception],
-    alone: bool = False,
+    single_process: bool = False,
     caches: bool = False,
 ) -> Callable[[Main], EntryPoint]:
-    """Make a script's main return an exit code, and say a person's mistake in one sentence.
+    """Makes a script's main return an exit code and print a user error as one sentence.
 
     `UserError`, and what `user_errors` names, end with the message on stderr and code 2, and so do
     a file or disk that fails and memory that runs out. SIGINT ends with code 130, SIGTERM with
@@ -75,7 +75,7 @@ def entry_point(
     as one line.
 
     Args:
-        alone: the script is never one of several processes; it may start some itself.
+        single_process: the script is never one of several processes; it may start some itself.
         caches: the script uses the cache of executables unless a person switches it off.
     """
 
@@ -85,36 +85,38 @@ def entry_point(
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
             is_script = getattr(sys.modules["__main__"], "main", None) is run
-            if is_script and not (alone or _HELP.intersection(sys.argv)):
+            if is_script and not (single_process or _HELP.intersection(sys.argv)):
                 restart_with_huge_pages()
-            hold_standard_streams()
-            logging.getLogger("transformers").addFilter(without_advice)
+            reopen_closed_streams()
+            logging.getLogger("transformers").addFilter(drop_torch_advice)
             try:
                 with handle_signals(), _plain_notices():
                     check_environment()
                     if caches:
                         use_default_cache()
-                    if not alone:
-                        _meet(sys.argv[1:] if arguments is None else arguments)
+                    if not single_process:
+                        _join_process_group(sys.argv[1:] if arguments is None else arguments)
                     _run(main, arguments)
             except expected as error:
-                return _say(f"error: {format_sentence(str(error), LONGEST)}", USER_ERROR)
+                return _print_last_line(
+                    f"error: {format_sentence(str(error), LONGEST)}", USER_ERROR
+                )
             except BrokenPipeError:  # such as `| head`
                 _drop_output()
                 if popdist.getNumInstances() > 1:  # the others must not wait for this one
                     popdist.exit_process(NOBODY_READS)
                 return NOBODY_READS
             except OSError as error:
-                return _say(f"error: {_failure(error)}", USER_ERROR)
+                return _print_last_line(f"error: {_failure(error)}", USER_ERROR)
             except MemoryError as error:
                 what = " ".join(str(error).split()) or "an array does not fit"
-                return _say(f"error: there is not enough memory: {what}", USER_ERROR)
+                return _print_last_line(f"error: there is not enough memory: {what}", USER_ERROR)
             except Interrupted as signal:
                 if is_script:
                     end_within(SECONDS_TO_END, signal.number)
-                return _say(str(signal), exit_code(signal.number))
+                return _print_last_line(str(signal), exit_code(signal.number))
             except KeyboardInterrupt:  # before, or where signals are somebody else's
-                return _say(sentence(SIGINT), exit_code(SIGINT))
+                return _print_last_line(signal_message(SIGINT), exit_code(SIGINT))
             return 0
 
         return run
@@ -123,7 +125,7 @@ def entry_point(
 
 
 def _run(main: Main, arguments: Sequence[str] | None) -> None:
-    """Run it and flush its output, which may fail: the disk may be full, or the reader gone."""
+    """Runs main and flushes its output, which fails if the disk is full or the reader is gone."""
     try:
         main(arguments)
     except SystemExit:  # --help
@@ -133,13 +135,13 @@ def _run(main: Main, arguments: Sequence[str] | None) -> None:
 
 
 def _drop_output() -> None:
-    """Let nothing take the place of standard output, which is broken: Python flushes it at its end,
-    and would end with a code of its own."""
+    """Redirects broken standard output to the null device: Python's last flush would change the
+    exit code."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
 def _is_full(stream: TextIO) -> bool:
-    """Whether a stream that may have failed takes nothing more: no file is named then."""
+    """Returns whether a stream accepts no more output."""
     try:
         stream.write("\n")
         stream.flush()
@@ -148,8 +150,8 @@ def _is_full(stream: TextIO) -> bool:
     return False
 
 
-def _say(text: str, code: int) -> int:
-    """Print the last line on stderr, if it can be, and return the exit code.
+def _print_last_line(text: str, code: int) -> int:
+    """Prints the last line to stderr if possible, and returns the exit code.
 
     One of several processes ends here, so that the others do not wait for it.
     """
@@ -162,7 +164,7 @@ def _say(text: str, code: int) -> int:
 
 
 def _failure(error: OSError) -> str:
-    """One sentence about a file, disk or connection that failed unexpectedly."""
+    """Returns one sentence about a file, disk or connection error."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     if error.filename is None and error.errno in _FULL and _is_full(sys.stdout):
         _drop_output()
@@ -172,7 +174,7 @@ def _failure(error: OSError) -> str:
 
 @contextmanager
 def _plain_notices() -> Iterator[None]:
-    """Show notices without the place in the code that Python adds to warnings."""
+    """Prints `UserNotice` warnings without their position in the code."""
     usual = warnings.formatwarning
 
     def formatwarning(
@@ -186,21 +188,21 @@ def _plain_notices() -> Iterator[None]:
             return f"warning: {message}\n"
         return usual(message, category, filename, lineno, line)
 
-    def of_others(*_: object, **__: object) -> None:
+    def ignore_warning(*_: object, **__: object) -> None:
         """The first of several processes has said it."""
 
     shown = warnings.showwarning
     warnings.formatwarning = formatwarning
     if not is_first_process():
-        warnings.showwarning = of_others
+        warnings.showwarning = ignore_warning
     try:
         yield
     finally:
         warnings.formatwarning, warnings.showwarning = usual, shown
 
 
-def _meet(arguments: Sequence[str]) -> None:
-    """Connect to the other processes, if the arguments or the environment name any.
+def _join_process_group(arguments: Sequence[str]) -> None:
+    """Connects to the other processes if the arguments or the environment name any.
 
     Raises:
         ConfigError, DistributedError: these are invalid, or the others do not come.

@@ -1,4 +1,4 @@
-"""Environment variables that are read before anybody can say what is wrong with them.
+"""Checks of environment variables that JAX and XLA read before errors can be reported.
 
 XLA ends the process at a flag that it does not know, and JAX raises when it is imported. So values
 that are not known to be good are tried in another process first.
@@ -34,7 +34,7 @@ _GOOD = {"JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVI
 
 
 def check_environment() -> None:
-    """Check the variables that popxl, JAX and XLA read.
+    """Checks the variables that popxl, JAX and XLA read.
 
     Raises:
         ConfigError: one has a value with which they do not start.
@@ -49,7 +49,7 @@ def check_environment() -> None:
     _check_platforms(os.environ.get("JAX_PLATFORMS", ""))
     flags = os.environ.get("XLA_FLAGS", "")
     if not _FLAGS.fullmatch(flags):
-        _try("XLA_FLAGS", flags, _XLA)
+        _check_starts("XLA_FLAGS", flags, _XLA)
     names = [
         name
         for name, value in os.environ.items()
@@ -57,17 +57,19 @@ def check_environment() -> None:
         and name not in {*_GOOD, "JAX_PLATFORMS"}
         and not _SWITCH.fullmatch(f"{name}={value}")
     ]
-    if names and _failure(_JAX, os.environ) is not None:
+    if names and _start_error(_JAX, os.environ) is not None:
         rest = {name: value for name, value in os.environ.items() if name not in names}
         for name in names:
-            _try(name, os.environ[name], _JAX, rest)
+            _check_starts(name, os.environ[name], _JAX, rest)
 
 
 def _check_gigabytes(name: str) -> None:
     given = os.environ.get(name)
     if given:
         try:
-            ValueType.of(NonNegativeFloat).parse(given, f"the environment variable {name}")
+            ValueType.from_annotation(NonNegativeFloat).parse(
+                given, f"the environment variable {name}"
+            )
         except ValueError as error:
             raise ConfigError(f"{error}: correct or unset it") from None
 
@@ -82,9 +84,11 @@ def _check_platforms(given: str) -> None:
             )
 
 
-def _try(name: str, value: str, program: str, others: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError unless a program starts with a variable, and the `others`."""
-    reason = _failure(program, {**(os.environ if others is None else others), name: value})
+def _check_starts(
+    name: str, value: str, program: str, others: Mapping[str, str] | None = None
+) -> None:
+    """Raises ConfigError unless a program starts with a variable set, besides `others`."""
+    reason = _start_error(program, {**(os.environ if others is None else others), name: value})
     if reason is not None:
         raise ConfigError(
             f"the environment variable {format_name(name, 40)} is {format_value(value)}, with "
@@ -93,8 +97,8 @@ def _try(name: str, value: str, program: str, others: Mapping[str, str] | None =
         )
 
 
-def _failure(program: str, environment: Mapping[str, str]) -> str | None:
-    """Why a program does not start in an environment; None if it does."""
+def _start_error(program: str, environment: Mapping[str, str]) -> str | None:
+    """Returns why a program does not start in an environment; None if it does."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", program], env=dict(environment), timeout=_SECONDS,

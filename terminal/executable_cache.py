@@ -1,4 +1,4 @@
-"""The cache of executables, on by default in the user's cache folder."""
+"""Default folder of the cache of compiled executables."""
 
 from __future__ import annotations
 

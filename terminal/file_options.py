@@ -1,4 +1,4 @@
-"""The options of a script in a person's YAML file, as arguments of its command line."""
+"""Script options in the user's YAML file, converted to command-line arguments."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from terminal.parser import Parser
 AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
-def options_of(add_options: AddOptions | None) -> dict[str, argparse.Action]:
-    """A script's own options by the names of their flags, with underscores."""
+def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]:
+    """Returns a script's options by the names of their flags, with underscores."""
     parser = Parser(add_help=False, allow_abbrev=False)
     if add_options is not None:
         add_options(parser)
     return parser.options()
 
 
-def as_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action]) -> list[str]:
-    """The arguments that options with values stand for; false and null leave one out.
+def to_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action]) -> list[str]:
+    """Returns command-line arguments for options with values; false and null give none.
 
     Raises:
         ConfigError: a value is a list or a section, or a switch is not true or false.

@@ -1,4 +1,4 @@
-"""Huge pages for what malloc gives, which glibc is asked for before a process starts.
+"""Huge pages for malloc, requested from glibc before the process starts.
 
 XLA's CPU client takes memory for each result from malloc and soon returns it, so that the kernel
 clears fresh pages all the time. In pages of 2 MB instead of 4 kB that takes less of the processor's
@@ -19,7 +19,7 @@ _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which processes have huge pages, unless it says something of them."""
+    """Returns the environment with huge pages requested, unless it already sets the tunable."""
     given = environment.get(_VARIABLE, "")
     if _TUNABLE in given:
         return dict(environment)
@@ -27,7 +27,7 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def restart_with_huge_pages() -> None:
-    """Start this process anew with huge pages, if the system gives them to those who ask.
+    """Restarts this process with huge pages, if the system gives them on request.
 
     The process keeps its number. To be called first, before anything is opened or said. A script
     that came through standard input is gone, and goes on as it is.
@@ -35,13 +35,13 @@ def restart_with_huge_pages() -> None:
     environment, script = with_huge_pages(os.environ), Path(sys.argv[0])
     if environment == dict(os.environ) or sys.gettrace() is not None:
         return
-    if not (script.is_file() and _is_of_use()):
+    if not (script.is_file() and _is_effective()):
         return
     with suppress(OSError):  # where programs may not be started, it goes on as it is
         os.execve(sys.executable, sys.orig_argv, environment)
 
 
-def _is_of_use() -> bool:
+def _is_effective() -> bool:
     try:
         return "[madvise]" in _SETTING.read_text("utf-8") and "glibc" in (
             os.confstr("CS_GNU_LIBC_VERSION") or ""

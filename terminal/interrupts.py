@@ -1,4 +1,4 @@
-"""Ending a program by a signal, such as SIGINT (Ctrl-C): with a sentence, whatever it is doing.
+"""Signals such as SIGINT (Ctrl-C): the program ends with a sentence, whatever it is doing.
 
 Python runs a signal's handler when the main thread is back in Python. A compilation or a step on
 the devices may keep it away for minutes, so a second thread watches: if the handler has not run
@@ -36,26 +36,27 @@ RETRY_OFFSET = 128  # added to the number of a signal that is to be sent once mo
 
 
 class Interrupted(BaseException):
-    """A signal asks the program to end. Like KeyboardInterrupt, no `except Exception` stops it."""
+    """Raised by a signal that ends the program; like KeyboardInterrupt, `except Exception` does not
+    catch it."""
 
     def __init__(self, number: int, text: str | None = None) -> None:
         self.number = number
-        super().__init__(text or sentence(number))
+        super().__init__(text or signal_message(number))
 
 
-def sentence(number: int) -> str:
-    """The last line on the screen."""
+def signal_message(number: int) -> str:
+    """Returns the last line on the screen after a signal."""
     return f"interrupted by {signal.Signals(number).name}: what was saved before is intact"
 
 
 def exit_code(number: int) -> int:
-    """The code of a program that a signal ends, as shells count: 130, 143 for SIGTERM."""
+    """Returns the exit code for a signal, as shells count: 130, or 143 for SIGTERM."""
     return 128 + number
 
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """Within the context `SIGNALS` raise `Interrupted`, or end the process.
+    """Context in which `SIGNALS` raise `Interrupted`, or end the process.
 
     They end the process where Python cannot raise in time. A handler set inside the context, such
     as that of `run.stop_signal.StopSignal`, takes precedence. Outside the main thread, and
@@ -75,7 +76,7 @@ def handle_signals() -> Iterator[None]:
         answered.set()
         timers.append(end_within(SECONDS_TO_END, number))
         if _imports(frame):  # an extension that is half initialised, as JAX's, would crash
-            popdist.fail(sentence(number), exit_code(number))
+            popdist.fail(signal_message(number), exit_code(number))
         raise Interrupted(number)
 
     hook = sys.unraisablehook
@@ -109,22 +110,22 @@ def handle_signals() -> Iterator[None]:
 
 
 def end_within(seconds: float, number: int) -> threading.Timer:
-    """End the process for a signal, unless it ends by itself or the timer is cancelled."""
-    timer = threading.Timer(seconds, popdist.fail, (sentence(number), exit_code(number)))
+    """Ends the process for a signal unless it ends itself first or the timer is cancelled."""
+    timer = threading.Timer(seconds, popdist.fail, (signal_message(number), exit_code(number)))
     timer.daemon = True
     timer.start()
     return timer
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether the program is importing a module."""
+    """Returns whether the program is importing a module."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     return frame is not None
 
 
 def _watch(reader: int, handle: object, answered: threading.Event) -> None:
-    """End the process for a signal that `handle`, while it is in charge, does not answer."""
+    """Ends the process for a signal that `handle`, if installed, does not answer in time."""
     received, last, since = 0, 0, 0.0
     while byte := os.read(reader, 1):
         number = byte[0]
@@ -142,5 +143,5 @@ def _watch(reader: int, handle: object, answered: threading.Event) -> None:
         if (signal.getsignal(number) is handle or received > 1) and not answered.wait(
             SECONDS_TO_ANSWER
         ):
-            popdist.fail(sentence(number), exit_code(number))
+            popdist.fail(signal_message(number), exit_code(number))
     os.close(reader)

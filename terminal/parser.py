@@ -1,4 +1,4 @@
-"""Parts of command lines: the parser, and options that several scripts have."""
+"""Argument parser, and options that several scripts share."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ LAST_PORT = 2**16 - 1
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that leaves the ending of the program to `entry_point`."""
+    """An argument parser that raises ConfigError in place of ending the program."""
 
     def flags(self) -> list[str]:
-        """The long flags added so far."""
+        """Returns the long flags added so far."""
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
     def options(self) -> dict[str, argparse.Action]:
-        """The options added so far, by the names of their long flags, with underscores."""
+        """Returns the options added so far by the names of their long flags, with underscores."""
         actions = self._option_string_actions
         return {flag[2:].replace("-", "_"): actions[flag] for flag in self.flags()}
 
     def names(self) -> list[str]:
-        """The names under which the options added so far are found in the namespace."""
+        """Returns the namespace names of the options added so far."""
         return [action.dest for action in self._actions]
 
     def shorten(self, rare: Collection[str]) -> None:
-        """Leave the options of these names out of `--help`."""
+        """Hides the options of these names in `--help`."""
         for action in self._actions:
             if action.dest in rare:
                 action.help = argparse.SUPPRESS
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, but a flag's one value may begin with a dash, such as `->`."""
+        """Parses as argparse does, but a flag's value can begin with a dash, such as `->`."""
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args(self._with_values(given), namespace)
 
     def _with_values(self, arguments: Sequence[str]) -> list[str]:
-        """The arguments, with `=` between a flag that needs one value and a value with a dash."""
+        """Returns the arguments with `=` between a flag and a value that begins with a dash."""
         joined = list[str]()
         for text in arguments:
             action = self._option_string_actions.get(joined[-1]) if joined else None
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         return text.partition("=")[0] in self._option_string_actions
 
     def print_help(self, file: Any = None) -> None:
-        """As argparse does, but a full disk is an error."""
+        """Prints the help; a full disk is an error."""
         print(self.format_help(), end="", file=file, flush=True)
 
     def error(self, message: str) -> NoReturn:
@@ -66,15 +66,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def path_option(text: str) -> str:
-    """The type of an option that names a file or folder."""
+    """Option type: the name of a file or folder."""
     try:
-        return str(ValueType.of(PathText).check(text, "it"))
+        return str(ValueType.from_annotation(PathText).check(text, "it"))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def count_option(text: str) -> int:
-    """The type of an option that counts something."""
+    """Option type: an integer from 1."""
     number = int(text) if text.isdecimal() and len(text) < 10 else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {format_name(text)}")
@@ -82,14 +82,14 @@ def count_option(text: str) -> int:
 
 
 def port_option(text: str) -> int:
-    """The type of an option that is a port."""
+    """Option type: a port."""
     number = count_option(text)
     if number > LAST_PORT:
         raise argparse.ArgumentTypeError(f"must be a port, 1 to {LAST_PORT}, not {number}")
     return number
 
 
-EXPORT: dict[str, Any] = {
+EXPORT_OPTION: dict[str, Any] = {
     "metavar": "DIR",
     "type": path_option,
     "help": "a new folder for the model, in the form that Hugging Face's from_pretrained loads",
@@ -98,8 +98,8 @@ EXPORT: dict[str, Any] = {
 
 
 def add_export_option(parser: argparse.ArgumentParser) -> None:
-    """The options that write a model for Hugging Face."""
-    parser.add_argument("--save-hf", **EXPORT)
+    """Adds the options that write a Hugging Face model."""
+    parser.add_argument("--save-hf", **EXPORT_OPTION)
     parser.add_argument(
         "--merge",
         nargs="?",

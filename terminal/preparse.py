@@ -1,5 +1,4 @@
-"""The first reading of a command line: what names the settings that lie under its flags, and so
-decides which flags there are."""
+"""First pass over a command line: finds the preset, model or run, which decide the flags."""
 
 from __future__ import annotations
 
@@ -9,45 +8,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config.base import flattened, nested
-from config.presets import merge, placed, preset_data
+from config.base import flatten, unflatten
+from config.presets import merge, preset_data, with_absolute_paths
 from config.user_yaml import MODEL_KEY, OPTIONS_KEY, is_user_file
-from terminal.file_options import AddOptions, as_arguments, options_of
+from terminal.file_options import AddOptions, script_options, to_arguments
 from terminal.parser import Parser, path_option
 
 
 @dataclass(frozen=True)
 class PreParsedArgs:
-    """What a command line names, and the file of its `--config` where flags do not.
+    """Names given on a command line, or in the file of `--config`.
 
     Attributes:
-        arguments: the command line, after the options that the file gives.
-        config: the preset or file.
-        said: what that says.
-        model: of Hugging Face.
-        load, save, mirror, train: the fields of these names.
-        continues: whether the state of a run in `load` is taken whole.
-        overwrite: the run in `save` is not continued.
-        plans: nothing is run.
-        helps: the help is asked for.
+        arguments: options of the file, then the command line.
+        config: preset or file.
+        yaml_values: its values, nested.
+        model: Hugging Face model.
+        load, save, mirror, train: values of these fields.
+        loads_optimizer: resume the run in `load`, not only its weights.
+        overwrite: delete the run in `save`.
+        only_plans: nothing is run.
+        asks_help: True for `--help`.
     """
 
     arguments: Sequence[str]
     config: str | None
-    said: Mapping[str, Any]
+    yaml_values: Mapping[str, Any]
     model: str | None
     load: str | None
     save: str | None
     mirror: str | None
     train: str | None
-    continues: bool
+    loads_optimizer: bool
     overwrite: bool
-    plans: bool
-    helps: bool
+    only_plans: bool
+    asks_help: bool
 
     @property
     def is_user_file(self) -> bool:
-        """Whether `config` is a person's file, not a preset."""
+        """True if `config` is the user's file, not a preset."""
         return is_user_file(self.config)
 
     @classmethod
@@ -58,7 +57,7 @@ class PreParsedArgs:
         with_models: bool,
         add_options: AddOptions | None = None,
     ) -> PreParsedArgs:
-        """Read a command line.
+        """Pre-parses a command line.
 
         Args:
             with_models: it may name models and runs.
@@ -68,17 +67,17 @@ class PreParsedArgs:
             ConfigError: the preset or file cannot be read.
         """
         given, flags = _read(arguments, with_models)
-        said: Mapping[str, Any] = {}
+        yaml_values: Mapping[str, Any] = {}
         named = None
         if given.config is not None:
-            options = options_of(add_options)
+            options = script_options(add_options)
             read = preset_data(presets, given.config, options)
             if (of_file := read.pop(OPTIONS_KEY, None)) is not None:
-                arguments = [*as_arguments(of_file, options), *arguments]
+                arguments = [*to_arguments(of_file, options), *arguments]
                 given, flags = _read(arguments, with_models)
             named = read.pop(MODEL_KEY, None) if with_models else None
-            said = placed(read)
-        fields = flattened(merge(said, nested(flags)))
+            yaml_values = with_absolute_paths(read)
+        fields = flatten(merge(yaml_values, unflatten(flags)))
 
         def text(name: str) -> str | None:
             return value if isinstance(value := fields.get(name), str) else None
@@ -86,23 +85,23 @@ class PreParsedArgs:
         return cls(
             arguments=arguments,
             config=given.config,
-            said=said,
+            yaml_values=yaml_values,
             model=getattr(given, "model", None) or named,
             load=text("checkpoint.load"),
             save=text("checkpoint.save"),
             mirror=text("checkpoint.mirror"),
             train=text("data.train"),
-            continues=str(fields.get("checkpoint.load_optimizer")).lower() != "false",
+            loads_optimizer=str(fields.get("checkpoint.load_optimizer")).lower() != "false",
             overwrite=given.overwrite,
-            plans=given.plan is not None,
-            helps=given.help,
+            only_plans=given.plan is not None,
+            asks_help=given.help,
         )
 
 
 def add_config_options(
     parser: argparse.ArgumentParser, with_models: bool, default: str = ""
 ) -> None:
-    """Add the options that name what lies under the flags.
+    """Adds the options that name the base configuration.
 
     Args:
         with_models: also `--model`.
@@ -125,7 +124,7 @@ def add_config_options(
 
 
 def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The options, and the fields by dotted names."""
+    """Returns the options, and the fields by dotted path."""
     parser = Parser(add_help=False, allow_abbrev=False)
     add_config_options(parser, with_models)
     field: dict[str, Any] = {"default": argparse.SUPPRESS}
@@ -144,7 +143,7 @@ def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespa
 
 
 def _spelled(argument: str) -> str:
-    """A flag with underscores, other arguments as they are."""
+    """Returns a flag with underscores; other arguments unchanged."""
     name, equals, value = argument.partition("=")
     if not argument.startswith("--"):
         return argument

@@ -1,4 +1,4 @@
-"""What scripts tell the person at the screen, besides their results."""
+"""Status lines, progress bars and standard streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_first_process() -> bool:
-    """Whether this process speaks for all of them: the first one does."""
+    """Returns whether this is the first process, which prints for all."""
     try:
         return popdist.getInstanceIndex() == 0
     except popdist.DistributedError:  # this process has to report it
@@ -24,9 +24,7 @@ def is_first_process() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error at once, above a progress bar if there is one. Only the first
-    of several processes prints.
-    """
+    """Prints a line to standard error, above a progress bar; only the first process prints."""
     if not is_first_process():
         return
     if "tqdm" in sys.modules:
@@ -39,7 +37,7 @@ def say(text: str) -> None:
 
 
 def progress_bar(what: str, total: int, unit: str, first: int = 0, quiet: bool = False) -> tqdm:
-    """A bar on a terminal: in a log its states would be clutter.
+    """Returns a progress bar, which is shown on terminals only.
 
     Args:
         what: is done; "": it goes without saying.
@@ -53,14 +51,13 @@ def progress_bar(what: str, total: int, unit: str, first: int = 0, quiet: bool =
     )  # fmt: skip
 
 
-def without_advice(record: logging.LogRecord) -> bool:
-    """A filter of what transformers logs: all but that it found no PyTorch, which is not needed."""
+def drop_torch_advice(record: logging.LogRecord) -> bool:
+    """Log filter that drops transformers' advice that PyTorch is missing."""
     return not record.getMessage().startswith("PyTorch was not found")
 
 
-class _Enduring:
-    """A stream that goes on when nobody takes what is written any more: the reader of a pipe is
-    gone, the terminal is closed, the disk of a log is full."""
+class _FaultTolerantStream:
+    """A stream that ignores output once its reader, terminal or disk is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -90,12 +87,11 @@ class _Enduring:
 
 
 @contextmanager
-def enduring_streams() -> Iterator[None]:
-    """A context in which standard output and error may break: the program goes on without them,
-    and says so in the end on the one that is left."""
+def tolerate_broken_streams() -> Iterator[None]:
+    """Context in which standard output and error can break; a warning at the end says so."""
     names = {"stdout": "output", "stderr": "error"}
     usual = {name: getattr(sys, name) for name in names}
-    ours = {name: _Enduring(stream) for name, stream in usual.items()}
+    ours = {name: _FaultTolerantStream(stream) for name, stream in usual.items()}
     for name, stream in ours.items():
         setattr(sys, name, stream)
     try:
@@ -112,15 +108,16 @@ def enduring_streams() -> Iterator[None]:
                 left.flush()
 
 
-def is_coloured() -> bool:
-    """Whether what is said may have colours (https://no-color.org)."""
+def supports_color() -> bool:
+    """Returns whether standard error supports colors (https://no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stderr.isatty() and not plain
 
 
-def hold_standard_streams() -> None:
-    """Point closed standard streams (`2>&-`) at the null device. Otherwise the next file to be
-    opened, such as a checkpoint, would become standard error, and XLA would write messages into it.
+def reopen_closed_streams() -> None:
+    """Opens closed standard streams (`2>&-`) on the null device.
+
+    Otherwise the next opened file, such as a checkpoint, would become standard error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,5 +1,4 @@
-"""Whether Weights & Biases can be used, said before anything takes long: its library takes seconds
-to import, and asks for a key only when a run begins."""
+"""Check that Weights & Biases can be used, before anything slow starts."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
 def check_wandb() -> None:
-    """Check what the environment says of Weights & Biases.
+    """Checks the environment variables and login of Weights & Biases.
 
     Raises:
         UserError: it is not installed, WANDB_MODE is no mode, or there is no key.
@@ -37,7 +36,7 @@ def check_wandb() -> None:
 
 
 def _is_logged_in() -> bool:
-    """Whether a key is where `wandb login` puts it; what cannot be told, wandb will tell."""
+    """Returns whether a key is where `wandb login` stores it; True if that is unclear."""
     configured = os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")
     folders = os.path.expanduser(configured), "wandb"
     if any(os.path.exists(os.path.join(folder, "settings")) for folder in folders):

@@ -15,7 +15,7 @@ import pytest
 
 import run_export
 import run_finetuning
-from config.base import nested
+from config.base import unflatten
 from config.sections import RunConfig
 from data.task import Task
 from run import model_card
@@ -43,7 +43,7 @@ GPTJ = (
 
 def vocabulary(config: type[RunConfig], rows: int) -> dict[str, Any]:
     """The fields of a family's model that say how many rows its embedding has."""
-    return nested({config().model.path("vocab_size"): rows})["model"]
+    return unflatten({config().model.path("vocab_size"): rows})["model"]
 
 
 # Few examples, so that runs start soon and pass the end of an epoch often.
@@ -51,7 +51,7 @@ _FINETUNING = """
 import sys
 from itertools import islice
 import run_finetuning
-from config.base import nested
+from config.base import unflatten
 from config.sections import RunConfig
 from data.task import Task
 

@@ -19,7 +19,7 @@ import docs.plans
 from config import presets
 from config.base import config_fields
 from config.families import FAMILIES
-from config.flags import flag_of
+from config.flags import shortest_flag
 from config.presets import load_config
 from config.sections import RunConfig
 from docs.tables import DOCUMENT, rewrite_tables
@@ -206,7 +206,7 @@ def test_every_field_is_in_a_table():
     assert tables == {"presets", "decoders", "missing", *sections, *FAMILIES}
     shown = set(re.findall(r"^`--([\w.]+)[^`]*` \|", text, re.MULTILINE))
     fields = [leaf.path for family in FAMILIES.values() for leaf in config_fields(family.config)]
-    assert shown == set(map(flag_of, fields))
+    assert shown == set(map(shortest_flag, fields))
 
 
 @pytest.mark.slow  # test_against_references.py has what decides the plan of this preset

@@ -38,7 +38,7 @@ class SpecialTokens:
     @classmethod
     def from_model(cls, model: AnyModel) -> SpecialTokens:
         """Return the special tokens of a configured model."""
-        extra = model.further_ends, model.start_token, model.forced_tokens
+        extra = model.extra_eos_token_ids, model.start_token_id, model.forced_token_ids
         return cls(model.eos_token_id, model.pad_token_id, *extra)
 
     @property

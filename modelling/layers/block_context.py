@@ -47,7 +47,7 @@ class BlockContext:
         config = current_run_config()
         self._layout = ActivationLayout.from_config(config)
         self._dropout = Dropout.from_model(config.model)
-        self._has_dropout = config.model.drops and not config.model.eval
+        self._has_dropout = config.model.has_dropout and not config.model.eval
         self._segment_starts, self._seed, self._num_seeds = segment_starts, seed, 0
         self._segment_ids, self.expert_usage = segment_ids, expert_usage
         self.routes_only, self.expert_inputs = routes_only, dict[str, Tensor]()

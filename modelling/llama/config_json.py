@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from config.base import flattened
+from config.base import flatten
 from config.errors import ConfigError
 from config.llama import FULL, MIXTURES, ROPE_TYPES, SLIDING, LlamaConfig, LlamaModel, LlamaRope
 from config.values import factors
@@ -243,7 +243,10 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
     model, architecture = config.model, ARCHITECTURES[config.model.model_type]
     hf_names, _ = hf_defaults(model.model_type)
     values = {architecture.names.get(name, name): getattr(model, name) for name in SETTINGS}
-    further_eos, is_sliding = model.further_ends, [layer.is_sliding for layer in model.layers]
+    further_eos, is_sliding = (
+        model.extra_eos_token_ids,
+        [layer.is_sliding for layer in model.layers],
+    )
     values |= {
         "output_router_logits": model.router_aux_loss_coef > 0,
         "sliding_window": model.sliding_window,
@@ -307,7 +310,7 @@ def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
     before, after = _canonical_fields(model), _canonical_fields(restored)
     name = next((n for n in before if before[n] != after[n]), None)
     if name is not None:
-        value, expected = (flattened(m.to_dict())[name] for m in (model, restored))
+        value, expected = (flatten(m.to_dict())[name] for m in (model, restored))
         raise ConfigError(
             f"the configuration has model.{name} {format_value(value)}, but a model of "
             f"model.model_type {model.model_type} has {format_value(expected)}"
@@ -324,10 +327,10 @@ def _model_of(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
 def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
     """Returns the fields of a model, with equal values for equivalent settings."""
     rope = model.rope_parameters
-    return flattened(model.to_dict()) | {
+    return flatten(model.to_dict()) | {
         "layer_types": [layer.is_sliding for layer in model.layers],
         "no_rope_layers": [layer.has_rope for layer in model.layers],
-        "eos_token_ids": {model.eos_token_id, *model.further_ends},
+        "eos_token_ids": {model.eos_token_id, *model.extra_eos_token_ids},
         **{f"rope_parameters.{name}": factors(getattr(rope, name)) for name in FACTOR_LISTS},
     }
 

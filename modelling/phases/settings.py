@@ -102,7 +102,7 @@ class PhaseSettings:
     def seed_spec(self) -> popxl.TensorSpec | None:
         """Spec of the seed of a phase; None if nothing is random."""
         model, adapter = self.config.model, self.config.adapter
-        drops = model.drops or (adapter.rank > 0 and adapter.dropout > 0)
+        drops = model.has_dropout or (adapter.rank > 0 and adapter.dropout > 0)
         random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 

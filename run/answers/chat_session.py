@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 import popdist
-from config.base import flattened
+from config.base import flatten
 from config.errors import ConfigError
 from config.flags import field_overrides, with_search
 from config.sections import RunConfig
@@ -143,7 +143,7 @@ class ChatSession:
             ConfigError: invalid value.
         """
         overrides = field_overrides({f"generation.{name}": value}, type(self._config))
-        self._config = self._config.with_values(flattened(with_search(overrides, {})))
+        self._config = self._config.with_values(flatten(with_search(overrides, {})))
         self._data = replace(self._data, user_config=self._config)
         self._release_model()
 

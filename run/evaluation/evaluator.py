@@ -149,7 +149,7 @@ def resolve_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
         )
     suitable = (*task.metrics, *make_objective(config).metrics)
     names = config.eval.names() or suitable
-    watched = config.watched
+    watched = config.best_metric
     for name in [*names, *([] if watched is None else [watched])]:
         if name not in suitable:
             raise ConfigError(

@@ -11,7 +11,7 @@ import inference
 from benchmarks import compile as compile_benchmark
 from benchmarks import vs_huggingface
 from config.base import config_fields
-from config.flags import flag_of
+from config.flags import shortest_flag
 from config.gptj import GPTJConfig
 from huggingface.model_folders import write_hf_directory
 from modelling.model_family import get_family
@@ -94,7 +94,7 @@ def test_help_shows_what_is_used_and_what_is_measured_alone(benchmark, capsys) -
     assert "(default: the run that --load names, else xxl_pod64)" in " ".join(text.split())
     for leaf in config_fields(GPTJConfig):
         if leaf.path in benchmark.UNUSED:
-            assert f"--{flag_of(leaf.path)} " not in text
+            assert f"--{shortest_flag(leaf.path)} " not in text
 
 
 def test_load_measures_a_model_of_hugging_face_too(tmp_path) -> None:

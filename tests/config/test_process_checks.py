@@ -44,18 +44,18 @@ def run(changes):
 
 def read(examples, more=""):
     tokenizer = SimpleNamespace(state=["tokens" + more * index])
-    Pipeline.check_same_on_all_processes(SimpleNamespace(tokenizer=tokenizer), Corpus(examples))
+    Pipeline.check_agreement(SimpleNamespace(tokenizer=tokenizer), Corpus(examples))
 
-def sources(own=agreement._sources):
-    agreement._sources = lambda: str(index)
+def sources(own=process_checks._sources):
+    process_checks._sources = lambda: str(index)
     try:
         run({})
     finally:
-        agreement._sources = own
+        process_checks._sources = own
 
 def version():
-    found = agreement.metadata.version
-    agreement.metadata.version = lambda name: found(name) + "+here" * index
+    found = process_checks.metadata.version
+    process_checks.metadata.version = lambda name: found(name) + "+here" * index
     run({})
 
 def program():

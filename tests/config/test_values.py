@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from config.base import nested
+from config.base import unflatten
 from config.errors import ConfigError
 from config.t5 import T5Config
 from config.values import Fraction, PositiveFloat, PositiveInt, Probability, ValueType
@@ -31,7 +31,7 @@ from config.values import Fraction, PositiveFloat, PositiveInt, Probability, Val
     ],
 )
 def test_accepted(annotation, value, expected):
-    checked = ValueType.of(annotation).check(value, "field")
+    checked = ValueType.from_annotation(annotation).check(value, "field")
     assert checked == expected
     assert type(checked) is type(expected)
 
@@ -62,7 +62,7 @@ def test_accepted(annotation, value, expected):
 )
 def test_refused(annotation, value, rule):
     with pytest.raises(ValueError) as info:
-        ValueType.of(annotation).check(value, "the.field")
+        ValueType.from_annotation(annotation).check(value, "the.field")
     assert str(info.value) == f"the.field is {value!r}, but must be {rule}"
 
 
@@ -79,7 +79,7 @@ def test_refused(annotation, value, rule):
     ],
 )
 def test_parsed_from_text(annotation, text, expected):
-    parsed = ValueType.of(annotation).parse(text, "field")
+    parsed = ValueType.from_annotation(annotation).parse(text, "field")
     assert parsed == expected
     assert type(parsed) is type(expected)
 
@@ -87,13 +87,13 @@ def test_parsed_from_text(annotation, text, expected):
 @pytest.mark.parametrize(("annotation", "text"), [(bool, "yes"), (int, "1.5"), (int, "four")])
 def test_text_refused(annotation, text):
     with pytest.raises(ValueError, match=f"field is '{text}', but must be"):
-        ValueType.of(annotation).parse(text, "field")
+        ValueType.from_annotation(annotation).parse(text, "field")
 
 
 @pytest.mark.parametrize("annotation", [list[int], int | str, dict])
 def test_types_no_field_can_have(annotation):
     with pytest.raises(TypeError):
-        ValueType.of(annotation)
+        ValueType.from_annotation(annotation)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ def test_limits_that_the_documents_name(field, most, more):
     ):
         given = {"family": "t5", "training.global_batch_size": value, field: value, **more}
         with error:
-            T5Config.from_dict(nested(given))
+            T5Config.from_dict(unflatten(given))
 
 
 def test_a_list_of_one_number_is_that_number():
     """As Graphcore's YAML has `available_memory_proportion: [0.4]`."""
-    optional = ValueType.of(Fraction | None)
+    optional = ValueType.from_annotation(Fraction | None)
     assert optional.check([0.4], "a field") == 0.4
-    assert ValueType.of(PositiveInt).check([8], "a field") == 8
+    assert ValueType.from_annotation(PositiveInt).check([8], "a field") == 8
     for value in ([0.4, 0.4], [], [[0.4]], ["half"]):
         with pytest.raises(ValueError, match="must be a number from 0 to 1"):
             optional.check(value, "a field")
     with pytest.raises(ValueError, match="must be true or false"):
-        ValueType.of(bool).check([True], "a field")
+        ValueType.from_annotation(bool).check([True], "a field")

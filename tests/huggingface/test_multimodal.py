@@ -184,4 +184,4 @@ def test_quantized_weights_of_the_whole_are_refused(tmp_path):
     data["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
     (tmp_path / "config.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match="give the model before its weights were quantized"):
-        CONFIG_LOADER.described(str(tmp_path))
+        CONFIG_LOADER.from_model(str(tmp_path))

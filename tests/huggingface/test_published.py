@@ -35,7 +35,7 @@ from tests.slow import slow
 
 def described(folder: Path) -> RunConfig:
     """The configuration of a run that begins with the model in a folder."""
-    found = dict(CONFIG_LOADER.described(str(folder)))
+    found = dict(CONFIG_LOADER.from_model(str(folder)))
     size = {"training": {"global_batch_size": 1}}
     return FAMILIES[found["family"]].config.from_dict(found | size)
 

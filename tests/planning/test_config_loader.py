@@ -75,7 +75,7 @@ def test_files_say_whether_the_head_is_the_embedding(kind, tied, tmp_path):
     """transformers 5 ties the head of each T5 it makes, and writes the same config.json as of one
     whose head is its own."""
     save(kind, tmp_path)
-    found = CONFIG_LOADER.described(str(tmp_path))
+    found = CONFIG_LOADER.from_model(str(tmp_path))
     assert found["model"]["embedding"]["tied"] is tied
     assert found["model"]["scale_decoder_outputs"] is (kind == "2019")
     config = read_command_line(
@@ -269,7 +269,7 @@ def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, m
     assert said in capsys.readouterr().err
     assert run_validation.main(["--load", str(tmp_path / "typo")]) == 2
     assert f"model {tmp_path / 'typo'}: no such folder here" in capsys.readouterr().err
-    assert CONFIG_LOADER.saved("random") is None
+    assert CONFIG_LOADER.from_load("random") is None
 
 
 # ---- what one run hands on to another -----------------------------------------------------------
@@ -307,5 +307,5 @@ def test_an_exported_model_keeps_its_template_and_separator(preset, tmp_path):
     family = get_family(config)
     weights = dict(family.weight_map(config).init_weights(1))
     export_model(config, weights, tmp_path / "out")
-    found = CONFIG_LOADER.described(str(tmp_path / "out"))["data"]
+    found = CONFIG_LOADER.from_model(str(tmp_path / "out"))["data"]
     assert {name: found[name] for name in small["data"]} == small["data"]

@@ -795,7 +795,7 @@ def test_a_full_standard_output_is_named_and_its_code_stays(size):
 import sys
 from terminal.entry_point import entry_point
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments=None):
     print("x" * {size})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import load_checkpoint
-from terminal.screen import enduring_streams, say
+from terminal.screen import say, tolerate_broken_streams
 from tests.small_runs import GPTJ, RATE, finetuning
 
 FLAGS = (*GPTJ, *RATE, "--dropout_prob", "0.1", "--eval.metrics", "loss")
@@ -58,7 +58,7 @@ def test_a_signal_saves_and_its_code_says_that_there_is_more(
 def test_what_broke_is_told_on_the_stream_that_is_left(monkeypatch, capfd):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        with enduring_streams():
+        with tolerate_broken_streams():
             say("one")
             say("two")
             print("result")
@@ -70,7 +70,7 @@ def test_what_broke_is_told_on_the_stream_that_is_left(monkeypatch, capfd):
 
 def test_streams_that_hold_are_as_before(capsys):
     before = sys.stdout, sys.stderr
-    with enduring_streams():
+    with tolerate_broken_streams():
         assert sys.stderr.isatty() is False
         say("one")
     assert (sys.stdout, sys.stderr) == before

@@ -115,7 +115,7 @@ def fsync(file):
     time.sleep(sys.maxsize // 10**10)
     usual(file)
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments=None):
     with CheckpointStore(sys.argv[1]) as store:
         store.save(1, {"x": np.zeros(3)}, {}, wait=True)

@@ -32,7 +32,7 @@ CASES = [(*field, text, in_file) for field in FIELDS for text in (*NUMBERS, *TEX
          for in_file in (False, True)]  # fmt: skip
 
 
-@entry_point(alone=True)
+@entry_point(single_process=True)
 def main(arguments=None):
     read_command_line("", "finetuning", "tiny", arguments, loader=CONFIG_LOADER)
 

@@ -12,15 +12,15 @@ import transformers
 
 import run_finetuning
 import run_generation
-from config.base import config_fields, flattened
+from config.base import config_fields, flatten
 from config.errors import ConfigError, UserError
 from config.families import FAMILIES
 from config.flags import (
     ALIASES,
     add_field_flags,
     field_overrides,
-    flag_of,
     section_groups,
+    shortest_flag,
     spell_flags,
 )
 from config.t5 import T5Config
@@ -103,7 +103,7 @@ def test_every_field_is_a_flag_by_its_dotted_name(family, spelled):
     parser = argparse.ArgumentParser()
     add_field_flags(section_groups(parser), config, lambda leaf: "")
     parsed = vars(parser.parse_args(spell_flags(given, config, ())))
-    found = flattened(field_overrides(parsed, config))
+    found = flatten(field_overrides(parsed, config))
     assert found == wanted
     assert [type(value) for value in found.values()] == [type(v) for v in wanted.values()]
 
@@ -230,7 +230,7 @@ def test_help_fits_two_screens_and_all_of_it_can_be_had(capsys):
         assert flag in short
     assert "--temperature" not in short, "which this script does not use"
     for leaf in config_fields(T5Config):
-        assert f"--{flag_of(leaf.path)}" in whole
+        assert f"--{shortest_flag(leaf.path)}" in whole
     assert "HF: num_heads" in " ".join(whole.split())
 
 
@@ -387,7 +387,7 @@ def test_settings_of_another_search_are_refused(flags):
     ],
 )  # fmt: skip
 def test_values_as_others_write_them(flag, field, value):
-    assert flattened(read(*flag.split()).config.to_dict())[field] == value
+    assert flatten(read(*flag.split()).config.to_dict())[field] == value
 
 
 def test_other_spellings_are_of_choices_alone():

@@ -12,7 +12,7 @@ import pytest
 
 import run_finetuning
 from checkpoints import CheckpointStore
-from config.base import nested
+from config.base import unflatten
 from config.families import config_class_of
 from config.presets import merge, preset_data
 from config.sections import RunConfig
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def saved_run(folder: Path, **fields: Any) -> str:
-    data = merge(preset_data("finetuning", "tiny"), nested(fields))
+    data = merge(preset_data("finetuning", "tiny"), unflatten(fields))
     config = config_class_of(data, "tiny").from_dict(data)
     with CheckpointStore(folder) as store:
         texts = {"config.yml": dump_yaml(config.to_dict())}

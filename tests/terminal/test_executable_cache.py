@@ -64,7 +64,7 @@ def test_a_folder_that_cannot_be_made_is_none(home, monkeypatch):
 
 def test_scripts_use_it_that_say_so(tmp_path):
     for caches, there in ((False, False), (True, True)):
-        assert entry_point(alone=True, caches=caches)(lambda arguments=None: None)([]) == 0
+        assert entry_point(single_process=True, caches=caches)(lambda arguments=None: None)([]) == 0
         assert ("POPXL_CACHE_DIR" in os.environ) is there
 
 

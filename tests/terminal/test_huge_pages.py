@@ -19,7 +19,7 @@ SCRIPT = """
 import json, os, sys
 from terminal.entry_point import entry_point
 
-@entry_point(alone={alone})
+@entry_point(single_process={alone})
 def main(arguments=None):
     said = sys.stdin.read()
     print(json.dumps([os.getpid(), os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], said]))
@@ -56,7 +56,9 @@ def ran(script: Path, *arguments: str) -> tuple[int, list]:
     return process.pid, json.loads(out)
 
 
-@pytest.mark.skipif(not huge_pages._is_of_use(), reason="the system has no huge pages to ask for")
+@pytest.mark.skipif(
+    not huge_pages._is_effective(), reason="the system has no huge pages to ask for"
+)
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_script_that_runs_models_starts_anew(alone, tmp_path):
     script = tmp_path / "script.py"
@@ -65,7 +67,9 @@ def test_a_script_that_runs_models_starts_anew(alone, tmp_path):
     assert said == [pid, None if alone else ASKED, ["--two words", "é"], "a line"]
 
 
-@pytest.mark.skipif(not huge_pages._is_of_use(), reason="the system has no huge pages to ask for")
+@pytest.mark.skipif(
+    not huge_pages._is_effective(), reason="the system has no huge pages to ask for"
+)
 def test_so_does_a_script_whose_main_is_elsewhere(tmp_path):
     (tmp_path / "elsewhere.py").write_text(SCRIPT.format(alone=False))
     script = tmp_path / "script.py"
@@ -87,7 +91,7 @@ def test_it_goes_on_as_it_is_where_programs_may_not_be_started(monkeypatch):
         raise PermissionError
 
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr(huge_pages, "_is_of_use", lambda: True)
+    monkeypatch.setattr(huge_pages, "_is_effective", lambda: True)
     monkeypatch.setattr(sys, "argv", [__file__])
     monkeypatch.setattr(os, "execve", refused)
     restart_with_huge_pages()
@@ -99,4 +103,4 @@ def test_a_system_without_huge_pages_is_left_alone(monkeypatch, tmp_path):
         if setting is not None:
             path.write_text(setting)
         monkeypatch.setattr(huge_pages, "_SETTING", path)
-        assert not huge_pages._is_of_use()
+        assert not huge_pages._is_effective()

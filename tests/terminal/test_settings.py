@@ -18,10 +18,10 @@ import run_finetuning
 import run_generation
 import run_validation
 from checkpoints import CheckpointStore
-from config.base import config_fields, flattened, nested
+from config.base import config_fields, flatten, unflatten
 from config.errors import ConfigError
 from config.families import config_class_of
-from config.flags import ALIASES, flag_of
+from config.flags import ALIASES, shortest_flag
 from config.presets import load_config, merge, preset_data, preset_names
 from config.sections import RunConfig
 from files.formatting import format_name
@@ -29,7 +29,7 @@ from files.yaml_files import dump_yaml
 from planning.config_loader import CONFIG_LOADER
 from run.options import RunOptions
 from terminal.command_line import CommandLine, read_command_line
-from terminal.file_options import AddOptions, options_of
+from terminal.file_options import AddOptions, script_options
 from terminal.parser import add_export_option
 from tests.huggingface.hub_folders import save
 from tests.slow import slow
@@ -59,7 +59,7 @@ def read(*flags: str) -> CommandLine:
 
 
 def values(config: RunConfig) -> dict[str, Any]:
-    return flattened(config.to_dict())
+    return flatten(config.to_dict())
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def run(tmp_path) -> Callable[..., tuple[str, dict[str, Any]]]:
     """Makes the folder of a run with a saved step; gives it, and its settings by dotted names."""
 
     def make(preset: str = "tiny", **more: Any) -> tuple[str, dict[str, Any]]:
-        data = merge(preset_data("finetuning", preset), nested({**ALL, **more}))
+        data = merge(preset_data("finetuning", preset), unflatten({**ALL, **more}))
         config = config_class_of(data, preset).from_dict(data)
         with CheckpointStore(tmp_path / "run") as store:
             texts = {"config.yml": dump_yaml(config.to_dict())}
@@ -259,7 +259,7 @@ def test_a_flag_replaces_what_it_excludes(where, below, flags, changes, run, tmp
             read(*lower, *flags)
         return
     name, value = changes
-    assert flattened(read(*lower, *flags).config.to_dict())[name] == value
+    assert flatten(read(*lower, *flags).config.to_dict())[name] == value
     said = capsys.readouterr().err
     assert re.search(rf"^{name}: .* -> {format_name(value)}, which .* excludes$", said, re.M)
     if below.get(name) is not None:
@@ -336,14 +336,16 @@ SCRIPTS: Mapping[str, tuple[str, AddOptions]] = {
     "run_generation": ("inference", run_generation._add_options),
     "run_export": ("inference", add_export_option),
 }
-ALL_OPTIONS = [(script, name) for script, (_, add) in SCRIPTS.items() for name in options_of(add)]
+ALL_OPTIONS = [
+    (script, name) for script, (_, add) in SCRIPTS.items() for name in script_options(add)
+]
 
 
 @pytest.mark.parametrize(("script", "name"), ALL_OPTIONS)
 def test_a_file_takes_every_option_of_a_script(script, name, tmp_path):
     """In each of the spellings, as the flag does; flags win over the file."""
     presets, add_options = SCRIPTS[script]
-    action, flag = options_of(add_options)[name], f"--{name}"
+    action, flag = script_options(add_options)[name], f"--{name}"
     switch = action.nargs == 0
     value = "original" if action.choices else "7"
     text = "true" if switch else value
@@ -376,15 +378,15 @@ def test_a_file_takes_every_option_of_a_script(script, name, tmp_path):
 @pytest.mark.parametrize("family", ["t5", "gptj", "llama"])
 def test_a_file_takes_every_field_by_its_flag(family, tmp_path):
     section = config_class_of({"family": family}, "")
-    base = flattened(section.from_dict({}).to_dict())
-    names = {leaf.path: {leaf.path, flag_of(leaf.path)} for leaf in config_fields(section)}
+    base = flatten(section.from_dict({}).to_dict())
+    names = {leaf.path: {leaf.path, shortest_flag(leaf.path)} for leaf in config_fields(section)}
     for way in (0, -1):
         keys = {sorted(spellings)[way].replace("_", "-" if way else "_"): dotted
                 for dotted, spellings in names.items()}  # fmt: skip
         data = {key: base[dotted] for key, dotted in keys.items()} | {"family": family}
         (tmp_path / "own.yml").write_text(dump_yaml(data))
         line = read("--config", str(tmp_path / "own.yml"))
-        assert flattened(line.settings.sources[0].values) == base | {"family": family}
+        assert flatten(line.settings.sources[0].values) == base | {"family": family}
 
 
 def test_a_file_begins_a_run_anew(run, tmp_path):

@@ -15,7 +15,7 @@ import transformers
 
 from checkpoints import CheckpointError
 from config.errors import ConfigError
-from config.model import TiedEmbedding
+from config.model import TiedEmbeddingConfig
 from config.t5 import T5Config
 from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
@@ -300,7 +300,7 @@ def test_an_mt5_without_a_head_is_taken_for_a_tied_one_if_that_is_said(tmp_path:
     expected = weights_of(their_model("mt5, tied"))
     assert start.tensors.keys() == expected.keys()
     assert all(np.array_equal(start.tensors[n], x) for n, x in expected.items())
-    untied = replace(config, model=replace(config.model, embedding=TiedEmbedding(VOCABULARY)))
+    untied = replace(config, model=replace(config.model, embedding=TiedEmbeddingConfig(VOCABULARY)))
     with pytest.raises(CheckpointError, match=r"no lm_head.weight: .* --model.embedding.tied true"):
         resolve_initial_state(untied, base_weight_map(untied))
 

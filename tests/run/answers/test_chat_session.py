@@ -215,7 +215,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
     save_tokenizer(tokenizer, RunFolder(tmp_path / "run"))
     for name in ("gone.jinja", "tokenizer"):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
-    found = LlamaConfig.from_dict(CONFIG_LOADER.saved(str(tmp_path / "run")) or {})
+    found = LlamaConfig.from_dict(CONFIG_LOADER.from_load(str(tmp_path / "run")) or {})
     again = Pipeline(found, CAUSAL_LM)
     assert again.chat_template.prompt(Conversation([ASKED])).startswith(
         "<|endoftext|><start_of_turn>user"
