@@ -267,29 +267,36 @@ def _with_training_lengths(
     )
     multiple = length_multiple(config)
 
-    def fitting(tokens: int) -> int:
+    def round_to_multiple(tokens: int) -> int:
         return max(min(ceil(tokens / multiple) * multiple, limit // multiple * multiple), multiple)
 
-    written = fitting(min(DEFAULT_NEW_TOKENS, limit // 2) if lengths is None else lengths.target)
-    read = fitting((limit - written) if lengths is None else lengths.longest)
-    fields = {"model__sequence_length": read, f"model__{sample_format.output_field}": written}
+    new_tokens = round_to_multiple(
+        min(DEFAULT_NEW_TOKENS, limit // 2) if lengths is None else lengths.target
+    )
+    sequence_length = round_to_multiple(
+        (limit - new_tokens) if lengths is None else lengths.longest
+    )
+    fields = {
+        "model__sequence_length": sequence_length,
+        f"model__{sample_format.output_field}": new_tokens,
+    }
     return choices.with_values(**fields)
 
 
 def _with_answer_lengths(choices: AutoConfig, sample_format: SampleFormat) -> AutoConfig:
     """Choose the longest prompts that leave space for the answer in the context."""
-    usual = min(DEFAULT_NEW_TOKENS, _context_length(choices.config) // 2)
-    choices = choices.with_values(**{f"model__{sample_format.output_field}": usual})
+    default = min(DEFAULT_NEW_TOKENS, _context_length(choices.config) // 2)
+    choices = choices.with_values(**{f"model__{sample_format.output_field}": default})
     config = choices.config
-    written = config.generation.max_tokens or sample_format.output_length(config)
-    read = _max_prompt_length(config, _context_length(config), written)
-    return choices.with_values(model__sequence_length=read)
+    new_tokens = config.generation.max_tokens or sample_format.output_length(config)
+    sequence_length = _max_prompt_length(config, _context_length(config), new_tokens)
+    return choices.with_values(model__sequence_length=sequence_length)
 
 
-def _max_prompt_length(config: RunConfig, limit: int, written: int) -> int:
-    """Return the largest prompt length with `written` new tokens in a context of `most`."""
+def _max_prompt_length(config: RunConfig, limit: int, new_tokens: int) -> int:
+    """Return the largest prompt length with `new_tokens` new tokens in a context of `limit`."""
     multiple = length_multiple(config)
-    return max((limit - written) // multiple, 1) * multiple
+    return max((limit - new_tokens) // multiple, 1) * multiple
 
 
 def with_generation_lengths(line: CommandLine) -> CommandLine:
@@ -308,13 +315,13 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     if not of_run or line.preset != run.name or shares:
         return line
     limit = max(_context_length(config), config.model.sequence_length)
-    written = sample_format.max_new_tokens(config)
+    new_tokens = sample_format.max_new_tokens(config)
     if config.data.train is not None and config.generation.max_tokens is None:
-        written = min(max(written, DEFAULT_NEW_TOKENS), limit // 2)
-    read = _max_prompt_length(config, limit, written)
-    if sample_format is SEQ2SEQ:  # what is written takes no place from it
-        read = max(read, config.model.sequence_length)
-    fields = {"model.sequence_length": read, "generation.max_tokens": written}
+        new_tokens = min(max(new_tokens, DEFAULT_NEW_TOKENS), limit // 2)
+    sequence_length = _max_prompt_length(config, limit, new_tokens)
+    if sample_format is SEQ2SEQ:  # the decoder's tokens take no space in the encoder
+        sequence_length = max(sequence_length, config.model.sequence_length)
+    fields = {"model.sequence_length": sequence_length, "generation.max_tokens": new_tokens}
     if sample_format is SEQ2SEQ:
         fields["data.examples_per_sample"] = 1
     new = {name: value for name, value in fields.items() if name not in set_names}
@@ -428,25 +435,32 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
         or not plans_placement(config)
     ):
         return choices
-    usual, half = config.execution.micro_batch_size, config.execution.micro_batch_size // 2
-    per_replica = config.gradient_accumulation * usual
+    default_size, half_size = (
+        config.execution.micro_batch_size,
+        config.execution.micro_batch_size // 2,
+    )
+    per_replica = config.gradient_accumulation * default_size
 
     def seconds(n: int) -> float:
         candidate = choices.with_values(execution__micro_batch_size=n).config
         return _simulate(candidate, target_machine, programs)
 
-    runs = {usual: seconds(usual)}
-    for n in (2 * usual, 4 * usual):
+    runs = {default_size: seconds(default_size)}
+    for n in (2 * default_size, 4 * default_size):
         if per_replica % n or runs[n // 2] == inf:  # larger ones do not fit either
             break
         runs[n] = seconds(n)
         if runs[n] >= runs[n // 2]:
             break
-    if half and per_replica % half == 0 and runs.get(2 * usual, inf) >= runs[usual]:
-        runs[half] = seconds(half)
+    if (
+        half_size
+        and per_replica % half_size == 0
+        and runs.get(2 * default_size, inf) >= runs[default_size]
+    ):
+        runs[half_size] = seconds(half_size)
     best = min(runs, key=runs.__getitem__)
-    if runs[best] > (1 - MIN_GAIN) * runs[usual]:
-        best = usual
+    if runs[best] > (1 - MIN_GAIN) * runs[default_size]:
+        best = default_size
     samples = config.training.global_batch_size * config.execution.device_iterations
     rates = {n: samples / time for n, time in runs.items() if time < inf}
     return replace(choices.with_values(execution__micro_batch_size=best), simulated=rates)
@@ -493,8 +507,8 @@ def _max_micro_batch(choices: AutoConfig, sample_format: SampleFormat, measured:
         config = config.with_values(
             {"model.sequence_length": min(length, MAX_SAMPLE_TOKENS - DEFAULT_NEW_TOKENS)}
         )
-    usual = length if measured else min(length, DEFAULT_NEW_TOKENS)
-    tokens = TARGET_TOKENS[choices.devices.platform] // usual
+    typical = length if measured else min(length, DEFAULT_NEW_TOKENS)
+    tokens = TARGET_TOKENS[choices.devices.platform] // typical
     return int(
         max(min(tokens, choices.devices.memory / 4 / _bytes_per_sample(config, sample_format)), 1)
     )
@@ -532,10 +546,10 @@ def _summary(choices: AutoConfig, trains: bool) -> str | None:
 def _summary_items(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
     """List the fields that can be chosen, each with the text of its value."""
     e, t, output = c.execution, c.training, get_family(c).sample_format.output_field
-    read = f"sequence_length {c.model.sequence_length}"
+    sequence_length = f"sequence_length {c.model.sequence_length}"
     always = [
         ({"model.precision"}, c.model.precision),
-        ({"model.sequence_length"}, read),
+        ({"model.sequence_length"}, sequence_length),
         ({f"model.{output}"}, f"{output} {getattr(c.model, output)}"),
     ]
     sizes = {BATCH, MICRO, COPIES}

@@ -151,8 +151,8 @@ class RunOrModelLoader:
         kind, known = found.hf_config.text("model_type"), kinds()
         if kind not in known:
             raise ConfigError(
-                f"{format_name(name)} is of the kind {format_value(kind)}, {_missing(kind)}; "
-                f"there are: {', '.join([*known, *TEXT_MODEL_TYPES])}"
+                f"{format_name(name)} is of the kind {format_value(kind)}, "
+                f"{_unsupported_reason(kind)}; there are: {', '.join([*known, *TEXT_MODEL_TYPES])}"
             )
         # It imports JAX, which takes seconds: mistakes in the command line come first.
         from modelling.model_family import load_family
@@ -163,19 +163,20 @@ class RunOrModelLoader:
             model["embedding"]["tied"] = True
         return {
             "family": known[kind],
-            "model": model | ({"multimodal_parent": _whole(name)} if found.multimodal_type else {}),
+            "model": model
+            | ({"multimodal_parent": _absolute_folder(name)} if found.multimodal_type else {}),
             "checkpoint": {"load": name},
-            "data": {"tokenizer": _whole(name)} | exported_task(found.hf_config),
+            "data": {"tokenizer": _absolute_folder(name)} | exported_task(found.hf_config),
         }
 
 
-def _missing(kind: str) -> str:
+def _unsupported_reason(kind: str) -> str:
     """Text for a message on a model type that is not supported."""
     reason = unsupported_reason(kind)
     return "which is not known" if reason is None else f"{reason}, which is not there"
 
 
-def _whole(name: str) -> str:
+def _absolute_folder(name: str) -> str:
     """Return the absolute path of a folder; other names unchanged."""
     return os.path.abspath(name) if os.path.isdir(name) else name
 

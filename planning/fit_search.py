@@ -36,13 +36,13 @@ def plan_best_training(
         if best is not None and best.fits and not layout.may_be_below(best.expected_seconds):
             continue
         report = search_fitting_config(name, layout.config, machine, programs)
-        if best is None or _order(report) < _order(best):
+        if best is None or _sort_key(report) < _sort_key(best):
             best = report
     assert best is not None, "there is a layout"
     return best
 
 
-def _order(report: Report) -> tuple[bool, float]:
+def _sort_key(report: Report) -> tuple[bool, float]:
     return not report.fits, report.expected_seconds
 
 

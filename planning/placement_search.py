@@ -74,7 +74,7 @@ def search_placement(
         memory: bytes of a device for the program; default: the machine's.
         host: bytes of host memory of a replica; default: its share of the machine's.
     """
-    search = PlacementSearch.on_machine(target_machine, variants, config, memory, host)
+    search = PlacementSearch.for_machine(target_machine, variants, config, memory, host)
     smaller, largest = _numbers_per_pass(config)
     best = search.best_remat(largest)
     several: Trial | None = None
@@ -103,7 +103,7 @@ def run_trial(
     configured number, with all activations recomputed.
     """
     variant = variant or Variant(_numbers_per_pass(config)[1])
-    return PlacementSearch.on_machine(target_machine, variants, config).trial(variant)
+    return PlacementSearch.for_machine(target_machine, variants, config).trial(variant)
 
 
 def _resolve_auto_options(search: PlacementSearch, config: RunConfig, best: Trial) -> Trial:
@@ -114,12 +114,12 @@ def _resolve_auto_options(search: PlacementSearch, config: RunConfig, best: Tria
     """
     execution = config.execution
     if execution.rts_activations == "auto" and execution.tensor_parallel > 1:
-        best = search.faster(best, [_with_changes(best, rts_activations=False)])
+        best = search.fastest(best, [_with_changes(best, rts_activations=False)])
     if execution.attention_serialisation != "auto" or execution.micro_batch_size > 1:
         return best
     for chunks in _CHUNKS:
         if not best.fits and config.model.sequence_length % chunks == 0:
-            best = search.faster(best, [_with_changes(best, attention_serialisation=chunks)])
+            best = search.fastest(best, [_with_changes(best, attention_serialisation=chunks)])
     return best
 
 
@@ -175,7 +175,7 @@ class PlacementSearch:
         self.tried: list[Trial] = []
 
     @classmethod
-    def on_machine(
+    def for_machine(
         cls,
         machine: Machine,
         variants: ProgramVariants,
@@ -201,9 +201,9 @@ class PlacementSearch:
 
     def _fastest_policy(self, best: Trial, policies: Sequence[RematPolicy]) -> Trial:
         """Return the fastest trial with one of the policies; `best` if none is faster."""
-        return self.faster(best, [replace(best.variant, saved_layers=p) for p in policies])
+        return self.fastest(best, [replace(best.variant, saved_layers=p) for p in policies])
 
-    def faster(self, best: Trial, variants: Sequence[Variant]) -> Trial:
+    def fastest(self, best: Trial, variants: Sequence[Variant]) -> Trial:
         """Return the fastest trial of the variants; `best` if none is faster."""
         trials = [self.trial(variant) for variant in variants if self.may_hold(variant)]
         fastest = min(trials, key=lambda trial: (not trial.fits, trial.seconds), default=best)

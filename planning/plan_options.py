@@ -79,7 +79,7 @@ class RequirementsFn(Protocol):
     def __call__(self, config: RunConfig, target: str = "cpu") -> Requirements: ...
 
 
-def _files(options: argparse.Namespace) -> dict[str, str | None]:
+def _output_files(options: argparse.Namespace) -> dict[str, str | None]:
     return {
         "the plan": options.plan_json,
         "the picture": options.plan_picture,
@@ -89,7 +89,7 @@ def _files(options: argparse.Namespace) -> dict[str, str | None]:
 
 def wants_plan(options: argparse.Namespace) -> bool:
     """Return True if the options ask for a plan."""
-    return options.plan or any(path is not None for path in _files(options).values())
+    return options.plan or any(path is not None for path in _output_files(options).values())
 
 
 def show_plan(
@@ -108,7 +108,7 @@ def show_plan(
         return False
     if not is_first_process():
         return True
-    for what, path in _files(options).items():
+    for what, path in _output_files(options).items():
         if path is not None:
             check_can_write_file(what, path)
     from planning.advice import with_advice

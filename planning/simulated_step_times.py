@@ -57,12 +57,12 @@ def plan_best_layout(
     preset: str, machine_name: str, devices: int, programs: VariantCache | None = None
 ) -> Report:
     """Return the plan of the fastest layout of a fine-tuning preset on devices of a machine."""
-    config = _config(preset)
+    config = _load_preset(preset)
     configs = list_layouts(config, devices, config.execution.micro_batch_size)
     return plan_best_training(preset, configs, machine(machine_name), programs)
 
 
-def _config(preset: str) -> RunConfig:
+def _load_preset(preset: str) -> RunConfig:
     data = preset_data("finetuning", preset)
     return load_config(config_class_of(data, preset), "finetuning", preset)
 
@@ -80,7 +80,7 @@ def simulate_step(preset: str, machine_name: str, host: float | None = None) -> 
     target = machine(machine_name)
     if host is not None:
         target = replace(target, title=f"{target.title}, {host:g} GB host", host_memory=host * 1e9)
-    return make_report(preset, finetuning_requirements(_config(preset), target.target), target)
+    return make_report(preset, finetuning_requirements(_load_preset(preset), target.target), target)
 
 
 def step_table_row(case: StepCase) -> str:

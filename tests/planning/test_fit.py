@@ -249,7 +249,7 @@ def test_what_a_first_placement_leaves_is_filled(monkeypatch: pytest.MonkeyPatch
     variants = VariantCache().variants(config, "gpu")
     buffers = variants.get()[1].ir.remote_buffers
     memory = 0.8 * variants.get()[1].storage().remote
-    search = placement_search.PlacementSearch.on_machine(
+    search = placement_search.PlacementSearch.for_machine(
         replace(gpu, memory=memory), variants, config
     )
     first = search.trial(Variant(8))

@@ -81,9 +81,11 @@ class BulkEstimate:
         """Estimate a program with all entries in host memory."""
         stages = StageBuilder(schedule, segment_costs, rates)
         count = len(stages.compute_seconds)
-        moved = [0] * count, [0] * count, [0.0] * count, [0.0] * count
+        entry_transfers = [0] * count, [0] * count, [0.0] * count, [0.0] * count
         calls = stages.dispatch_seconds, stages.load_calls, stages.store_calls
-        bulk_estimate = cls(stages.compute_seconds, stages.transfers, *moved, *calls, rates, window)
+        bulk_estimate = cls(
+            stages.compute_seconds, stages.transfers, *entry_transfers, *calls, rates, window
+        )
         bulk_estimate.set_location(stages.transfers, 1)
         return bulk_estimate
 
@@ -150,9 +152,11 @@ class BulkEstimate:
                 prefetched -= self.loads[first]
             load_end = (load_end if load_end > ends[first] else ends[first]) + load_seconds
             start = load_end if load_end > end else end
-            behind = store_end - self.window / link
-            busy = compute_seconds if compute_seconds > dispatch_seconds else dispatch_seconds
-            end = (start if start > behind else behind) + busy
+            write_limit = store_end - self.window / link
+            busy_seconds = (
+                compute_seconds if compute_seconds > dispatch_seconds else dispatch_seconds
+            )
+            end = (start if start > write_limit else write_limit) + busy_seconds
             ends.append(end)
             store_end = (store_end if store_end > end else end) + store_seconds
         return max(end, store_end)
@@ -171,23 +175,25 @@ class StageBuilder:
         events = events_of_run(schedule)
         spent = [max(each[step.segment]) for step, _ in events if isinstance(step, Run)]
         self._least = sum(spent) / _STAGES
-        coming: list[EntryTransfers] = []
+        pending_loads: list[EntryTransfers] = []
         before: Any = None
         for step, index in events:
             if isinstance(step, Run):
-                self._run(*each[step.segment], coming)
-                coming.clear()
+                self._run(*each[step.segment], pending_loads)
+                pending_loads.clear()
             else:
                 entry = step.buffer, index[0] if isinstance(index, tuple) else index
-                moved = self.transfers.setdefault(entry, EntryTransfers(step.nbytes))
+                entry_transfers = self.transfers.setdefault(entry, EntryTransfers(step.nbytes))
                 if isinstance(step, Load):
-                    coming.append(moved)
+                    pending_loads.append(entry_transfers)
                 else:
-                    moved.stores.append(len(self.compute_seconds) - 1)
+                    entry_transfers.stores.append(len(self.compute_seconds) - 1)
                     self.store_calls[-1] += not isinstance(before, type(step))
             before = step
 
-    def _run(self, seconds: float, dispatch: float, coming: Sequence[EntryTransfers]) -> None:
+    def _run(
+        self, seconds: float, dispatch: float, pending_loads: Sequence[EntryTransfers]
+    ) -> None:
         if max(self.compute_seconds[-1], self.dispatch_seconds[-1]) > self._least:
             for each in (
                 self.compute_seconds,
@@ -198,6 +204,6 @@ class StageBuilder:
                 each.append(0)
         self.compute_seconds[-1] += seconds
         self.dispatch_seconds[-1] += dispatch
-        self.load_calls[-1] += bool(coming)
-        for moved in coming:
-            moved.loads.append(len(self.compute_seconds) - 1)
+        self.load_calls[-1] += bool(pending_loads)
+        for entry_transfers in pending_loads:
+            entry_transfers.loads.append(len(self.compute_seconds) - 1)

@@ -23,7 +23,7 @@ class DeviceAllocator:
     def __init__(self) -> None:
         self.extent = 0
         self._top = 0  # nothing is taken from here on
-        self._taken: dict[int, int] = {}  # bytes of pieces, by address
+        self._allocated: dict[int, int] = {}  # bytes of pieces, by address
         self._by_size: list[tuple[int, int]] = []  # free pieces: bytes and address, in order
         self._free: dict[int, int] = {}  # bytes of free pieces, by address
         self._ends: dict[int, int] = {}  # their addresses, by their end
@@ -33,21 +33,21 @@ class DeviceAllocator:
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
-            address, piece = self._top, size
+            address, block = self._top, size
             self._top += size
             self.extent = max(self.extent, self._top)
         else:
-            piece, address = self._by_size[index]
+            block, address = self._by_size[index]
             self._remove(address)
-            if piece >= 2 * size or piece - size >= _LEFT_OVER:
-                self._add(address + size, piece - size)
-                piece = size
-        self._taken[address] = piece
+            if block >= 2 * size or block - size >= _LEFT_OVER:
+                self._add(address + size, block - size)
+                block = size
+        self._allocated[address] = block
         return address
 
     def free(self, address: int) -> None:
         """Free the array at an address."""
-        size = self._taken.pop(address)
+        size = self._allocated.pop(address)
         if address + size in self._free:
             size += self._remove(address + size)
         if address in self._ends:

@@ -95,19 +95,19 @@ def _live_inputs(node: PrimitiveNode, live_values: set[PrimitiveValue]) -> list[
     if node.name != "scan":
         return node.inputs
     ((body, count),) = node.bodies
-    consts, carry = _consts_and_carry(node.params)
-    into, out = body.inputs[-len(node.atoms) :], body.results
-    keep = {i for i, v in enumerate(node.outputs) if v in live_values}
+    num_consts, num_carry = _consts_and_carry(node.params)
+    body_inputs, body_results = body.inputs[-len(node.atoms) :], body.results
+    live_outputs = {i for i, v in enumerate(node.outputs) if v in live_values}
     while True:
-        results = _values([out[i] for i in keep])
+        results = _values([body_results[i] for i in live_outputs])
         needed = _live_nodes(body.nodes, results)
         used = {v for n in needed for v in n.inputs} | set(results)
-        added = {i for i in range(carry) if into[consts + i] in used} - keep
+        added = {i for i in range(num_carry) if body_inputs[num_consts + i] in used} - live_outputs
         if not added:
             break
-        keep |= added
+        live_outputs |= added
     node.bodies = [(FlatFunction(needed, body.inputs, results), count)]
-    dropped = {consts + i for i in range(carry)} - {consts + i for i in keep}
+    dropped = {num_consts + i for i in range(num_carry)} - {num_consts + i for i in live_outputs}
     return _values([v for i, v in enumerate(node.atoms) if i not in dropped])
 
 
@@ -115,8 +115,8 @@ def _consts_and_carry(scan: dict[str, Any]) -> tuple[int, int]:
     """Return the numbers of a scan's constants and carries; JAX 0.11 and newer group them."""
     if "ft_in" not in scan:
         return scan["num_consts"], scan["num_carry"]
-    consts, carry, _ = scan["ft_in"].update(range(len(scan["ft_in"].vals))).unpack()
-    return len(list(consts)), len(list(carry))
+    num_consts, num_carry, _ = scan["ft_in"].update(range(len(scan["ft_in"].vals))).unpack()
+    return len(list(num_consts)), len(list(num_carry))
 
 
 def _new_values(variables: list[Any]) -> list[PrimitiveValue]:

@@ -125,13 +125,13 @@ class AllHostRun:
     @contextmanager
     def _none_resident(self) -> Iterator[None]:
         """Context without a placement."""
-        now = {buffer: (buffer.resident_entries, buffer.on_disk) for buffer in self._on_disk}
+        current = {buffer: (buffer.resident_entries, buffer.on_disk) for buffer in self._on_disk}
         for buffer, on_disk in self._on_disk.items():
             buffer.resident, buffer.on_disk = 0, on_disk
         try:
             yield
         finally:
-            for buffer, (resident, on_disk) in now.items():
+            for buffer, (resident, on_disk) in current.items():
                 buffer.resident, buffer.on_disk = resident, on_disk
 
 
@@ -269,12 +269,8 @@ def _place_greedily(
     The savings of a group change little with one choice. Between rounds they are computed again
     only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
     """
-    step_bytes, remaining, num_choices, now = (
-        int(free_bytes * _STEP),
-        free_bytes,
-        0,
-        _cost(bulk_estimate),
-    )
+    step_bytes, remaining = int(free_bytes * _STEP), free_bytes
+    num_choices, current_cost = 0, _cost(bulk_estimate)
     all_groups = [(-math.inf, -1, i) for i in range(len(groups))]
     queue = [*all_groups]  # cost of a byte, as of which choice, and the group
     while queue:
@@ -285,11 +281,15 @@ def _place_greedily(
         entries = groups[i].entries(groups[i].num_placed, count)
         if evaluated < num_choices:
             with bulk_estimate.with_on_device(entries):
-                heappush(queue, ((_cost(bulk_estimate) - now) / nbytes, num_choices, i))
+                heappush(queue, ((_cost(bulk_estimate) - current_cost) / nbytes, num_choices, i))
             continue
         bulk_estimate.set_location(entries, -1)
         groups[i].num_placed += count
-        remaining, num_choices, now = remaining - nbytes, num_choices + 1, _cost(bulk_estimate)
+        remaining, num_choices, current_cost = (
+            remaining - nbytes,
+            num_choices + 1,
+            _cost(bulk_estimate),
+        )
         if num_choices % _ROUND:
             heappush(queue, (cost, -1, i))
         else:

@@ -142,7 +142,7 @@ class SimulatedDevice:
         dispatch: Callable[[Segment], float] = lambda _: 0.0,
     ) -> None:
         self.rates, self._seconds, self._temporaries = rates, seconds, temporaries
-        self._seconds_of_host = dispatch
+        self._dispatch_seconds = dispatch
         self.has_own_memory = rates.has_own_memory
         self.host = self._compute = 0.0
         self._streams, self._copies = [0.0] * STREAMS, 0
@@ -154,7 +154,7 @@ class SimulatedDevice:
         self.exposed: dict[str, tuple[float, float]] = {}
         self._waited_until = 0.0
         self._ends: deque[float] = deque()
-        self._leaving: deque[tuple[float, Any]] = deque()
+        self._outgoing: deque[tuple[float, Any]] = deque()
         self._disk = SimulatedDisk(self)
         self._results = cache(_results)
 
@@ -166,8 +166,8 @@ class SimulatedDevice:
     # ---- memory ---------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
         """Allocate device memory; returns its address."""
-        while self._leaving and self._leaving[0][0] <= self.host:
-            self._leaving.popleft()
+        while self._outgoing and self._outgoing[0][0] <= self.host:
+            self._outgoing.popleft()
         self.live += nbytes
         self.peak = max(self.peak, self.live)
         return self.allocator.allocate(nbytes)
@@ -196,13 +196,14 @@ class SimulatedDevice:
         """Run a segment."""
         if len(self._ends) >= self.rates.max_in_flight:
             self.host = max(self.host, self._ends.popleft())
-        self._dispatch(segment.name, self._seconds_of_host(segment))
+        self._dispatch(segment.name, self._dispatch_seconds(segment))
         ready = max((a.ready for a in arguments if isinstance(a, SimulatedArray)), default=0.0)
         end = self._run(segment.name, ready, self._seconds(segment))
         donated = [arguments[i] for i in segment.donated]
         sizes, others = self._results(segment)
         results = [
-            SimulatedArray(self, nbytes, end, donor=_of_size(donated, nbytes)) for nbytes in sizes
+            SimulatedArray(self, nbytes, end, donor=_find_by_size(donated, nbytes))
+            for nbytes in sizes
         ]
         for array in donated:
             array.delete()
@@ -238,7 +239,7 @@ class SimulatedDevice:
         cost = self.rates.transfer_dispatch_s + 2 * self.rates.per_array_s * len(arrays)
         self._dispatch(f"move {len(arrays)} arrays", cost)
         return [
-            self._bring(array) if where == "device" else self._send(array)
+            self._load(array) if where == "device" else self._store(array)
             for array, where in zip(arrays, to, strict=True)
         ]
 
@@ -247,23 +248,23 @@ class SimulatedDevice:
         self._copies += 1
         return self._copies % STREAMS
 
-    def _space(self) -> None:
+    def _put_spacer(self) -> None:
         i = self._stream()
         self._streams[i] = (
             max(self._streams[i], self._compute, self.host) + self.rates.copy_latency_s
         )
 
-    def _bring(self, array: SimulatedArray) -> SimulatedArray:
+    def _load(self, array: SimulatedArray) -> SimulatedArray:
         start, end = self._copy(array, self._in, self._out)
-        self._space()
+        self._put_spacer()
         self.spans.append(Span("copies in", "load", self.part, start, end, array.nbytes))
         return SimulatedArray(self, array.nbytes, end)
 
-    def _send(self, array: SimulatedArray) -> SimulatedArray:
-        self._space()
+    def _store(self, array: SimulatedArray) -> SimulatedArray:
+        self._put_spacer()
         start, end = self._copy(array, self._out, self._in)
         self.spans.append(Span("copies out", "store", self.part, start, end, array.nbytes))
-        self._leaving.append((end, array))
+        self._outgoing.append((end, array))
         return SimulatedArray(self, array.nbytes, end, held=False)
 
     def _copy(
@@ -288,15 +289,15 @@ class SimulatedDevice:
         """Write an entry to disk once it is in host memory."""
         self._disk.write(entry)
 
-    def settle(self) -> None:
+    def finish_writes(self) -> None:
         """Finish all pending writes."""
-        self._disk.settle()
+        self._disk.finish_writes()
 
 
 _END = itemgetter(1)
 
 
-def _of_size(arrays: Sequence[SimulatedArray], nbytes: int) -> SimulatedArray | None:
+def _find_by_size(arrays: Sequence[SimulatedArray], nbytes: int) -> SimulatedArray | None:
     """Return the first array in device memory with `nbytes`; None if there is none."""
     return next((a for a in arrays if a.nbytes == nbytes and a.is_held), None)
 
@@ -341,53 +342,53 @@ class SimulatedDisk:
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device, self.clock, self._copies = device, 0.0, 0.0
-        self._may_read = 0.0  # there is room for what is read ahead from then on
-        self._ahead: deque[tuple[float, int]] = deque()  # loads: the host's clock, and bytes
-        self._ahead_bytes = 0
-        self._behind: deque[SimulatedArray] = deque()  # to be written, not begun
-        self._unwritten: deque[tuple[float, SimulatedArray]] = deque()  # begun: the end of each
-        self._waiting = 0  # bytes of both
+        self._can_read_at = 0.0  # there is room for what is read ahead from then on
+        self._read_ahead: deque[tuple[float, int]] = deque()  # loads: the host's clock, and bytes
+        self._read_ahead_bytes = 0
+        self._queued: deque[SimulatedArray] = deque()  # to be written, not begun
+        self._writing: deque[tuple[float, SimulatedArray]] = deque()  # begun: the end of each
+        self._pending_bytes = 0  # bytes of both
 
-    def settle(self) -> None:
+    def finish_writes(self) -> None:
         """Finish all pending writes."""
-        self._begin(math.inf)
+        self._start_writes(math.inf)
 
     def read(self, entry: SimulatedArray) -> None:
         """Read an entry; one that is not written yet is still in memory."""
         device = self._device
-        while not fits_window(self._ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
-            self._may_read, nbytes = self._ahead.popleft()
-            self._ahead_bytes -= nbytes
-        self._begin(max(self.clock, self._may_read))
-        if not any(entry is a for a in (*self._behind, *(a for _, a in self._unwritten))):
-            start = max(self.clock, self._may_read)
+        while not fits_window(self._read_ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
+            self._can_read_at, nbytes = self._read_ahead.popleft()
+            self._read_ahead_bytes -= nbytes
+        self._start_writes(max(self.clock, self._can_read_at))
+        if not any(entry is a for a in (*self._queued, *(a for _, a in self._writing))):
+            start = max(self.clock, self._can_read_at)
             self.clock = start + entry.nbytes / device.rates.disk_read
             self._span("read", start, entry)
             device.wait_until(self._copy_time(self.clock, entry))
-        self._ahead.append((device.host, entry.nbytes))
-        self._ahead_bytes += entry.nbytes
+        self._read_ahead.append((device.host, entry.nbytes))
+        self._read_ahead_bytes += entry.nbytes
 
     def write(self, entry: SimulatedArray) -> None:
         """Queue a write; the host waits while the queue is full."""
-        self._begin(self._device.host)
-        while not fits_window(self._waiting, entry.nbytes, WRITE_BEHIND_BYTES):
-            if not self._unwritten:
-                self._begin(self._behind[0].ready)
-            self._device.wait_until(self._unwritten[0][0])
-            self._begin(self._device.host)
-        self._behind.append(entry)
-        self._waiting += entry.nbytes
+        self._start_writes(self._device.host)
+        while not fits_window(self._pending_bytes, entry.nbytes, WRITE_BEHIND_BYTES):
+            if not self._writing:
+                self._start_writes(self._queued[0].ready)
+            self._device.wait_until(self._writing[0][0])
+            self._start_writes(self._device.host)
+        self._queued.append(entry)
+        self._pending_bytes += entry.nbytes
 
-    def _begin(self, time: float) -> None:
+    def _start_writes(self, time: float) -> None:
         """Start the writes that are possible until `time`; drop those that are done."""
-        while self._behind and self._behind[0].ready <= time:
-            entry = self._behind.popleft()
+        while self._queued and self._queued[0].ready <= time:
+            entry = self._queued.popleft()
             start = max(self.clock, self._copy_time(entry.ready, entry))
             self.clock = start + entry.nbytes / self._device.rates.disk_write
             self._span("write", start, entry)
-            self._unwritten.append((self.clock, entry))
-        while self._unwritten and self._unwritten[0][0] <= self._device.host:
-            self._waiting -= self._unwritten.popleft()[1].nbytes
+            self._writing.append((self.clock, entry))
+        while self._writing and self._writing[0][0] <= self._device.host:
+            self._pending_bytes -= self._writing.popleft()[1].nbytes
 
     def _copy_time(self, ready: float, entry: SimulatedArray) -> float:
         """Return the time at which an entry, available at `ready`, is copied in host memory."""
@@ -436,17 +437,17 @@ class SimulatedEntries:
         return self._device.array(self._nbytes, index in self._resident)
 
     def needs_copy(self, index: Index) -> bool:
-        return self._device.has_own_memory and _first(index) not in self._resident
+        return self._device.has_own_memory and _first_replica(index) not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> Any:
-        array, where = self.load_source(_first(index), donate)
+        array, where = self.load_source(_first_replica(index), donate)
         if self.needs_copy(index):
             (array,) = self._device.put([array], [where])
             return array
         return self._device.copy(array) if copies else array
 
     def store(self, index: Index, value: Any, copies: bool = False) -> None:
-        at = _first(index)
+        at = _first_replica(index)
         if self.needs_copy(index):
             (value,) = self._device.put([value], [self.store_sharding(at)])
         self.commit_store(at, self._device.copy(value) if copies else value)
@@ -474,7 +475,7 @@ class SimulatedEntries:
             self._device.write(array)
 
 
-def _first(index: Index) -> int:
+def _first_replica(index: Index) -> int:
     """Return the index of the first replica, which stands for all."""
     return index[0] if isinstance(index, tuple) else index
 
@@ -489,7 +490,7 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
         lookahead_events(schedule, fetched.subscribe()), entries, device.put, window
     )
 
-    def telling_part(steps: Steps) -> Steps:
+    def with_region(steps: Steps) -> Steps:
         for step, at in steps:
             if isinstance(step, (Load, Store, Run)):
                 device.part = at.part_of(step)
@@ -500,7 +501,7 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
         return 0  # the value is unknown
 
     executor = ScheduleExecutor(
-        device.call, device.number, device.copy, mover, NoGlobals(), fetched, telling_part, fetch
+        device.call, device.number, device.copy, mover, NoGlobals(), fetched, with_region, fetch
     )
     main = schedule.main
     inputs = [

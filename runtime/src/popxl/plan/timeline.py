@@ -151,7 +151,7 @@ def timeline(
         device = SimulatedDevice(rates, seconds.__getitem__, temporaries, dispatch.__getitem__)
         with gc_disabled():
             drive_device(schedule, device, window)
-        device.settle()
+        device.finish_writes()
         return _timeline(device, window)
 
     short, long, times = measure_extrapolated(schedule, simulate_schedule, _FIRST, STREAMS)
