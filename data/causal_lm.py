@@ -15,6 +15,7 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import CausalLMData, LossOn, OnLongTarget, SegmentsData
 from data.examples import Example
+from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
 from data.preference_samples import (
     SEGMENT_IDS,
     PreferencePair,
@@ -26,24 +27,23 @@ from data.preference_samples import (
 from data.prompt_boundary import count_leading_special, encode_examples, encode_prompts
 from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
 from data.samples import (
-    EMPTY_SLOT,
     IGNORE_INDEX,
-    NO_TRUNCATION,
     Batch,
     Prompts,
     Samples,
-    TokenLimit,
-    TooLongError,
-    Truncation,
-    concatenate_sequences,
     digest_arrays,
     get_segment_ids,
-    left_truncated_indices,
-    pack_sequences,
-    truncate_targets,
 )
 from data.task import task_from_config
 from data.tokenizer import TokenizedText, Tokenizer
+from data.truncation import (
+    NO_TRUNCATION,
+    TokenLimit,
+    TooLongError,
+    Truncation,
+    left_truncated_indices,
+    truncate_targets,
+)
 from files.formatting import format_name
 
 
@@ -125,7 +125,7 @@ class PackedSequences:
 
     Attributes:
         stream: the texts.
-        samples: int64 [n, places], see `data.samples.pack_sequences`.
+        samples: int64 [n, places], see `data.packing.pack_sequences`.
         sequence_length: tokens of a sample.
         pad: id of the padding token.
         first: tokens at the beginning of each text, such as `<bos>`, that stay.

@@ -16,9 +16,9 @@ from config.errors import ConfigError
 from config.sections import RunConfig
 from data.class_labels import ClassLabels
 from data.examples import Corpus, Example, TextSpan
+from data.packing import EMPTY_SLOT
 from data.pipeline import Pipeline
 from data.preference_samples import PreferencePair, PreferenceSamples
-from data.samples import EMPTY_SLOT
 from data.tokenizer import TokenizedText
 from files.formatting import format_name
 

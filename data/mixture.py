@@ -25,7 +25,8 @@ import numpy as np
 
 from config.sections import Data
 from data.file_readers import DataError
-from data.samples import Samples, Truncation, digest_arrays, epoch_permutation
+from data.samples import Samples, digest_arrays, epoch_permutation
+from data.truncation import Truncation
 from files.formatting import format_name, format_path, format_value
 from files.yaml_files import LocatedDict, location_prefix, read_yaml
 

@@ -23,7 +23,7 @@ from data.examples import Corpus, Example, TokenizedText
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
 from data.sample_format import SampleFormat
-from data.samples import Prompts, Samples, TokenLimit, TooLongError, truncate_targets
+from data.samples import Prompts, Samples
 from data.sources import DataError
 from data.special_tokens import special_tokens
 from data.task import SAMPLE_FOLDER, Split, Task, task_from_config
@@ -35,6 +35,7 @@ from data.tokenizer import (
     add_tokens,
     find_saved_tokenizer,
 )
+from data.truncation import TokenLimit, TooLongError, truncate_targets
 from files.file_location import FileLocation
 from files.formatting import format_name, format_value
 from files.run_folder import RunFolder

@@ -21,7 +21,14 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import SegmentsData, Seq2SeqData
 from data.examples import Example, TokenizedText
-from data.samples import EMPTY_SLOT, Batch, Samples, Truncation, digest_arrays, epoch_indices
+from data.packing import EMPTY_SLOT
+from data.samples import (
+    Batch,
+    Samples,
+    digest_arrays,
+    epoch_indices,
+)
+from data.truncation import Truncation
 
 NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS, SEGMENT_IDS = (
     "num_loss_tokens",

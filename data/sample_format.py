@@ -14,8 +14,9 @@ from config.sections import RunConfig
 from config.task import LossOn
 from data.examples import Example
 from data.preference_samples import PreferencePair, PreferenceSamples
-from data.samples import Batch, Prompts, Samples, TokenLimit
+from data.samples import Batch, Prompts, Samples
 from data.tokenizer import TokenizedText, Tokenizer
+from data.truncation import TokenLimit
 
 LENGTH_MULTIPLE = 8
 

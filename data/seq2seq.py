@@ -16,6 +16,7 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import OnLongTarget, Seq2SeqData
 from data.examples import Example
+from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
 from data.preference_samples import (
     NUM_LOSS_TOKENS,
     PreferencePair,
@@ -27,24 +28,23 @@ from data.preference_samples import (
 from data.prompt_boundary import count_leading_special
 from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
 from data.samples import (
-    EMPTY_SLOT,
     IGNORE_INDEX,
-    NO_TRUNCATION,
     Batch,
     Prompts,
     Samples,
-    TokenLimit,
-    TooLongError,
-    Truncation,
-    concatenate_sequences,
     count_loss_tokens,
     digest_arrays,
     get_segment_ids,
-    left_truncated_indices,
-    pack_sequences,
-    truncate_targets,
 )
 from data.tokenizer import TokenizedText, Tokenizer
+from data.truncation import (
+    NO_TRUNCATION,
+    TokenLimit,
+    TooLongError,
+    Truncation,
+    left_truncated_indices,
+    truncate_targets,
+)
 
 PAD, EOS, FIRST_TOKEN = 0, 1, 3
 """Token ids of random samples."""

@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from data.loader import BatchSharding
-from data.samples import EMPTY_SLOT, concatenate_sequences, pack_sequences
+from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
 from modelling.generation import DecodingStrategy
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.samples import EMPTY_SLOT, IGNORE_INDEX, Truncation, concatenate_sequences, pack_sequences
+from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
+from data.samples import IGNORE_INDEX
 from data.seq2seq import EncodedExamples, PackedExamples
+from data.truncation import Truncation
 
 CAPACITY = 16
 

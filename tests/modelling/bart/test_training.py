@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from config.bart import BartConfig
-from data.samples import EMPTY_SLOT
+from data.packing import EMPTY_SLOT
 from data.seq2seq import EncodedExamples, PackedExamples
 from tests.modelling.bart.hf import (
     ENC,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from data.causal_lm import PackedSequences, TokenBlocks, TokenStream
-from data.samples import EMPTY_SLOT
+from data.packing import EMPTY_SLOT
 from tests.modelling.llama.hf import (
     LENGTH,
     PAD,

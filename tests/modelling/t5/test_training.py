@@ -12,7 +12,7 @@ import pytest
 
 import popxl
 from config.t5 import T5Config
-from data.samples import EMPTY_SLOT
+from data.packing import EMPTY_SLOT
 from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.phases.training import build_training
 from modelling.t5.model import FAMILY

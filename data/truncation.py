@@ -1,0 +1,119 @@
+"""Truncation of prompts and targets to the lengths of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from config.task import OnLongTarget
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Counts of truncated prompts and targets, and of dropped examples."""
+
+    prompts: int = 0
+    targets: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: Truncation) -> Truncation:
+        return Truncation(
+            self.prompts + other.prompts,
+            self.targets + other.targets,
+            self.dropped + other.dropped,
+        )
+
+    def notes(self, length: int) -> list[str]:
+        """Messages about truncation; `length`: tokens of a sample."""
+        counts = (
+            (self.prompts, f"{self.prompts} cut to {length} tokens"),
+            (self.targets, f"{self.targets} with a target cut"),
+            (self.dropped, f"{self.dropped} dropped, whose target is too long"),
+        )
+        return [note for count, note in counts if count]
+
+
+NO_TRUNCATION = Truncation()
+
+
+@dataclass(frozen=True)
+class TokenLimit:
+    """Maximum tokens of a sequence, and the setting that limits them.
+
+    Attributes:
+        field: of the configuration, that sets it.
+        made_for: tokens that the model was made for; None: it knows no limit.
+    """
+
+    tokens: int
+    field: str
+    max_position_embeddings: int | None = None
+
+    def advice(self, tokens: int) -> str:
+        """Advice for a sequence with more tokens."""
+        alternative = "--data.on_long_target truncate or skip"
+        if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
+            return f"the model was made for {self.max_position_embeddings}: give {alternative}"
+        return f"give --{self.field} {tokens} or more, or {alternative}"
+
+
+class TooLongError(ValueError):
+    """An example that does not fit into a sample.
+
+    Attributes:
+        index: which one.
+    """
+
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+def truncate_targets(
+    tokens: Iterable[np.ndarray],
+    texts: Sequence[str],
+    limit: TokenLimit,
+    on_long_target: OnLongTarget,
+) -> tuple[list[int], list[np.ndarray], Truncation]:
+    """Truncate, drop or refuse targets beyond the limit.
+
+    Args:
+        tokens: of each target, the end token included.
+        texts: the targets, for messages.
+
+    Returns:
+        The indices of the examples that are kept, their targets' tokens, and what was left out.
+
+    Raises:
+        TooLong: one is longer, and `on_long_target` is "error".
+    """
+    rows, length = list(tokens), limit.tokens
+    too_long = [i for i, row in enumerate(rows) if len(row) > length]
+    if too_long and on_long_target == "error":
+        longest = max(too_long, key=lambda i: len(rows[i]))
+        text = texts[longest] if len(texts[longest]) <= 40 else f"{texts[longest][:37]}..."
+        raise TooLongError(
+            longest,
+            f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
+            f"{limit.field} is {length}: {limit.advice(len(rows[longest]))}",
+        )
+    if on_long_target == "skip":
+        dropped = set(too_long)
+        indices = [i for i in range(len(rows)) if i not in dropped]
+        return indices, [rows[i] for i in indices], Truncation(dropped=len(too_long))
+    for i in too_long:  # the end token stays
+        rows[i] = np.append(rows[i][: length - 1], rows[i][-1])
+    return list(range(len(rows))), rows, Truncation(targets=len(too_long))
+
+
+def left_truncated_indices(size: int, length: int, num_fixed: int) -> np.ndarray:
+    """Indices that remain when a sequence is truncated on the left, int64 [at most length].
+
+    Args:
+        num_fixed: tokens before that beginning, such as `<bos>`, which stay.
+    """
+    num_fixed, num_removed = min(num_fixed, length), max(size - length, 0)
+    indices = np.arange(size - num_removed)
+    return np.where(indices < num_fixed, indices, indices + num_removed)
