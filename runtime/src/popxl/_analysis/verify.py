@@ -25,7 +25,7 @@ class VerificationError(popart_exception):
     """A graph breaks a rule of the IR; the message shows the op."""
 
 
-_WIDE = ("int64", "uint64", "float64", "complex128")
+_64_BIT_DTYPES = ("int64", "uint64", "float64", "complex128")
 
 
 def verify_if_enabled(ir: Ir) -> None:
@@ -146,7 +146,7 @@ def check_widths(ir: Ir) -> None:
     for graph in ir._graphs:
         used = (t for op in graph._ops for t in (*op.inputs, *op.outputs))
         for t in (*graph.variables, *used):
-            if t.dtype.name in _WIDE:
+            if t.dtype.name in _64_BIT_DTYPES:
                 location = "" if t._producer is None else f" at {t._producer.location}"
                 raise popart_exception(
                     f"{t.id!r}{location} is {t.dtype.name}, but devices have no elements of 64 "

@@ -71,7 +71,7 @@ class MergedViews(AliasAnalysis):
         first = dict(zip(owners, accumulate((o.nelms for o in owners), initial=0), strict=False))
         elements = self._merged.evaluate_view(t, lambda owner: element_numbers(owner, first[owner]))
         self.elements[t] = detached_constant(t._graph, elements)
-        return _copy_op(op, _PICK, {}, owners)
+        return _copy_op(op, _GATHER, {}, owners)
 
 
 def _copy_op(op: Op, defn: OpDef, attrs: Mapping[str, Any], inputs: Sequence[Tensor]) -> Op:
@@ -97,4 +97,4 @@ def _write(args: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     return tuple(part.reshape(x.shape) for part, x in zip(parts, owners, strict=True))
 
 
-_PICK = define("pick", _read, view_write=_write)
+_GATHER = define("pick", _read, view_write=_write)

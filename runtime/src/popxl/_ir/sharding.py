@@ -14,11 +14,11 @@ from collections.abc import Iterable
 class MetaShape(tuple[int, ...]):
     """Full shape of a tensor that is a shard; () for a tensor that is not sharded.
 
-    To programs it is a plain tuple. It also holds the number of shards, so that
-    the number goes wherever programs pass the shape on: buffers, loaded tensors, graph inputs.
+    To programs it is a plain tuple. It also holds the number of shards, which thus follows the
+    shape to buffers, loaded tensors and graph inputs.
 
     Attributes:
-        shards: None where a program gave a shape alone.
+        shards: number of shards; None if the program gave a shape alone.
     """
 
     shards: int | None
@@ -38,21 +38,21 @@ def shard_count(full_shape: Iterable[int], elements: int, group_size: int) -> in
     """Returns how many shards a tensor has in a group of `group_size` replicas.
 
     Args:
-        full_shape: its shape; a `MetaShape` that knows the number decides.
-        elements: of one shard. A shape that a program gave alone means one shard for each replica
-            of the group, or, if shards then have another size, the only number that gives it.
+        full_shape: shape of the tensor; the number of a `MetaShape` with one is returned.
+        elements: number of elements of a shard; it decides for a plain shape. One shard for each
+            replica is preferred.
 
     Raises:
-        ValueError: no number fits, or several do.
+        ValueError: no number of shards fits, or several do.
     """
-    known: int | None = getattr(full_shape, "shards", None)
-    if known is not None:
-        if group_size % known:
+    shards: int | None = getattr(full_shape, "shards", None)
+    if shards is not None:
+        if group_size % shards:
             raise ValueError(
-                f"a tensor of shape {tuple(full_shape)} is cut into {known} shards, which groups "
-                f"of {group_size} replicas do not hold"
+                f"a tensor of shape {tuple(full_shape)} is split into {shards} shards, a number "
+                f"that does not divide groups of {group_size} replicas"
             )
-        return known
+        return shards
     shape = tuple(full_shape)
     divisors = [n for n in range(1, group_size + 1) if group_size % n == 0]
     counts = [n for n in divisors if shard_elements(shape, n) == elements]
@@ -73,7 +73,7 @@ def common_meta_shape(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     shapes = [m for m in metas if m]
     if not shapes:  # the usual case, and this runs for every op
         return ()
-    known = [m for m in shapes if getattr(m, "shards", None) is not None]
-    if len(set(shapes)) != 1 or len({m.shards for m in known}) > 1:  # type: ignore[attr-defined]
+    with_shards = [m for m in shapes if getattr(m, "shards", None) is not None]
+    if len(set(shapes)) != 1 or len({m.shards for m in with_shards}) > 1:  # type: ignore[attr-defined]
         return ()
-    return (known or shapes)[0]
+    return (with_shards or shapes)[0]

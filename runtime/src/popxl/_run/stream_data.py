@@ -72,10 +72,10 @@ class HostStreams:
         expected = self._program.h2d
         missing = [s.tensor_id for s in expected if s not in inputs]
         unexpected = [getattr(s, "tensor_id", s) for s in inputs if s not in expected]
-        named = next((key for key in inputs if isinstance(key, str)), None)
-        if named is not None:
+        name = next((key for key in inputs if isinstance(key, str)), None)
+        if name is not None:
             raise ValueError(
-                f"run: inputs are given by stream, not by name as {named!r}: use as the key what "
+                f"run: inputs are given by stream, not by name as {name!r}: use as the key what "
                 "`h2d_stream` returned, or the session's `expected_inputs()`"
             )
         if missing or unexpected:
