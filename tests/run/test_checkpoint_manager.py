@@ -143,7 +143,7 @@ class Broken:
 def test_a_tokenizer_that_cannot_be_copied_ends_nothing(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     found = checkpoints(tmp_path, monkeypatch, [0.0], save=str(folder))
-    found._tokenizer = SimpleNamespace(base=Broken())
+    found._tokenizer = SimpleNamespace(hf_tokenizer=Broken())
     with found:
         found.on_train_begin()
         found.save(1)

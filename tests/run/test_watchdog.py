@@ -122,7 +122,7 @@ def main(arguments=None):
         os.fsync = fsync
         if sys.argv[2] == "training":
             with StopSignal() as stop, Watchdog(2, lambda: 0.0, lambda: stop.received) as watchdog:
-                watchdog.at("save", "the save of step 2", is_storage=True)
+                watchdog.mark("save", "the save of step 2", is_storage=True)
                 store.save(2, {"x": np.ones(3)}, {}, wait=False)
                 store.wait()
         else:
