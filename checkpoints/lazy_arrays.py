@@ -77,19 +77,19 @@ class ArraysView(LazyArrays):
         self.is_thread_safe = getattr(source, "is_thread_safe", True)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._transformed(name, self._source[self._renamed[name]])
+        return self._apply_transform(name, self._source[self._renamed[name]])
 
     def read_shards(self, name: str, shards: Sequence[TensorShard]) -> np.ndarray:
         if name in self._in_full:
             return self[name]
-        return self._transformed(name, _read_shards(self._source, self._renamed[name], shards))
+        return self._apply_transform(name, _read_shards(self._source, self._renamed[name], shards))
 
     def spec(self, name: str) -> ArraySpec:
         if self._transform is None and isinstance(self._source, LazyArrays):
             return self._source.spec(self._renamed[name])
         return super().spec(name)
 
-    def _transformed(self, name: str, array: np.ndarray) -> np.ndarray:
+    def _apply_transform(self, name: str, array: np.ndarray) -> np.ndarray:
         return array if self._transform is None else self._transform(name, array)
 
 

@@ -100,8 +100,8 @@ class ShardedTensorFiles(TensorFiles):
         tensor = self._sharded[name]
         return ArraySpec(tensor.dtype, tensor.layout[0].shape)
 
-    def stored(self, name: str) -> tuple[StoredTensor, Sequence[str] | None]:
-        return self._files_of_process(_split_stored_name(name)[1]).stored(name)
+    def get_stored(self, name: str) -> tuple[StoredTensor, Sequence[str] | None]:
+        return self._files_of_process(_split_stored_name(name)[1]).get_stored(name)
 
     def _stored_spec(self, name: str) -> ArraySpec:
         tensor, process = _split_stored_name(name)

@@ -155,11 +155,12 @@ class CheckpointStore:
         """
         folder = self._directory
         free = shutil.disk_usage(folder).free
-        what = "a step" if step is None else f"step {step}"
+        step_name = "a step" if step is None else f"step {step}"
         if free < needed:
             raise CheckpointError(
-                f"cannot save {what} in {format_path(folder)}: it needs {format_bytes(needed)}, "
-                f"and {format_bytes(free)} are free: make room, or save elsewhere"
+                f"cannot save {step_name} in {format_path(folder)}: it needs "
+                f"{format_bytes(needed)}, and {format_bytes(free)} are free: make room, or save "
+                "elsewhere"
             )
         used = sum(f.stat().st_size for old in step_folders(folder) for f in old.path.iterdir())
         if step is None and self._to_keep and free + used < (self._to_keep + 1) * needed:

@@ -137,7 +137,7 @@ class TensorFiles(LazyArrays):
         """
         return self._stored_spec(name)
 
-    def stored(self, name: str) -> tuple[StoredTensor, Sequence[str] | None]:
+    def get_stored(self, name: str) -> tuple[StoredTensor, Sequence[str] | None]:
         """Return the tensor of a name in the files, and the digests of its chunks if known."""
         return self._files[name], self._digests[name] if self._digests is not None else None
 
@@ -187,7 +187,7 @@ class TensorFiles(LazyArrays):
 
     def _read_chunk(self, name: str, number: int, memory: memoryview) -> None:
         """Read a chunk into `memory` and verify its digest."""
-        stored, digests = self.stored(name)
+        stored, digests = self.get_stored(name)
         stored.read_into(memory, number * chunk_bytes(self._stored_spec(name).nbytes))
         if digests is not None and sha256_of_bytes(memory) != digests[number]:
             file = f"{stored.path.parent.name}/{stored.path.name}"

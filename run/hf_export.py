@@ -79,7 +79,7 @@ def export_model(
         CheckpointError: the folder exists and is not empty, or cannot be written.
     """
     family, adapts = get_family(config), config.adapter.rank > 0
-    exported = _exported_map(config, family.weight_map(config))
+    exported = _select_exported(config, family.weight_map(config))
     if adapts:
         names = [weight.name for weight in exported.weights]
         weights = ArraysView(weights, names)
@@ -94,7 +94,7 @@ def export_model(
     except DataUnavailable as error:
         say(f"warning: no tokenizer is written: {error}")
 
-    def complete(draft: Path) -> None:
+    def write_extra_files(draft: Path) -> None:
         if tokenizer is not None:
             tokenizer.hf_tokenizer.save_pretrained(draft)
         name, shape = Path(folder).resolve().name, family.sample_format
@@ -110,14 +110,14 @@ def export_model(
             write_adapter(
                 draft, add_tied_copies(exported, exported.to_hf(adapter_weights)), settings
             )
-            complete(draft)
+            write_extra_files(draft)
     else:
-        _write_model(config, weights, folder, complete, precision)
+        _write_model(config, weights, folder, write_extra_files, precision)
     step = "" if run is None else f" of step {run.step}"
     say(f"wrote {'an adapter' if adapts else 'a model'}{step} for Hugging Face to {folder}")
 
 
-def _exported_map(config: RunConfig, weight_map: WeightMap) -> WeightMap:
+def _select_exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
     """Select the mappings that an adapter file contains.
 
     These are all trainable weights, and frozen weights with new token rows, which the base lacks.
@@ -137,7 +137,7 @@ def _write_model(
     config: RunConfig,
     weights: Arrays,
     folder: str | Path,
-    complete: Callable[[Path], None],
+    write_extra_files: Callable[[Path], None],
     precision: str | None,
 ) -> None:
     if config.has_frozen:  # base and trained weights can differ in dtype
@@ -149,13 +149,15 @@ def _write_model(
     if precision is not None:
         files = ArraysView(files, transform=partial(_cast, precision))
 
-    def completed(draft: Path) -> None:
-        complete(draft)
+    def write_all_extra_files(draft: Path) -> None:
+        write_extra_files(draft)
         if multimodal_folder is not None:
             copy_processor_configs(multimodal_folder, draft)
 
     settings = base_generation_config(config)
-    write_hf_directory(folder, files, hf_config, complete=completed, generation=settings)
+    write_hf_directory(
+        folder, files, hf_config, complete=write_all_extra_files, generation=settings
+    )
 
 
 def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     )
     return settings | {
         "ensure_weight_tying": has_tied_head(
-            weight_map, _exported_map(config, weight_map).hf_names.aliases.values()
+            weight_map, _select_exported(config, weight_map).hf_names.aliases.values()
         )
     }
 

@@ -122,11 +122,11 @@ def state_from_weights(
         base = BaseModelRef(RANDOM) if is_random else BaseModelRef.from_location(load)
         source = "random weights" if is_random else load
         return InitialState(weights, source=source, sha256=sha256, base=base)
-    own_base = BaseModelRef.from_checkpoint(checkpoint)
-    if own_base is None or not own_base.sha256.keys() >= {*weight_map.frozen_names}:
-        own_base = BaseModelRef.from_location(checkpoint.path, checkpoint.sha256)
+    base_ref = BaseModelRef.from_checkpoint(checkpoint)
+    if base_ref is None or not base_ref.sha256.keys() >= {*weight_map.frozen_names}:
+        base_ref = BaseModelRef.from_location(checkpoint.path, checkpoint.sha256)
     source = f"step {checkpoint.step} in {load}"
-    return InitialState(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=own_base)
+    return InitialState(weights, source=source, sha256=sha256, checkpoint=checkpoint, base=base_ref)
 
 
 def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = True) -> InitialState:

@@ -131,14 +131,15 @@ def load_base_below(
             expected, LazyArrays({name: partial(_fail, failure) for name in base.sha256})
         )
 
-    def changed(name: str) -> CheckpointError:
+    def make_error(name: str) -> CheckpointError:
         return CheckpointError(
             f"{format_path(place)} is not the model that the run in {format_path(load)} began "
             f"with: {name} is another; --checkpoint.base_model names the folder of that model"
         )
 
     return OverlayArrays(
-        expected, DigestChecked(ArraysView(weights, base.sha256), base.sha256, changed, base.sha256)
+        expected,
+        DigestChecked(ArraysView(weights, base.sha256), base.sha256, make_error, base.sha256),
     )
 
 
@@ -161,7 +162,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
         )
     elif prefix := headless_prefix(hf_config or {}, files):
         tensors = ArraysView(files, renamed={f"{prefix}{weight}": weight for weight in files})
-    loaded = _loaded_config(config, hf_config, tensors, name)
+    loaded = _config_of_loaded(config, hf_config, tensors, name)
     expected = get_family(loaded).base_weight_map(loaded)
     check_config_match(loaded, hf_config, name)
     check_head_exists(loaded, expected, tensors, name)
@@ -202,7 +203,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
 
 
 # ---- vocabulary ---------------------------------------------------------------------------------
-def _loaded_config(
+def _config_of_loaded(
     config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
     """Return the config of the loaded model, whose vocabulary can differ from the configured one.

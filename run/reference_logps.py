@@ -79,7 +79,7 @@ class ReferenceLogps:
             return None
         location = Path(config.training.reference_cache or folder.reference)
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
-            saved = cls._saved(config, start.checkpoint, location)
+            saved = cls._from_metadata(config, start.checkpoint, location)
             return replace(
                 saved, previous_folder=RunFolder.from_step_folder(start.checkpoint.path).reference
             )
@@ -103,10 +103,12 @@ class ReferenceLogps:
             )
         run = RunFolder.from_step_folder(checkpoint.path)
         folder = config.training.reference_cache or run.reference
-        return cls._saved(config, checkpoint, Path(folder))
+        return cls._from_metadata(config, checkpoint, Path(folder))
 
     @classmethod
-    def _saved(cls, config: RunConfig, checkpoint: SavedCheckpoint, folder: Path) -> ReferenceLogps:
+    def _from_metadata(
+        cls, config: RunConfig, checkpoint: SavedCheckpoint, folder: Path
+    ) -> ReferenceLogps:
         metadata = metadata_of(checkpoint)
         sha256 = metadata.text(REFERENCE)
         step = metadata.text(ORIGIN_STEP) if ORIGIN_STEP in metadata else None

@@ -27,7 +27,7 @@ _MAX_NAMED = 3  # other processes in a warning
 
 class _Activity(NamedTuple):
     kind: str
-    what: str
+    description: str
     is_storage: bool
     since: float
 
@@ -56,7 +56,7 @@ class Watchdog:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
 
-    def mark(self, kind: str, what: str, is_storage: bool = False) -> None:
+    def mark(self, kind: str, description: str, is_storage: bool = False) -> None:
         """Mark the start of the main thread's next piece of work.
 
         Args:
@@ -66,7 +66,7 @@ class Watchdog:
         """
         now, before = time.monotonic(), self._activity
         self._longest[before.kind] = max(self._longest[before.kind], now - before.since)
-        self._activity = _Activity(kind, what, is_storage, now)
+        self._activity = _Activity(kind, description, is_storage, now)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -81,7 +81,7 @@ class Watchdog:
         while not self._over.wait(_POLL_SECONDS):
             work, silence, now = self._activity, self._disk(), time.monotonic()
             elapsed, idle = now - work.since, files.idle()
-            status = f"{work.what} for {elapsed:.0f} s"
+            status = f"{work.description} for {elapsed:.0f} s"
             hangs = silence > self._limit
             waits = work.is_storage and min(idle, elapsed) > self._limit
             if hangs:
@@ -100,7 +100,7 @@ class Watchdog:
             if work is not last_work or now - last_report >= REPEAT_SECONDS:
                 last_report, last_work = now, work
                 if is_first_process():
-                    say(f"warning: the run is at {status}{_format_peers(peers, work.what)}")
+                    say(f"warning: the run is at {status}{_format_peers(peers, work.description)}")
             # While one process writes, its peers wait at the end of the save.
             hangs = hangs or (
                 waits and all(text.endswith(_NOT_RESPONDING) for text in peers.values())
@@ -139,9 +139,9 @@ def _peer_status() -> dict[str, str]:
         return {}
 
 
-def _format_peers(statuses: dict[str, str], what: str) -> str:
+def _format_peers(statuses: dict[str, str], description: str) -> str:
     """Format the status of processes that work on something else than this one."""
-    prefix = f"{what} for"
+    prefix = f"{description} for"
     different = [
         f"{who} is at {work}"
         for who, work in statuses.items()

@@ -109,7 +109,7 @@ def check_finite(
     """
     is_half = config.model.precision == "float16"
 
-    def checked(name: str, array: np.ndarray) -> np.ndarray:
+    def check(name: str, array: np.ndarray) -> np.ndarray:
         if config.checkpoint.allow_nonfinite or not array.size:
             return array
         if not np.isfinite(array).all():
@@ -127,7 +127,7 @@ def check_finite(
             )
         return array
 
-    return ArraysView(tensors, names, checked)
+    return ArraysView(tensors, names, check)
 
 
 class DigestChecked(ArraysView):
@@ -151,9 +151,9 @@ class DigestChecked(ArraysView):
         """
         self._must_match, self.digest_error = set(must_match), digest_error
         self.sha256 = dict(sha256 or {})
-        super().__init__(tensors, None, self._checked, in_full=self._must_match)
+        super().__init__(tensors, None, self._check_digest, in_full=self._must_match)
 
-    def _checked(self, name: str, array: np.ndarray) -> np.ndarray:
+    def _check_digest(self, name: str, array: np.ndarray) -> np.ndarray:
         if name in self._must_match:
             sha256 = sha256_of_array(array)
             if self.sha256.setdefault(name, sha256) != sha256:

@@ -158,7 +158,7 @@ class ChatSession:
         """
         self._messages.append(make_message("user", text))
         resolved_config, input_ids, length = self._encode_prompt()
-        model = self._compiled_model(resolved_config, input_ids.shape[1])
+        model = self._compile_if_needed(resolved_config, input_ids.shape[1])
         mask = (np.arange(self._prompt_tokens) < length).astype(np.int32)[None]
         written: list[np.ndarray] = []
 
@@ -175,7 +175,9 @@ class ChatSession:
         self._messages.append(make_message("assistant", answer))
         return answer
 
-    def _compiled_model(self, resolved_config: RunConfig, prompt_tokens: int) -> GenerationSession:
+    def _compile_if_needed(
+        self, resolved_config: RunConfig, prompt_tokens: int
+    ) -> GenerationSession:
         """Return the model on the devices, compiled for prompts of this many tokens."""
         if self._model is None or prompt_tokens != self._prompt_tokens:
             self._release_model()

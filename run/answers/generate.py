@@ -86,12 +86,12 @@ def generate_answers(
     )
     bar = progress_bar("", len(prompts), "prompt")
 
-    def generated(start: InitialState) -> np.ndarray:
+    def run_model(start: InitialState) -> np.ndarray:
         model.write(start.tensors)
         with model, bar:
             return model.generate(encoded.input_ids, encoded.mask, bar.update)
 
-    tokens = start.load_with_fallback(generated)[1]
+    tokens = start.load_with_fallback(run_model)[1]
     warn_truncated(tokens, data.tokenizer, config.generation.stops())
     yield from (text.strip() for text in data.tokenizer.decode(tokens))
 

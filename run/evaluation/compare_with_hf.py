@@ -51,8 +51,8 @@ class AnswerComparison:
         for name, answer in (("ours:", self.popxl_output), ("Hugging Face:", self.hf_output)):
             if answer is not None:
                 lines.append(f"{name:13} {answer.text.strip()}  {answer.tokens}")
-        differ = self.hf_output is not None and not self.tokens_match
-        return "\n".join([*lines, "they differ"] if differ else lines)
+        differs = self.hf_output is not None and not self.tokens_match
+        return "\n".join([*lines, "they differ"] if differs else lines)
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
         lambda: GenerationSession(resolved_config, Greedy()), "the program that generates"
     )
 
-    def generated(start: InitialState) -> np.ndarray:
+    def run_model(start: InitialState) -> np.ndarray:
         model.write(start.tensors)
         with model:
             return model.generate(prompts.input_ids, prompts.mask)
 
-    start, popxl_output = start.load_with_fallback(generated)
+    start, popxl_output = start.load_with_fallback(run_model)
     popxl_answers = _answers(popxl_output, data.tokenizer)
     hf_answers: Sequence[GeneratedText | None] = [None] * len(popxl_answers)
     if has_torch():

@@ -33,16 +33,16 @@ class WarnOnce:
         self._failing: set[str] = set()
 
     @contextmanager
-    def warn_on_error(self, what: str) -> Iterator[None]:
+    def warn_on_error(self, name: str) -> Iterator[None]:
         """Turn an exception inside the context into a warning, so that training continues."""
         try:
             yield
         except Exception as error:  # of the disk, W&B or Matplotlib
-            if what not in self._failing:
-                self._failing.add(what)
+            if name not in self._failing:
+                self._failing.add(name)
                 reason = " ".join(str(error).split()) or type(error).__name__
                 say(
-                    f"warning: {what} is not written, the run continues: {format_name(reason, 200)}"
+                    f"warning: {name} is not written, the run continues: {format_name(reason, 200)}"
                 )
 
 
