@@ -211,8 +211,8 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 class Execution(ConfigSection):
     """Distribution of a run over devices, memory and time.
 
-    Results change by rounding only, unless dropout draws other masks, which depend on the micro-
-    batch and the split of the batch.
+    Results change by rounding only, unless dropout draws other masks, which depend on the
+    micro-batch and the split of the batch.
     """
 
     micro_batch_size: PositiveInt = 1

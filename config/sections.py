@@ -163,7 +163,6 @@ class RunConfig(ConfigSection):
         """Returns lower bounds on the bytes of a run, over all devices, by their content.
 
         Families add their own.
-
         """
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]

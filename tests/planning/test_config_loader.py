@@ -17,7 +17,7 @@ import run_export
 import run_finetuning
 import run_generation
 import run_validation
-from checkpoints import CheckpointStore, load_checkpoint
+from checkpoints import CheckpointStore, load_checkpoint, manifest
 from config.families import kinds
 from config.presets import load_config
 from config.t5 import T5Config
@@ -270,6 +270,20 @@ def test_what_is_no_run_is_said_before_what_the_default_preset_needs(tmp_path, m
     assert run_validation.main(["--load", str(tmp_path / "typo")]) == 2
     assert f"model {tmp_path / 'typo'}: no such folder here" in capsys.readouterr().err
     assert CONFIG_LOADER.from_load("random") is None
+
+
+def test_a_run_of_another_format_is_refused_in_one_sentence(tmp_path, capsys):
+    """Its config.yml has other names: the message is about the format, not about a field."""
+    with CheckpointStore(tmp_path) as store:
+        texts = {"config.yml": "family: t5\nevaluation: {steps: 5}\n"}
+        store.save(1, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
+    (path,) = tmp_path.glob("*/manifest.json")
+    content = json.loads(path.read_text())["content"] | {"format": manifest.FORMAT - 1}
+    path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
+    for script, flag in ((run_validation, "--load"), (run_finetuning, "--save")):
+        assert script.main([flag, str(tmp_path), "--device", "cpu"]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert f"has format {manifest.FORMAT - 1}, older than the {manifest.FORMAT}" in said
 
 
 # ---- what one run hands on to another -----------------------------------------------------------
