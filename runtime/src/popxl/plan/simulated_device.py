@@ -425,7 +425,7 @@ class DrivenDevice(Protocol):
 
 
 class SimulatedEntries:
-    """Entries of a buffer without values; see `popxl._storage.buffer_storage.Entries`."""
+    """Entries of a buffer without values; see `popxl._storage.buffer_storage.BufferStorage`."""
 
     def __init__(self, buffer: RemoteBuffer, nbytes: int, device: DrivenDevice) -> None:
         self._resident, self._device = buffer.resident_entries, device
