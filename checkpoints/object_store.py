@@ -264,7 +264,7 @@ class RemoteRun:
             has_tokenizer = self._exists(folder.tokenizer)
             found = self._store.find(str(folder.tokenizer)) if has_tokenizer else []
         tokenizer = [path for path in map(Path, found) if path.parent == folder.tokenizer]
-        return [*(path for path in folder.single_records if self._exists(path)), *tokenizer]
+        return [*(path for path in folder.resume_files if self._exists(path)), *tokenizer]
 
     def _exists(self, path: Path | None = None) -> bool:
         with self._store_errors():

@@ -71,7 +71,7 @@ class TurnLocator:
         """Span of the answer at a turn, its stop token included.
 
         A template may render an answer in another way once more follows: Qwen3's leaves out the
-        thoughts at its beginning. What is learned is what stands there then.
+        thoughts at its beginning. The loss is on the text as rendered then.
 
         Raises:
             Refused: the whole text does not hold the answer as the template writes it there.
@@ -117,13 +117,13 @@ class TurnLocator:
         out the thoughts of calls before the last question.
         """
         prompt = self.prompt_text(turn)
-        header = prompt[_common_prefix_length(prompt, self.text_before(turn)) :]
+        header = prompt[_count_common_prefix(prompt, self.text_before(turn)) :]
         messages = [*self._messages]
         messages[turn] = _with_placeholder(messages[turn])
         text, other_text = self.text, self._render(messages, False)
         prefix_length, suffix_length = (
-            _common_prefix_length(text, other_text),
-            _common_prefix_length(text[::-1], other_text[::-1]),
+            _count_common_prefix(text, other_text),
+            _count_common_prefix(text[::-1], other_text[::-1]),
         )
         header_lengths = [len(header), *(end.end() for end in _HEADER_END.finditer(header))]
         # The header that is nearest before the first difference, as long as can be.
@@ -146,8 +146,8 @@ class TurnLocator:
         if text.startswith(prompt):
             return [len(prompt)]
         # What asks for an answer may go on where the text has the answer, such as with <think>.
-        shared_length = _common_prefix_length(prompt, text)
-        min_length = _common_prefix_length(prompt, self.text_before(turn))
+        shared_length = _count_common_prefix(prompt, text)
+        min_length = _count_common_prefix(prompt, self.text_before(turn))
         ends = [end.end() for end in _HEADER_END.finditer(prompt, 0, shared_length)]
         ends = [end for end in ends if end >= min_length]
         if not ends:
@@ -176,7 +176,7 @@ def _call_with_placeholder(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _common_prefix_length(first: str, second: str) -> int:
+def _count_common_prefix(first: str, second: str) -> int:
     """Length of the common prefix of two strings."""
     char_pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in char_pairs if a != b), min(len(first), len(second)))

@@ -52,10 +52,10 @@ class TokenStream:
     """Token ids of sequences, concatenated.
 
     Attributes:
-        tokens: int32, the texts one after the other.
-        targets: int32, the same tokens, `IGNORE_INDEX` for those that are not learned.
-        starts: int64 [n + 1], where each text starts in `tokens`, and where the last one ends.
-        cuts: what was cut or dropped of targets.
+        tokens: int32 [n], token ids of all sequences, concatenated.
+        targets: int32 [n], the same ids, `IGNORE_INDEX` for tokens outside the loss.
+        offsets: int64 [sequences + 1], start of each sequence in `tokens`, and the end of the last.
+        truncation: counts of truncated targets.
     """
 
     tokens: np.ndarray
@@ -73,11 +73,10 @@ class TokenBlocks:
     predicted once.
 
     Attributes:
-        tokens: int32, the stream.
-        sequence_length: tokens of a sample.
-        targets: int32, the tokens to predict, `IGNORE_INDEX` for those that are not learned;
-            None: all of them.
-        cuts: what was cut or dropped of targets.
+        tokens: int32 [n], the stream.
+        sequence_length: tokens of a block.
+        targets: int32 [n], labels, `IGNORE_INDEX` for tokens outside the loss; None: all tokens.
+        truncation: counts of truncated targets.
         pad: id of the padding token.
     """
 
@@ -351,7 +350,7 @@ class CausalLM(SampleFormat):
 
     def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
         """The last token is a label only, so it takes no position."""
-        return len(tokens.ids) - 1, _trailing_loss_tokens(tokens.loss_mask)
+        return len(tokens.ids) - 1, _count_trailing_loss_tokens(tokens.loss_mask)
 
     def num_predictions(self, config: RunConfig) -> int:
         """Every position predicts a token."""
@@ -418,7 +417,7 @@ def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
     """Index at which each token's sequence starts in its sample, int32 [n, length].
 
     Args:
-        segments: int32 [n, length], see `concatenate_sequences`; padding counts as a text.
+        segment_ids: int32 [n, length], see `concatenate_sequences`; padding counts as a text.
     """
     positions = np.arange(segment_ids.shape[1], dtype=np.int32)
     is_start = np.diff(segment_ids, axis=1, prepend=-1) != 0
@@ -511,7 +510,7 @@ def truncate_answers(
     on_long_target: OnLongTarget,
 ) -> tuple[list[TokenizedText], Truncation]:
     """Truncate the answers of tokenized examples to the limit; see `truncate_targets`."""
-    answer_starts = [len(text.ids) - _trailing_loss_tokens(text.loss_mask) for text in tokens]
+    answer_starts = [len(text.ids) - _count_trailing_loss_tokens(text.loss_mask) for text in tokens]
     indices, targets, truncation = truncate_targets(
         [text.ids[begin:] for text, begin in zip(tokens, answer_starts, strict=True)],
         [example.target for example in examples],
@@ -525,9 +524,9 @@ def truncate_answers(
     return texts, truncation
 
 
-def _trailing_loss_tokens(learned: np.ndarray) -> int:
+def _count_trailing_loss_tokens(loss_mask: np.ndarray) -> int:
     """Number of loss tokens at the end of a mask."""
-    return len(learned) - int(np.flatnonzero(~learned).max(initial=-1)) - 1
+    return len(loss_mask) - int(np.flatnonzero(~loss_mask).max(initial=-1)) - 1
 
 
 def join_sequences(
@@ -538,7 +537,7 @@ def join_sequences(
     """Concatenate sequences into a token stream.
 
     Args:
-        answers_only: learn what is marked as learned alone.
+        answers_only: labels are the tokens in the loss mask alone.
     """
     empty = np.zeros(0, np.int32)
     tokens = np.concatenate([empty, *(text.ids for text in texts)])

@@ -36,7 +36,7 @@ from data.data_warnings import (
 )
 from data.dropped_content import find_dropped_content
 from data.examples import MAX_CHARACTERS, Example, TextSpan
-from data.special_tokens import pattern_of_any, special_tokens
+from data.special_tokens import compile_alternatives, special_tokens
 from data.template_sandbox import render
 from data.tool_calls import (
     PROBE_FUNCTION,
@@ -67,7 +67,7 @@ class ChatTemplate:
     """Chat template of a tokenizer; renders conversations and finds the spans in the loss.
 
     Attributes:
-        noted: what is to be said of the conversations that were read.
+        warnings: warnings about the conversations read so far.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ChatTemplate:
         """
         Args:
             variables: what the template is given besides the messages.
-            loss: which of the assistant's turns are learned; "all" marks them all, too.
+            loss: assistant turns in the loss; "all" includes them all, too.
             fix_date: a template that writes the day is told `TRAINING_DATE`, else the true one.
 
         Raises:
@@ -280,7 +280,7 @@ class ChatTemplate:
                 self._rendered_fields.add((role, name))
         return ignored
 
-    def notes(self) -> Iterable[str]:
+    def warning_lines(self) -> Iterable[str]:
         """Warnings about the conversations read so far."""
         return self.warnings.lines()
 
@@ -302,7 +302,7 @@ class ChatTemplate:
         return StopTokens(
             self.stop_token,
             inner_stop,
-            pattern_of_any([*special_tokens(self.hf_tokenizer), *stops]),
+            compile_alternatives([*special_tokens(self.hf_tokenizer), *stops]),
         )
 
     def _stop_token_before(self, following: Sequence[Message]) -> str | None:
@@ -417,7 +417,7 @@ class ChatTemplate:
                 continue
         return TOOL_CALL_FORMATS[0]
 
-    # ---- what is learned --------------------------------------------------------------------
+    # ---- spans in the loss -------------------------------------------------------------------
     def _assistant_spans(
         self,
         locator: TurnLocator,

@@ -40,7 +40,7 @@ class ClassLabels:
     def __post_init__(self) -> None:
         if len(self._by_number) < sum(_parse_number(name) is not None for name in self.names):
             raise DataError(
-                f"of the labels {self._shown}, two are the same number: name them apart"
+                f"of the labels {self._formatted_names}, two are the same number: name them apart"
             )
 
     @classmethod
@@ -70,7 +70,7 @@ class ClassLabels:
         leading, value, trailing = _split_space(text)
         name: str | None = value
         if is_value:
-            name = self._meant(value)
+            name = self._label_of_value(value)
         elif value not in self.names:
             raise self._error(text)
         return None if name is None else f"{leading}{name}{trailing}"
@@ -93,20 +93,20 @@ class ClassLabels:
         prefix, _, suffix = self.split(answer)
         return f"{prefix}{name}{suffix}"
 
-    def found_in(self, text: str, expected: str) -> str | None:
+    def parse_answer(self, text: str, expected: str) -> str | None:
         """Label in a generated text, without white space and the expected answer's prefix; None if
         the text is no label."""
         prefix = self.split(expected)[0].strip()
         name = text.strip().removeprefix(prefix).strip()
         return name if name in self.names else None
 
-    def _meant(self, value: str) -> str | None:
+    def _label_of_value(self, value: str) -> str | None:
         """Label name for a column's value; None if it means unlabeled."""
         number = _parse_number(value)
         if value in self.names and not (self.indexed and number is not None):
             return value
         if value.lower() in BOOLEAN_NAMES:
-            return self._truth(value)
+            return self._label_of_boolean(value)
         if number is None:
             raise self._error(value)
         if not self.indexed and number in self._by_number:
@@ -119,7 +119,7 @@ class ClassLabels:
             return self.names[int(number)]
         raise self._error(value, f"{len(self.names)} labels are numbered from 0")
 
-    def _truth(self, value: str) -> str:
+    def _label_of_boolean(self, value: str) -> str:
         """Label name for a boolean value, in any case."""
         label = next((name for name in self.names if name.lower() == value.lower()), None)
         if label is None:
@@ -129,11 +129,11 @@ class ClassLabels:
     def _error(self, value: str, reason: str = "") -> ColumnError:
         return ColumnError(
             f"the label {format_value(value)} is none of "
-            f"{self._shown}{f': {reason}' if reason else ''}"
+            f"{self._formatted_names}{f': {reason}' if reason else ''}"
         )
 
     @property
-    def _shown(self) -> str:
+    def _formatted_names(self) -> str:
         return format_name(", ".join(self.names), 150)
 
     @cached_property
@@ -142,7 +142,7 @@ class ClassLabels:
         return {number: name for name, number in numbers.items() if number is not None}
 
     @property
-    def share_beginnings(self) -> bool:
+    def have_shared_prefix(self) -> bool:
         """True if one label is a prefix of another."""
         return any(a != b and a.startswith(b) for a in self.names for b in self.names)
 

@@ -64,12 +64,12 @@ class Conversation:
     """Messages of a conversation in order, and its tools.
 
     Attributes:
-        messages: each with `role`, and `content` or `tool_calls`, as chat templates read them.
-        tools: their JSON schemas; None: there are none.
-        answer_length: messages at the end that answer the others; None: the last one of the
-            assistant does.
-        variables: what the template reads besides, of this conversation alone.
-        unread: fields of messages that nobody reads, with the first value of each.
+        messages: dicts with `role`, and `content` or `tool_calls`, as chat templates read them.
+        tools: JSON schemas; None without tools.
+        answer_length: number of final messages that are the answer; None: the last assistant
+            message.
+        variables: template variables of this conversation alone.
+        unused_fields: unknown fields of messages, each with its first value.
     """
 
     messages: Sequence[Message]

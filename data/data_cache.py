@@ -21,7 +21,7 @@ class DataCache:
     """Tokenizers by name, and the examples of splits until samples are made of them.
 
     Attributes:
-        noted: notes of rows that were said; see `Notes.lines`.
+        warnings: warnings that were printed; see `DataWarnings.lines`.
     """
 
     def __init__(self) -> None:

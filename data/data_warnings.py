@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from data.special_tokens import pattern_of_any
+from data.special_tokens import compile_alternatives
 from files.formatting import format_name, format_value
 
 NOT_RENDERED = (
@@ -41,10 +41,10 @@ class DataWarnings:
     """Warnings about a data set, counted by sentence and name.
 
     Attributes:
-        control: special tokens that are looked for in rows.
-        refused: the places of conversations that were left out, each with the reason.
-        doubted: those of which blocks and prefixes say different things.
-        held: how many rows hold something that is lost, by sentence and name.
+        control: special tokens that rows are searched for.
+        refused: locations of dropped conversations, with reasons.
+        template_warnings: conversations whose generation blocks and prefixes disagree.
+        counts: rows by sentence and name.
     """
 
     control: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class DataWarnings:
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        return pattern_of_any(self.control)
+        return compile_alternatives(self.control)
 
     def merge(self, other: DataWarnings) -> None:
         """Add the warnings about later rows."""
@@ -124,7 +124,7 @@ class DataWarnings:
         """Format the warnings as sentences.
 
         Args:
-            printed: what was said of other rows and is not said again; these are added.
+            printed: warnings printed before, which are left out; new ones are added.
         """
         if self.refused:
             yield (

@@ -22,8 +22,8 @@ class DocumentChunk(NamedTuple):
     """Position of a chunk in its document.
 
     Attributes:
-        before: the end of the text that precedes it; "": nothing does.
-        last: whether the document ends with it.
+        context: the preceding characters of the document; "" at its start.
+        is_last: True for the document's last chunk.
     """
 
     context: str

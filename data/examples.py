@@ -34,11 +34,11 @@ class Example(NamedTuple):
 
     Attributes:
         prompt: the text before the target.
-        target: the text to write, which metrics compare with.
-        whole: the whole text in spans, where it is written as it is to be read: nothing goes
-            between its parts, and special tokens are in it. Empty: it is prompt and target.
-        part: where the target is a part of a document, which has no prompt.
-        liked: whether a person liked the target; None: nobody says it.
+        target: the text to generate, which metrics compare with.
+        rendered_spans: the full text in spans, with special tokens, if a template rendered it; else
+            empty.
+        doc_chunk: position of the target in its document, which has no prompt.
+        desirable: KTO label; None without one.
     """
 
     prompt: str
@@ -90,12 +90,13 @@ class Corpus:
     """Examples of a split, with counts of dropped rows.
 
     Attributes:
-        unlabelled: because they have no label (-1).
-        nulls: because a column that is needed holds null.
-        places: where the rows of the examples are, for messages; empty: nobody knows.
-        tokens: of the examples, as their model's format has them; None: nobody has asked yet.
-        characters: all that the texts have; None: nobody has asked yet.
-        digest: of all of it, if it is known.
+        examples: the examples, in the order of the data.
+        unlabeled: number of rows dropped for lack of a label (-1).
+        nulls: number of rows dropped for a null in a needed column.
+        locations: file locations of the examples' rows; empty if unknown.
+        tokens: tokens of the examples in the model's format; None before tokenization.
+        characters: all characters of the texts; None if not collected.
+        digest: digest of the corpus, if known.
     """
 
     examples: Sequence[Example]
@@ -121,7 +122,7 @@ class Corpus:
         return self.locations[index] if self.locations else None
 
     @property
-    def notes(self) -> list[str]:
+    def drop_messages(self) -> list[str]:
         """Messages about dropped rows."""
         counts = ((self.unlabeled, "without a label"), (self.nulls, "with null"))
         return [f"{count} {reason} left out" for count, reason in counts if count]

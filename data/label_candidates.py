@@ -57,7 +57,7 @@ class LabelCandidates:
             _example_with_label(e, labels, name) for e in corpus.examples for name in paired_names
         ]
         tokens = data.tokenize(examples)
-        if not (labels.share_beginnings or data.tokenizer.chat):  # a chat's spans say it
+        if not (labels.have_shared_prefix or data.tokenizer.chat):  # a chat's spans say it
             tokens = [TokenizedText(text.ids[:-1], text.loss_mask[:-1]) for text in tokens]
         config = data.config.with_values(
             {"training.objective": OBJECTIVE} | _without_packing(data.config)
@@ -125,5 +125,5 @@ def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple
     thought, _, space = labels.split(target)
     prompt_text = "".join(span.text for span in spans[:last_index]) + leading + thought
     following_spans = [TextSpan(span.text, False) for span in spans[last_index + 1 :]]
-    end = TextSpan(space + trailing, labels.share_beginnings)
+    end = TextSpan(space + trailing, labels.have_shared_prefix)
     return (TextSpan(prompt_text, False), TextSpan(name, True), end, *following_spans)

@@ -139,8 +139,10 @@ class BatchSharding:
     computes the same samples.
 
     Attributes:
-        micro_batches: of each copy.
-        own: the replicas that the host streams of this process feed; default: all.
+        data_parallel: number of data-parallel copies.
+        tensor_parallel: replicas of a copy.
+        micro_batches: micro-batches of each copy.
+        local_replicas: replicas that this process feeds; default: all.
     """
 
     data_parallel: int

@@ -46,7 +46,7 @@ class MixtureSource(NamedTuple):
     """A source of a mixture.
 
     Attributes:
-        weight: its share of the samples, of the sum of all; None: nobody says any.
+        weight: share of the samples, relative to all weights; None: no source has one.
         data: its settings.
     """
 
@@ -126,8 +126,8 @@ class MixtureSamples:
     samples at least once: `interleave_datasets` with `all_exhausted`, but with exact shares.
 
     Attributes:
-        parts: the samples of each source.
-        counts: how many of each there are in an epoch, at least as many as there are.
+        sources: the samples of each source.
+        samples_per_epoch: samples of each source in an epoch, at least all of them.
     """
 
     sources: Sequence[Samples]

@@ -68,8 +68,8 @@ class Pipeline:
     """Pipeline from the rows of a run's task to samples and prompts.
 
     Attributes:
-        given: the configuration.
-        shape: that of the model's data.
+        user_config: the configuration as given.
+        sample_format: format of the model's samples.
         data_cache: what this pipeline and others of the run share.
     """
 
@@ -115,15 +115,15 @@ class Pipeline:
             default = str(SAMPLE_FOLDER / self.sample_format.sample_tokenizer)
         name = data.tokenizer or default
         try:
-            return data.tokenizer, self._with_added(self.data_cache.tokenizer(name))
+            return data.tokenizer, self._add_model_tokens(self.data_cache.tokenizer(name))
         except hub.DataUnavailable:
             saved = None if save is None else find_saved_tokenizer(RunFolder(Path(save)))
             if saved is None or Path(name).exists():
                 raise
             say(f"tokenizer {name} is gone: the run's copy in {saved} is used")
-            return str(saved), self._with_added(self.data_cache.tokenizer(str(saved)))
+            return str(saved), self._add_model_tokens(self.data_cache.tokenizer(str(saved)))
 
-    def _with_added(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    def _add_model_tokens(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
         add_tokens(base, split_names(self.user_config.model.add_tokens))
         return base
 
@@ -388,15 +388,15 @@ class Pipeline:
             ", ".join(
                 [
                     *notes,
-                    *corpus.notes,
-                    *samples.truncation.notes(self.config.model.sequence_length),
+                    *corpus.drop_messages,
+                    *samples.truncation.messages(self.config.model.sequence_length),
                 ]
             )
         )
         if self.task.labels is not None and self.task.user_labels is None:
             say(f"the data name the labels: {format_name(', '.join(self.task.labels), 150)}")
         self._warn_of_lost_characters(corpus)
-        for hint in self._hints(corpus.examples):
+        for hint in self._find_hints(corpus.examples):
             say(hint)
         self.data_cache.drop("train")
         return samples
@@ -523,7 +523,7 @@ class Pipeline:
             max_new_tokens = min(max_new_tokens, max(map(len, tokens)))
         return self.sample_format.with_output_length(config, max_new_tokens), prompts
 
-    def _hints(self, examples: Sequence[Example]) -> Iterator[str]:
+    def _find_hints(self, examples: Sequence[Example]) -> Iterator[str]:
         """Hints about prompts and targets that are concatenated."""
         data = self.user_config.data
         if (

@@ -32,7 +32,7 @@ _LABELS = {"true": True, "1": True, "false": False, "0": False}
 class PreferenceAnswer(NamedTuple):
     """An answer of a row, as an example or as a conversation; `desirable`: its KTO label."""
 
-    said: Example | Conversation
+    content: Example | Conversation
     desirable: bool | None
 
 
@@ -60,7 +60,7 @@ def read_answers(
     """Read a row's answers: chosen and rejected, or single answers with labels.
 
     Args:
-        unpaired: each answer is learned for itself.
+        unpaired: rows have single answers with labels.
         prompt: what the model reads, where a template says it.
         are_conversations: whether answers are conversations.
 
@@ -141,14 +141,14 @@ def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) ->
     conversations = [_answer_messages(row, name) for name in columns]
     prompt_messages = _prompt_messages(row, prompt, conversations)
     if prompt_messages is None:
-        prompt_messages = conversations[0][: _common_prefix_length(conversations)]
+        prompt_messages = conversations[0][: _count_common_messages(conversations)]
         conversations = [messages[len(prompt_messages) :] for messages in conversations]
     for name, messages in zip(columns, conversations, strict=True):
         if not messages or messages[-1]["role"] != "assistant":
             raise ColumnError(f"column '{name}' must end with a message of the assistant")
     if not prompt_messages:
         raise ColumnError("chosen and rejected begin differently, and there is no column prompt")
-    # What was answered before is not learned.
+    # Earlier answers are not in the loss.
     prompt_messages = [
         {**message, WEIGHT_FIELD: 0} if message["role"] == "assistant" else message
         for message in prompt_messages
@@ -161,7 +161,7 @@ def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) ->
         k: v for name in ("prompt", *columns) for k, v in unused_fields(row.get(name)).items()
     }
     prompt_conversation = replace(read_conversation(prompt_row), unused_fields=unused)
-    num_shared = _common_prefix_length(conversations) if len(conversations) > 1 else 0
+    num_shared = _count_common_messages(conversations) if len(conversations) > 1 else 0
     return [
         replace(prompt_conversation, messages=(*prompt_conversation.messages, *messages),
                 answer_length=len(messages) - num_shared if len(conversations) > 1 else None)
@@ -169,7 +169,7 @@ def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) ->
     ]  # fmt: skip
 
 
-def _common_prefix_length(conversations: Sequence[Sequence[Message]]) -> int:
+def _count_common_messages(conversations: Sequence[Sequence[Message]]) -> int:
     """Number of leading messages that two conversations share, without their last ones."""
     message_pairs = zip(*(messages[:-1] for messages in conversations), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], message_pairs)))

@@ -131,9 +131,10 @@ class PreferenceSamples:
     """Samples of preference pairs.
 
     Attributes:
-        packed: their tokens.
-        places: int64 [n, places]: the pair at each place of a sample, or `EMPTY_SLOT`.
-        counts, sign: of each pair, as batches have them.
+        token_samples: samples with the pairs' tokens.
+        pair_indices: int64 [n, pairs per sample], index of the pair in each slot, or `EMPTY_SLOT`.
+        num_loss_tokens: float32 [pairs, 2], loss tokens of each answer.
+        kto_labels: float32 [pairs, 1], 1 desirable, -1 undesirable; None without labels.
     """
 
     token_samples: Samples
@@ -173,8 +174,8 @@ class SamplesWithRefLogps:
     """Preference samples with the reference model's log-probabilities.
 
     Attributes:
-        samples: without it.
-        logps: float32 [n, places, 2], 0 where there is no pair.
+        samples: the preference samples.
+        ref_logps: float32 [n, pairs per sample, 2], reference log-probabilities; 0 in empty slots.
     """
 
     samples: Samples

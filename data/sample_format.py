@@ -81,7 +81,7 @@ class SampleFormat(ABC):
 
         Args:
             tokens: of the examples, as `encoded` makes them.
-            for_eval: the targets' tokens alone have labels, whatever is learned in training.
+            for_eval: only the targets' tokens are in the loss, whatever the training loss is.
 
         Raises:
             TooLong: an example does not fit.

@@ -80,7 +80,7 @@ class Prompts:
     """Token ids of prompts, padded on the right.
 
     Attributes:
-        texts: what the tokens say, before any are cut.
+        texts: the prompts before truncation.
         input_ids: int32 [n, length].
         mask: int32 [n, length], 1 = token.
         num_truncated: number of prompts that were longer and lost a part.

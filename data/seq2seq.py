@@ -59,14 +59,15 @@ class EncodedExamples:
     gigabytes.
 
     Attributes:
-        tokens: int32, the prompts' ids one after the other, each ended by `</s>`.
-        starts: int64 [n + 1], where each prompt starts in `tokens`, and where the last one ends.
-        targets: int32 [n, decoder_sequence_length], padded with `IGNORE_INDEX`; of preferences
-            [n, 2, decoder_sequence_length], for `PackedExamples` alone.
+        tokens: int32, ids of all prompts, concatenated; each ends with `</s>`.
+        offsets: int64 [n + 1], start of each prompt in `tokens`, and the end of the last.
+        targets: int32 [n, decoder_sequence_length], padded with `IGNORE_INDEX`; of preferences [n,
+            2, decoder_sequence_length], for `PackedExamples` alone.
         sequence_length: length that prompts are padded to.
         pad: id of the padding token.
-        start: id of the token that the decoder reads first; None: `pad`.
-        cuts: what was cut or dropped; prompts lose their end, `</s>` kept.
+        start: id of the decoder's start token; None: `pad`.
+        truncation: counts of truncated and dropped examples; prompts are truncated on the right,
+            `</s>` stays.
     """
 
     tokens: np.ndarray
@@ -358,7 +359,7 @@ def truncate_examples(
     Args:
         tokens: of the examples, see `encode_examples`.
         on_long_target: what becomes of targets longer than `decoder_sequence_length`.
-        truncate_left: a prompt that is cut loses its beginning, not its end.
+        truncate_left: prompts are truncated on the left, not on the right.
         start: see `EncodedExamples`.
 
     Raises:

@@ -17,7 +17,7 @@ def special_tokens(hf_tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     return tuple(sorted({*special_texts, *map(str, hf_tokenizer.all_special_tokens)}))
 
 
-def pattern_of_any(tokens: Iterable[str]) -> re.Pattern[str]:
+def compile_alternatives(tokens: Iterable[str]) -> re.Pattern[str]:
     """Regular expression that matches any of the tokens, longest first."""
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

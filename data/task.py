@@ -69,13 +69,13 @@ class Task:
         sources: by split; one may be missing where it is not needed.
         prompt: what the model reads.
         target: what it should write.
-        given_labels: the answers there are; None: those of the data, see `labels`.
+        user_labels: configured labels; None: those of the data, see `labels`.
         validation_fraction: the fraction of the training data that is the validation split; None:
             that has data of its own.
         on_null: see `Data.on_null`.
         format, messages, system: as in the configuration.
-        prefers: see `Training.preference_type`: rows hold answers that are compared or judged.
-        between: what goes between prompt and target in one stream; None: the columns decide.
+        preference_type: see `Training.preference_type`.
+        fixed_separator: text between prompt and target; None: the columns decide.
     """
 
     name: str
@@ -479,7 +479,7 @@ def task_from_config(
     """The configured task: `data.dataset`, or that of the user's files.
 
     Args:
-        prefers: see `Task`.
+        preference_type: see `Task`.
 
     Raises:
         DataError: a template cannot be read, or there is one label only.

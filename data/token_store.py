@@ -47,9 +47,13 @@ class TokenStore:
     """Collector of tokenized examples, written as columns.
 
     Attributes:
-        texts: UTF-8 of prompts and targets by turns; `sizes`: bytes of each.
-        ids, learned: tokens; `lengths`: of each example.
-        places: of each example, the number of its file among `files`, and its own there.
+        texts: UTF-8 of prompts and targets, alternating.
+        sizes: bytes of each text.
+        ids: token ids of each example.
+        loss_mask: loss mask of each example.
+        lengths: tokens of each example.
+        locations: file number and row number of each example.
+        files: number of each file.
     """
 
     texts: list[bytes] = field(default_factory=list)
@@ -82,7 +86,7 @@ class TokenStore:
             "texts": np.frombuffer(b"".join(self.texts), np.uint8),
             "text_starts": _offsets(self.sizes),
             "ids": _concatenate(self.ids, np.int32),
-            "learned": _concatenate(self.loss_mask, bool),
+            "loss_mask": _concatenate(self.loss_mask, bool),
             "starts": _offsets(self.lengths),
             "places": np.asarray(self.locations, np.int64).reshape(-1, 2),
         }
@@ -108,7 +112,7 @@ def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
     metadata_fields = JsonObject(parse_json(metadata["facts"], path), format_path(path))
     texts, location_array = arrays["texts"].tobytes(), arrays["places"]
     text_starts, starts = arrays["text_starts"].tolist(), arrays["starts"].tolist()
-    ids, loss_mask, files = arrays["ids"], arrays["learned"], metadata_fields.data["files"]
+    ids, loss_mask, files = arrays["ids"], arrays["loss_mask"], metadata_fields.data["files"]
 
     def text(index: int) -> str:
         encoded = texts[text_starts[index] : text_starts[index + 1]]

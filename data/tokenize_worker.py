@@ -66,7 +66,7 @@ class TokenizeContext(NamedTuple):
     row_schema: RowSchema
     chat: ChatTemplate | None
 
-    def of(self, chunk: Chunk) -> ChunkResult:
+    def tokenize(self, chunk: Chunk) -> ChunkResult:
         """Tokenize a chunk of rows."""
         template, data, notes = self.chat, self.data, self.data.new_warnings()
         if template is not None:
@@ -95,7 +95,7 @@ _context: TokenizeContext | None = None
 
 def _tokenize_chunk(chunk: Chunk) -> ChunkResult:
     assert _context is not None
-    return _context.of(chunk)
+    return _context.tokenize(chunk)
 
 
 def _split_chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterator[Chunk]:

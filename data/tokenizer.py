@@ -138,7 +138,7 @@ class Tokenizer:
     def encode_with_loss_mask(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
         """Encode texts given as spans, with the end token and a loss mask.
 
-        A text is tokenised as a whole. A token is learned if any of its characters is; the end
+        A text is tokenized as a whole. A token is in the loss if any of its characters is; the end
         token, as the last span is. Those of chats end as their template says.
         """
         for chunk in split_chunks(texts):

@@ -19,8 +19,8 @@ class ToolCallFormat(NamedTuple):
     """Format of a message with tool calls and no text.
 
     Attributes:
-        content: None, an empty text, or `ABSENT`, which leaves a message as it is.
-        text: arguments are JSON text, not an object.
+        content: None, an empty text, or `ABSENT`, which leaves the content out.
+        arguments_as_text: arguments are JSON text, not an object.
     """
 
     content: Any

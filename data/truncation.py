@@ -25,7 +25,7 @@ class Truncation:
             self.dropped + other.dropped,
         )
 
-    def notes(self, length: int) -> list[str]:
+    def messages(self, length: int) -> list[str]:
         """Messages about truncation; `length`: tokens of a sample."""
         counts = (
             (self.prompts, f"{self.prompts} cut to {length} tokens"),
@@ -43,8 +43,9 @@ class TokenLimit:
     """Maximum tokens of a sequence, and the setting that limits them.
 
     Attributes:
-        field: of the configuration, that sets it.
-        made_for: tokens that the model was made for; None: it knows no limit.
+        tokens: maximum number of tokens.
+        field: setting that limits them.
+        max_position_embeddings: longest sequence that the model supports; None without a limit.
     """
 
     tokens: int

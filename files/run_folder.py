@@ -53,7 +53,7 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
-    def single_records(self) -> tuple[Path, ...]:
+    def resume_files(self) -> tuple[Path, ...]:
         """Files that a run resumed on another machine needs."""
         return self.config, self.sessions, self.metrics
 
@@ -61,7 +61,7 @@ class RunFolder:
     def records(self) -> list[Path]:
         """Record files that exist, and the tokenizer's files."""
         tokenizer_files = self.tokenizer.iterdir() if self.tokenizer.is_dir() else ()
-        return [path for path in (*self.single_records, *tokenizer_files) if path.is_file()]
+        return [path for path in (*self.resume_files, *tokenizer_files) if path.is_file()]
 
     @property
     def mirror(self) -> Path:

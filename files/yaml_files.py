@@ -33,7 +33,7 @@ class LocatedDict(dict[str, Any]):
     """A dict that knows the file locations of its values.
 
     Attributes:
-        places: by key, as far as they come from a file.
+        locations: file locations by key; keys that do not come from a file are missing.
     """
 
     def __init__(

@@ -39,75 +39,75 @@ def explain_hub_error(
         reachable: the hub answers.
         repo: the kind of repository that `name` is.
     """
-    response = _response_of(error) or (_access_refused(name, repo) if reachable else None)
+    response = _find_response(error) or (_find_access_refusal(name, repo) if reachable else None)
     if response is not None:
-        return _of_response(name, response, repo)
-    file_error = next((cause for cause in _causes(error) if _is_of_files(cause)), None)
+        return _explain_response(name, response, repo)
+    file_error = next((cause for cause in _iterate_causes(error) if _is_file_error(cause)), None)
     if isinstance(file_error, OSError):
         return HubProblem(
-            f"the cache {format_path(_cache())} cannot be used ({file_error.strerror})",
+            f"the cache {format_path(_cache_folder())} cannot be used ({file_error.strerror})",
             "set HF_HOME to a folder that can be written",
         )
-    variable = _offline_variable(repo)
+    variable = _find_offline_variable(repo)
     if variable is not None or not reachable:
-        return _of_network(variable)
+        return _explain_unreachable(variable)
     return HubProblem(format_name(str(error).partition("\n")[0], 120), "check the name")
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
     """An exception and the chain of its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _response_of(error: BaseException) -> Any:
+def _find_response(error: BaseException) -> Any:
     """HTTP response in an exception's chain; None without one."""
-    responses = (getattr(cause, "response", None) for cause in _causes(error))
+    responses = (getattr(cause, "response", None) for cause in _iterate_causes(error))
     return next((cause for cause in responses if hasattr(cause, "status_code")), None)
 
 
-def _access_refused(name: str, repo: str) -> Any:
+def _find_access_refusal(name: str, repo: str) -> Any:
     """HTTP response of a refused repository, which `datasets` drops from its errors."""
     from huggingface_hub import HfApi
 
     try:
         HfApi().auth_check(name, repo_type=repo)
     except Exception as error:  # of the library, or of the HTTP library in use
-        response = _response_of(error)
+        response = _find_response(error)
         return response if response is not None and response.status_code in (401, 403) else None
     return None
 
 
-def _is_of_files(error: BaseException) -> bool:
+def _is_file_error(error: BaseException) -> bool:
     """True if the file system raised the error, such as on a write to the cache."""
     return isinstance(error, OSError) and error.errno in _FILE_ERRNOS
 
 
-def _cache() -> str:
+def _cache_folder() -> str:
     from huggingface_hub import constants
 
     return constants.HF_HUB_CACHE
 
 
-def _offline_variable(repo: str) -> str | None:
+def _find_offline_variable(repo: str) -> str | None:
     """Name of the environment variable that forces offline mode; None without one."""
     names = OFFLINE_VARIABLES if repo == "dataset" else OFFLINE_VARIABLES[:2]
     return next((name for name in names if os.environ.get(name, "").upper() in _TRUE), None)
 
 
-def _of_network(variable: str | None) -> HubProblem:
+def _explain_unreachable(variable: str | None) -> HubProblem:
     """Explanation where the hub cannot be reached and the cache is incomplete."""
     from huggingface_hub import constants
 
-    missing = f"and the cache {format_path(_cache())} does not have all of it"
+    missing = f"and the cache {format_path(_cache_folder())} does not have all of it"
     if variable is not None:
         advice = f"connect to the network and unset {variable}"
         return HubProblem(f"{variable} is set, {missing}", advice)
     return HubProblem(f"{constants.ENDPOINT} is not reachable, {missing}", "connect to the network")
 
 
-def _of_response(name: str, response: Any, repo_type: str) -> HubProblem:
+def _explain_response(name: str, response: Any, repo_type: str) -> HubProblem:
     """Explanation of an HTTP error of the hub."""
     from huggingface_hub import constants, get_token
 

@@ -76,7 +76,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
         "dora": adapter_config.data.get("use_dora") is True,
         "targets": _target_modules(adapter_config, modules.low_rank),
         "target_parameters": ",".join(_read_list(adapter_config, "target_parameters")) or None,
-        "modules_to_save": ",".join(_saved_modules(saved, modules.saved)) or None,
+        "modules_to_save": ",".join(_complete_saved_modules(saved, modules.saved)) or None,
     }
     fields |= _token_fields(adapter_config)
     names = (
@@ -153,16 +153,16 @@ def ties_weights(folder: str | Path) -> bool:
     return all(np.array_equal(tensors[embedding].T, tensors[head]) for embedding, head in pairs)
 
 
-def _saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
+def _complete_saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
     """Names of all fully saved modules. PEFT saves a resized embedding without listing it."""
-    matching = _matching_names(names, modules, is_within)
+    matching = _filter_matching(names, modules, is_within)
     return [
         *matching,
         *(m for m in modules or () if not any(is_within(m, name) for name in matching)),
     ]
 
 
-def _matching_names(
+def _filter_matching(
     names: Sequence[str], modules: Collection[str] | None, matches: Callable[[str, str], bool]
 ) -> Sequence[str]:
     """Names that match one of the modules; all if the modules are unknown."""
@@ -225,7 +225,7 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
         raise adapter_config.error("target_modules", "names of modules")
     if not _is_unused(adapter_config, "layers_to_transform"):
         return _layers_pattern(adapter_config, names)
-    return ",".join(dict.fromkeys([*(_matching_names(names, modules, ends_with) or names), *tied]))
+    return ",".join(dict.fromkeys([*(_filter_matching(names, modules, ends_with) or names), *tied]))
 
 
 def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> bool:
@@ -260,7 +260,9 @@ def _format_pattern(
     if any("," in key or "=" in key for key in values):
         raise adapter_config.error(name, "one whose expressions have no comma")
     return (
-        ",".join(f"{key}={values[key]}" for key in _matching_names([*values], modules, matches_end))
+        ",".join(
+            f"{key}={values[key]}" for key in _filter_matching([*values], modules, matches_end)
+        )
         or None
     )
 

@@ -45,7 +45,7 @@ class PretrainedInfo:
         hf_config: its config.json, or that of its text part; of the tokens that end a text, all
             that generation_config.json names, and of a decoder's what it says.
         has_head: whether the head has a weight of its own; None: the weights are not here.
-        wrapper: the kind of the model that it is the text part of, if it is one.
+        multimodal_type: type of the multimodal model around it; None without one.
     """
 
     hf_config: JsonObject

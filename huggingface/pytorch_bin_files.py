@@ -41,7 +41,7 @@ class BinTensors(LazyArrays):
     torch maps the files into memory; those of before torch 1.6 it reads whole.
 
     Attributes:
-        absent: the file of each tensor that the index names and no file has.
+        missing: file of each tensor that the index lists and no file has.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -203,7 +203,7 @@ def _render_conversations(
             )
         except ConversationError as error:
             raise DataError(f"{location}: {error}") from None
-    for note in chat.notes():
+    for note in chat.warning_lines():
         say(note)
     return prompts
 

@@ -112,7 +112,7 @@ class Evaluator:
         """Pair a generated text with its target; in a classification, as labels."""
         if self._labels is None:
             return Prediction(prompt, text, target)
-        label = self._labels.found_in(text, target)
+        label = self._labels.parse_answer(text, target)
         return Prediction(prompt, text if label is None else label, self._labels.split(target)[1])
 
     def _text_metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:

@@ -233,7 +233,7 @@ def test_blocks_that_mark_something_else_than_what_answers_add_are_named(after, 
     assert chat.read("rows, line 7", talk("a", "b"))
     assert len(chat.template_warnings) == doubted
     if doubted:
-        (note,) = chat.notes()
+        (note,) = chat.warning_lines()
         assert "in 1 conversations: rows, line 7: 'b' marked, 'b<|im_end|>' added" in note
 
 
@@ -253,7 +253,7 @@ def test_tool_calls_become_text_for_templates_that_would_pass_over_them():
     example = chat.example(Conversation(both, TOOLS))
     call = '{"name": "find", "arguments": {"what": "lamp ☃"}}'
     assert example.rendered_spans[-2].text == f"d\n<tool_call>\n{call}\n</tool_call><|im_end|>"
-    assert "writes no tools" in " ".join(chat.notes())
+    assert "writes no tools" in " ".join(chat.warning_lines())
 
 
 @pytest.mark.parametrize(

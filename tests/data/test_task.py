@@ -188,7 +188,7 @@ def test_long_targets_are_refused_cut_or_dropped():
     assert cut.targets[0][-1] == tokenizer.eos_token_id
     dropped = encode(LONG, tokenizer, 8, 3, "skip")
     assert (len(dropped), dropped.truncation.dropped) == (1, 1)
-    assert dropped.truncation.notes(8) == ["1 dropped, whose target is too long"]
+    assert dropped.truncation.messages(8) == ["1 dropped, whose target is too long"]
 
 
 def test_a_language_model_learns_targets_after_the_separator():

@@ -75,7 +75,7 @@ def read(data: Pipeline) -> tuple[Any, ...]:
         [[e.prompt if plain else e[:2] for e in corpus.examples] for corpus in corpora],
         [[str(place) for place in corpus.locations] for corpus in corpora],
         [(t.ids.tolist(), t.loss_mask.tolist()) for c in corpora for t in c.tokens or ()],
-        [corpus.notes for corpus in corpora],
+        [corpus.drop_messages for corpus in corpora],
         measure_lengths(data, splits),
         data.training_samples().digest,
     )
