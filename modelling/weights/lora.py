@@ -233,8 +233,8 @@ class _AdapterMapper:
         if any(saved) and not all(saved):
             names = ", ".join(w.name for w in mapping.weights)
             raise ConfigError(
-                f"adapter.modules_to_save means some of {names}, which are one variable: name all "
-                "of them, or none"
+                f"adapter.modules_to_save matches some of {names}, which are one variable: name "
+                "all of them, or none"
             )
         return all(saved)
 
@@ -375,10 +375,10 @@ class _AdapterMapper:
         wrong = sorted(unsupported.keys() - adaptable.keys())
         if wrong or not adapted.has_adapters:
             module = f"{wrong[0]}, which is" if wrong else "what is"
-            hint = f"; adapter.target_parameters means experts: {experts[0]}" if experts else ""
+            hint = f"; adapter.target_parameters matches experts: {experts[0]}" if experts else ""
             raise ConfigError(
-                f"adapter.targets {format_name(self._requested)} means {module} no linear map and "
-                f"no embedding: these are {', '.join(_last_parts(adaptable))}{hint}"
+                f"adapter.targets {format_name(self._requested)} matches {module} no linear layer "
+                f"and no embedding: these are {', '.join(_last_parts(adaptable))}{hint}"
             )
         self._check_layer_settings(adapted)
         if is_names(self._requested) and self._requested != ALL_LINEAR:
@@ -404,8 +404,8 @@ class _AdapterMapper:
             for name, is_set in (("dropout", has_dropout), ("dora", dora)):
                 if is_set:
                     raise ConfigError(
-                        f"adapter.{name} is for linear maps of layers, but adapter.{field} means "
-                        f"{target}, too: leave one of the two out"
+                        f"adapter.{name} is for linear layers in blocks, but adapter.{field} "
+                        f"matches {target}, too: leave one of the two out"
                     )
 
 
@@ -424,7 +424,7 @@ def _check_each(
     for name in names:
         if not any(matches(module, name) for module in modules):
             close = did_you_mean(name, _last_parts(modules))
-            raise ConfigError(f"adapter.{field}: {format_name(name, 40)} means no module{close}")
+            raise ConfigError(f"adapter.{field}: {format_name(name, 40)} matches no module{close}")
 
 
 def _last_parts(modules: Iterable[str]) -> list[str]:
@@ -496,7 +496,7 @@ def _check_new_rows(weight_map: WeightMap, config: RunConfig) -> None:
     mappings = filter(is_vocabulary, weight_map.mappings)
     for module in (adapter.module for mapping in mappings for adapter in mapping.adapters):
         raise ConfigError(
-            f"adapter.targets means {module}, which has rows for new tokens: give "
+            f"adapter.targets matches {module}, which has rows for new tokens: give "
             f"--adapter.modules_to_save {module} in its place"
         )
 

@@ -35,7 +35,7 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
     trainable = _match_patterns(names, "training.trainable", patterns or ("*",))
     trainable -= _match_patterns(names, "training.frozen", frozen)
     if not trainable:
-        raise ConfigError("nothing is left to train: training.frozen means all that is trained")
+        raise ConfigError("nothing is left to train: training.frozen matches all trainable weights")
     if weight_map.has_adapters:
         trainable |= {w.name for w in weight_map.trainable_weights}
     layers = {
@@ -68,7 +68,7 @@ def _match_patterns(
         matching = [name for name in names if matches(name)]
         if not matching:
             close = did_you_mean(pattern, names)
-            raise ConfigError(f"{field}: {format_name(pattern, 40)} means no weight{close}")
+            raise ConfigError(f"{field}: {format_name(pattern, 40)} matches no weight{close}")
         weights.update(weight for name in matching for weight in names[name])
     return weights
 
@@ -84,8 +84,8 @@ def _mark_mapping(layer: str, mapping: WeightMapping, trainable: Collection[str]
         )
     if trained and mapping.adapters:
         raise ConfigError(
-            f"training.trainable means {trained[0]}, which has an adapter: leave it out of one of "
-            "them, such as by adapter.targets"
+            f"training.trainable matches {trained[0]}, which has an adapter: leave it out of one "
+            "of them, such as by adapter.targets"
         )
     return replace(mapping, trainable=bool(trained))
 
@@ -95,8 +95,8 @@ def check_quantized_frozen(weight_map: WeightMap) -> None:
     for mapping in weight_map.mappings:
         if is_linear(mapping) and mapping.trainable:
             raise ConfigError(
-                f"{mapping.weights[0].name} is trained whole, but model.quantization holds it in "
-                "few bits: leave one of the two out"
+                f"{mapping.weights[0].name} is trainable, but model.quantization quantizes it: "
+                "leave one of the two out"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the records of optimizers say of state is what the graphs of their updates take."""
+"""The state slots of optimizer specs are the variables of their update graphs."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ ALL_LINEAR = {"adapter.rank": 4, "adapter.alpha": 6.0, "adapter.targets": "all-l
     ],
 )
 def test_loss_every_gradient_and_three_steps_of_adamw(kind: str, split: tuple[int, ...]) -> None:
-    """Of all linear maps, in fused products an adapter for each map that PEFT knows."""
+    """Of all linear layers, in fused products an adapter for each map that PEFT knows."""
     check(kind, split, ALL_LINEAR, {"r": 4, "lora_alpha": 6, "target_modules": "all-linear"})
 
 
@@ -345,39 +345,48 @@ QUANTISED = {"model.quantization": "int4", "model.quantization_group_size": 4}
     [
         (
             {"targets": "qkv_proj"},
-            "qkv_proj means what is no linear map and no embedding: these are embed_tokens, q_pr",
+            "qkv_proj matches what is no linear layer and no embedding: these are embed_tokens, q_",
         ),
-        ({"targets": "q_proj,lm_head", "dropout": 0.1}, "adapter.dropout is for linear maps of"),
-        ({"targets": "lm_head", "dora": True}, "adapter.dora is for linear maps of layers, but"),
-        ({"targets": "embed_tokens", "dora": True}, "but adapter.targets means model.embed_tokens"),
+        ({"targets": "q_proj,lm_head", "dropout": 0.1}, "adapter.dropout is for linear layers in"),
+        ({"targets": "lm_head", "dora": True}, "adapter.dora is for linear layers in blocks, but"),
+        (
+            {"targets": "embed_tokens", "dora": True},
+            "but adapter.targets matches model.embed_tokens",
+        ),
         (
             {"targets": "embed_tokens", "trainable_tokens": "3"},
             "some rows of model.embed_tokens.weight, which has an adapter: leave one",
         ),
         (
             {"targets": "lm_head", "model.new_rows": "3"},
-            "means lm_head, which has rows for new tokens: give --adapter.modules_to_save lm_head",
+            "lm_head, which has rows for new tokens: give --adapter.modules_to_save lm_head",
         ),
         (
             {"target_parameters": GATE_UP},
-            "target_parameters: mlp.experts.gate_up_proj means no mod",
+            "target_parameters: mlp.experts.gate_up_proj matches no mod",
         ),
-        ({"targets": ".*norm.*|.*q_proj"}, "means .*input_layernorm, which is no linear map"),
+        ({"targets": ".*norm.*|.*q_proj"}, "matches .*input_layernorm, which is no linear layer"),
         (
             {"modules_to_save": "mlp", "quantised": True},
-            ".*gate_proj.* is trained whole, but model.quantization holds",
+            ".*gate_proj.* is trainable, but model.quantization quantizes",
         ),
-        ({"training.trainable": "layer.1"}, "means .*q_proj.weight, which has an adapter"),
+        ({"training.trainable": "layer.1"}, "matches .*q_proj.weight, which has an adapter"),
         ({"training.frozen": "*norm*"}, "training.frozen takes from training.trainable where"),
-        ({"training.trainable": "*lora_B*"}, "means no weight"),
-        ({"modules_to_save": "up_proj"}, "means some of .*gate_proj.*, .*up_proj.*, which are one"),
+        ({"training.trainable": "*lora_B*"}, "matches no weight"),
+        (
+            {"modules_to_save": "up_proj"},
+            "matches some of .*gate_proj.*, .*up_proj.*, which are one",
+        ),
         (
             {"targets": "q_proj,v_projj"},
-            "adapter.targets: v_projj means no module; did you mean v_proj",
+            "adapter.targets: v_projj matches no module; did you mean v_proj",
         ),
-        ({"modules_to_save": "lm_head,normm"}, "modules_to_save: normm means no module; did you"),
-        ({"rank_pattern": "q_proj=2,k_proj=3"}, "rank_pattern: k_proj means no module"),
-        ({"alpha_pattern": "v_porj=3"}, "alpha_pattern: v_porj means no module; did you mean v_p"),
+        ({"modules_to_save": "lm_head,normm"}, "modules_to_save: normm matches no module; did you"),
+        ({"rank_pattern": "q_proj=2,k_proj=3"}, "rank_pattern: k_proj matches no module"),
+        (
+            {"alpha_pattern": "v_porj=3"},
+            "alpha_pattern: v_porj matches no module; did you mean v_p",
+        ),
     ],
 )
 def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
@@ -394,17 +403,17 @@ def test_what_adapters_cannot_be_of(adapter: dict[str, Any], said: str) -> None:
     [
         (
             {"target_parameters": DOWN, "dropout": 0.1},
-            "adapter.dropout is for linear maps of layers",
+            "adapter.dropout is for linear layers in blocks",
         ),
         (
             {"target_parameters": DOWN, "dora": True},
-            "dora .* adapter.target_parameters means experts",
+            "dora .* adapter.target_parameters matches experts",
         ),
         (
             {"target_parameters": f"{DOWN},mlp.experts.gate_proj"},
-            "gate_proj means no module; there are: gate_up_proj",
+            "gate_proj matches no module; there are: gate_up_proj",
         ),
-        ({"targets": "gate_proj"}, "means experts: model.layers.0.mlp.experts.gate_up_proj"),
+        ({"targets": "gate_proj"}, "matches experts: model.layers.0.mlp.experts.gate_up_proj"),
     ],
 )
 def test_what_adapters_of_experts_cannot_be(adapter: dict[str, Any], said: str) -> None:
@@ -436,7 +445,7 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
 
 
 def test_adapters_are_merged_into_what_few_bits_left() -> None:
-    """Of linear maps, with an adapter or without; else into the weights."""
+    """Of linear layers, with an adapter or without; else into the weights."""
     config = case("mistral").config().with_values({**QUANTISED, "adapter.rank": 4})
     weight_map, weights = get_family(config).weight_map(config), random_weights(config)
     quantised = {n for n, w in weights.items() if "lora_" not in n and is_quantized(n, w)}
@@ -460,7 +469,7 @@ def test_adapters_are_merged_into_what_few_bits_left() -> None:
     ],
 )
 def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """They change nothing, and A is drawn from the same distribution."""
+    """New adapters change nothing, and A has PEFT's distribution."""
     of = case("mistral")
     model = peft.get_peft_model(of.model(), peft.LoraConfig(r=200, **theirs))
     config = of.config().with_values({"adapter.rank": 200, **ours})

@@ -175,7 +175,7 @@ def test_several_steps_a_run() -> None:
 
 
 def test_a_mode_that_updates_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why the tests above can fail: the flag that nothing is pending is what a reading leaves."""
+    """The tests above fail if an update runs twice: after a read, no update is pending."""
     config = _with(small_config(), "deferred", PAIRS)  # the program of the test above
     model = fine_tuning(config)
     model.write(get_family(config).weight_map(config).init_weights(seed=0))

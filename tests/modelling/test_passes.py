@@ -230,7 +230,7 @@ def test_one_cpu_device_takes_one_micro_batch_at_a_time(
 
 
 def test_frozen_layers_have_a_seed_for_each_micro_batch() -> None:
-    """Those before the lowest trained one too, which have no backward pass."""
+    """Frozen layers without a backward pass have a seed per micro-batch, too."""
     fields = {"training.trainable": "lm_head", "model.dropout_prob": 0.2}
     config, family = small_config(layers=1).with_values(fields), GPTJ[0]
     ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir

@@ -98,7 +98,7 @@ def test_every_split_packs_the_same_groups() -> None:
 @pytest.mark.slow  # two more trainings
 @pytest.mark.parametrize("state", ["8bit_residual8", "8bit_residual16"])
 def test_weights_of_16_bits_have_residuals(state) -> None:
-    """They add up to what float32 weights would be, to the bits that are kept."""
+    """16-bit weights and residuals add up to float32 weights, up to the stored bits."""
     _, exact = trained("float32", 1, 1, "float32")
     _, found = trained(state, 1, 2, "bfloat16")
     start = initial(config_of(state))

@@ -261,7 +261,7 @@ def test_residuals_add_up_updates_that_16_bits_lose(dtype) -> None:
 
 
 def test_a_hash_rounds_to_neighbours_and_right_on_average() -> None:
-    """What is a value of the type stays; the same value is rounded the same way wherever it is."""
+    """Values of the type stay; equal values are rounded equally wherever they are."""
     x = np.concatenate([values((40_000,)), values((40_000,))[::-1], [0.0, 1.0, -2.0]])
     x = x.astype(np.float32)
     ir = popxl.Ir()

@@ -1,4 +1,4 @@
-"""What a step reduces does not grow with the number of its micro-batches."""
+"""The collectives of a step do not grow with its number of micro-batches."""
 
 from __future__ import annotations
 

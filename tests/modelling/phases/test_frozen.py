@@ -95,7 +95,7 @@ def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
 
 
 def check_phase(phase: Phase, trained: list[str]) -> None:
-    """It loads all that it uses, and has gradients and state of what is trained alone."""
+    """A phase loads all its variables; only trainable ones have gradients and state."""
     assert phase.names == ["w", "scale"]
     assert phase.trainable == trained
     args = [] if phase.bwd is None else phase.bwd.args.keys_flat()

@@ -104,7 +104,7 @@ def test_a_loss_alone_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_the_selection_a_step_would_spoil_the_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Why the tests above can fail."""
+    """Without the selection the tests above fail."""
     from modelling.phases import phase_optimizer
 
     def always(_: popxl.Tensor, new: object, old: object) -> object:
@@ -140,7 +140,7 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counted(skips: Sequence[bool], most: int) -> list[bool]:
-    """Whether there are too many after each step."""
+    """True for each step after which too many were skipped."""
     from run.skipped_steps import SkippedSteps
     from sessions.training import StepResult
 
