@@ -1,4 +1,4 @@
-"""What is written about the tensors of large presets stays small and is read back."""
+"""Manifests and records of large presets: small on disk, and read back."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ for what, *given in json.loads(sys.argv[1]):
 
 
 def run(processes: int, *works: tuple[object, ...], umask: int = -1) -> tuple[list[Any], int]:
-    """What came of each work, and the exit code."""
+    """Return the results of each function and the exit code."""
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     done = subprocess.run(
         [*command, sys.executable, "-c", PROGRAM, json.dumps(works, default=str)],
@@ -190,7 +190,7 @@ def test_a_step_is_there_when_all_processes_have_written_theirs(three):
 
 
 def test_the_best_is_saved_beside_periodic_saves(three):
-    """They took each other's turns: two stores, one channel, and one of them on another thread."""
+    """Two stores with one channel, one of them on another thread."""
     folder = three[0] / "best"
     assert load_checkpoint(folder).metadata == {"step": 5}
     best = load_checkpoint(folder / "best")
@@ -218,7 +218,7 @@ def test_files_follow_the_umask(three):
 
 
 def test_copies_of_a_run_that_differ(three):
-    """They were read as different steps, whose runs then waited for each other."""
+    """Processes that read different steps would wait for each other."""
     for said in three[1]["behind"]:
         assert said.startswith("process 1 does not see ")
         assert "000001-step-1, the newest step that process 0 sees" in said

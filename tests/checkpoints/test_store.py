@@ -419,7 +419,7 @@ def test_a_step_is_read_back_before_it_is_one(tmp_path, monkeypatch):
 
 
 def test_shares_are_found_once_for_tensors_that_are_cut_alike(monkeypatch):
-    """It took seconds of every save on a thousand hosts."""
+    """The assignment takes seconds on a thousand hosts, so saves reuse it."""
     from checkpoints import shard_assignment as shares
     from checkpoints.tensor_shards import ShardedTensor, TensorShard
 

@@ -1,4 +1,4 @@
-"""What several files of runs share."""
+"""Fixtures shared by tests of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests ask of saved steps, and the damage that they do to them."""
+"""Digests of saved steps, and damage to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """What a step's manifest, or its processes' tables, say of weights and optimizer state."""
+    """Return the digests of weights and optimizer state in a step's manifest or record files."""
     content = json.loads((folder / "manifest.json").read_text())["content"]
     tables = [json.loads((folder / name).read_text()) for name in content["tables"]]
     records = [pair for table in (content, *tables) for pair in table["tensors"].items()]

@@ -102,7 +102,7 @@ def test_a_run_continues_bit_for_bit(run: Path, base: Path, tmp_path: Path) -> N
 
 
 def test_peft_loads_what_is_written(run: Path, base: Path, exported: Path, tmp_path: Path) -> None:
-    """It computes the same as the merged model, and not as the base."""
+    """PEFT's model computes the same as the merged model, and not as the base."""
     assert {file.name for file in exported.iterdir()} >= {
         *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md")
     }
@@ -200,7 +200,7 @@ IN_4_BITS = ("--quantization", "int4", "--model.quantization_group_size", "8")
 
 
 def test_a_base_in_4_bits(base: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    """It is quantised once. A run's evaluations and its continuation read the same weights."""
+    """The base is quantized once; evaluations and the resumed run read the same weights."""
     few = ("--eval.steps", "2", "--eval.samples", "8", "--eval.metrics", "loss")
     given = ("--load", str(base), *IN_4_BITS, *few)
     assert train(tmp_path / "run", *given, "--steps", "2") == 0

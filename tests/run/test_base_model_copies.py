@@ -61,7 +61,7 @@ def check_exported(run: Path, out: Path) -> None:
 
 
 def check_usable(run: Path, out: Path, *command: str) -> None:
-    """It is resumed by its command, generates and is exported."""
+    """Check that a run is resumed by its command, generates and is exported."""
     assert train(run, *command, "--steps", "6") == 0
     assert len(read_metrics(run / "metrics.jsonl")) == 6
     assert run_generation.main(["--load", str(run), "a lamp"]) == 0

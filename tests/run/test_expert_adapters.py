@@ -106,7 +106,7 @@ def run(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_peft_loads_what_a_run_writes(run: Path, bases: dict[str, Path], tmp_path: Path) -> None:
-    """It computes what the merged model does, and not what the base does."""
+    """PEFT's model computes the same as the merged model, and not as the base."""
     for more in ((), ("--merge",)):
         out = str(tmp_path / ("whole" if more else "adapter"))
         assert run_export.main(["--load", str(run), "--save-hf", out, *more]) == 0

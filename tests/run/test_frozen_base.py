@@ -61,7 +61,7 @@ def stopped(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 @pytest.fixture
 def moved(base: Path, stopped: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
-    """That model, and a copy of that run."""
+    """A moved model, and a copy of the run that refers to it."""
     other, run = stopped
     shutil.copytree(base, other, dirs_exist_ok=True)
     return other, Path(shutil.copytree(run, tmp_path / "run"))

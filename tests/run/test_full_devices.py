@@ -21,7 +21,7 @@ FULL = (
 
 
 def fill_devices(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
-    """Let a run of a program fail as XLA does on a device that is full; the first is 1."""
+    """Make one run of a program (from 1) fail as XLA does on a full device."""
     real, begun = Program.run, []
 
     def failing(self, *given):

@@ -252,7 +252,7 @@ def test_a_llama_killed_six_times(tmp_path, executables):
 
 @pytest.mark.slow
 def test_with_updates_behind_a_llama_is_killed_six_times(tmp_path, executables):
-    """What it saves is what a run with updates at the end of a step saves."""
+    """A run with deferred updates saves the same as one with updates at the end of a step."""
     flags = ("--execution.update", "deferred")
     given = FLAGS_OF_LLAMA
     lives = killed(tmp_path / "run", executables, 6, {3: flip}, flags=flags, given=given)

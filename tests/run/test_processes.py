@@ -26,7 +26,7 @@ ALL = [f"{preset}-{layout}" for preset in ("tiny", "gptj_tiny") for layout in LA
 
 
 def trained(processes: int, folder: Path, *cases: str) -> dict[str, Any]:
-    """What `processes` processes found, by case."""
+    """Results of runs with several processes, by case."""
     command = [sys.executable, "-m", "popdist.run", "--processes", str(processes), "--"]
     run = subprocess.run(
         [*command, sys.executable, str(PROGRAM), str(folder), *cases],
@@ -83,7 +83,7 @@ def run(folder: Path) -> list[subprocess.Popen[str]]:
 
 
 def ended(runs: list[subprocess.Popen[str]], code: int = 0) -> str:
-    """What the first process has said at the end; the others have nothing to say."""
+    """Messages of the first process at the end; the others print nothing."""
     first, *others = [run.communicate(timeout=300) for run in runs]
     assert [run.returncode for run in runs] == [code] * len(runs), (first, others)
     assert first[0] == ""

@@ -88,7 +88,7 @@ def files_in(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def samples(run: Path, rows: Path) -> Samples:
-    """Those of the run."""
+    """The run's samples."""
     config = T5Config.from_dict(yaml.safe_load((run / "config.yml").read_text()))
     data = Pipeline(config, SEQ2SEQ)
     return data.make_samples(data.tokenized_corpus("train"))

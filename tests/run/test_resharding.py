@@ -34,7 +34,7 @@ def config_of(family: str, dp: int, tp: int) -> RunConfig:
 
 
 def batches(family: str) -> tuple[list[Batch], list[Batch]]:
-    """Those before and those after the checkpoint."""
+    """Batches before and after the checkpoint."""
     made = t5_training.batches if family == "t5" else gptj_training.batches
     found = made(2 * STEPS)
     return found[:STEPS], found[STEPS:]

@@ -1,4 +1,4 @@
-"""What is said of samples before they are trained on."""
+"""Warnings about samples before training."""
 
 from __future__ import annotations
 

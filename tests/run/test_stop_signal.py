@@ -45,7 +45,7 @@ def test_what_comes_while_processes_look_is_for_the_next_time(monkeypatch):
 
 
 def test_processes_agree_on_what_one_of_them_finds(monkeypatch):
-    """That training is over, or that it is time to save, by the clock of one of them."""
+    """One process finds that training is over, or that a save is due by its clock."""
     with StopSignal() as stop:
         stop.poll()
         assert [stop.finished, stop.save] == [False, False]

@@ -1,4 +1,4 @@
-"""What a run says of the weights that it trains, before it begins."""
+"""Summary of the trained weights before a run starts."""
 
 from __future__ import annotations
 

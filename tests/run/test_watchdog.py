@@ -1,4 +1,4 @@
-"""What a run says when a step, a save or a disk does not come to an end."""
+"""Warnings about a step, a save or a disk that does not end."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("where", ["training", "before"])
 def test_a_signal_ends_a_process_whose_files_do_not_answer(tmp_path, where):
-    """What was saved before is there."""
+    """Steps that were saved before stay intact."""
     from checkpoints import load_checkpoint
 
     program = PROGRAM.replace("import os", "from terminal import interrupts\nimport os", 1)

@@ -69,7 +69,7 @@ def command(folder: Path) -> list[str]:
 
 
 def of_transformers(folder: Path, messages: list[dict[str, str]]) -> str:
-    """What transformers answers, from the folder alone."""
+    """Return transformers' answer, from the folder alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     asked = tokenizer.apply_chat_template(

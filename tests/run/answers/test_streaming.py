@@ -1,4 +1,4 @@
-"""What is printed of a text that grows: whole words, whole characters, and all of it in the end."""
+"""Streaming of a growing text: complete words and characters, and all of it at the end."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_wandb_gets_config_versions_and_steps(tmp_path, runs, family, preset, pr
     ],
 )
 def test_the_project_of_wandb(flag, variable, project, tmp_path, runs, config, monkeypatch):
-    """That of the flag, else WANDB_PROJECT, else the documents'."""
+    """The flag's, else WANDB_PROJECT, else the family's."""
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     if variable is not None:
         monkeypatch.setenv("WANDB_PROJECT", variable)
@@ -240,7 +240,7 @@ def warnings_in(stderr: str) -> list[str]:
 
 
 def test_a_run_goes_on_without_wandb(tmp_path, config, runs, monkeypatch, capsys):
-    """It fails in the middle, and is not asked again: not at the end of the process either."""
+    """wandb fails in the middle of the run, and is not called again, also not at exit."""
     ends = []
     monkeypatch.setattr(wandb, "teardown", lambda exit_code: ends.append(exit_code))
     with MetricsLogger(config, RunFolder(tmp_path), RunOptions("tiny", wandb=True)) as report:

@@ -1,4 +1,4 @@
-"""What a person sees, on a terminal and in a log."""
+"""Progress on a terminal and in a log."""
 
 from __future__ import annotations
 

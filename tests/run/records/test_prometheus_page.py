@@ -1,4 +1,4 @@
-"""What Prometheus reads of a run, by its own client's parser."""
+"""Prometheus endpoint of a run, read by Prometheus' own parser."""
 
 from __future__ import annotations
 
