@@ -153,11 +153,8 @@ def _finetune(
     loader = Loader.from_config(config, samples)
     if options.preview:
         first = loader.peek(options.preview).tolist()
-        say(
-            "\n".join(
-                preview(samples, first, family.sample_format, data.tokenizer, supports_color())
-            )
-        )
+        sequences = preview(samples, first, family.sample_format, data.tokenizer, supports_color())
+        say("\n".join(sequences))
     weight_map, notes = family.weight_map(data.config), data_warnings(data.config, samples)
     for note in (
         *length_warnings(data.config),
