@@ -165,8 +165,8 @@ def test_a_run_continues_with_the_same_content_alone(tmp_path, preset):
 # ---- configurations -----------------------------------------------------------------------------
 def test_patience_watches_a_metric_that_is_computed():
     config = T5Config.from_dict({"eval": {"steps": 2, "patience": 1, "metrics": "bleu"}})
-    assert config.watched == "loss"
-    assert T5Config().watched is None
+    assert config.best_metric == "loss"
+    assert T5Config().best_metric is None
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])

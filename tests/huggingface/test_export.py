@@ -89,10 +89,10 @@ def check(preset, run, flags, folder, layouts, count) -> EvalResult:
         validated([*arguments, *layout_flags(*layout)], folder / "out", count) for layout in layouts
     )
     for other in others:
-        assert other.answers == first.answers
-    prompts = [answer.prompt for answer in first.answers]
+        assert other.predictions == first.predictions
+    prompts = [answer.prompt for answer in first.predictions]
     theirs = answered_by_transformers(folder / "hf", preset, prompts)
-    assert [answer.generated for answer in first.answers] == theirs
+    assert [answer.generated for answer in first.predictions] == theirs
     assert len(set(theirs)) > 2
     return first
 
