@@ -74,7 +74,7 @@ DATA = ("--data.train", "rows.jsonl")
 def machine(monkeypatch, devices: int, memory: float = 80e9, bits: bool = True) -> None:
     """Pretend to be on a machine with so many GPUs."""
     found = choices.Devices("gpu", bits, devices, memory)
-    monkeypatch.setattr(choices.Devices, "here", lambda _: found)
+    monkeypatch.setattr(choices.Devices, "local", lambda _: found)
 
 
 # ---- what follows from what ---------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_plain_text_is_learned_whole(name, chosen, tmp_path, capsys):
     assert config.data.loss_on == "all"
     assert "loss on all" in capsys.readouterr().err
     assert chosen("--model", "gptj", *DATA).data.loss_on == "completion"
-    assert "loss on answers" in capsys.readouterr().err
+    assert "loss on completion" in capsys.readouterr().err
 
 
 def test_long_texts_do_not_take_all_memory(chosen, tmp_path, monkeypatch):
@@ -155,7 +155,9 @@ def test_devices_share_the_batch(chosen, monkeypatch):
 
 def test_bfloat16_is_chosen_where_it_has_the_full_rate():
     """A T4 computes it in float32."""
-    found = {name: choices.Devices.of(machines()[name]).bfloat16 for name in ("t4", "a100")}
+    found = {
+        name: choices.Devices.from_machine(machines()[name]).bfloat16 for name in ("t4", "a100")
+    }
     assert found == {"t4": False, "a100": True}
 
 
@@ -175,8 +177,8 @@ def test_the_micro_batch_is_the_one_that_is_fastest_in_simulated_runs(chosen, ca
     on = machines()["rtx4090"]
     flags = ("--model", "gptj", *DATA, "--global_batch_size", "32")
     slow = replace(on, bandwidth=1e7, devices=1)
-    small = replace(choices.Devices.of(slow), memory=5 * 10**6)
-    monkeypatch.setattr(choices.Devices, "of", lambda _: small)
+    small = replace(choices.Devices.from_machine(slow), memory=5 * 10**6)
+    monkeypatch.setattr(choices.Devices, "from_machine", lambda _: small)
     config = chosen(*flags, machine=slow)
     (line,) = capsys.readouterr().err.splitlines()
     rates = {int(n): float(rate) for rate, n in re.findall(r"([\d.]+) with (\d+)", line)}
