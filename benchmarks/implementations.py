@@ -164,9 +164,9 @@ def training_implementation(
     if name == JAX:
         whole, jax_model = samples.take(range(len(samples))), JaxTraining(config, weights)
         return _run_first(lambda: jax_model.step(whole, LEARNING_RATE))
-    if _examples_per_row(config) > 1:
+    if _examples_per_sample(config) > 1:
         assert isinstance(samples, EncodedExamples)
-        samples = PackedExamples.from_examples(samples, _examples_per_row(config))
+        samples = PackedExamples.from_examples(samples, _examples_per_sample(config))
     execution = replace(config.execution, activations=name, micro_batch_size=len(samples))
     training = replace(config.training, global_batch_size=len(samples))
     ours = TrainingSession(replace(config, execution=execution, training=training))
@@ -242,12 +242,12 @@ def _split_examples(batch: Batch) -> list[dict[str, np.ndarray]]:
 
 def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generated examples, each a sample."""
-    if _examples_per_row(config) > 1:
+    if _examples_per_sample(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_sample=1))
     return get_family(config).sample_format.random_samples(config, count, mean_tokens)
 
 
-def _examples_per_row(config: RunConfig) -> int:
+def _examples_per_sample(config: RunConfig) -> int:
     return config.data.examples_per_sample if isinstance(config.data, Seq2SeqData) else 1
 
 
