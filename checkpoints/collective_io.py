@@ -159,7 +159,7 @@ def check_shared_folder(directory: Path) -> None:
         with write_errors("the folder", directory):
             directory.mkdir(parents=True, exist_ok=True)
             write_synced(directory / name, nonce)
-    name, nonce, shown = popdist.all_gather_object([name, nonce, format_path(directory)])[0]
+    name, nonce, folder_text = popdist.all_gather_object([name, nonce, format_path(directory)])[0]
     results = popdist.all_gather_object(
         [socket.gethostname(), wait_until_visible(directory / name, nonce)]
     )
@@ -169,7 +169,7 @@ def check_shared_folder(directory: Path) -> None:
     if blind is not None:
         raise CheckpointError(
             f"process {blind} on {results[blind][0][:30]} does not see what process 0 writes into "
-            f"{shown}: give --save a folder that all hosts share"
+            f"{folder_text}: give --save a folder that all hosts share"
         )
 
 

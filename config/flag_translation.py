@@ -39,18 +39,18 @@ def translate(flag: Flag, typed: str, given: str) -> str:
         typed: the flag as it was typed.
         given: its value; "": it has none.
     """
-    shown = f" {format_name(given, 60)}".rstrip()
+    value_text = f" {format_name(given, 60)}".rstrip()
     if not flag.replacement and not flag.values:
         return f"there is no {typed}: {flag.hint}"
     ours = _lookup_value(flag, given.lower())
     if ours == OMIT:
-        return f"leave out {typed}{shown}"
+        return f"leave out {typed}{value_text}"
     if ours is None and flag.passes_values:
-        ours = flag.with_value(shown.lstrip())
+        ours = flag.with_value(value_text.lstrip())
     hint = f" ({flag.hint})" if flag.hint else ""
     if ours is None:
-        return f"there is no {typed}{shown}: give {_format_choices(flag)}{hint}"
-    return f"for {typed}{shown} give {ours}{hint}"
+        return f"there is no {typed}{value_text}: give {_format_choices(flag)}{hint}"
+    return f"for {typed}{value_text} give {ours}{hint}"
 
 
 def _lookup_value(flag: Flag, given: str) -> str | None:

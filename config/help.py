@@ -61,7 +61,7 @@ def field_help(
         without_value: those of fields whose value is not used where no flag gives it.
     """
     defaults = config_class()
-    shown = {
+    short_help_paths = {
         f"{section}.{name}"
         for section in SHORT_HELP_FIELDS
         for name in SHORT_HELP_FIELDS[section].split()
@@ -72,12 +72,12 @@ def field_help(
         is_left_out = any(f"{leaf.path}.".startswith(f"{name}.") for name in left_out)
         if leaf.path in unused:
             return argparse.SUPPRESS
-        if not all_fields and (leaf.path not in shown or is_left_out):
+        if not all_fields and (leaf.path not in short_help_paths or is_left_out):
             return argparse.SUPPRESS
         value = "chosen" if leaf.path in chosen else _value(defaults, data, leaf.path)
-        shown_value = "" if leaf.path in without_value else _format_default(value)
+        default_text = "" if leaf.path in without_value else _format_default(value)
         text = leaf.doc if all_fields else _first_sentence(leaf.doc)
-        return f"{text}{shown_value}".replace("%", "%%")
+        return f"{text}{default_text}".replace("%", "%%")
 
     return help_of
 

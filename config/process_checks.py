@@ -51,9 +51,9 @@ def check_same_on_all_processes(facts: Mapping[str, Any]) -> None:
     name = next(n for n in names if len({one.get(n) for one in first}) > 1)
     everyones = popdist.all_gather_object([socket.gethostname(), format_value(facts.get(name))])
     process = next(i for i, one in enumerate(first) if one.get(name) != first[0].get(name))
-    (_, expected), (host, theirs) = everyones[0], everyones[process]
+    (_, expected), (host, differing) = everyones[0], everyones[process]
     raise ConfigError(
-        f"process {process} on {host[:30]} has {name} {theirs}, but process 0 has {expected}: "
+        f"process {process} on {host[:30]} has {name} {differing}, but process 0 has {expected}: "
         "start all processes with the same program, settings and data"
     )
 

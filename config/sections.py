@@ -231,7 +231,7 @@ class RunConfig(ConfigSection):
         for name, value in self.tensor_parallel_sizes().items():
             self.require_multiple(name, value, "tensor_parallel")
         if self.model.quant is not None:
-            self._check_few_bits(self.model.quant)
+            self._check_quantization(self.model.quant)
 
     def _check_experts(self) -> None:
         groups = self.execution.expert_groups
@@ -360,7 +360,7 @@ class RunConfig(ConfigSection):
         add their own."""
         return {"model.hidden_size": self.model.hidden_size}
 
-    def _check_few_bits(self, quant: QuantConfig) -> None:
+    def _check_quantization(self, quant: QuantConfig) -> None:
         if not (self.model.eval or self.adapter.rank):
             raise ConfigError(
                 f"model.quantization {self.model.quantization} is for generation and adapters: "

@@ -67,8 +67,8 @@ def dequantize(
         dtype: of the result.
         axis: of the input features.
     """
-    words, scale, bias = fields
-    return group_quantize_decompress(words, scale, bias, axis, quant.bits, dtype)
+    packed, scale, bias = fields
+    return group_quantize_decompress(packed, scale, bias, axis, quant.bits, dtype)
 
 
 def quantize(weight: np.ndarray, variables: NamedTensors, axis: int = 0) -> list[np.ndarray]:
@@ -83,10 +83,10 @@ def quantize(weight: np.ndarray, variables: NamedTensors, axis: int = 0) -> list
         variables: `QUANT_FIELDS` by name, which give the number of bits and the group size.
         axis: 1: weight is (..., out features, in features).
     """
-    _, groups, words = variables.packed.shape[-3:]
+    _, groups, packed_size = variables.packed.shape[-3:]
     features, outputs = axis - 2, -1 - axis
     group_size = weight.shape[features] // groups
-    quant = QuantConfig(words * _WORD_BITS // group_size, group_size)
+    quant = QuantConfig(packed_size * _WORD_BITS // group_size, group_size)
     chunks = np.array_split(weight, -(-weight.size // _CHUNK_ELEMENTS), outputs)
     quantized = [_quantize_chunk(chunk, quant, features) for chunk in chunks]
     return [np.concatenate(field, -3) for field in zip(*quantized, strict=True)]

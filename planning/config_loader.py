@@ -86,11 +86,11 @@ class RunOrModelLoader:
         if step is None:
             return None
         inherited = {name: saved[name] for name in saved if name not in OF_ONE_RUN}
-        kept = find_saved_tokenizer(RunFolder.from_step_folder(step))
+        saved_tokenizer = find_saved_tokenizer(RunFolder.from_step_folder(step))
         # The tokenizer that was kept has the chat template of a file that may be gone.
-        own = {"tokenizer": str(kept), "chat_template": None}
-        begun = {"adapter": {"load": None}} if "adapter" in saved else {}
-        return merge(inherited, begun | ({"data": own} if kept else {}))
+        data_settings = {"tokenizer": str(saved_tokenizer), "chat_template": None}
+        settings = {"adapter": {"load": None}} if "adapter" in saved else {}
+        return merge(inherited, settings | ({"data": data_settings} if saved_tokenizer else {}))
 
     def _newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
         """Find the newest intact step of a run; returns its folder and configuration."""
@@ -125,14 +125,14 @@ class RunOrModelLoader:
         model, values = config.model, dict[str, Any]()
         if unties_head(weight_map, adapted, ties_weights(folder), folder):
             values[model.path("tie_word_embeddings")] = False
-        own = model.vocab_size
+        data_settings = model.vocab_size
         tokens = parse_row_ranges(fields["adapter"]["trainable_tokens"], folder)
         rows = (
             adapter_vocab_size(folder, weight_map.vocabulary_names) or max(tokens, default=-1) + 1
         )
-        if rows > own:
+        if rows > data_settings:
             values[model.path("vocab_size")] = rows
-            values[model.path("new_rows")] = f"{own}-{rows - 1}"
+            values[model.path("new_rows")] = f"{data_settings}-{rows - 1}"
         fields |= unflatten(values)
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})

@@ -213,8 +213,8 @@ def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None
 
 def _is_same(model: str, run: Mapping[str, Any]) -> bool:
     """Returns whether a run started from this model, which can be gone."""
-    begun = str(flatten(run).get("checkpoint.load"))
-    return model == begun or os.path.realpath(model) == os.path.realpath(begun)
+    start_model = str(flatten(run).get("checkpoint.load"))
+    return model == start_model or os.path.realpath(model) == os.path.realpath(start_model)
 
 
 def _check_family(

@@ -191,14 +191,14 @@ def _plain_notices() -> Iterator[None]:
     def ignore_warning(*_: object, **__: object) -> None:
         """The first of several processes has said it."""
 
-    shown = warnings.showwarning
+    show_warning = warnings.showwarning
     warnings.formatwarning = formatwarning
     if not is_first_process():
         warnings.showwarning = ignore_warning
     try:
         yield
     finally:
-        warnings.formatwarning, warnings.showwarning = usual, shown
+        warnings.formatwarning, warnings.showwarning = usual, show_warning
 
 
 def _join_process_group(arguments: Sequence[str]) -> None:

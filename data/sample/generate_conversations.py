@@ -43,13 +43,13 @@ def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)
         names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
-        told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
+        attributes = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
         brief = rng.random() < BRIEF_SHARE
         messages = [said("system", BRIEF)] if brief else []
-        text = write_premise(rng, Premise(scene, told)) + " "
+        text = write_premise(rng, Premise(scene, attributes)) + " "
         for question in rng.sample(list(QUESTIONS), rng.randint(*NUM_QUESTIONS)):
             asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
-            known = {"who": scene[0], "what": scene[1]} | told
+            known = {"who": scene[0], "what": scene[1]} | attributes
             messages.append(said("user", text + asked))
             messages.append(said("assistant", answer(question, known, brief)))
             text = ""

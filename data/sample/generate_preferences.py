@@ -32,13 +32,13 @@ def preferences(split: str) -> Iterator[dict[str, Any]]:
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)
         names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
-        told = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
+        attributes = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
         question = rng.choice(list(QUESTIONS))
         asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
-        known = {"who": scene[0], "what": scene[1]} | told
+        known = {"who": scene[0], "what": scene[1]} | attributes
         brief, sentence = (answer(question, known, brief) for brief in (True, False))
         yield {
-            "prompt": [said("user", f"{write_premise(rng, Premise(scene, told))} {asked}")],
+            "prompt": [said("user", f"{write_premise(rng, Premise(scene, attributes))} {asked}")],
             "chosen": [said("assistant", brief)],
             "rejected": [said("assistant", sentence)],
         }

@@ -49,8 +49,8 @@ def training_lines(examples: Sequence[Example]) -> Iterator[str]:
     """
     text = [example.prompt for example in examples] + list(NLI_LABELS)
     yield from text
-    words = sorted({word for line in text for word in re.findall(r"\w+", line)})
-    for word in words:
+    vocabulary = sorted({word for line in text for word in re.findall(r"\w+", line)})
+    for word in vocabulary:
         yield from [word, f"{word}.", f"{word},", f"{word}a"] * 5
 
 

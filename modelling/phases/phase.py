@@ -375,26 +375,26 @@ class Phase:
                 self.variables.store_gathered(row, full)
             owned = self.variables.dequantize(full).to_dict()
         scales = self.fp8.scales(new or self.fp8.load(row)) if self.fp8 else {}
-        return addons.NamedTensors.from_dict({**owned, **self._load_borrowed(), **scales})
+        return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
 
     def _reload(self, row: popxl.Tensor) -> addons.NamedTensors:
         """Load again what `_load` loaded before."""
         owned = self._reload_variables(self.variables, row) if self.variables else {}
         scales = self.fp8.scales(self.fp8.load(row)) if self.fp8 else {}
-        return addons.NamedTensors.from_dict({**owned, **self._load_borrowed(), **scales})
+        return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
 
     def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """Load full variables and FP8 scales for the backward pass."""
         return self._reload(row)
 
-    def _load_borrowed(self) -> dict[str, popxl.Tensor]:
+    def _load_shared(self) -> dict[str, popxl.Tensor]:
         """Load full variables of other phases, which ran before this one."""
-        first, borrowed = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
+        first, shared = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
         for owner in dict.fromkeys(self._owner_of.values()):
             assert owner.variables is not None
             names = [name for name, phase in self._owner_of.items() if phase is owner]
-            borrowed |= self._reload_variables(owner.variables.of_variables(names), first)
-        return borrowed
+            shared |= self._reload_variables(owner.variables.of_variables(names), first)
+        return shared
 
     def _reload_variables(
         self, variables: PhaseVariables, row: popxl.Tensor
@@ -500,13 +500,13 @@ class Phase:
         reduced = dict(zip(self._reduced_names, outputs, strict=True))
         complete = {}
         for name, grad in reduced.items():
-            borrowed = name in self._owner_of
+            shared = name in self._owner_of
             buffer = self._variables_with(name).grads.get(name)
-            entry = popxl.constant(0, popxl.int32) if borrowed else row
-            if name in self._borrowers or (borrowed and not self._overwrites_grad(name)):
+            entry = popxl.constant(0, popxl.int32) if shared else row
+            if name in self._borrowers or (shared and not self._overwrites_grad(name)):
                 grad = grad + ops.cast(ops.remote_load(buffer, entry), grad.dtype)
             ops.remote_store(buffer, entry, addons.round_by_hash(grad, buffer.tensor_dtype))
-            if not borrowed:
+            if not shared:
                 complete[name] = grad
         if not self.variables:
             return popxl.constant(0.0, popxl.float32)

@@ -73,10 +73,10 @@ def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str,
 
 def _total_row(overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
     total = _total(serialized, "seconds") + _total(serialized, "wait_seconds")
-    shown = (_ms(_total(overlapped, "seconds")), _ms(_total(overlapped, "wait_seconds")))
+    times = (_ms(_total(overlapped, "seconds")), _ms(_total(overlapped, "wait_seconds")))
     return (
         "total",
-        *shown,
+        *times,
         *[""] * 7,
         _ms(total),
         f"{total * serialized.num_runs / serialized.seconds:.0%}",

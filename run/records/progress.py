@@ -98,10 +98,10 @@ class TrainingProgress:
             texts["skipped"] = f"{metrics['skipped_steps']:.0f} skipped"
         if self._is_evaluated(metrics):
             names = [name for name in metrics if name.startswith(EVAL_PREFIX)]
-            shown = [
+            metric_texts = [
                 f"{name.removeprefix(EVAL_PREFIX)} {format_number(metrics[name])}" for name in names
             ]
-            self._evaluated = "validation " + " ".join(shown)
+            self._evaluated = "validation " + " ".join(metric_texts)
             texts["validation"] = self._evaluated
         elif self._bar is not None and self._evaluated:
             texts["validation"] = self._evaluated
@@ -118,8 +118,8 @@ class TrainingProgress:
     def _fit_width(self, texts: Mapping[str, str], done: int) -> str:
         """Join the most important texts that fit the terminal's width."""
         width = self._columns() - len(f"100%|    | {done}/{self._total} [00:00:00]") - 1
-        shown_names: set[str] = set()
+        fitting: set[str] = set()
         for name in (n for n in PRIORITIES if n in texts):
-            if sum(len(texts[n]) + 2 for n in (*shown_names, name)) <= width:
-                shown_names.add(name)
-        return ", ".join(text for name, text in texts.items() if name in shown_names)
+            if sum(len(texts[n]) + 2 for n in (*fitting, name)) <= width:
+                fitting.add(name)
+        return ", ".join(text for name, text in texts.items() if name in fitting)

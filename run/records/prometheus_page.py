@@ -136,8 +136,8 @@ class PrometheusPage:
         from prometheus_client.core import GaugeMetricFamily
 
         for name, value in self._gauges.items():
-            shown = f"popxl_{name.replace('/', '_')}"
-            yield GaugeMetricFamily(shown, f"{name} of metrics.jsonl", value)
+            gauge_name = f"popxl_{name.replace('/', '_')}"
+            yield GaugeMetricFamily(gauge_name, f"{name} of metrics.jsonl", value)
 
     def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
         """Update the gauges; missing metrics keep their values."""

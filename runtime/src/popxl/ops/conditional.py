@@ -29,11 +29,13 @@ def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec
         raise ValueError(
             f"the condition must be one bool, but is {cond.dtype.name}{list(cond.shape)}"
         )
-    ours, theirs = ([(t.shape, t.dtype) for t in g._outputs] for g in (then, otherwise))
-    if ours != theirs:
+    then_outputs, else_outputs = (
+        [(t.shape, t.dtype) for t in g._outputs] for g in (then, otherwise)
+    )
+    if then_outputs != else_outputs:
         raise ValueError(
-            f"the branches must return the same, but {then.id!r} returns {ours} and "
-            f"{otherwise.id!r} returns {theirs}"
+            f"the branches must return the same, but {then.id!r} returns {then_outputs} and "
+            f"{otherwise.id!r} returns {else_outputs}"
         )
     return [t.spec for t in then._outputs]
 

@@ -223,14 +223,14 @@ def _execute_print(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) ->
     title, fmt = op.attrs["title"], PrintTensorFmt(*op.attrs["fmt"])
     if op.attrs["print_self"]:
         if value.dtype.itemsize < 4 and jnp.issubdtype(value.dtype, jnp.floating):
-            shown = value.astype(jnp.float32)
+            printable = value.astype(jnp.float32)
         else:
-            shown = value
+            printable = value
 
         def show(x: Any) -> None:
             print(f"{title}: {fmt.format(np.asarray(x))}", file=sys.stderr, flush=True)
 
-        jax.debug.callback(show, shown, ordered=False)
+        jax.debug.callback(show, printable, ordered=False)
     return arrays
 
 

@@ -94,19 +94,19 @@ class CostWalk:
         """Walk a schedule; returns the peak bytes of live intermediate values."""
         main, self._schedule = schedule.main, schedule
         for routine, part in routines_by_part(main):
-            borrowed = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed_inputs}
+            caller_owned = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed_inputs}
             if routine is main:
-                borrowed = {*main.inputs, *main.outputs}
-            self._visits[routine, part] = routine_cost = self._routine(routine, part, borrowed)
+                caller_owned = {*main.inputs, *main.outputs}
+            self._visits[routine, part] = routine_cost = self._routine(routine, part, caller_owned)
         self._sums = routine_cost.sums
         return routine_cost.peak
 
     # ---- memory ---------------------------------------------------------------------------------
-    def _routine(self, routine: Routine, part: str, borrowed: set[Register]) -> RoutineCost:
-        """Walk a routine; the bytes of `borrowed` registers count for the caller."""
+    def _routine(self, routine: Routine, part: str, caller_owned: set[Register]) -> RoutineCost:
+        """Walk a routine; the bytes of `caller_owned` registers count for the caller."""
         sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
-        live = {s: 0 if s in borrowed else _size(routine, s) for s in owned}
+        live = {s: 0 if s in caller_owned else _size(routine, s) for s in owned}
         total = peak = sum(live.values())
         for step in routine.steps:
             label = step.part or part

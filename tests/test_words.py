@@ -1,0 +1,94 @@
+"""One concept, one word: names of classes and identifiers, and how docstrings begin.
+
+docs/glossary.md has the words. A name that a user of PyTorch, JAX or transformers would have to
+look up is a fault like any other; these rules hold what was mended.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_limits import PRODUCT, ROOT, nodes_of, place
+
+# Some scripts have two names.
+SOURCES = [path for path in PRODUCT if not path.is_symlink()]
+
+# Layers of the application stand over the add-ons' of the same name; PopXL has the others twice.
+TWICE = {"Embedding", "LayerNorm", "Linear", "Module", "FpDef"}
+
+# folder ("": all), identifiers that have another word, and that word.
+NEVER = (
+    ("", r"few_bits\w*|\w+_few_bits", "quant, quantized"),
+    ("", r"theirs", "hf_..., source, other"),
+    ("", r"lenders?|lent|borrowed|borrow", "shared_..."),
+    ("", r"shown\w*|told|tells", "format_..., metrics"),
+    ("", r"begun|go_on|going_on|begin_(gradients?|values?|rows?)", "initial, resume, zero_..."),
+    ("", r"travels?|departing|arriving", "load, store, transfer"),
+    ("modelling", r"(decoder_)?words", "input_ids"),
+    ("sessions", r"(decoder_)?words", "input_ids"),
+    ("data", r"(decoder_)?words", "input_ids"),
+    ("modelling", r"kept|keeping|keeps\w*", "saved"),
+    ("modelling", r"holders?", "shard_replicas"),
+    ("modelling", r"shared_out|dealt|cuts?", "sharded"),
+    ("modelling/layers", r"chosen", "topk"),
+    ("planning", r"room|kept", "free_bytes, resident or saved"),
+    ("checkpoints", r"parts?", "shards"),
+    ("run", r"whole", "full"),
+)  # fmt: skip
+
+BEGINNINGS = ("What", "Whether", "Let", "See")
+
+
+def classes() -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for path in SOURCES:
+        for node in nodes_of(path):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(place(path, node.lineno))
+    return found
+
+
+def identifiers(path: Path) -> Iterator[tuple[str, int]]:
+    """Names that a file defines, with their lines: functions, classes, parameters, variables."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr, node.lineno
+
+
+def test_a_class_name_stands_for_one_class():
+    twice = {name: where for name, where in classes().items() if len(where) > 1}
+    assert {name: where for name, where in twice.items() if name not in TWICE} == {}
+
+
+@pytest.mark.parametrize(("folder", "pattern", "word"), NEVER)
+def test_a_concept_has_one_word(folder: str, pattern: str, word: str):
+    found = [
+        f"{place(path, line)} {name}: {word}"
+        for path in SOURCES
+        if path.is_relative_to(ROOT / folder)
+        for name, line in identifiers(path)
+        if re.fullmatch(pattern, name.strip("_"))
+    ]
+    assert found == []
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb():
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = [
+        f"{place(path, getattr(node, 'lineno', 1))}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for node in nodes_of(path)
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if text.split()[0] in BEGINNINGS
+    ]
+    assert found == []
