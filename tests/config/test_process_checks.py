@@ -69,9 +69,9 @@ def prompts(count, text="where?"):
     list(generate.generate_answers(config, [generate.PromptRow({}, text)] * count, DataCache()))
 
 def weights():
-    start.check_lower_bound = start.announce_devices = lambda config: None
-    start.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
-    start.load_inference_weights(config)
+    initial_state.check_lower_bound = initial_state.announce_devices = lambda config: None
+    initial_state.load_weights = lambda *_: SimpleNamespace(step=5, sha256=str(index))
+    initial_state.load_inference_weights(config)
 
 cases = {
     "alike": lambda: run({"checkpoint": {"save": "/mnt/a"}, "data": {"train": "other.jsonl"}}),

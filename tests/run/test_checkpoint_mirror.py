@@ -113,8 +113,8 @@ def test_a_store_that_never_answers_is_given_up(stuck, monkeypatch, signalled):
     stuck.got_signal = signalled
     with stuck:
         pass
-    assert stuck.problem is not None
-    assert "(it has taken nothing for 0 s)" in stuck.problem
+    assert stuck.failure_message is not None
+    assert "(it has taken nothing for 0 s)" in stuck.failure_message
 
 
 def test_a_signal_is_answered_while_the_end_waits(stuck):
