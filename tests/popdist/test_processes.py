@@ -148,7 +148,7 @@ def test_a_silence_that_cannot_be(given):
 def test_the_launcher_names_the_one_that_a_signal_ended(monkeypatch):
     """Others end because of it, or fail for the lack of it, in the same moment."""
     said: list[str] = []
-    monkeypatch.setattr(popdist.run, "_say", lambda text, code: said.append(text) or code)
+    monkeypatch.setattr(popdist.run, "_print_error", lambda text, code: said.append(text) or code)
     monkeypatch.setattr(popdist.run, "GRACE", 0.2)  # all have ended
 
     def ended(*codes: int) -> list[Any]:
