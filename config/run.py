@@ -309,7 +309,7 @@ class Execution(ConfigSection):
     """Platform to run on; auto takes the best one present."""
 
     @property
-    def attention_slices(self) -> int:
+    def attention_chunks(self) -> int:
         """Number of query slices; 1 where the plan decides."""
         slices = self.attention_serialisation
         return slices if isinstance(slices, int) else 1

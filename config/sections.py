@@ -194,11 +194,11 @@ class RunConfig(ConfigSection):
         where attention is fused."""
         m, e = self.model, self.execution
         is_long = m.sequence_length**2 >= FUSED_FROM
-        if e.attention_slices == 1 and (
+        if e.attention_chunks == 1 and (
             e.attention == "fused" or (e.attention == "auto" and is_long)
         ):
             return 0
-        queries = m.sequence_length // e.attention_slices
+        queries = m.sequence_length // e.attention_chunks
         return self._samples_at_once * heads * queries * m.sequence_length * 4
 
     def validate(self) -> None:

@@ -134,7 +134,7 @@ def try_without_memory_options(
     execution, fields = config.execution, dict[str, Any]()
     if execution.rts_activations is True and execution.tensor_parallel > 1:
         fields["rts_activations"] = False
-    if execution.attention_slices > 1:
+    if execution.attention_chunks > 1:
         fields["attention_serialisation"] = 1
     if not fields:
         return None
