@@ -269,8 +269,8 @@ def test_every_option_of_a_program_is_in_a_table() -> None:
 
 
 def test_programs_of_configurations_are_built_in_one_way() -> None:
-    """`modelling.ir_building`, which sets what all layers follow; a benchmark's own have no
-    model."""
+    """`modelling.ir_building`, which sets what all layers follow; those of benchmarks and
+    of a measured matrix product have no model."""
     found = {
         path.relative_to(ROOT).as_posix()
         for room in ("modelling", "sessions", "run", "planning", "benchmarks")
