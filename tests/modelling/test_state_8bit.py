@@ -172,7 +172,7 @@ def test_evaluation_reads_the_training_state() -> None:
     samples = get_family(config).sample_format.random_samples(config, 16, None)
     with model:
         train(model, 0, 1)
-        losses = LossSession(config, lender=model)
+        losses = LossSession(config, weight_source=model)
         losses.write(model.tensors())
         with losses:
             borrowed = losses.compute(samples).mean
@@ -180,7 +180,7 @@ def test_evaluation_reads_the_training_state() -> None:
     own = LossSession(config)
     own.write(weights)
     with own:
-        assert own.of(samples).mean == borrowed
+        assert own.compute(samples).mean == borrowed
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

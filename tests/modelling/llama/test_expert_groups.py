@@ -187,7 +187,7 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
                 with borrower:
                     assert borrower.session.remote_bytes() == 0
                     if isinstance(borrower, LossSession):
-                        losses.append(borrower.of(samples).total)
+                        losses.append(borrower.compute(samples).total)
                     else:
                         tokens = borrower.generate(input_ids, mask)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers.models.t5.modeling_t5 import T5AttentionConfig as HFAttention
+from transformers.models.t5.modeling_t5 import T5Attention as HFAttention
 
 import popxl
 import popxl_addons as addons
