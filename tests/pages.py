@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what stands in them."""
+"""Pages of the documentation: text, code blocks, links and commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def prose(page: Path) -> str:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page: its words, and the variables set before them."""
+    """A command of a page: its words and its environment variables."""
 
     words: list[str]
     variables: dict[str, str]
@@ -48,7 +48,7 @@ class Command:
 
 
 def commands(page: Path) -> Iterator[Command]:
-    """The commands of a page's shell blocks and those within its sentences, in their order."""
+    """Yield the commands of a page's shell blocks and sentences, in order."""
     for line in _command_lines(page):
         words, variables = shlex.split(line, comments=True), {}
         while words and re.match(r"[A-Z_]+=", words[0]):

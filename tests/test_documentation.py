@@ -1,4 +1,4 @@
-"""The documentation tells the truth: programs run, commands exist, links lead somewhere."""
+"""Documents: programs run, commands exist, links and file names resolve."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_programs_run(tmp_path):
     for program, page in zip(programs, WITH_PROGRAMS, strict=True):
         program.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
     path = os.pathsep.join([str(ROOT), str(ROOT / "runtime/src")])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAMS, *programs],
         env={**os.environ, "PYTHONPATH": path},
         cwd=tmp_path,
@@ -58,12 +58,12 @@ def test_programs_run(tmp_path):
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    *outputs, rest = done.stdout.split("\0")
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    *outputs, rest = process.stdout.split("\0")
     assert rest == ""
-    for page, said in zip(WITH_PROGRAMS, outputs, strict=True):
-        assert not said or said in blocks(page, "text"), f"{name(page)} does not show: {said}"
+    for page, output in zip(WITH_PROGRAMS, outputs, strict=True):
+        assert not output or output in blocks(page, "text"), f"{name(page)} does not show: {output}"
 
 
 def test_a_page_shows_what_its_program_prints():
@@ -72,8 +72,8 @@ def test_a_page_shows_what_its_program_prints():
     assert any("print(" in program and blocks(page, "text") for page, program in programs)
 
 
-def losses_of_the_walkthrough(said: str) -> tuple[float, float]:
-    ((first, last),) = re.findall(r"^loss ([\d.]+) -> ([\d.]+)$", said, re.MULTILINE)
+def walkthrough_losses(output: str) -> tuple[float, float]:
+    ((first, last),) = re.findall(r"^loss ([\d.]+) -> ([\d.]+)$", output, re.MULTILINE)
     return float(first), float(last)
 
 
@@ -89,20 +89,20 @@ def test_the_walkthrough_runs(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(presets, "load_config", smallest)
     runpy.run_module("docs.walkthrough", run_name="__main__")
-    first, last = losses_of_the_walkthrough(capsys.readouterr().out)
+    first, last = walkthrough_losses(capsys.readouterr().out)
     assert last < first
 
 
 @pytest.mark.slow  # its own programs
 def test_the_model_learns_in_the_walkthrough(capsys):
     runpy.run_module("docs.walkthrough", run_name="__main__")
-    first, last = losses_of_the_walkthrough(capsys.readouterr().out)
+    first, last = walkthrough_losses(capsys.readouterr().out)
     assert last < 0.2 * first
 
 
 # ---- links and names ----------------------------------------------------------------------------
 def anchor(heading: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """Returns GitHub's anchor of a heading."""
     kept = re.sub(r"[^\w\- ]", "", heading.strip().lower())
     return kept.replace(" ", "-")
 
@@ -125,20 +125,19 @@ def test_links_lead_somewhere(page):
 
 @cache
 def file_names() -> set[str]:
-    """The names of all files of ours."""
+    """Returns the names of all files of the repository."""
     tops = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
     return {path.name for top in tops for path in top.rglob("*") if path.is_file()}
 
 
-def is_there(path: str, page: Path) -> bool:
-    """Whether a path that a page mentions exists, from the root or the page's folder; a name alone,
-    anywhere."""
+def path_exists(path: str, page: Path) -> bool:
+    """True if a path exists from the root or the page's folder; a bare name, anywhere."""
     if (ROOT / path).exists() or (page.parent / path).exists():
         return True
     return "*" in path or ("/" not in path and path in file_names())
 
 
-WRITTEN_BY_RUNS = {
+RUN_FILES = {
     "best/",
     "config.yml",
     "metrics.jsonl",
@@ -159,7 +158,7 @@ WRITTEN_BY_RUNS = {
     "record.md",
     "runs/",
 }
-OF_OTHERS = {
+FOREIGN_FILES = {
     *("config.json", "generation_config.json", "model.safetensors"),
     *("mine.jsonl", "pairs.jsonl"),
     # Of Graphcore's examples:
@@ -170,12 +169,12 @@ OF_OTHERS = {
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_files_it_names_exist(page):
-    """What stands in code marks and looks like a file or folder of ours is one."""
+    """File and folder names in code marks exist."""
     if page.name == "CHANGELOG.md":
         return  # it also tells of the past
     named = re.findall(r"`([\w./*-]+(?:\.(?:py|md|yml|txt|toml|json|jsonl|png)|/))`", prose(page))
-    ours = {path for path in named if "FAMILY" not in path} - WRITTEN_BY_RUNS - OF_OTHERS
-    missing = [path for path in sorted(ours) if not is_there(path, page)]
+    ours = {path for path in named if "FAMILY" not in path} - RUN_FILES - FOREIGN_FILES
+    missing = [path for path in sorted(ours) if not path_exists(path, page)]
     assert not missing, f"{name(page)} names {missing}"
 
 

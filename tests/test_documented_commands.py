@@ -1,4 +1,4 @@
-"""Every command of the documents: it is understood, and it runs."""
+"""Commands of the documents parse and run."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def begin(*_: object, **__: object) -> None:
     raise Understood
 
 
-class OfPresets(RunOrModelLoader):
-    """Takes models of the hub and runs that are not there for what the presets say."""
+class PresetLoader(RunOrModelLoader):
+    """Loads presets in place of hub models and runs that do not exist."""
 
     def saved(self, load: str) -> Mapping[str, Any] | None:
         return None
@@ -75,7 +75,7 @@ class OfPresets(RunOrModelLoader):
 
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runs, module, work = SCRIPTS[script]
-    monkeypatch.setattr(runs, "CONFIG_LOADER", OfPresets(), raising=False)
+    monkeypatch.setattr(runs, "CONFIG_LOADER", PresetLoader(), raising=False)
     monkeypatch.setattr(runs, "check_data", lambda data: None, raising=False)  # nobody's files
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.plan_options, "machine", begin)  # what a plan looks up first
@@ -89,8 +89,8 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
 
 
-def started_program(words: list[str]) -> list[str]:
-    """What a launcher starts in several processes; other commands as they are."""
+def launched_command(words: list[str]) -> list[str]:
+    """Returns the command that a launcher starts; other commands unchanged."""
     launcher = words[:3] == ["python3", "-m", "popdist.run"]
     if words[0] in ("mpirun", "srun") or launcher:
         return words[words.index("python3", 3 if launcher else 0) :]
@@ -100,7 +100,7 @@ def started_program(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_commands_exist(words, monkeypatch):
     """Scripts take the flags and presets, make has the targets, files are there."""
-    program, *arguments = started_program(words)
+    program, *arguments = launched_command(words)
     program = program.removeprefix(".venv/bin/")
     if program == "make":
         assert {a for a in arguments if "=" not in a} <= make_targets()
@@ -155,20 +155,20 @@ PLACEHOLDERS = {
 """Words of commands, and folders that stand in for them."""
 
 
-def runs_here(words: Sequence[str]) -> bool:
+def can_run(words: Sequence[str]) -> bool:
     program = words[2] if words[1:2] == ["-m"] else words[0]
     return program not in NOT_HERE and shutil.which(words[0]) is not None
 
 
-def here(command: Command, address: str) -> Command:
-    """The command with what is here in place of what is elsewhere."""
+def localize(command: Command, address: str) -> Command:
+    """Returns the command with local folders and addresses."""
     places = PLACEHOLDERS | {MEETING_PLACE: address}
     variables = {name: places.get(value, value) for name, value in command.variables.items()}
     return Command([places.get(word, word) for word in command.words], variables)
 
 
-def quick(words: list[str]) -> list[str]:
-    """The words of a command that takes quick presets, and measures less."""
+def shorten(words: list[str]) -> list[str]:
+    """Returns the words of a command with quick presets and fewer measurements."""
     if "--config" in words and "--plan" not in words:
         place = words.index("--config") + 1
         kind = words[place].partition("_")[0]
@@ -183,7 +183,7 @@ def quick(words: list[str]) -> list[str]:
 
 
 def copy_of_repository(folder: Path) -> None:
-    """With quick presets, a model of the hub in two forms, and a file with a task."""
+    """Copy the repository with quick presets, a hub model in two forms, and a file of rows."""
     tops = {Path(line).parts[0] for line in _tracked()}
     for path in (ROOT / top for top in sorted(tops)):
         if path.is_dir():
@@ -206,7 +206,7 @@ def copy_of_repository(folder: Path) -> None:
 
 
 def _tracked() -> list[str]:
-    """Files of the repository; where it is not one of git, all but what is made in it."""
+    """Returns tracked files; without git, all but generated folders."""
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     made = ("runs", ".venv", ".git")
     return done.stdout.split() or [p.name for p in ROOT.iterdir() if p.name not in made]
@@ -214,13 +214,13 @@ def _tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def executables(tmp_path_factory) -> Path:
-    """Compiled programs, which pages share."""
+    """Returns a folder of executables that all pages share."""
     return tmp_path_factory.mktemp("executables")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(runs_here(c.words) for c in commands(page))], ids=name
+    "page", [page for page in PAGES if any(can_run(c.words) for c in commands(page))], ids=name
 )
 def test_commands_run(page, tmp_path, executables):
     """In their order, each with its own words but for presets and what `FEWER` adds. Hosts that
@@ -228,9 +228,9 @@ def test_commands_run(page, tmp_path, executables):
     copy_of_repository(tmp_path)
     address, meeting = f"127.0.0.1:{free_port()}", dict[str, subprocess.Popen[str]]()
     for command in commands(page):
-        if not runs_here(command.words):
+        if not can_run(command.words):
             continue
-        meeting[command.text] = start(here(command, address), tmp_path, executables)
+        meeting[command.text] = start(localize(command, address), tmp_path, executables)
         if MEETING_PLACE in command.words and len(meeting) == 1:
             continue  # the other host's command follows
         for text, process in meeting.items():
@@ -251,6 +251,6 @@ def start(command: Command, folder: Path, executables: Path) -> subprocess.Popen
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     return child(
-        quick(command.words), env=environment, cwd=folder,
+        shorten(command.words), env=environment, cwd=folder,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip

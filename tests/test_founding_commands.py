@@ -27,7 +27,7 @@ from tests.test_documented_commands import ROOT, SCRIPTS
 
 @dataclass(frozen=True)
 class Runs:
-    """Configuration that a command runs: devices, and the fields that its document names."""
+    """Expected configuration of a command: devices, and the fields that its document names."""
 
     family: str
     devices: int = 1
@@ -66,7 +66,7 @@ FORCED = r"error: .*(GB of host memory|GB of device memory|the Hugging Face hub|
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A saved run of each family, and a folder that is not there."""
+    """Returns a saved run of each family, and a folder that does not exist."""
     folder, made = tmp_path_factory.mktemp("founding"), dict[str, str]()
     for family, preset in (("t5", "tiny"), ("gptj", "gptj_tiny")):
         section = config_class_of(preset_data("finetuning", preset), preset)

@@ -1,4 +1,4 @@
-"""Both ways of accumulating train alike, and one of them reduces once a step."""
+"""Both ways of gradient accumulation train equally; one reduces once per step."""
 
 from __future__ import annotations
 

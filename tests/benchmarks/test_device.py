@@ -1,4 +1,4 @@
-"""The record of a device: tiny presets on CPU, whose entries move as a GPU's do."""
+"""Device records of tiny presets on a CPU that transfers entries as a GPU does."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ SMALL = [word for field in FIELDS for word in ("--set", field)]
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two memories, that of the device with room for a tiny model, and a machine with a host link
+def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate two memories, device memory for a tiny model, and a machine with a host link
     to compare with."""
     monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
     monkeypatch.setattr(device_tasks, "_get_machine", lambda config: machine("h200"))
     monkeypatch.setattr("popxl.plan.device_memory", lambda *_: 2 * 10**8)
 
 
-def here(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-    """A task in this process."""
+def run_here(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Run a task in this process."""
     args = device_tasks.parse_arguments(arguments)
     return json.loads(json.dumps(device_tasks.TASKS[args.task](args)))
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("simulated_gpu")
 def test_rates_are_measured_and_written(tmp_path: Path) -> None:
     tasks = list_tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
     assert [name for name, _ in tasks] == [
@@ -49,7 +49,7 @@ def test_rates_are_measured_and_written(tmp_path: Path) -> None:
         "gptj_tiny, host",
         "gptj_tiny, CUDA graphs", "gptj_tiny_fp8, FP8", "gptj_tiny, generation",
     ]  # fmt: skip
-    found = record_tasks(tmp_path, tasks[:3], TINY, run=here)
+    found = record_tasks(tmp_path, tasks[:3], TINY, run=run_here)
     assert [each.error for each in found] == [None] * 3
     bandwidths, matrix, fp8 = (each.metrics["measured"] for each in found)
     assert min(bandwidths[way] for way in ("loads", "stores", "both", "memory")) > 0
@@ -65,13 +65,13 @@ def test_rates_are_measured_and_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # a minute on 2 cores
-@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.usefixtures("simulated_gpu")
 def test_presets_are_measured_beside_the_timeline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With all that the plan chooses, with everything in host memory, in FP8, and written."""
+    """Automatic placement, all in host memory, FP8, and generation."""
     tasks = list_tasks(["gptj_tiny"], ["gptj_tiny_fp8"], ["gptj_tiny"])
-    found = record_tasks(tmp_path, tasks[4:], [*TINY, *SMALL], run=here)
+    found = record_tasks(tmp_path, tasks[4:], [*TINY, *SMALL], run=run_here)
     assert [each.error for each in found] == [None] * 5
     for each in found:
         assert each.metrics["measured"]["seconds"] > 0

@@ -1,4 +1,4 @@
-"""What the streams of a GPU did, read off a profile that is written here by hand."""
+"""Stream activity of a GPU, read from a hand-written profile."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ STORE = "kind_src:device kind_dst:pinned size:{} dest:0 async:1"
 
 
 def event(thread: int, start: float, end: float, name: str, moved: str = "", pid: int = 1) -> Any:
-    """Times in milliseconds."""
+    """Returns a trace event; times are in milliseconds."""
     details = {"memcpy_details": moved} if moved else {}
     times = {"ts": 1e3 * start, "dur": 1e3 * (end - start)}
     return {"ph": "X", "pid": pid, "tid": thread, "name": name, "args": details, **times}
 
 
-def named(what: str, pid: int, name: str, thread: int | None = None) -> Any:
+def metadata_event(what: str, pid: int, name: str, thread: int | None = None) -> Any:
     return {"ph": "M", "pid": pid, "tid": thread, "name": what, "args": {"name": name}}
 
 
 def profile(folder: Path, *events: Any) -> Path:
     names = [
-        named("process_name", 1, "/device:GPU:0"),
-        named("process_name", 2, "/device:GPU:1"),
-        named("process_name", 701, "/host:CPU"),
-        named("thread_name", 1, "Stream #14(Compute)", 14),
-        named("thread_name", 1, "Stream #20(MemcpyH2D,MemcpyD2H)", 20),
-        named("thread_name", 1, "XLA Modules", 99),
-        named("thread_name", 2, "Stream #14(Compute)", 14),
-        named("thread_name", 701, "python3", 7),
+        metadata_event("process_name", 1, "/device:GPU:0"),
+        metadata_event("process_name", 2, "/device:GPU:1"),
+        metadata_event("process_name", 701, "/host:CPU"),
+        metadata_event("thread_name", 1, "Stream #14(Compute)", 14),
+        metadata_event("thread_name", 1, "Stream #20(MemcpyH2D,MemcpyD2H)", 20),
+        metadata_event("thread_name", 1, "XLA Modules", 99),
+        metadata_event("thread_name", 2, "Stream #14(Compute)", 14),
+        metadata_event("thread_name", 701, "python3", 7),
         {},  # JAX ends the list with one
     ]
     path = folder / "plugins/profile/2026/host.trace.json.gz"

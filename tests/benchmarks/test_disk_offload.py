@@ -15,7 +15,7 @@ from popxl.errors import DiskError
 
 
 def test_a_run_goes_on_with_a_disk_that_answers_at_once(tmp_path):
-    """What it reads is not what it wrote; with the real disk that would end it."""
+    """Reads return other bytes than were written, which the real disk refuses."""
     scratch = Scratch(tmp_path)
     file, data = scratch.file(8192), np.arange(8000).astype(np.uint8)
     file.write(0, data)

@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md and the hardware table say of an H200 is what its record says."""
+"""docs/benchmarks.md and the table of machines agree with the record of an H200."""
 
 from __future__ import annotations
 

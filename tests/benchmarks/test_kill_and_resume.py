@@ -1,4 +1,4 @@
-"""A model larger than its memory is saved, killed, continued, exported and read back."""
+"""A model larger than its memory is saved, killed, resumed, exported and read back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLOCATE = "import numpy as np, sys; print(np.ones(int(sys.argv[1]), np.uint8).s
 # The child does nothing but set its limits and start; no lock of JAX's threads is taken.
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_the_limit_is_hard():
-    """A process that takes less lives, one that takes more does not."""
+    """A process below the limit lives, one above it dies."""
     codes = []
     with limit_memory(2**28) as (_, begin):
         for nbytes in (2**26, 2**31):
@@ -45,20 +45,20 @@ def test_what_the_processes_do(tmp_path, capsys, monkeypatch):
         execution={"micro_batch_size": 2, "disk": folders.disk, "host_memory": 0.001},
         checkpoint={"save": str(folders.run)},
     )
-    said = {}
+    lines_by_child = {}
     for name, child in kill_and_resume.CHILDREN.items():
         child(config, folders)
         lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("{")]
-        said[name] = [json.loads(line) for line in lines]
+        lines_by_child[name] = [json.loads(line) for line in lines]
         if name == "train":
             newest = step_folders(folders.run)[0]
             assert newest.step == 2
             shutil.rmtree(newest.path)
-    first, second = (fact for fact in said["train"] if "loss" in fact)
-    (again,) = (fact for fact in said["resume"] if "loss" in fact)
-    assert {**again, "peak": 0} == {**second, "peak": 0}
+    first, second = (fact for fact in lines_by_child["train"] if "loss" in fact)
+    (resumed,) = (fact for fact in lines_by_child["resume"] if "loss" in fact)
+    assert {**resumed, "peak": 0} == {**second, "peak": 0}
     assert first["loss"] != second["loss"]
-    (back,) = said["read_back"]
+    (back,) = lines_by_child["read_back"]
     assert back["wrong"] == []
     assert back["tensors"] > 20
 
@@ -69,7 +69,7 @@ def test_base_lives_on_under_a_hard_limit(tmp_path):
     record, folder = tmp_path / "record.jsonl", tmp_path / "folder"
     command = ["-m", "benchmarks.kill_and_resume", "base", "--folder", str(folder)]
     subprocess.run([sys.executable, *command, "--record", str(record)], check=True)
-    facts = json.loads(record.read_text())
-    assert facts["tensors_read_back"] > 200
-    assert max(facts["peak_host_bytes"].values()) < 1.1e9 * facts["host_memory"]
+    metrics = json.loads(record.read_text())
+    assert metrics["tensors_read_back"] > 200
+    assert max(metrics["peak_host_bytes"].values()) < 1.1e9 * metrics["host_memory"]
     assert not list((folder / "disk").iterdir())

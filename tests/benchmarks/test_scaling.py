@@ -1,4 +1,4 @@
-"""What is computed for many processes follows from what was counted with a few."""
+"""Numbers of many processes are extrapolated from counts of a few."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def test_messages_and_bytes_of_many_processes():
         }
         for n in (2, 4, 8, 16)
     ]  # fmt: skip
-    found = _extrapolate(rows)
-    assert found["messages"] == pytest.approx(6 * MAX_PROCESSES + 4)
-    assert found["bytes"] == pytest.approx(30 * MAX_PROCESSES**2 + 200 * MAX_PROCESSES + 7)
-    assert found["service_s"] == pytest.approx(0.016 / 100 * (6 * MAX_PROCESSES + 4))
-    assert found["watch_messages"] == pytest.approx(MAX_PROCESSES * (1 + 1 / 17))
-    assert found["watch_service_s"] == pytest.approx(0.001 * MAX_PROCESSES * (1 + 1 / 17))
+    extrapolated = _extrapolate(rows)
+    assert extrapolated["messages"] == pytest.approx(6 * MAX_PROCESSES + 4)
+    assert extrapolated["bytes"] == pytest.approx(30 * MAX_PROCESSES**2 + 200 * MAX_PROCESSES + 7)
+    assert extrapolated["service_s"] == pytest.approx(0.016 / 100 * (6 * MAX_PROCESSES + 4))
+    assert extrapolated["watch_messages"] == pytest.approx(MAX_PROCESSES * (1 + 1 / 17))
+    assert extrapolated["watch_service_s"] == pytest.approx(0.001 * MAX_PROCESSES * (1 + 1 / 17))

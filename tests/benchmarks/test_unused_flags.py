@@ -1,4 +1,4 @@
-"""Command lines of `finetuning.py` and `inference.py`: what they do not use they refuse."""
+"""`finetuning.py` and `inference.py` refuse flags that they do not use."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ MEASURED = {
 """Options of weights, prompts, placements and kernels."""
 
 
-def changed(kinds: str) -> set[str]:
-    """The options that change any program of these kinds."""
+def options_that_change(kinds: str) -> set[str]:
+    """Returns the options that change a program of one of these kinds."""
     rows = [row for _, cases in OPTIONS.values() for row in cases.items()]
     return {name for name, (_, programs) in rows if set(programs) & {*kinds}}
 
 
 @pytest.mark.parametrize("kind", BENCHMARKS)
 def test_what_changes_nothing_is_refused_and_nothing_else(kind: str) -> None:
-    used = changed("T" if kind == "T" else "RS") | MEASURED[kind]
+    used = options_that_change("T" if kind == "T" else "RS") | MEASURED[kind]
     known = {name for _, cases in OPTIONS.values() for name in cases} | UNSEEN.keys()
     accepted = {name for name in known if name not in BENCHMARKS[kind].UNUSED}
     preferences = {"training.beta", "training.gamma", "training.label_smoothing"}

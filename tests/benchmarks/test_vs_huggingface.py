@@ -1,4 +1,4 @@
-"""The comparison with torch runs, and compares equal work."""
+"""The comparison with torch compares equal work."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ ARGUMENTS = ["--layers", "1", "--micro_batch_size", "4", "--rounds", "1"]
 )
 def test_it_ends_with_ratios(preset, more, capfd):
     assert vs_huggingface.main(["--config", preset, *ARGUMENTS, *more]) == 0
-    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
-    measured = {work: facts[work] for work in ("training", "generation") if work in facts}
-    assert facts["generation"]["samples"] == int(more[-1])
-    assert set(facts["generation"]["ratios"]) == {"torch / ours"}
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
+    measured = {work: record[work] for work in ("training", "generation") if work in record}
+    assert record["generation"]["samples"] == int(more[-1])
+    assert set(record["generation"]["ratios"]) == {"torch / ours"}
     if preset == "tiny":
         programs = {"recompute", "keep", "torch, checkpointing", "torch"}
-        assert set(facts["training"]["seconds"]) == programs
-    for found in measured.values():
-        for pair, ratio in found["ratios"].items():  # one round: the ratio of the medians
-            theirs, ours = (found["seconds"][name] for name in pair.split(" / "))
+        assert set(record["training"]["seconds"]) == programs
+    for comparison in measured.values():
+        for pair, ratio in comparison["ratios"].items():  # one round: the ratio of the medians
+            theirs, ours = (comparison["seconds"][name] for name in pair.split(" / "))
             np.testing.assert_allclose(ratio, theirs / ours)
 
 
@@ -87,14 +87,14 @@ def test_jax_trains_as_torch_does():
 
 
 def test_a_process_that_fails_is_named(capfd):
-    """What ails it is on the screen already."""
+    """Its error is printed already."""
     program = ["--config", "tiny", "--work", "training", "--micro_batch_size", "0"]
     assert vs_huggingface.main(program) == 2
     assert "micro_batch_size" in capfd.readouterr().err
 
 
-def config_of(rows: int) -> T5Config:
-    """Short prompts in long samples; 6 of them."""
+def build_config(rows: int) -> T5Config:
+    """Returns a configuration of 6 short prompts in long samples."""
     return load_config(
         T5Config,
         "finetuning",
@@ -110,9 +110,11 @@ def config_of(rows: int) -> T5Config:
 
 @pytest.mark.slow  # four programs; tests of the models hold that sharing rows changes nothing
 def test_sharing_rows_is_the_same_work():
-    losses = [training_implementation("keep", config_of(rows), 9.0).result for rows in (1, 3)]
+    losses = [training_implementation("keep", build_config(rows), 9.0).result for rows in (1, 3)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-    tokens = [generation_implementation("ours", config_of(rows), 6, 9.0).result for rows in (1, 3)]
+    tokens = [
+        generation_implementation("ours", build_config(rows), 6, 9.0).result for rows in (1, 3)
+    ]
     assert tokens[0] == tokens[1]
 
 

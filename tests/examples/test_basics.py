@@ -1,4 +1,4 @@
-"""The programs about control flow, references, host data and float8, against numpy."""
+"""Examples of control flow, references, host data and float8, compared with NumPy."""
 
 from __future__ import annotations
 

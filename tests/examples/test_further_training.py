@@ -1,4 +1,4 @@
-"""Programs that train, against torch."""
+"""Training examples, compared with torch."""
 
 from __future__ import annotations
 
@@ -191,13 +191,13 @@ def test_adapters_of_a_frozen_model_train_as_in_torch() -> None:
 
 # ---- float8 -------------------------------------------------------------------------------------
 def rounded_to_float8(t: torch.Tensor, dtype, largest: float) -> torch.Tensor:
-    """With the scale by which the largest element just fits; see `fp8_amax_scale`."""
+    """Round to float8 with the scale at which the largest element just fits."""
     scale = torch.floor(torch.log2(largest / t.abs().max())).item()
     return (t * 2.0**scale).to(dtype).float() * 2.0**-scale
 
 
 def as_half(t: torch.Tensor) -> torch.Tensor:
-    """Products of float8 come out in float16."""
+    """Round to float16, the dtype of float8 products."""
     return t.half().float()
 
 

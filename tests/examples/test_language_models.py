@@ -1,4 +1,4 @@
-"""Programs of language models, against Hugging Face's."""
+"""Examples of language models, compared with Hugging Face."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_gpt_cut_in_two_dimensions_is_hugging_faces() -> None:
 
 
 def randomised(model: torch.nn.Module, std: float = 0.3) -> torch.nn.Module:
-    """All parameters random, so that no bias is zero and no scale is one."""
+    """Randomize all parameters, so that no bias is zero and no scale is one."""
     torch.manual_seed(0)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=std)

@@ -1,4 +1,4 @@
-"""The programs about where variables live and which replica has what, against numpy and torch."""
+"""Examples of placement and sharding, compared with NumPy and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phased fine-tuning of FLAN-T5 and GPT-J with dropout, against Hugging Face's models."""
+"""Phased fine-tuning of FLAN-T5 and GPT-J with dropout, compared with Hugging Face."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCES = {popxl.float32: (1e-4, 1e-6), popxl.float16: (2e-2, 2e-3)}
 
 
 def dtypes(quick: popxl.dtype):
-    """Both types; the one that is not `quick` is for the slow suite."""
+    """Returns both dtypes as parameters; the one that is not `quick` is marked slow."""
     return pytest.mark.parametrize(
         "dtype",
         [pytest.param(d, marks=() if d is quick else pytest.mark.slow) for d in TOLERANCES],
@@ -25,7 +25,7 @@ def dtypes(quick: popxl.dtype):
 
 
 class Masked(torch.nn.Module):
-    """Dropout whose masks are given, one for each call."""
+    """Dropout with given masks, one for each call."""
 
     def __init__(self, masks: np.ndarray):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The programs that train on digits, against torch."""
+"""Examples that train on digits, compared with torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def named_parameters(net: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 def initial_weights() -> dict[str, np.ndarray]:
-    """The weights with which `mnist.Net` starts: those of a training of no steps."""
+    """Returns the initial weights of `mnist.Net`."""
     return mnist.train(0)[1]
 
 

@@ -34,15 +34,15 @@ NAMES = sorted(path.stem for path in (FOLDER / "figures").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
-def drawn() -> dict[str, Canvas]:
+def canvases() -> dict[str, Canvas]:
     return dict(draw_figures())
 
 
 # ---- files --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
-def test_the_committed_file_is_what_the_script_draws(name, drawn, tmp_path):
+def test_the_committed_file_is_what_the_script_draws(name, canvases, tmp_path):
     committed, new = FOLDER / f"{name}.png", tmp_path / "new.png"
-    drawn[name].save(new)
+    canvases[name].save(new)
     shown, expected = imread(committed), imread(new)
     assert shown.shape == expected.shape, "run: python3 -m imgs.draw"
     assert np.abs(shown - expected).max() < SAME, "run: python3 -m imgs.draw"
@@ -70,8 +70,8 @@ def test_every_figure_is_shown_and_every_file_is_drawn():
 
 
 # ---- legibility ---------------------------------------------------------------------------------
-def extents(canvas: Canvas) -> list[tuple[str, Bbox]]:
-    """Each text with the rectangle around it, in pixels from the top left corner."""
+def text_boxes(canvas: Canvas) -> list[tuple[str, Bbox]]:
+    """Returns each text and its bounding box, in pixels from the top left corner."""
     canvas.figure.draw_without_rendering()
     to_page = canvas.figure.axes[0].transData.inverted()
     around = [(t.get_text(), t.get_window_extent().transformed(to_page)) for t in canvas.words]
@@ -82,13 +82,13 @@ def as_box(area: Area) -> Bbox:
     return Bbox([[area.left, area.top], [area.right, area.bottom]])
 
 
-def apart(a: Bbox, b: Bbox, space: float = 0.0) -> bool:
+def are_apart(a: Bbox, b: Bbox, space: float = 0.0) -> bool:
     return (
         a.x0 >= b.x1 + space or b.x0 >= a.x1 + space or a.y0 >= b.y1 + space or b.y0 >= a.y1 + space
     )
 
 
-def within(inner: Bbox, outer: Bbox, margin: float) -> bool:
+def is_within(inner: Bbox, outer: Bbox, margin: float) -> bool:
     return (
         inner.x0 >= outer.x0 + margin
         and inner.x1 <= outer.x1 - margin
@@ -97,19 +97,21 @@ def within(inner: Bbox, outer: Bbox, margin: float) -> bool:
     )
 
 
-def faults(canvas: Canvas) -> list[str]:
-    """What makes a figure hard to read."""
-    words, boxes = extents(canvas), [as_box(area) for area in canvas.boxes]
+def find_faults(canvas: Canvas) -> list[str]:
+    """Returns what makes a figure hard to read."""
+    words, boxes = text_boxes(canvas), [as_box(area) for area in canvas.boxes]
     page = Bbox([[0, 0], [WIDTH, canvas.height]])
-    found = [f"{text!r} leaves the page" for text, box in words if not within(box, page, 3)]
+    found = [f"{text!r} leaves the page" for text, box in words if not is_within(box, page, 3)]
     found += [f"{a!r} overlaps {b!r}" for (a, x), (b, y) in itertools.combinations(words, 2)
-              if not apart(x, y, 1)]  # fmt: skip
+              if not are_apart(x, y, 1)]  # fmt: skip
     found += [f"{text!r} crosses the border of a box" for text, box in words for frame in boxes
-              if not apart(box, frame) and not within(box, frame, 1)]  # fmt: skip
+              if not are_apart(box, frame) and not is_within(box, frame, 1)]  # fmt: skip
     for corners in canvas.lines:
         for (x0, y0), (x1, y1) in itertools.pairwise(corners):
             line = Bbox([[min(x0, x1), min(y0, y1)], [max(x0, x1), max(y0, y1)]])  # axis-parallel
-            found += [f"a line crosses {text!r}" for text, box in words if not apart(line, box, 1)]
+            found += [
+                f"a line crosses {text!r}" for text, box in words if not are_apart(line, box, 1)
+            ]
     for points in canvas.curves:
         for start, end in itertools.pairwise(points):
             way = np.linspace(start, end, 200)
@@ -119,13 +121,13 @@ def faults(canvas: Canvas) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_words_do_not_overlap_anything(name, drawn):
-    assert not faults(drawn[name])
+def test_words_do_not_overlap_anything(name, canvases):
+    assert not find_faults(canvases[name])
 
 
-def test_lines_are_horizontal_or_vertical(drawn):
-    """So that the rectangle around a line is the line, which the check above relies on."""
-    for canvas in drawn.values():
+def test_lines_are_horizontal_or_vertical(canvases):
+    """The check above takes a line for its bounding box."""
+    for canvas in canvases.values():
         for corners in canvas.lines:
             for (x0, y0), (x1, y1) in itertools.pairwise(corners):
                 assert x0 == x1 or y0 == y1
@@ -140,7 +142,7 @@ def test_the_check_finds_faults():
     canvas.arrow((150, 50), (250, 50))
     canvas.text((700, 50), "seven")
     canvas.curve([(650, 20), (750, 80)], PLAIN)
-    assert faults(canvas) == [
+    assert find_faults(canvas) == [
         "'three' leaves the page",
         "'one' overlaps 'two'",
         "'four, five' crosses the border of a box",
@@ -152,7 +154,7 @@ def test_the_check_finds_faults():
 # ---- truth --------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def program() -> dict[str, list]:
-    """What a training program of T5 consists of: phases as they run, rows of buffers."""
+    """Returns the phases of a T5 training program in their order, and the rows of its buffers."""
     layers, steps = activation_rows.LAYERS, activation_rows.MICRO_BATCHES
     config = small_config(layers=layers)
     config = replace(config, training=replace(config.training, global_batch_size=steps))
