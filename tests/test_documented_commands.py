@@ -66,10 +66,10 @@ def begin(*_: object, **__: object) -> None:
 class PresetLoader(RunOrModelLoader):
     """Loads presets in place of hub models and runs that do not exist."""
 
-    def saved(self, load: str) -> Mapping[str, Any] | None:
+    def from_load(self, load: str) -> Mapping[str, Any] | None:
         return None
 
-    def described(self, name: str) -> Mapping[str, Any]:
+    def from_model(self, name: str) -> Mapping[str, Any]:
         return preset_data("finetuning", "qwen3_tiny" if "qwen3" in name else "small")
 
 
