@@ -22,7 +22,7 @@ from checkpoints.safetensors_files import sha256_of_bytes
 from config.adapter import Adapter
 from config.errors import UserError
 from config.sections import RunConfig
-from data.preference_samples import NUM_LOSS_TOKENS, SamplesWithRefLogps
+from data.preference_samples import NUM_LOSS_TOKENS, REF_LOGPS, SamplesWithRefLogps
 from data.samples import Samples
 from files.errors import WriteError
 from files.formatting import format_path
@@ -75,7 +75,7 @@ class ReferenceLogps:
     ) -> ReferenceLogps | None:
         """Return the reference of a run in a folder; None if its objective needs none."""
         objective = make_objective(config)
-        if REFERENCE not in objective.sequence_inputs:
+        if REF_LOGPS not in objective.sequence_inputs:
             return None
         location = Path(config.training.reference_cache or folder.reference)
         if start.step and start.checkpoint is not None and REFERENCE in start.checkpoint.metadata:
@@ -93,7 +93,7 @@ class ReferenceLogps:
         Raises:
             UserError: `checkpoint.load` is no run with a reference.
         """
-        if REFERENCE not in make_objective(config).sequence_inputs:
+        if REF_LOGPS not in make_objective(config).sequence_inputs:
             return None
         checkpoint = start.checkpoint
         if checkpoint is None or REFERENCE not in checkpoint.metadata:
