@@ -32,7 +32,7 @@ _joined: _ProcessGroup | None = None
 def init(
     processes: int | None = None, process: int | None = None, coordinator: str | None = None
 ) -> None:
-    """Joins the process group of the run; does nothing if it has been joined, or for one process.
+    """Joins the process group of the run; does nothing for a single process or a second call.
 
     To be called before JAX starts its devices.
 
@@ -75,12 +75,15 @@ def getInstanceIndex() -> int:  # noqa: N802
 
 
 def getNumTotalReplicas() -> int:  # noqa: N802
-    """Returns the replicas of all instances (`POPDIST_NUM_TOTAL_REPLICAS`); default: one each."""
+    """Returns the number of replicas of all processes (`POPDIST_NUM_TOTAL_REPLICAS`).
+
+    Default: one replica per process.
+    """
     return _env_int(_TOTAL_REPLICAS, getNumInstances())
 
 
 def getNumLocalReplicas() -> int:  # noqa: N802
-    """Returns the replicas of this instance; raises ValueError if they cannot be split equally."""
+    """Returns the number of replicas of this process; raises ValueError unless it is integer."""
     replicas, instances = getNumTotalReplicas(), getNumInstances()
     if replicas % instances:
         raise ValueError(f"{replicas} replicas cannot be shared equally by {instances} instances")
@@ -88,7 +91,7 @@ def getNumLocalReplicas() -> int:  # noqa: N802
 
 
 def getNumIpusPerReplica() -> int:  # noqa: N802
-    """Returns 1: a replica is one device."""
+    """Returns 1, the number of devices of a replica."""
     return 1
 
 
@@ -104,29 +107,35 @@ def all_gather_object(value: Any, channel: str = "main") -> list[Any]:
 
 
 def rpc_stats() -> dict[str, RpcStats]:
-    """Returns this process's requests to the coordination service: "exchange" for collectives,
-    "watch" for monitoring its peers; empty for a single process."""
+    """Returns the counts and bytes of this process's requests to the coordination service.
+
+    By purpose: "exchange" for collectives, "watch" for monitoring peers; empty for a single
+    process.
+    """
     return {} if _joined is None else _joined.rpc_stats()
 
 
 def set_status(activity: str) -> None:
-    """Publishes what this process is doing, for `peer_status` of the others; within seconds."""
+    """Publishes what this process is doing; other processes read it by `peer_status`.
+
+    It reaches them within seconds.
+    """
     if _joined is not None:
         _joined.activity = activity
 
 
 def peer_status() -> dict[str, str]:
-    """Returns what each other process is doing, by "process I (pid P on HOST)"."""
+    """Returns the published activity of each other process, by "process I (pid P on HOST)"."""
     return {} if _joined is None else _joined.peer_status()
 
 
 def local_process_count() -> int:
-    """Returns the number of processes on this host, this one included."""
+    """Returns the number of processes of the run on this host, this one included."""
     return 1 if _joined is None else _joined.local_process_count
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """Prints an error and exits this process; the others notice, and exit too.
+    """Prints an error and exits this process; the other processes of the run then exit too.
 
     If several processes fail with the same text, only the first one prints it.
     """
@@ -137,20 +146,21 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def collective_section() -> AbstractContextManager[None]:
-    """Context for collective work: if it fails because a peer is lost, this process names the peer
-    and exits."""
+    """Context for collective work: names a lost peer and exits if the work fails because of it."""
     return nullcontext() if _joined is None else _joined.collective_section()
 
 
 def shutdown() -> None:
-    """Leaves the process group after the work; also called at exit."""
+    """Leaves the process group; called at exit if the program does not call it."""
     if _joined is not None:
         _joined.shutdown()
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exits this process at once, after a failure or on a signal; the others notice, and exit
-    too."""
+    """Exits this process at once, after a failure or on a signal.
+
+    The other processes notice, and exit too.
+    """
     if _joined is None:
         with _suppress(OSError):
             _sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""JAX's coordination service, in a process of its own behind an authenticated port.
+"""Server that authenticates a run's processes and relays them to JAX's coordination service.
 
 Process 0 starts it. Inside process 0 it would end with that process, and JAX would abort all other
 processes before they can report what happened. It lives until all processes have ended, and ignores
@@ -72,12 +72,12 @@ _SPARE_FILES = 128  # open files beyond those of the processes
 
 
 def run_digest(run: str) -> bytes:
-    """Returns a digest of the run's name, which the handshake sends."""
+    """Returns a hash of the run's name, which the handshake sends."""
     return hashlib.sha256(run.encode()).digest()[:16]
 
 
 def auth_code(secret: str, *parts: bytes) -> bytes:
-    """Returns an HMAC-SHA256 of `parts` with the run's secret."""
+    """Returns the HMAC-SHA256 of `parts`, keyed with the run's secret."""
     return hmac.digest(secret.encode(), b"".join(parts), "sha256")
 
 
@@ -96,7 +96,7 @@ def forward_bytes(source: socket.socket, target: socket.socket) -> None:
 
 
 class Coordinator:
-    """Accepts and authenticates the processes of a run, and reports those that ended."""
+    """Server that authenticates the processes of a run, and reports processes that ended."""
 
     def __init__(
         self, server: socket.socket, service: str, processes: int, run: str, secret: str
@@ -140,7 +140,7 @@ class Coordinator:
             sock.send(self._challenges[sock])
 
     def _drop_idle(self) -> None:
-        """Rejects connections that have not authenticated in time, and the oldest of too many."""
+        """Closes connections that did not authenticate in time, and the oldest over the limit."""
         now = time.monotonic()
         silent = list(self._pending.items())
         for i, (sock, (_, since, peer)) in enumerate(silent):
@@ -192,7 +192,7 @@ class Coordinator:
             self._relay_to_jax(sock)
 
     def _relay_to_jax(self, sock: socket.socket) -> None:
-        """Relays a connection to JAX's service."""
+        """Relays an authenticated connection to JAX's coordination service."""
         try:
             service = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             service.connect(self._service)
@@ -213,7 +213,7 @@ class Coordinator:
                 os.write(1, f"refused {note}\n".encode())
 
     def _remove_member(self, sock: socket.socket) -> None:
-        """Removes a process that has ended, and tells the others its index."""
+        """Removes a process that has ended, and sends its index to the other processes."""
         ended = self._members.pop(sock).to_bytes(INDEX_BYTES)
         self._close(sock)
         for other in self._members:
@@ -252,7 +252,7 @@ def _addresses(host: str) -> Iterator[str]:
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
-    """Returns the listening socket; waits while another run has the port. None if it stays busy."""
+    """Returns a listening socket; None if the port stays in use by another run."""
     end = time.monotonic() + silence_timeout() + LINGER + _PORT_WAIT
     while True:
         busy = False

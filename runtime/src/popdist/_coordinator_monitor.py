@@ -1,4 +1,4 @@
-"""Coordinator monitor: exits this process when the coordination service or the launcher is gone.
+"""Monitor thread that exits this process when the coordination service or the launcher is gone.
 
 It sends no requests to the service, so that a hung service cannot block it.
 """
@@ -24,12 +24,12 @@ _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 def is_started_by_launcher() -> bool:
-    """True if `popdist.run` started this process and sees its exit code."""
+    """True if `popdist.run` started this process and reads its exit code."""
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
 def exit_with_message(text: str) -> NoReturn:
-    """Exits this process; a non-empty text is its last line on standard error."""
+    """Exits this process; a non-empty `text` is its last line on standard error."""
     if text:
         with suppress(OSError, ValueError):  # nobody reads, or it is closed
             print(f"error: {text}", file=sys.stderr, flush=True)
@@ -42,7 +42,7 @@ class CoordinatorMonitor:
     def __init__(
         self, lifeline: socket.socket, process_name: str, address: str, silence_timeout: float
     ) -> None:
-        """Starts the thread.
+        """Starts the monitor thread.
 
         Args:
             lifeline: a connection to the service.
@@ -62,11 +62,11 @@ class CoordinatorMonitor:
         threading.Thread(target=self._run, name="overseer", daemon=True).start()
 
     def reset(self) -> None:
-        """Records that the service has answered."""
+        """Restarts the silence timeout, since the coordination service has answered."""
         self._silent_seconds = 0.0
 
     def stop(self) -> None:
-        """Stops the thread."""
+        """Stops the monitor thread."""
         self._stopped.set()
 
     def _run(self) -> None:

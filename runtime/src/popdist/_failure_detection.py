@@ -1,4 +1,4 @@
-"""Detection of lost processes: heartbeats, closed connections, and which lost process to name.
+"""Failure detection: heartbeats, closed connections, and the choice of the lost process to name.
 
 A process that leaves after its work publishes LEFT; one that fails publishes ENDED. The connection
 of a killed process is closed by the operating system; a process whose host is lost stops its
@@ -27,7 +27,7 @@ _LOST_COUNT, _LOST = f"{_NAMED}/asked", f"{_NAMED}/lost"
 
 
 def lost_processes(statuses: Mapping[int, str], unheard: Set[int]) -> set[int]:
-    """Returns the processes that are gone without having left properly.
+    """Returns the indices of processes that ended without leaving the process group.
 
     Args:
         statuses: last published status of each process.
@@ -76,13 +76,13 @@ class StatusBoard:
         return int(self._client.blocking_key_value_get(_LOST, _LOST_NAME_TIMEOUT))
 
     def declared_lost(self) -> int | None:
-        """Returns the process that others have declared lost; None if there is none."""
+        """Returns the process that another process has declared lost; None if there is none."""
         entries = dict(self._client.key_value_dir_get(_NAMED))
         return int(entries[_LOST]) if _LOST in entries else None
 
 
 class PeerMonitor:
-    """Failure detector: which of the other processes are lost."""
+    """Failure detector that decides which of the other processes are lost."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class PeerMonitor:
         silence_timeout: float,
         activity: Callable[[], str] = str,
     ) -> None:
-        """Creates a monitor that has heard of no process yet.
+        """Creates a monitor that has received no heartbeat yet.
 
         Args:
             count: of all processes.
@@ -117,7 +117,7 @@ class PeerMonitor:
         self._now = self._wait_seconds = self._last_read = 0.0  # seconds
 
     def exit_reason(self, index: int) -> str:
-        """Returns why a process that `check` returned is lost, to follow "has"."""
+        """Returns why a lost process returned by `check` is lost, as a phrase to follow "has"."""
         status = self._last_status[index][0]
         if status.startswith(ENDED):
             return status
@@ -126,8 +126,7 @@ class PeerMonitor:
         return f"not been heard of for {self._silence:.0f} s ({SILENCE})"
 
     def check(self, elapsed: float) -> int | None:
-        """Publishes a heartbeat, and returns the lost process with which this one must exit, if
-        any.
+        """Publishes a heartbeat, and returns the lost process because of which to exit, if any.
 
         Args:
             elapsed: seconds since the last look. While this process was stopped itself, it could

@@ -13,7 +13,7 @@ _SECONDS = 30
 
 
 def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> list[int] | None:
-    """Returns the GPUs of a process among those that it sees, by index; None: all of them.
+    """Returns the indices of the visible GPUs that a process uses; None means all visible GPUs.
 
     Processes of a host that see the same GPUs share them equally, in order. Those that see
     different GPUs were assigned by their launcher.
@@ -32,7 +32,7 @@ def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> l
 
 
 def visible_gpus() -> list[str]:
-    """Returns NVIDIA's GPUs that this process can use, by UUID where that is known."""
+    """Returns the NVIDIA GPUs that this process can use, by UUID where it is known."""
     files = os.listdir("/dev") if os.path.isdir("/dev") else []
     return list_gpu_names(os.environ, files, _parse_uuids(_nvidia_smi()))
 
@@ -53,7 +53,7 @@ def list_gpu_names(
 
 
 def _parse_uuids(listed: str) -> dict[str, str]:
-    """Parses the output of `nvidia-smi -L`: UUID by GPU number."""
+    """Parses the output of `nvidia-smi -L` into UUIDs by GPU number."""
     return dict(_GPU_LINE.findall(listed))
 
 

@@ -1,4 +1,4 @@
-"""Handshake with the coordinator, and addresses of this machine."""
+"""Authentication with the coordinator, and the network address of this process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: floa
 
 
 def _handshake(sock: socket.socket, info: ProcessInfo, request: int) -> int:
-    """Authenticates and returns the coordinator's answer; -1 if another program answers."""
+    """Authenticates at the coordinator and returns its answer; -1 if another program answers."""
     number = secrets.token_bytes(16)
     try:
         challenge = _receive_exactly(sock, _coordination_service.CHALLENGE.size)
@@ -83,7 +83,7 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def local_address(host: str, port: int) -> str | None:
-    """Returns the local address from which `host` is reached; None if IPv4 does not reach it."""
+    """Returns the local IPv4 address from which `host` is reached; None without an IPv4 route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))  # sends nothing

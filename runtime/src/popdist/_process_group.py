@@ -51,7 +51,7 @@ class ProcessGroup:
     """The process group of a run; created once, by `popdist.init`."""
 
     def __init__(self, info: ProcessInfo) -> None:
-        """Joins the other processes.
+        """Connects to the coordinator and the other processes.
 
         Raises:
             DistributedError: the others do not join in time, or JAX has started its devices
@@ -94,8 +94,10 @@ class ProcessGroup:
 
     # ---- meeting --------------------------------------------------------------------------------
     def _connect(self, info: ProcessInfo) -> tuple[Any, str | None]:
-        """Returns the client of JAX's coordination service, and this process's address as seen
-        there."""
+        """Returns a client of JAX's coordination service, and this process's address.
+
+        The address is the one as seen by the coordinator.
+        """
         from jax._src import clusters, distributed, xla_bridge
         from jax._src.lib import _jax
 
@@ -145,7 +147,7 @@ class ProcessGroup:
         return client, local_address(host.strip("[]"), int(port))
 
     def _start_coordinator(self, host: str, port: int, info: ProcessInfo) -> None:
-        """Starts the coordination service at the coordinator's address."""
+        """Starts the coordination service as a child process at the coordinator's address."""
         command = [sys.executable, str(Path(_coordination_service.__file__))]
         # What a signal to everything does before the service can say that it heeds none.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, _coordination_service.SIGNALS)
@@ -168,7 +170,7 @@ class ProcessGroup:
         threading.Thread(target=self._forward_notes, name="door", daemon=True).start()
 
     def _forward_notes(self) -> None:
-        """Prints which connections the service has rejected, until it closes its output."""
+        """Prints the connections that the coordination service rejects, until its output closes."""
         assert self._server is not None
         assert self._server.stdout is not None
         for line in self._server.stdout:
@@ -237,12 +239,12 @@ class ProcessGroup:
         return values
 
     def rpc_stats(self) -> dict[str, RpcStats]:
-        """Returns the requests to the coordination service, for collectives and for monitoring."""
+        """Returns the counts of requests to the coordination service, by purpose."""
         return {purpose: counted.rpc_stats for purpose, counted in self._rpc_clients.items()}
 
     # ---- who is there ---------------------------------------------------------------------------
     def peer_status(self) -> dict[str, str]:
-        """Returns what each other process is doing, by its description.
+        """Returns the published activity of each other process, by its description.
 
         The service may be busy, or hang: to be called by a thread that may.
         """
@@ -254,7 +256,7 @@ class ProcessGroup:
         }
 
     def _monitor_peers(self) -> None:
-        """Checks the other processes periodically, and exits with a lost one."""
+        """Checks the other processes periodically; exits this process when one is lost."""
         monitor = PeerMonitor(
             self.count,
             self._status_board,
@@ -275,8 +277,10 @@ class ProcessGroup:
                 self._exit_with_lost_peer(lost, monitor.exit_reason(lost))
 
     def _exit_with_lost_peer(self, lost: int, exit_reason: str) -> NoReturn:
-        """Exits because a process is lost. Only the first to do so names it; a process that was
-        itself declared lost says so."""
+        """Exits this process because another process is lost.
+
+        Only the first process to exit names it; a process that was itself declared lost says so.
+        """
         text = f"{self._describe(lost)} has {exit_reason}, and the others end with it"
         if is_started_by_launcher():  # the launcher says it
             text = ""
@@ -291,7 +295,7 @@ class ProcessGroup:
         exit_with_message(text if declared is None else "")
 
     def _exit_if_declared_lost(self, declared: int | None) -> None:
-        """Exits if this process was declared lost because it had been silent."""
+        """Exits if other processes declared this one lost because it sent no heartbeats."""
         if declared == self.index:
             silent = (
                 f"the others have not heard of {self._describe(self.index)} for {self._silence} s "
@@ -305,8 +309,7 @@ class ProcessGroup:
 
     @contextmanager
     def collective_section(self) -> Iterator[None]:
-        """Context for collective work: if it fails because a peer is lost, this process exits with
-        it."""
+        """Context for collective work: exits this process if the work fails for a lost peer."""
         try:
             yield
         except Exception as error:
@@ -314,8 +317,7 @@ class ProcessGroup:
             raise
 
     def _wait_for_peer_loss(self, error: BaseException) -> None:
-        """Waits for the monitor to exit this process, if a lost peer can be the cause of an
-        error."""
+        """Waits for the monitor to exit this process, if a lost peer can have caused an error."""
         if not _is_jax_failure(error):
             return
         if self._failed is None:
@@ -326,7 +328,7 @@ class ProcessGroup:
 
     @contextmanager
     def _needs_peers(self) -> Iterator[None]:
-        """Context for waits that end only if all other processes are there."""
+        """Context for waits that end only if all other processes are running."""
         token = object()
         self._waiting_on_peers.add(token)
         try:
@@ -336,7 +338,7 @@ class ProcessGroup:
 
     # ---- the end --------------------------------------------------------------------------------
     def shutdown(self) -> None:
-        """Leaves the process group, which can go on; process 0 waits for the others for a while."""
+        """Leaves the process group; other processes can continue, and process 0 waits briefly."""
         if self._is_shutting_down.is_set():
             return
         with suppress(Exception):  # the service may be gone
@@ -370,7 +372,7 @@ class ProcessGroup:
         self.exit_process(code)
 
     def exit_process(self, code: int) -> NoReturn:
-        """Exits this process at once; the others notice, and exit too."""
+        """Exits this process at once; the other processes notice, and exit too."""
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -378,7 +380,7 @@ class ProcessGroup:
         os._exit(code)
 
     def _stop_monitoring(self, status: str) -> None:
-        """Publishes how this process ends, and stops monitoring the others."""
+        """Publishes how this process ends, and stops monitoring the other processes."""
         from jax._src import distributed
 
         self._is_shutting_down.set()
@@ -397,8 +399,7 @@ class ProcessGroup:
 
 
 def _is_jax_failure(error: BaseException | None) -> bool:
-    """True if an error, or one of its causes, is a failure of devices or of the coordination
-    service.
+    """True if an error or one of its causes is a failure of devices or coordination service.
 
     Where JAX runs an executable or a copy at once, it raises such a failure as a `ValueError`.
     """
@@ -414,7 +415,7 @@ def _is_jax_failure(error: BaseException | None) -> bool:
 
 
 def _set_gloo_address(client: Any, address: str | None) -> None:
-    """Sets the address on which gloo's CPU collectives listen to one that the others can reach.
+    """Sets the address on which gloo's CPU collectives listen to one that other processes reach.
 
     By default gloo takes what the host's name stands for, which may be another interface, or
     127.0.1.1 on a Debian.

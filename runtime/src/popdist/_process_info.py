@@ -1,4 +1,4 @@
-"""Index, count and coordinator of this process, from arguments or the environment."""
+"""Rank, world size and coordinator address of this process, from arguments or the environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DistributedError(RuntimeError):
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Identity of one of several processes.
+    """Rank, world size, coordinator and secret of one process of a run.
 
     Attributes:
         index: from 0.
@@ -53,12 +53,12 @@ class ProcessInfo:
 
     @property
     def port(self) -> int:
-        """Default port of the coordinator for a launcher's run, derived from the run's name."""
+        """Default port of the coordinator, derived from the run's name."""
         return _FIRST_PORT + zlib.crc32(self.run.encode()) % 4096
 
 
 def env_int(variable: str, default: int) -> int:
-    """Returns an integer environment variable.
+    """Returns an environment variable as an integer.
 
     Raises:
         DistributedError: the variable is not a number.
@@ -90,7 +90,7 @@ def silence_timeout() -> int:
 
 
 def process_info_from_args(processes: int, process: int, coordinator: str) -> ProcessInfo:
-    """Returns the process info of three arguments, as `init` takes them.
+    """Returns the process info from the three arguments of `popdist.init`.
 
     Raises:
         DistributedError: the arguments are invalid.
@@ -107,8 +107,9 @@ def process_info_from_args(processes: int, process: int, coordinator: str) -> Pr
 
 
 def _read_secret() -> str:
-    """Returns the run's secret, from the environment or from a file that only this user can read;
-    "" without one.
+    """Returns the run's secret; "" if there is none.
+
+    From the environment, or from a file that only this user can read.
 
     Raises:
         DistributedError: the file cannot be read, or others can read it.
@@ -142,8 +143,9 @@ def _validate(info: ProcessInfo) -> ProcessInfo:
 
 
 def process_info_from_env() -> ProcessInfo:
-    """Returns the process info of the environment: `POPDIST_*`, else Open MPI's or Slurm's, else a
-    single process.
+    """Returns the process info from the environment.
+
+    From `POPDIST_*`, else from Open MPI's or Slurm's variables, else for a single process.
 
     Raises:
         DistributedError: the variables are invalid.
@@ -165,14 +167,14 @@ def process_info_from_env() -> ProcessInfo:
 
 
 def _on_one_host() -> bool:
-    """True if all processes of the launcher are on one host."""
+    """True if the MPI or Slurm launcher runs all processes on one host."""
     env = os.environ
     open_mpi = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env.get("OMPI_COMM_WORLD_SIZE", "")
     return open_mpi or env.get("SLURM_STEP_NUM_NODES") == "1"
 
 
 def _run_id() -> str:
-    """Returns the launcher's name of the run: unique for each run, equal in all of its processes.
+    """Returns the launcher's id of the run, equal in all processes of a run.
 
     Two steps of one job of Slurm are two runs, and so is a job that was put into the queue again.
     """

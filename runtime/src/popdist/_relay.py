@@ -1,4 +1,4 @@
-"""Relay to the coordination service, so that JAX does not abort when the service is gone.
+"""Local relay to the coordination service, so that JAX does not abort when the service is gone.
 
 JAX aborts a process with a stack trace as soon as its connection to the service breaks. Its client
 therefore connects to a relay inside this process, which forwards all data and keeps the connection

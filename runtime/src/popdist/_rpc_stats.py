@@ -29,29 +29,29 @@ class CountingClient:
         self.rpc_stats = RpcStats(0, 0, 0)
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Sets a value."""
+        """Sets the value of a key."""
         self._count(len(key) + len(value))
         self._client.key_value_set(key, value, allow_overwrite=allow_overwrite)
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """Returns all keys with a prefix, with their values."""
+        """Returns all (key, value) pairs whose keys have a prefix."""
         entries: list[tuple[str, str]] = self._client.key_value_dir_get(key)
         self._count(len(key), sum(len(name) + len(value) for name, value in entries))
         return entries
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
-        """Returns a value as soon as it is set."""
+        """Waits until a key is set, and returns its value."""
         value: str = self._client.blocking_key_value_get(key, milliseconds)
         self._count(len(key), len(value))
         return value
 
     def key_value_delete(self, key: str) -> None:
-        """Deletes a value, if it is set."""
+        """Deletes a key, if it is set."""
         self._client.key_value_delete(key)
         self._count(len(key))
 
     def key_value_increment(self, key: str, by: int) -> int:
-        """Increments a number and returns it."""
+        """Increments an integer value and returns it."""
         self._count(len(key))
         return int(self._client.key_value_increment(key, by))
 
@@ -61,7 +61,7 @@ class CountingClient:
         self._client.wait_at_barrier(key, milliseconds)
 
     def shutdown(self) -> None:
-        """Disconnects from the service."""
+        """Disconnects from the coordination service."""
         self._client.shutdown()
 
     def _count(self, sent: int, received: int = 0) -> None:

@@ -26,14 +26,14 @@ def drop_gloo_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class GlooOutputFilter:
-    """Replaces file descriptor 1 by a pipe, and forwards all lines but gloo's.
+    """Replaces file descriptor 1 by a pipe, and forwards all lines that gloo did not write.
 
     Python's own output goes past it. Other libraries and programs that are started meanwhile write
     to the descriptor.
     """
 
     def __init__(self) -> None:
-        """Starts filtering."""
+        """Redirects file descriptor 1 and starts the filter thread."""
         sys.stdout.flush()
         reader, writer = os.pipe()
         self._out = os.dup(1)

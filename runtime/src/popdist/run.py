@@ -1,4 +1,4 @@
-"""Start several processes of one program on this machine.
+"""Launcher: starts several processes of one program on this machine.
 
     python3 -m popdist.run --processes 4 -- python3 run_finetuning.py --config tiny
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
-        """Prints the help like argparse, but fails on a full disk."""
+        """Prints the help like argparse, but fails if standard output cannot be written."""
         print(self.format_help(), end="", file=file, flush=True)
 
 
@@ -134,7 +134,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Kills the other processes, and prints which one failed first."""
+    """Kills the other processes, and prints which process failed first."""
     end = time.monotonic() + GRACE
     while (first := _first_failed(processes)) is None and time.monotonic() < end:
         time.sleep(0.02)  # those that follow may end before the one they follow
@@ -160,7 +160,7 @@ def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Returns the process that failed first and not because of another; None if none has.
+    """Returns the first process that failed by itself, not because of another; None if none did.
 
     Of several that have ended within a moment it is one that a signal ended: no other can be the
     cause of that.

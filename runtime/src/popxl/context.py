@@ -1,4 +1,4 @@
-"""The stacks of "current" graph, name scope, IPU and op order while a program is written.
+"""Context of the program being written: stacks of current graph, name scope, IPU and op order.
 
 All state is one stack object per thread. The context managers of PopXL are also decorators and
 may be created (not entered) with no graph active.
@@ -41,7 +41,7 @@ class Context(threading.local):
 
     @property
     def graph(self) -> Graph:
-        """The current graph. Raises RuntimeError outside any graph."""
+        """The current graph; raises RuntimeError outside any graph."""
         if not self._graphs:
             raise RuntimeError(
                 "no graph is active: write ops inside `with ir.main_graph:` or in a function "
@@ -80,12 +80,12 @@ class Context(threading.local):
 
     @property
     def part(self) -> str:
-        """Label of the ops created now in plans; "" if there is none."""
+        """Region label for plans of the ops created now; "" if there is none."""
         return self._parts[-1] if self._parts else ""
 
     @property
     def name_scopes(self) -> list[str]:
-        """Scopes of the current graph, outermost first."""
+        """Name scopes of the current graph, outermost first."""
         return self._graphs[-1]._scopes if self._graphs else self._outside
 
     def push_name_scope(self, name: str) -> None:
@@ -101,7 +101,7 @@ class Context(threading.local):
         return self._graphs.pop()
 
     def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
-        """Call `fn(op)` for each op created from now on. Returns a handle for removal."""
+        """Registers a hook `fn(op)`, called for each op created from now on; returns its handle."""
         self._next_hook += 1
         self._hooks[self._next_hook] = fn
         return self._next_hook
@@ -122,17 +122,17 @@ def get_current_context() -> Context:
 
 
 def get_current_graph() -> Graph:
-    """The graph to which ops are being added. Raises RuntimeError outside any graph."""
+    """Returns the graph to which ops are being added; raises RuntimeError outside any graph."""
     return _CONTEXT.graph
 
 
 def get_main_graph() -> Graph:
-    """The main graph of the current Ir."""
+    """Returns the main graph of the current Ir."""
     return _CONTEXT.main_graph
 
 
 def get_ir() -> Ir:
-    """The Ir of the current graph."""
+    """Returns the Ir of the current graph."""
     return _CONTEXT.ir
 
 
@@ -142,7 +142,7 @@ gir = get_ir
 
 
 class _Pushed(ContextDecorator):
-    """Pushes a value on a stack of the context while entered."""
+    """Context manager that pushes a value on a stack of the context while entered."""
 
     def __init__(self, stack: str, value: Any) -> None:
         self._stack, self._value = stack, value
@@ -158,17 +158,17 @@ class _Pushed(ContextDecorator):
 
 
 def ipu(ipu: int | None) -> _Pushed:
-    """Place the ops created inside on virtual device `ipu` (recorded; XLA has one per replica)."""
+    """Places the ops created inside on virtual device `ipu` (recorded; XLA has one per replica)."""
     return _Pushed("_ipus", ipu)
 
 
 def io_tiles() -> _Pushed:
-    """Place the ops created inside on IO tiles (recorded; a scheduling hint)."""
+    """Places the ops created inside on IO tiles (recorded; a scheduling hint)."""
     return _Pushed("_io", True)
 
 
 def in_sequence(mode: bool | Literal["pass"] = True) -> _Pushed:
-    """Keep the ops created inside in program order.
+    """Keeps the ops created inside in program order.
 
     Program order is execution order in this runtime, so the mode is recorded only.
 
@@ -181,7 +181,7 @@ def in_sequence(mode: bool | Literal["pass"] = True) -> _Pushed:
 
 
 def part(label: str) -> _Pushed:
-    """Count the ops created inside as part `label` of the program in plans (see `popxl.plan`).
+    """Labels the ops created inside as region `label` of the program in plans (see `popxl.plan`).
 
     Ops of graphs that are created outside count as the part from which the graph is called.
     """
@@ -189,7 +189,7 @@ def part(label: str) -> _Pushed:
 
 
 class name_scope(ContextDecorator):  # noqa: N801 - PopXL's name
-    """Prefix the names of the tensors created inside with `name/`. Scopes nest."""
+    """Prefixes the names of the tensors created inside with `name/`; scopes nest."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -206,12 +206,12 @@ class name_scope(ContextDecorator):  # noqa: N801 - PopXL's name
 
 @contextmanager
 def debug_context_frame_offset(i: int) -> Iterator[None]:
-    """Kept for programs that use it: source locations skip library frames by themselves."""
+    """Does nothing; kept for compatibility, since source locations skip library frames anyway."""
     yield
 
 
 def op_debug_context(name: Any) -> Any:
-    """Decorator kept for programs that define ops: names and locations are taken by `emit`."""
+    """Returns the function unchanged; kept for compatibility, since `emit` records locations."""
     if callable(name):
         return name
     return lambda fn: fn
@@ -224,8 +224,7 @@ _LIBRARY = (_PACKAGE + os.sep, _PACKAGE + "_addons" + os.sep, contextlib.__file_
 
 
 def add_location(error: Exception, trace: TracebackType) -> None:
-    """Name in the message of an error that this library raised the function that was called, and
-    the line that called it."""
+    """Adds the called function and the calling line to the message of a library error."""
     at, function, is_ours = "", "", False
     for frame, line in traceback.walk_tb(trace):
         code = frame.f_code
@@ -241,13 +240,16 @@ def add_location(error: Exception, trace: TracebackType) -> None:
 
 
 def _public_name(qualname: str) -> str:
-    """The name that a program calls a function by; "" if it calls it by none."""
+    """Returns the public name of a function; "" if it has none."""
     name = qualname.removesuffix(".__init__").rpartition(".")[2]
     return "" if name.startswith("_") or "<" in qualname else name
 
 
 def get_source_location(offset: int = 0) -> str:
-    """`file:line` of the innermost frame outside this library (`offset` frames further out)."""
+    """Returns `file:line` of the innermost frame outside this library.
+
+    `offset` frames further out.
+    """
     import sys
 
     frame = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""Ops of your own: JAX functions as PopXL ops. This replaces PopART's custom ops in C++."""
+"""User-defined ops: JAX functions as PopXL ops, in place of PopART's custom ops in C++."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def jax_op(
     grad: JaxGradient | None = None,
     no_grad: str | None = None,
 ) -> Any:
-    """Make an op of a JAX function, as a decorator: `@jax_op` or `@jax_op(...)`.
+    """Decorator that makes a PopXL op of a JAX function: `@jax_op` or `@jax_op(...)`.
 
     The op takes a tensor for each positional parameter of the function (any number for `*xs`), and
     its keyword-only parameters as attributes: fixed, hashable values. It returns a tensor, or a
@@ -91,7 +91,7 @@ def _definition(
 
 
 def _free_name(name: str) -> str:
-    """`name`, numbered if it is taken: a cell of a notebook runs more than once."""
+    """Returns `name`, with a number appended if it is taken (as by a notebook cell run again)."""
     taken, candidate, number = registry(), name, 2
     while candidate in taken:
         candidate, number = f"{name}_{number}", number + 1

@@ -28,7 +28,7 @@ _BY_TORCH_NAME: dict[str, dtype] = {}
 
 
 class dtype:  # noqa: N801 - PopXL's name
-    """The element type of a tensor. Use the constants of `popxl` (`popxl.float32`, ...)."""
+    """Element type of a tensor; use the constants of `popxl` (`popxl.float32`, ...)."""
 
     _name: str
     _kind: str
@@ -43,7 +43,7 @@ class dtype:  # noqa: N801 - PopXL's name
 
     @property
     def name(self) -> str:
-        """Name such as `"float32"`."""
+        """Name of the type, such as "float32"."""
         return self._name
 
     @property
@@ -69,19 +69,19 @@ class dtype:  # noqa: N801 - PopXL's name
 
     @property
     def largest(self) -> builtins.float:
-        """The largest finite number of a floating-point type."""
+        """Largest finite number of a floating-point type."""
         return builtins.float(ml_dtypes.finfo(self._device).max)
 
     @classmethod
     def from_name(cls, name: str) -> dtype:
-        """Return the dtype called `name`. Raises ValueError if there is none."""
+        """Returns the dtype called `name`; raises ValueError if there is none."""
         if name not in _BY_NAME:
             raise ValueError(f"unknown dtype name {name!r}: use one of {', '.join(_BY_NAME)}")
         return _BY_NAME[name]
 
     @classmethod
     def as_dtype(cls, type_value: Any) -> dtype:
-        """Convert a popxl, numpy, Python or torch type, or a name, to a popxl dtype.
+        """Converts a popxl, numpy, Python or torch type, or a name, to a popxl dtype.
 
         Raises:
             ValueError: if there is no corresponding popxl dtype.
@@ -106,11 +106,11 @@ class dtype:  # noqa: N801 - PopXL's name
             ) from None
 
     def as_numpy(self) -> np.dtype:
-        """The numpy dtype of host data."""
+        """Returns the numpy dtype of host data of this type."""
         return self._host
 
     def as_torch(self) -> Any:
-        """The torch dtype. Raises ValueError for types that torch lacks."""
+        """Returns the torch dtype; raises ValueError for types that torch lacks."""
         import torch
 
         torch_dtype = getattr(torch, self._name, None)
@@ -119,7 +119,7 @@ class dtype:  # noqa: N801 - PopXL's name
         return torch_dtype
 
     def as_jax(self) -> np.dtype:
-        """The numpy/ml_dtypes dtype of arrays on the device."""
+        """Returns the numpy/ml_dtypes dtype of device arrays of this type."""
         return self._device
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ double = float64
 
 
 def __getattr__(name: str) -> Any:
-    """`_PT_TO_POPXL`, torch dtype -> dtype, which only who asks for it imports torch for."""
+    """Returns `_PT_TO_POPXL` (torch dtype -> dtype), created on use since it imports torch."""
     if name != "_PT_TO_POPXL":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import torch

@@ -1,4 +1,4 @@
-"""Exceptions of the runtime. `popart` re-exports the ones that carry PopART's names."""
+"""Exceptions of the runtime; `popart` re-exports those with PopART's names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import builtins
 
 
 def locate(error: BaseException, what: str, location: str) -> None:
-    """Add the location to an error: the innermost to the message, all as notes.
+    """Adds a source location to an error: the innermost to the message, all as notes.
 
     Args:
         what: was done there.
@@ -39,7 +39,7 @@ class SpecError(popart_exception, ValueError, TypeError):
 
 
 class VersionError(popart_exception):
-    """With the version of JAX that is installed, programs are wrong on the device asked for."""
+    """The installed JAX computes wrong results on the requested device."""
 
 
 class DeviceError(popart_exception, builtins.ValueError):
@@ -56,8 +56,8 @@ class DeviceError(popart_exception, builtins.ValueError):
 
 
 class DeviceMemoryError(popart_exception, builtins.MemoryError):
-    """Out of device memory. Variables are as the interrupted run left them."""
+    """Out of device memory; variables keep the values that the interrupted run left."""
 
 
 class DiskError(popart_exception):
-    """The folder for entries on disk cannot be used: it is full, broken, or another run's."""
+    """The folder for entries on disk is full, damaged, or in use by another run."""

@@ -1,4 +1,4 @@
-"""Float8 on the host: conversion of numpy arrays, and the choice of a scale.
+"""Float8 on the host: conversion of NumPy arrays, and the choice of a scale.
 
 The formats are those of Noune et al. (2022), "8-bit numerical formats for deep neural networks":
 exponent bias 8 and 16, no infinities, and 0x80 for NaN.
@@ -19,7 +19,7 @@ min_scaling_bias = -31
 
 @dataclass(frozen=True)
 class FpDef:
-    """A floating-point format.
+    """Exponent bits, mantissa bits and bias of a floating-point format.
 
     Attributes:
         exponent_size, mantissa_size: bits of each.
@@ -45,7 +45,7 @@ _FLOAT8 = {dtypes.float8_143: float8_143_def, dtypes.float8_152: float8_152_def}
 
 
 def find_exponential_range(fp_def: FpDef) -> tuple[int, int]:
-    """Exponents of the smallest and the largest finite number: 2^low <= |x| < 2^(high + 1)."""
+    """Returns exponents of the smallest and largest finite x: 2^low <= |x| < 2^(high + 1)."""
     lowest = 1 - fp_def.exponent_bias - (fp_def.mantissa_size if fp_def.has_denorms else 0)
     highest = 2**fp_def.exponent_size - 1 - fp_def.exponent_bias - fp_def.has_infs
     return lowest, highest
@@ -69,7 +69,7 @@ def host_pow2scale_cast_to_fp8(
     log2_scale: int = 0,
     nan_on_overflow: bool = True,
 ) -> np.ndarray:
-    """Round src * 2^log2_scale to float8, to nearest even.
+    """Rounds src * 2^log2_scale to float8, to nearest even.
 
     Args:
         src: float16, float32 or float64 data: an array, a tensor of PyTorch, or a list.
@@ -103,7 +103,7 @@ def host_pow2scale_cast_to_fp8(
 def host_pow2scale_cast_from_fp8(
     src: np.ndarray, dtype: dtypes.dtype | None = None, log2_scale: int = 0
 ) -> np.ndarray:
-    """src * 2^log2_scale; negate the scale with which `src` was made to get the values back.
+    """Returns src * 2^log2_scale; to undo a cast to float8, negate its scale.
 
     Args:
         src: float8 data in the host's structured dtype.
@@ -132,7 +132,7 @@ EXPONENTS = range(-126, 127)
 
 
 def windows(dtype: dtypes.dtype) -> np.ndarray:
-    """Exponents that float8 represents at each bias -31, ..., 31: bool (63, 253).
+    """Returns which exponents float8 represents at each bias -31, ..., 31: bool (63, 253).
 
     Raises:
         ValueError: `dtype` is no float8 dtype.
@@ -144,12 +144,12 @@ def windows(dtype: dtypes.dtype) -> np.ndarray:
 
 
 def lost_digits(mantissa: int, dtype: dtypes.dtype) -> int:
-    """log4 of the error of losing a number over that of rounding its mantissa."""
+    """Returns log4 of the squared error of dropping a number over that of rounding it."""
     return mantissa - _FLOAT8[_check(dtype)].mantissa_size
 
 
 def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tuple[float, int]:
-    """A scale for casting `src` to float8 with a small mean squared error.
+    """Returns the least estimated mean squared error of casting to float8, and its scale.
 
     It is an estimate from a histogram of the exponents. A number of exponent e that float8 has with
     a scale costs 4^e times 4^-(bits that rounding takes from the mantissa); others cost 4^e, be
@@ -187,7 +187,7 @@ def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tu
 
 
 def _counts(values: np.ndarray) -> list[int]:
-    """Count of numbers with each exponent of EXPONENTS; the largest count as the last."""
+    """Returns the count of numbers with each exponent of EXPONENTS; the last takes all larger."""
     sizes = np.abs(values.ravel().astype(np.float64))
     _, exponents = np.frexp(sizes[np.isfinite(sizes) & (sizes > 0)])
     places = np.minimum(exponents - 1, EXPONENTS[-1]) - EXPONENTS[0]
@@ -195,7 +195,7 @@ def _counts(values: np.ndarray) -> list[int]:
 
 
 def host_fp8_mse_scale_pb(src: np.ndarray, dtype: dtypes.dtype | None = None) -> int:
-    """The scale of `host_fp8_mse_scale`, without its cost.
+    """Returns the scale of `host_fp8_mse_scale` alone.
 
     Raises:
         RuntimeError: as there, or `dtype` is not given.

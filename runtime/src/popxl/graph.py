@@ -1,4 +1,4 @@
-"""Graphs: lists of ops with inputs and outputs, that can be called."""
+"""Graphs: callable lists of ops with inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outlined:
-    """Marks a graph compiled as an executable of its own (`popxl.transforms.outline`)."""
+    """Marks a graph that is compiled as a separate executable (`popxl.transforms.outline`)."""
 
     saved: tuple[Tensor, ...]
 
 
 class Graph:
-    """A graph of an Ir. Made by `ir.create_graph` and `ir.create_empty_graph`."""
+    """A graph of an Ir; created by `ir.create_graph` and `ir.create_empty_graph`."""
 
     _ir_: Ir
     _name: str
@@ -66,7 +66,7 @@ class Graph:
 
     @property
     def id(self) -> str:
-        """Unique in the Ir."""
+        """Identifier, unique in the Ir."""
         return self._name
 
     @property
@@ -118,21 +118,21 @@ class Graph:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops in execution order."""
+        """Ops of the graph in execution order."""
         return tuple(self._ops)
 
     @property
     def called_graphs(self) -> tuple[Graph, ...]:
-        """Graphs run by ops of this graph, in order of first use."""
+        """Returns the graphs that ops of this graph run, in order of first use."""
         return tuple(dict.fromkeys(g for op in self._ops for g in op.called_graphs()))
 
     @property
     def functional(self) -> Any:
-        """The graph as it is scheduled and compiled: nothing in it changes a value."""
+        """Functional (SSA) form of the graph, which is scheduled and compiled."""
         return analyses.functionalize(self)
 
     def get_tensor(self, tensor_id: str) -> Tensor:
-        """The tensor with that id (or name). Raises ValueError if there is none."""
+        """Returns the tensor with an id or name; raises ValueError if there is none."""
         name = tensor_id.removeprefix(self._prefix)
         if name not in self._tensors:
             raise ValueError(f"graph {self.id!r} has no tensor {tensor_id!r}")
@@ -162,7 +162,7 @@ class Graph:
         return tensor
 
     def _add_output(self, tensor: Tensor) -> int:
-        """Append an output; call sites that exist already gain it too. Returns its index."""
+        """Appends an output, also to existing call sites; returns its index."""
         from popxl._ir.op import add_outputs
 
         if self is self.main_graph:
@@ -196,19 +196,19 @@ class Graph:
             fn(op)
 
     def _takes(self, op: Op) -> None:
-        """Take ownership of an op."""
+        """Records that this graph runs what `op` calls."""
         for region in regions(op):
             region.graph._users[self] = None
         self._changes()
 
     def _forget_calls(self) -> None:
-        """Remove this graph from the callers of the graphs that it calls."""
+        """Removes this graph from the callers of the graphs that it calls."""
         for graph in {region.graph for op in self._ops for region in regions(op)}:
             graph._call_sites = [op for op in graph._call_sites if op.graph is not self]
             graph._users.pop(self, None)
 
     def _changes(self) -> None:
-        """Invalidate the analyses of this graph and of its callers."""
+        """Invalidates the cached analyses of this graph and of its callers."""
         self._ir_._changes += 1
         self._changed_at = self._ir_._changes
         waiting = [self]
@@ -219,7 +219,7 @@ class Graph:
                 waiting += graph._users
 
     def register_op_created_hook(self, fn: Callable[[Op], Any]) -> int:
-        """Call `fn(op)` for each op created in this graph from now on; returns a handle."""
+        """Registers a hook `fn(op)` for each op created in this graph; returns its handle."""
         handle = max(self._hooks, default=0) + 1
         self._hooks[handle] = fn
         return handle
@@ -229,7 +229,7 @@ class Graph:
 
     # ---- Python ---------------------------------------------------------------------------------
     def __enter__(self) -> Graph:
-        """Make this the current graph.
+        """Makes this the current graph.
 
         Raises:
             RuntimeError: the current graph belongs to another Ir.

@@ -14,7 +14,7 @@ from popxl._devices.mesh import replica_mesh
 
 
 def platform(device_desc: str) -> str:
-    """The platform that a device description names: "cpu", "gpu" or "tpu".
+    """Returns the platform of a device description: "cpu", "gpu" or "tpu".
 
     Raises:
         DeviceError: there is no device of it.
@@ -23,7 +23,7 @@ def platform(device_desc: str) -> str:
 
 
 def device_kinds(device_desc: str, replicas: int, instances: int = 1) -> list[str]:
-    """The kind of each replica's device, such as "NVIDIA H100 80GB HBM3" or "cpu".
+    """Returns the kind of each replica's device, such as "NVIDIA H100 80GB HBM3" or "cpu".
 
     Args:
         device_desc: as for `popxl.Session`.
@@ -49,7 +49,7 @@ def has_bfloat16(device_desc: str) -> bool:
 
 
 def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> int | None:
-    """Most memory that any of the replicas' devices had in use so far, of those of this process.
+    """Returns the peak bytes in use on any of this process's devices; None if unknown.
 
     None where the platform does not tell, as on CPU.
     """
@@ -59,7 +59,7 @@ def peak_device_bytes(device_desc: str, replicas: int, instances: int = 1) -> in
 
 
 def profile_trace(folder: str | Path) -> AbstractContextManager[Any]:
-    """Write a trace of what runs in the context, for TensorBoard or Perfetto, into a folder.
+    """Context that writes a profiler trace for TensorBoard or Perfetto into a folder.
 
     Calls of Python are not in it: they would take longer, and devices wait for them.
     """
@@ -69,8 +69,9 @@ def profile_trace(folder: str | Path) -> AbstractContextManager[Any]:
 
 
 def device_count(device_desc: str) -> int:
-    """Devices of the platform of a description that this host has. A CPU has as many virtual ones
-    as are asked for; those that were made so far count.
+    """Returns the number of this host's devices of a platform.
+
+    A CPU has as many virtual devices as are requested; those that exist so far count.
 
     Raises:
         DeviceError: there is none.

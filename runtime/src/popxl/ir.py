@@ -1,4 +1,4 @@
-"""The intermediate representation: graphs, streams and remote buffers of one program."""
+"""Intermediate representation: graphs, streams and remote buffers of one program."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _IDS = itertools.count()
 
 
 class Ir:
-    """A program. Ops are added to `main_graph` and to graphs made by `create_graph`."""
+    """Intermediate representation of a program: graphs, streams and remote buffers."""
 
     def __init__(self, replication: int | Literal["popdist"] = 1) -> None:
-        """
+        """Creates an empty program.
+
         Args:
             replication: number of replicas (devices that run the program), or "popdist": as many
                 as the distributed environment provides.
@@ -67,7 +68,7 @@ class Ir:
 
     @property
     def num_host_transfers(self) -> int:
-        """Transfers on each host stream in a run: how often the program loads and stores."""
+        """Number of loads from and stores to each host stream in a run."""
         return self._num_host_transfers
 
     @num_host_transfers.setter
@@ -76,8 +77,10 @@ class Ir:
 
     @property
     def load_window(self) -> int | None:
-        """Bytes per replica of loads issued ahead of use, on devices with
-        memory of their own. Default, None: two layers' entries."""
+        """Prefetch window: bytes per replica of loads issued ahead of use.
+
+        For devices with memory of their own. Default, None: two layers' entries.
+        """
         return self._load_window
 
     @load_window.setter
@@ -88,7 +91,7 @@ class Ir:
 
     @property
     def replication_factor(self) -> int:
-        """Number of replicas, over all instances.
+        """Number of replicas, over all processes.
 
         It is the session option `globalReplicationFactor` where `enableDistributedReplicatedGraphs`
         is set, otherwise `replicatedGraphCount`. Programs may set these options before they make
@@ -109,7 +112,7 @@ class Ir:
         options.enableReplicatedGraphs, options.replicatedGraphCount = count > 1, count
 
     def _distribute(self, instances: int) -> None:
-        """Distribute replicas over instances: one each until their number is set."""
+        """Distributes replicas over processes: one each until their number is set."""
         options = self._pb_ir.getSessionOptions()
         options.enableDistributedReplicatedGraphs = True
         options.globalReplicationFactor = instances
@@ -134,7 +137,7 @@ class Ir:
         *args: Any,
         **kwargs: Any,
     ) -> Graph:
-        """Create a graph by calling `fn`, or the `build` method of a Module.
+        """Creates a graph by calling `fn`, or the `build` method of a Module.
 
         Each Tensor or TensorSpec among the arguments, also inside lists and tuples, becomes an
         input of the graph of that spec, and `fn` gets the input instead. Annotate a parameter
@@ -149,7 +152,7 @@ class Ir:
         return analyses.build_graph(self, fn, args, kwargs)
 
     def create_empty_graph(self, name: str | None = None) -> Graph:
-        """Create a graph without inputs, ops or outputs."""
+        """Creates a graph without inputs, ops or outputs."""
         base = name or "graph"
         self._graph_names[base] += 1
         return self._new_graph(f"{base}_subgraph({self._graph_names[base] - 1})")
@@ -161,7 +164,7 @@ class Ir:
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[Graph]:
-        """A new graph, current inside. Where writing it raises, the Ir is left without it."""
+        """Context of a new current graph; if building it raises, it is removed from the Ir."""
         graph = self.create_empty_graph(name)
         try:
             with graph:
@@ -172,7 +175,7 @@ class Ir:
             raise
 
     def dot_checkpoint(self, check: str, save_dir: str | Path | None = None) -> None:
-        """Write the program as it is now to `<check>.dot`, if this checkpoint is chosen.
+        """Writes the current program to `<check>.dot`, if this checkpoint is enabled.
 
         Chosen are the names in the session option `dotChecks` and, separated by colons, in the
         environment variable POPART_DOT_CHECKS; letter case does not matter, and ALL chooses all.
@@ -209,16 +212,16 @@ class Ir:
         return tuple(self._buffers)
 
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
-        """Device-to-host streams that the program stores to."""
+        """Returns the device-to-host streams that the program stores to."""
         return set(analyses.program_effects(self).stores)
 
     def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
-        """Host-to-device streams that the program loads from."""
+        """Returns the host-to-device streams that the program loads from."""
         return set(analyses.program_effects(self).loads)
 
     # ---- replicas -------------------------------------------------------------------------------
     def replica_grouping(self, stride: int = 1, group_size: int | None = None) -> ReplicaGrouping:
-        """Groups of `group_size` replicas, `stride` apart.
+        """Returns the partition of replicas into groups of `group_size` replicas, `stride` apart.
 
         Args:
             group_size: default: as many as fit, replication_factor / stride.
@@ -229,7 +232,7 @@ class Ir:
         return ReplicaGrouping._from_stride(self, stride, group_size)
 
     def replica_grouping_from_assignments(self, assignment: list[int]) -> ReplicaGrouping:
-        """The grouping that puts replica r into group `assignment[r]`."""
+        """Returns the grouping that puts replica r into group `assignment[r]`."""
         groups = check_integers("replica_grouping_from_assignments", "assignment", assignment)
         return ReplicaGrouping._from_assignment(self, groups)
 

@@ -13,12 +13,12 @@ class Module:
 
     @property
     def _graph_name(self) -> str:
-        """Name of graphs made from the module."""
+        """Name of graphs that are created from the module."""
         return type(self).__qualname__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.build(*args, **kwargs)
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Add ops to the current graph. Must be overridden."""
+        """Adds ops to the current graph; must be overridden."""
         raise NotImplementedError(f"{type(self).__qualname__} must implement `build`")

@@ -1,1 +1,1 @@
-"""Analyses of graphs: effects, aliases, functionalization, shape inference, printing."""
+"""Analyses of graphs: side effects, aliases, functionalization, shape inference, printing."""

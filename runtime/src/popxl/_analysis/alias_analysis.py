@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AliasAnalysis:
-    """Storage of a program's tensors: in-place results, views and the tensors that own the memory.
+    """Alias analysis: for each view or in-place result, the tensors that own its memory.
 
     Attributes:
         replacements: for some views, an op that does the same as theirs.
@@ -29,7 +29,7 @@ class AliasAnalysis:
         self._roots: dict[Tensor, Tensor] = {}
 
     def root(self, t: Tensor) -> Tensor:
-        """Returns the tensor at the start of a chain of in-place ops that ends in `t`."""
+        """Returns the tensor that a chain of in-place ops ending in `t` started from."""
         visited = []
         while t not in self._roots:
             op = t._producer
@@ -65,7 +65,7 @@ class AliasAnalysis:
                 stack += [(p, False) for p in self.parents(t)]
 
     def owners(self, t: Tensor) -> list[Tensor]:
-        """Returns the tensors that own the storage of `t`."""
+        """Returns the tensors whose storage the view `t` reads; `t` itself if it is no view."""
         return [part for part in self.chain(self.root(t)) if self.view_op(part) is None]
 
     def evaluate_view(
@@ -96,10 +96,10 @@ class AliasAnalysis:
 
 
 def element_numbers(t: Tensor, first: int = 0) -> np.ndarray:
-    """Returns consecutive numbers for the elements of `t`: int32, of its shape."""
+    """Returns the flat element indices of `t`, counted from `first`: int32, of the shape of `t`."""
     return np.arange(first, first + t.nelms, dtype=np.int32).reshape(t.shape)
 
 
 def owners(t: Tensor) -> list[Tensor]:
-    """Returns the tensors that own the storage of `t`."""
+    """Returns the tensors whose storage the view `t` reads; `t` itself if it is no view."""
     return AliasAnalysis().owners(t)

@@ -18,8 +18,7 @@ FINAL = "Final"
 
 
 def ir_dot(ir: Ir) -> str:
-    """Returns a program in the DOT language: graphs are clusters, ops are nodes, tensors are
-    edges."""
+    """Returns a program in DOT: graphs are clusters, ops are nodes, tensors are edges."""
     lines = ["digraph {", "  node [shape=box];"]
     for number, graph in enumerate(ir._graphs):
         lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(graph.id)};"]

@@ -1,4 +1,4 @@
-"""Side effects of graphs: the state that they read and write, callees included.
+"""Side effects of graphs: the state that a graph and the graphs it calls read and write.
 
 State is remote buffers and stream positions (variables reach graphs as by-reference inputs). The
 lowering threads exactly this state through loops and branches.
@@ -61,7 +61,7 @@ def combine_effects(
 
 
 def op_effects(op: Op) -> Effects:
-    """Returns the effects of one op, called graphs included."""
+    """Returns the effects of one op, those of the graphs it calls included."""
     return combine_effects([(op, regions(op))], graph_effects)
 
 

@@ -1,4 +1,4 @@
-"""Functionalization: the pure form of a graph, which is scheduled, compiled and planned.
+"""Functionalization: converts a graph to pure SSA form, which is scheduled, compiled and planned.
 
 Programs mutate tensors: in-place ops, views that write through to their owners, inputs by
 reference. In the functional form, a tensor that owns its storage has one `Value` for each state,
@@ -101,13 +101,16 @@ class Node:
 
     @property
     def is_rematerialized(self) -> bool:
-        """True if the node is computed again at each use, instead of once."""
+        """True if the node is recomputed at each use, instead of computed once."""
         return self.kind in ("view", "zeros", "barrier")
 
     @property
     def is_on_host(self) -> bool:
-        """True if the host executes the node or a part of it: a load or store of a remote buffer, a
-        graph that holds such a node, or a call of an outlined graph."""
+        """True if the host executes the node or a part of it.
+
+        That is a load or store of a remote buffer, a graph that holds such a node, or a call of an
+        outlined graph.
+        """
         if self.op is not None and "host" in self.op.defn.tags:
             return True
         graphs = (region.graph for region in self.regions if region.kind != "derivative")
@@ -143,22 +146,22 @@ class FunctionalGraph:
 
     @graph_cached_property
     def effects(self) -> Effects:
-        """Effects of running the graph once, callees included."""
+        """Effects of running the graph once, those of called graphs included."""
         return effects_of_nodes(self.nodes)
 
     @graph_cached_property
     def has_host_nodes(self) -> bool:
-        """True if the host executes one of the nodes."""
+        """True if the host executes at least one of the nodes."""
         return any(node.is_on_host for node in self.nodes)
 
     @graph_cached_property
     def num_roundings(self) -> int:
-        """Number of stochastic roundings of one execution (see `Op.is_rounded`)."""
+        """Number of stochastic roundings in one execution of the graph (see `Op.is_rounded`)."""
         return sum(map(count_roundings, self.nodes))
 
     @graph_cached_property
     def transfers(self) -> Counter[Stream]:
-        """Number of loads and stores of each stream in one execution; the larger branch counts."""
+        """Number of transfers on each host stream in one execution; the larger branch counts."""
         total: Counter[Stream] = Counter()
         for node in self.nodes:
             if node.kind == "op" and "stream" in node.attrs:
@@ -209,7 +212,7 @@ class NodeCopier:
         return [self.mapping.get(v, v) for v in values]
 
     def add(self, node: Node, part: str = "") -> None:
-        """Copies a node; `part` labels it if it has no label of its own."""
+        """Copies a node; `part` is the region label of a node that has none."""
         outputs = [Value(v.tensor, v.version) for v in node.outputs]
         inputs, label = self.map_values(node.inputs), node.part or part
         self.nodes.append(Node(node.kind, node.op, inputs, outputs, node.regions, label))
@@ -224,8 +227,10 @@ def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
 
 
 def count_roundings(node: Node) -> int:
-    """Returns the number of stochastic roundings of one execution of a node: times the iterations
-    of a loop; of branches, the larger number."""
+    """Returns the number of stochastic roundings of one execution of a node.
+
+    Loops count times their iterations; of branches, the larger number counts.
+    """
     if node.op is None or node.kind != "op":
         return 0
     if node.op.is_rounded:
@@ -248,10 +253,10 @@ def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
 
 
 class _GraphWriter:
-    """Functional nodes under construction, with the current value of each owner."""
+    """Functional graph under construction, with the current SSA value of each storage owner."""
 
     def __init__(self, current: dict[Tensor, Value], views: MergedViews) -> None:
-        """Args: `current`: values of owners; `views`: alias analysis of the graph."""
+        """Args: `current`: values of the storage owners; `views`: alias analysis of the graph."""
         self.nodes: list[Node] = []
         self.current, self.views = current, views
         self._view_values: dict[tuple[Tensor, tuple[Value, ...]], Value] = {}
@@ -287,11 +292,11 @@ class _GraphWriter:
         return values[t]
 
     def _elements(self, t: Tensor) -> list[Value]:
-        """Returns the constant of element numbers of a view that gathers; else an empty list."""
+        """Returns [constant of element indices] for a view that gathers, else []."""
         return [Value(self.views.elements[t])] if t in self.views.elements else []
 
     def write(self, t: Tensor, value: Value) -> None:
-        """Makes `value` the current value of `t`; a view writes through to its owners."""
+        """Makes `value` the current value of `t`; a view also updates the tensors that it reads."""
         worklist = [(self.views.root(t), value)]
         while worklist:
             t, value = worklist.pop()
@@ -431,7 +436,7 @@ class _FunctionalizePass(_GraphWriter):
     def _branch(
         self, op: Op, region: Region[Graph], form: FunctionalGraph, owners: Sequence[Tensor]
     ) -> FunctionalGraph:
-        """Returns a branch with the caller's owners as further inputs and outputs."""
+        """Returns a branch that takes and returns the caller's storage owners as further values."""
         given = [Value(t) for t in owners]
         writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
         num_outputs = len(region.outputs)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _DepthExceeded(BaseException):
-    """Unwinds the stack; its arguments are the computation that has to run first."""
+    """Unwinds the stack when nested calls are too deep; carries the computation to run first."""
 
 
 class Memo(local):
@@ -60,7 +60,7 @@ _ANALYSES = Memo()
 
 
 class graph_cached_property(Generic[S, T]):  # noqa: N801 - used as `cached_property` is
-    """A cached property of graphs that depend on the graphs they call."""
+    """A cached property of graphs, invalidated when the graph or a graph that it calls changes."""
 
     def __init__(self, find: Callable[[S], T]) -> None:
         self._find = find

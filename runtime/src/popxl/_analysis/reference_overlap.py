@@ -1,4 +1,4 @@
-"""Checks by-reference arguments: tensors that a callee changes must not overlap."""
+"""Check of by-reference arguments: tensors that a called graph modifies must not overlap."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @register_analysis
 def changed_inputs(op: Op, region: Region[Graph]) -> set[int]:
-    """Returns the inputs that the callee changes and whose changes reach the caller, by index."""
+    """Returns the indices of inputs that the callee modifies in the caller too."""
     references = _writable_inputs(op, region)
     return references and references.intersection(functionalize(region.graph).changed)
 
 
 def _writable_inputs(op: Op, region: Region[Graph]) -> set[int]:
-    """Returns the inputs of the callee whose changes would reach the caller, by index."""
+    """Returns the indices of callee inputs whose modifications reach the caller."""
     if region.kind == "derivative":
         return set()
     return {i for i in range(len(region.inputs)) if region.writes_back(op, i)}
 
 
 def check_references(op: Op) -> None:
-    """Checks that tensors passed by reference, which the callee changes, do not overlap.
+    """Raises if tensors that are passed by reference and that the callee modifies overlap.
 
     Raises:
         ValueError: two do, so that one of the changes would be lost.

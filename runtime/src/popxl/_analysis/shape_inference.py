@@ -57,7 +57,7 @@ def _check_inplace(op: Op, specs: Sequence[TensorSpec]) -> None:
 
 
 def infer_by_tracing(op: Op) -> Any:
-    """Returns the default inference rule: `jax.eval_shape` of the op's lowering."""
+    """Infers the specs of an op's outputs by `jax.eval_shape` of its lowering (default rule)."""
 
     def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
         key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), attr_key(attrs))
@@ -91,7 +91,7 @@ def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> Tenso
 
 
 def attr_key(value: Any) -> Any:
-    """Returns a hashable key for an attribute's value, which holds no object of a program."""
+    """Returns a hashable key of an attribute's value that keeps no object of a program alive."""
     if isinstance(value, ReplicaGrouping):
         return ReplicaGrouping, tuple(value.assignment)
     if isinstance(value, dict):

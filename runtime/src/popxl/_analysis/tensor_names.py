@@ -1,4 +1,4 @@
-"""Short tensor names for the text form."""
+"""Short tensor names for the text form of graphs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _LONG = 40  # characters of a result's name, without its scopes
 
 @graph_cached
 def _short_names(graph: Graph) -> dict[Tensor, str]:
-    """Returns shortened names of results: first and last words of the name, made unique by a
-    number."""
+    """Returns shortened names of a graph's results.
+
+    First and last words of the name, made unique by a number.
+    """
     short: dict[Tensor, str] = {}
     times: Counter[str] = Counter()
     for t in graph._tensors.values():

@@ -1,4 +1,4 @@
-"""Protocol of the tracer that structural ops use while they are lowered."""
+"""Protocol of the tracer that loop, branch and host-exchange ops use when lowered."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class TracerProtocol(Protocol):
-    """Interface of `popxl._compile.lower_to_jax.SegmentTracer` for ops."""
+    """Interface of `popxl._compile.lower_to_jax.SegmentTracer` that ops use."""
 
     def run(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> list[Any]:
-        """Returns the outputs of a graph."""
+        """Returns the outputs of a graph for given inputs."""
 
     def host_load(self, stream: Stream) -> Any:
         """Returns the next transfer of a host-to-device stream."""
 
     def host_store(self, stream: Stream, value: Any) -> None:
-        """Appends to a device-to-host stream."""
+        """Appends a value to the transfers of a device-to-host stream."""

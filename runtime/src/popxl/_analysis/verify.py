@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VerificationError(popart_exception):
-    """A graph breaks a rule of the IR; the message shows the op."""
+    """A graph violates an invariant of the IR; the message shows the op."""
 
 
 _64_BIT_DTYPES = ("int64", "uint64", "float64", "complex128")
@@ -41,8 +41,10 @@ def verify_ir(ir: Ir) -> None:
 
 
 def verify(graph: Graph) -> None:
-    """Checks one graph: each tensor is bound once and before its use, specs are as inferred, calls
-    match the graphs they call.
+    """Checks the invariants of one graph.
+
+    Each tensor is bound once and before its use, specs are as inferred, calls match the graphs they
+    call.
 
     Raises:
         VerificationError: with the text of the offending op.
@@ -72,7 +74,7 @@ def verify(graph: Graph) -> None:
 
 
 def check_replicas(ir: Ir) -> None:
-    """Checks that the groupings of variables and ops are for the Ir's number of replicas.
+    """Checks that variables' and ops' groupings fit the Ir's replication factor.
 
     Raises:
         ValueError: the replication factor was changed after it was used.
@@ -93,8 +95,9 @@ def check_replicas(ir: Ir) -> None:
 
 
 def check_calls(ir: Ir) -> None:
-    """Checks all calls again, since callees can have changed after the call: see
-    `check_references`.
+    """Checks all calls again, since callees can have changed after the call.
+
+    See `check_references`.
 
     Raises:
         ValueError: as it does.
@@ -106,7 +109,7 @@ def check_calls(ir: Ir) -> None:
 
 
 def check_transfers(ir: Ir) -> None:
-    """Checks that no stream is used more often in a run than `ir.num_host_transfers`.
+    """Checks that a run uses each stream at most `ir.num_host_transfers` times.
 
     Raises:
         popart_exception: one is used more often than `ir.num_host_transfers`.

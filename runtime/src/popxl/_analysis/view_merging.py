@@ -1,4 +1,4 @@
-"""Merging of views of views into one op; long chains become a gather by element numbers."""
+"""Merging of nested views into one op; long chains become a gather by element indices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ XLA's index arithmetic overflows and recurses until the process dies."""
 
 
 class MergedViews(AliasAnalysis):
-    """Alias analysis in which a view of a view is one op, and a long chain is one gather.
+    """Alias analysis in which nested views are one op, and a long chain of views is one gather.
 
     Attributes:
         elements: element numbers of views that gather.
@@ -64,8 +64,11 @@ class MergedViews(AliasAnalysis):
         return self._far_views[t]
 
     def _gather_elements(self, t: Tensor) -> Op:
-        """Returns an op that gathers the elements of `t` from its owners. Their numbers are a
-        constant tensor: as literals in the code they would cost XLA gigabytes."""
+        """Returns an op that gathers the elements of the view `t` from its storage owners.
+
+        The element indices are a constant tensor: as literals in the code they would cost XLA
+        gigabytes.
+        """
         op, owners = super().view_op(t), self._merged.owners(t)
         assert op is not None
         first = dict(zip(owners, accumulate((o.nelms for o in owners), initial=0), strict=False))

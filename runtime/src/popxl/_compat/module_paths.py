@@ -43,7 +43,7 @@ _PATHS = {
 
 
 class _AliasModule(ModuleType):
-    """A module that looks its names up in other modules."""
+    """A module that forwards attribute look-ups to other modules."""
 
     def __init__(self, name: str, families: list[ModuleType]) -> None:
         super().__init__(name, f"Stands for {', '.join(f.__name__ for f in families)}.")

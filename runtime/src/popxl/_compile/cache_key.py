@@ -1,4 +1,4 @@
-"""Cache key of a compiled segment: a digest of everything that reaches the compiler.
+"""Cache key of a compiled segment: a hash of everything that determines the executable.
 
 The printed form of an Ir shortens constants and omits the meaning of ops. The key includes every
 fact that reaches the compiler and no other: no object ids, no source locations, no values of
@@ -54,12 +54,13 @@ _BUILTIN_CALLS = re.compile(r"Sharding$|SPMD|TopK$|__gpu\$|tpu_custom_call$")
 
 
 class Uncacheable(Exception):
-    """A part of the program has no stable description; the message names it."""
+    """Part of the program has no stable text form to hash; the message names it."""
 
 
 def segment_key(program: CompileTarget, segment: Segment) -> str:
-    """Returns the SHA-256 (hex) of all that determines a segment's executable. Equal segments have
-    equal keys.
+    """Returns the SHA-256 (hex) of everything that determines a segment's executable.
+
+    Equal segments have equal keys.
 
     Raises:
         Uncacheable: the segment acts on the outside world, or an op or attribute has no stable
@@ -90,8 +91,7 @@ def _environment_lines(program: CompileTarget) -> Iterator[str]:
 
 
 def _platform_option_flags(compiler_options: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the platform's compiler options, except those that XLA_FLAGS sets to the same
-    value."""
+    """Yields the platform's compiler options, except those that XLA_FLAGS sets equally."""
     flags = os.environ.get("XLA_FLAGS", "").split()
     return (s for n, v in compiler_options.items() if (s := f"--{n}={str(v).lower()}") not in flags)
 
@@ -117,7 +117,7 @@ def _processor() -> str:
 
 @cache
 def _source_digest() -> str:
-    """Returns a digest of the runtime's source files, which define the ops."""
+    """Returns a hash of the runtime's source files, which define the ops."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
     for package in _OWN_PACKAGES:
@@ -211,7 +211,7 @@ class _SegmentWriter:
         return f"graph:{self._graphs.setdefault(graph, len(self._graphs))}"
 
     def graphs(self) -> Iterator[str]:
-        """Yields all graphs that the segment runs, nested ones included."""
+        """Yields the text of all graphs that the segment runs, nested ones included."""
         done = 0
         while done < len(self._graphs):
             graph = list(self._graphs)[done]
@@ -244,7 +244,7 @@ class _SegmentWriter:
         raise Uncacheable(f"an attribute of type {type(value).__name__}")
 
     def _region_tensor(self, t: Tensor) -> str:
-        """Returns a text for a tensor of a called graph: its input index, or its number."""
+        """Returns the text of a called graph's tensor: its input index, or its number."""
         ins = t._graph._inputs
         return f"input {ins.index(t)}" if t in ins else self.tensor(t)
 
@@ -273,8 +273,7 @@ def _is_builtin(defn: OpDef) -> bool:
 
 
 def _user_op_lines(op: Op, target: str) -> Iterator[str]:
-    """Yields the digest of the StableHLO of a user-defined op, whose code is not in the source
-    digest."""
+    """Yields a hash of a user-defined op's StableHLO; its code is not in the source hash."""
     defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
     if not _is_builtin(defn):
         yield _meaning(op, target)

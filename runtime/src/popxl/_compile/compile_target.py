@@ -1,4 +1,4 @@
-"""Protocol of a program as the compiler sees it."""
+"""Protocol of a program that the compiler takes."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Startup:
 
 
 class StartupTimer:
-    """Measures a `Startup`, starting when it is created.
+    """Measures the `Startup` of a session, from the timer's creation.
 
     It reads the counters of the process: sessions created at once in several threads are counted
     with each other.
@@ -115,7 +115,7 @@ class SegmentCache:
             return f"uncacheable {id(segment)}"
 
     def load(self, segment: Segment) -> Any | None:
-        """Loads the executable of a segment; None if the cache does not have it."""
+        """Loads the executable of a segment from the cache; None if it is not there."""
         path, key = self._path_and_key(segment)
         if path is None:
             return None
@@ -153,8 +153,11 @@ class SegmentCache:
 
 
 def cache_folder(ir: Ir) -> Path | None:
-    """Returns the cache folder: `POPXL_CACHE_DIR`, `POPART_CACHE_DIR`, or the session option
-    `cachePath` if `enableEngineCaching` is set; None: no cache."""
+    """Returns the folder of the executable cache; None if there is no cache.
+
+    `POPXL_CACHE_DIR`, `POPART_CACHE_DIR`, or the session option `cachePath` if
+    `enableEngineCaching` is set.
+    """
     for variable in _VARIABLES:
         if os.environ.get(variable):
             return Path(os.path.expanduser(os.environ[variable]))
@@ -165,7 +168,7 @@ def cache_folder(ir: Ir) -> Path | None:
 
 
 def _if_trusted(folder: Path | None) -> Path | None:
-    """Returns the folder, or None with a warning if another user can write to it."""
+    """Returns the cache folder; None, with a warning, if another user can write to it."""
     reason = None if folder is None else folder_distrust_reason(folder)
     if reason is None:
         return folder
@@ -175,7 +178,7 @@ def _if_trusted(folder: Path | None) -> Path | None:
 
 # ---- files --------------------------------------------------------------------------------------
 class _InvalidFile(Exception):
-    """The file is damaged, of another format or of another segment."""
+    """A cache file that is damaged, of another format or of another segment."""
 
 
 def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegment | None:

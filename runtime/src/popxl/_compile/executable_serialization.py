@@ -30,8 +30,7 @@ def serialize(specs: Specs, compiled: Any) -> bytes:
 
 
 def signature(specs: Specs) -> dict[str, list[list[Any]]]:
-    """Returns [shape, dtype, memory kind] of each argument and result, in the executable's
-    order."""
+    """Returns [shape, dtype, memory kind] of each argument and result of an executable."""
     return {
         name: [[list(s.shape), str(s.dtype), s.sharding.memory_kind] for s in part]
         for name, part in zip(("arguments", "results"), specs, strict=True)
@@ -42,7 +41,8 @@ class LoadedSegment:
     """An executable deserialized from bytes; called like a `jax.stages.Compiled`."""
 
     def __init__(self, specs: Specs, devices: Sequence[Any], payload: bytes) -> None:
-        """
+        """Deserializes an executable.
+
         Args:
             specs: of the segment that it was compiled from.
             payload: from `serialize`. Loading it may run any code: it must be trusted.
@@ -65,7 +65,7 @@ class LoadedSegment:
         ]
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        """Runs the segment.
+        """Runs the segment; takes and returns arrays like the compiled original.
 
         Raises:
             TypeError: an argument has another shape, dtype or sharding.

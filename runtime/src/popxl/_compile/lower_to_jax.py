@@ -36,7 +36,7 @@ PART_SCOPE = "part"  # marks the labels of parts among the scopes that JAX knows
 
 @dataclass
 class SegmentTracer:
-    """Lowers nodes to JAX and holds the state of the program while a segment is traced.
+    """Lowers functional nodes to JAX, and holds the program's state while a segment is traced.
 
     Attributes:
         streams: data of each stream on this replica, (transfers, *shape).
@@ -78,7 +78,7 @@ class SegmentTracer:
         return lax.dynamic_index_in_dim(data, self.next_position(stream), 0, keepdims=False)
 
     def host_store(self, stream: Stream, value: jax.Array) -> None:
-        """Appends to a device-to-host stream."""
+        """Appends a value to the transfers of a device-to-host stream."""
         position = self.next_position(stream)
         self.streams[stream] = lax.dynamic_update_index_in_dim(
             self.streams[stream], value, position, 0
@@ -86,14 +86,16 @@ class SegmentTracer:
 
     # ---- checks ---------------------------------------------------------------------------------
     def check(self, op: Op, inputs: Sequence[jax.Array]) -> None:
-        """Records a fault if `inputs` break the runtime check of `op`."""
+        """Records a fault if `inputs` violate the runtime check of `op`."""
         if op in self.checks and op.defn.check is not None:
             broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
             self._record_fault(broken, self.checks[op])
 
     def watch(self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]) -> None:
-        """Records a fault if an op makes NaN (or infinity) from finite inputs. Ops in its regions
-        are watched themselves."""
+        """Records a fault if an op makes NaN (or infinity) from finite inputs.
+
+        Ops in its regions are watched themselves.
+        """
         op = node.op
         if op is None or node.kind != "op" or op not in self.watched:
             return
@@ -112,7 +114,7 @@ class SegmentTracer:
 
     @contextmanager
     def checks_disabled(self) -> Iterator[None]:
-        """Context without runtime checks."""
+        """Context in which no runtime checks are traced."""
         saved_state = self.checks, self.watched
         self.checks, self.watched = {}, {}
         try:
@@ -122,8 +124,7 @@ class SegmentTracer:
 
     # ---- rounding -------------------------------------------------------------------------------
     def rounding_args(self, op: Op) -> dict[str, Any]:
-        """Returns the keyword argument `rounding` of `op`, if it rounds stochastically; else
-        nothing."""
+        """Returns the keyword argument `rounding` of an op that rounds stochastically; else {}."""
         if self.seed is None or not op.is_rounded:
             return {}
         number = self.rounding_index
@@ -132,8 +133,7 @@ class SegmentTracer:
 
     # ---- running --------------------------------------------------------------------------------
     def run(self, graph: FunctionalGraph, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns the outputs of a graph; nested calls use an explicit stack instead of
-        recursion."""
+        """Returns the outputs of a graph; nested calls use an explicit stack, no recursion."""
         frame = _GraphFrame(None, graph, inputs)
         callers: list[_GraphFrame] = []
         with ExitStack() as stack:
@@ -166,7 +166,7 @@ class SegmentTracer:
         return frame
 
     def read(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
-        """Returns the array of a value or constant."""
+        """Returns the JAX array of a value or constant."""
         if value in values:
             return values[value]
         # Not cached: an array made while tracing a loop body must not be used outside it.
@@ -241,8 +241,7 @@ class SegmentTracer:
     def _loop(
         self, region: Region[FunctionalGraph], arguments: list[jax.Array]
     ) -> Sequence[jax.Array | None]:
-        """Lowers a call, or a loop as a `lax.fori_loop` that carries only what the graph
-        changes."""
+        """Lowers a call, or a loop as a `lax.fori_loop` that carries only the values it changes."""
         graph = region.graph
         if region.count == 1:
             return self.run(graph, arguments)
@@ -290,8 +289,7 @@ class SegmentTracer:
 
 
 class LoopState:
-    """The stream data, stream positions and fault number that a loop or branch carries, as one
-    pytree.
+    """Stream data, stream positions and fault number that a loop or branch carries, as a pytree.
 
     Args:
         graphs: body of a loop, or branches of a conditional.
@@ -324,7 +322,7 @@ class LoopState:
         )
 
     def set_final(self, saved: Any) -> None:
-        """Makes `saved`, the state after the last iteration, the current state."""
+        """Makes `saved`, the state after a loop's last iteration, the current state."""
         self._restore(saved)
         self._tracer.rounding_index = (
             self._rounding_index + self._count * self._roundings_per_iteration
@@ -340,7 +338,7 @@ class LoopState:
 
     @contextmanager
     def restored(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
-        """Context in which the state is `saved`; afterwards it is as before."""
+        """Context in which the tracer's state is `saved`; restores the earlier state afterwards."""
         tracer = self._tracer
         saved_state = dict(tracer.streams), dict(tracer.positions), tracer.fault
         self._restore(saved)
@@ -357,7 +355,7 @@ class LoopState:
 
 
 class _GraphFrame:
-    """Call frame of a graph: its values, and the nodes that are still to run.
+    """Call frame of a graph: its values, and the nodes still to run.
 
     Args:
         node: the call node; None for the outermost graph.
@@ -389,5 +387,5 @@ def _zeros(spec: TensorSpec) -> jax.Array:
 
 
 def part_scope(part: str) -> AbstractContextManager[Any]:
-    """Context that labels traced ops with a part of the program; "" keeps the label."""
+    """Context that labels traced ops with a region of the program; "" keeps the current label."""
     return jax.named_scope(f"{PART_SCOPE}<{part}>") if part else nullcontext()

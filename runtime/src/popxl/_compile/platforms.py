@@ -1,4 +1,4 @@
-"""CPU, GPU and TPU: compiler options, host memory, launchers and movers of each platform.
+"""Compiler options, host memory, launcher and entry mover of each platform: CPU, GPU, TPU.
 
 No other module of the engine asks for the platform, except ops that are traced differently for
 each: they call `popxl.ops._reductions.traced_platform`.
@@ -31,7 +31,7 @@ _CUDA_GRAPHS = "xla_gpu_enable_command_buffer"
 
 
 class Platform:
-    """A platform whose devices have memory of their own.
+    """Base platform: devices with memory of their own, separate from host memory.
 
     Attributes:
         name: JAX's.
@@ -47,10 +47,10 @@ class Platform:
     device_put = staticmethod(device_put_batch)
 
     def check_version(self) -> None:
-        """Raises if programs are known to be wrong with this version of JAX."""
+        """Raises if this version of JAX is known to compute wrong results on the platform."""
 
     def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
-        """Returns the compiler options of a lowered program."""
+        """Returns the XLA compiler options for a lowered program."""
         return dict(self.compiler_options)
 
     def launcher(self, replicas: int, processes: int) -> DirectLauncher | cpu.CpuLauncher:
@@ -92,7 +92,7 @@ class DirectLauncher:
         return results
 
     def release_arrays(self) -> None:
-        """Does nothing: no arrays are held."""
+        """Does nothing, since this launcher holds no arrays."""
 
 
 class Gpu(Platform):

@@ -1,4 +1,4 @@
-"""XLA compilation, with the compiler options that each platform needs for right results.
+"""XLA compilation with the options that each platform needs for correct results.
 
 Each switch answers a measured fault of XLA; tests/popxl/test_xla_faults.py shows each fault
 without its switch.

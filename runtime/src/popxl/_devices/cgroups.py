@@ -14,7 +14,9 @@ _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def cgroup_free_bytes() -> int | None:
-    """Returns the bytes that cgroups still allow; None without a limit. Cached files count as free.
+    """Returns the bytes that cgroup limits still allow; None without a limit.
+
+    Cached files count as free.
 
     Slurm and systemd limit a group within another: the least of all counts.
     """

@@ -31,7 +31,7 @@ _NEWEST = (0, 11, 2)  # that the tests have run with: newer ones have had new fa
 
 
 def check_version() -> None:
-    """Refuses a JAX newer than the versions that the tests have run with on a CPU.
+    """Raises for a JAX newer than the versions that the tests have run with on a CPU.
 
     Raises:
         VersionError: JAX is too new.
@@ -49,17 +49,17 @@ _epoch = 0
 
 
 def backend_epoch() -> int:
-    """Returns the number of backend restarts; executables of an earlier epoch are void."""
+    """Returns the number of backend restarts; each restart invalidates all earlier executables."""
     return _epoch
 
 
 def is_count_fixed() -> bool:
-    """True if the user has set the number of virtual devices in XLA_FLAGS."""
+    """True if the user has set the number of virtual CPU devices in XLA_FLAGS."""
     return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
 
 
 def request_devices(replicas: int) -> None:
-    """Requests virtual devices; has no effect once the backend runs.
+    """Requests virtual CPU devices; has no effect once the backend runs.
 
     There is one for each processor that this process may use, at most 64, or for each replica. XLA
     has a thread for each processor or, if there are more, for each device, whether a program uses
@@ -78,7 +78,7 @@ def request_devices(replicas: int) -> None:
 
 
 def restart_backend(count: int) -> list[Any]:
-    """Restarts the backend with more devices; programs are compiled again on next use."""
+    """Restarts XLA's CPU backend with more devices; programs are compiled again on next use."""
     global _epoch
     from jax.extend import backend
 
@@ -103,7 +103,7 @@ _FLOAT32_PRODUCT = re.compile(r": \(tensor<[\dx]*f32>, tensor<[\dx]*f32>\) -> te
 
 
 def compiler_options_for(stablehlo: str) -> dict[str, Any]:
-    """Returns the compiler options that a program needs besides `COMPILER_OPTIONS`."""
+    """Returns the compiler options that a CPU program needs besides `COMPILER_OPTIONS`."""
     options: dict[str, Any] = {}
     products = _PRODUCT.findall(stablehlo)
     if products and all(map(_FLOAT32_PRODUCT.search, products)):
@@ -137,7 +137,7 @@ _ADOPTED = 64  # bytes
 
 
 def force_copy(x: np.ndarray) -> np.ndarray:
-    """Returns the same values in memory that XLA copies instead of aliasing.
+    """Returns an array's values in memory that XLA copies instead of aliasing.
 
     XLA adopts a host array that happens to lie on an `_ADOPTED` boundary, even if asked not to
     alias; adopted memory cannot be donated, so that the program would copy it instead.
@@ -170,7 +170,7 @@ class BufferPool:
         self._max_free_bytes, self._nbytes, self._lock = max_free_bytes, 0, threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:
-        """Returns an array with undefined contents."""
+        """Returns an uninitialized array, from the pool if one of this shape is free."""
         key = shape, np.dtype(dtype), device, _epoch
         with self._lock:
             if self._free[key]:
@@ -180,7 +180,7 @@ class BufferPool:
         return _compile_empty(*key)().block_until_ready()
 
     def put_back(self, array: jax.Array) -> None:
-        """Returns an array to the pool; programs that run can still read it."""
+        """Puts an array back into the pool; running programs can still read it."""
         key = array.shape, array.dtype, array.device, _epoch
         # Starts when all that read the array are done, and is the same memory.
         reusable = _compile_donating_identity(*key)(array)
@@ -236,7 +236,7 @@ class CpuLauncher:
     def __call__(
         self, executable: Any, arguments: Sequence[jax.Array], nbytes: int
     ) -> Sequence[jax.Array]:
-        """Launches an executable.
+        """Launches an executable on the arguments and returns its results.
 
         Args:
             nbytes: of arguments and results; small executables are launched by the calling thread.
@@ -264,11 +264,11 @@ class CpuLauncher:
         return executable(*arguments)
 
     def release_arrays(self) -> None:
-        """Releases the arrays that it holds."""
+        """Releases the arrays that the launcher keeps alive for running executables."""
         self._unfinished.clear()
 
 
 @cache
 def _helpers() -> list[ThreadPoolExecutor]:
-    """Returns launch threads, shared by all programs of the process."""
+    """Returns the launch threads, shared by all programs of the process."""
     return [ThreadPoolExecutor(1, thread_name_prefix="popxl-launch") for _ in range(_HELPERS)]

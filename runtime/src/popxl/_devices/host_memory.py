@@ -11,8 +11,10 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def host_memory() -> int | None:
-    """Returns the bytes that processes of this host (or container) can still allocate; None if
-    unknown. Cached files count as free."""
+    """Returns the bytes that processes of this host or container can still allocate.
+
+    None if unknown. Cached files count as free.
+    """
     limits = [_available(), cgroup_free_bytes()]
     return min((n for n in limits if n is not None), default=None)
 

@@ -19,7 +19,7 @@ from popxl.ops._collective import AXIS
 
 
 def platform_of(device_desc: str) -> str:
-    """Returns the JAX platform of a device description.
+    """Returns JAX's platform name for a PopXL device description.
 
     "cpu" and "ipu_model": CPU. "gpu", "tpu": that. "ipu_hw": the best platform present.
 
@@ -38,8 +38,10 @@ def platform_of(device_desc: str) -> str:
 
 
 def lowering_target(platform: str, device: Any) -> str:
-    """Returns the target that programs are traced for: "cpu", "tpu", or "gpu 9.0" with the compute
-    capability."""
+    """Returns the target that programs are traced for: "cpu", "tpu", or such as "gpu 9.0".
+
+    The number is the GPU's compute capability.
+    """
     found = re.fullmatch(r"\d+\.\d+", str(getattr(device, "compute_capability", "")))
     return f"{platform} {found[0]}" if found else platform
 
@@ -69,7 +71,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
 
 
 def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mesh:
-    """Returns the mesh of a program that runs in several processes."""
+    """Returns the device mesh of a program that runs in several processes."""
     popdist.init()
     if popdist.getNumInstances() != instances or replicas % instances:
         raise popdist.DistributedError(
@@ -126,8 +128,10 @@ def _too_few_devices(devices: Sequence[Any], needed: int, available: str) -> Dev
 
 
 def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of the global array: replicas' local arrays of `shape`, concatenated along
-    axis 0; scalars become (replicas,)."""
+    """Returns the shape of the global array over all replicas' local arrays of `shape`.
+
+    They are concatenated along axis 0; scalars become (replicas,).
+    """
     return (replicas * shape[0], *shape[1:]) if shape else (replicas,)
 
 
@@ -154,7 +158,7 @@ _FRACTION, _OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRA
 
 
 def prepare_environment() -> None:
-    """Sets XLA's environment variables before a backend starts; values of the user stay."""
+    """Sets XLA's environment variables before a backend starts, unless the user has set them."""
     if _PINNED not in os.environ:  # the default, 64, is too small for the model state
         os.environ[_PINNED] = str(_pinned_memory_limit_gb())
     if _FRACTION not in os.environ and _OLD_FRACTION not in os.environ:
@@ -167,8 +171,11 @@ def prepare_environment() -> None:
 
 
 def _pinned_memory_limit_gb() -> int:
-    """Returns the limit of pinned host memory in GiB. The pool doubles and never shrinks, so
-    without a limit it could take all memory for a program that needs half."""
+    """Returns the limit of pinned host memory in GiB.
+
+    The pool doubles and never shrinks, so without a limit it could take all memory for a program
+    that needs half.
+    """
     free = host_memory()
     if free is None:
         return 64  # XLA's default
@@ -176,7 +183,7 @@ def _pinned_memory_limit_gb() -> int:
 
 
 def copy_array(x: jax.Array) -> jax.Array:
-    """Returns a copy of an array. JAX cannot shard an array without elements."""
+    """Returns a copy of an array, empty ones included, which JAX cannot shard."""
     if x.size:
         return jax.numpy.copy(x)
     return jax.make_array_from_callback(

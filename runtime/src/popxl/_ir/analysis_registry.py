@@ -1,4 +1,4 @@
-"""Registry of analyses that IR classes call without importing them.
+"""Registry through which IR classes call analyses without importing them.
 
 An analysis attaches itself when it is imported, as `popxl.ops` attaches the operators of tensors.
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_integer(function: str, name: str, value: Any, minimum: int) -> int:
-    """Returns an argument as an integer.
+    """Returns an argument as an integer; raises if it is not one, or below `minimum`.
 
     Args:
         function: name of the function, for messages.
@@ -32,7 +32,7 @@ def check_integer(function: str, name: str, value: Any, minimum: int) -> int:
 def check_integers(
     function: str, name: str, values: Iterable[int], minimum: int = 0
 ) -> tuple[int, ...]:
-    """Returns an argument as a tuple of integers, such as a shape.
+    """Returns an argument, such as a shape, as a tuple of integers; raises if it is not one.
 
     Raises:
         TypeError: the value is not an integer, or holds one that is not.
@@ -50,6 +50,6 @@ def check_integers(
 
 
 def check_type(function: str, name: str, value: Any, kind: type) -> None:
-    """Raises TypeError unless an argument has a type."""
+    """Raises TypeError unless an argument has type `kind`."""
     if not isinstance(value, kind):
         raise TypeError(f"{function}: {name} must be a {kind.__name__}, not {value!r}")

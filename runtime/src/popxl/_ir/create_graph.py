@@ -57,7 +57,7 @@ def _name(fn: Callable[..., Any] | Module) -> str:
 
 
 def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = None) -> Any:
-    """Replaces the tensors and specs in `value` by inputs of `graph`."""
+    """Replaces the tensors and specs in an argument `value` by inputs of `graph`."""
     if isinstance(value, Tensor):
         if value.ir is not graph.ir:
             raise ValueError(
@@ -84,7 +84,7 @@ def _has_tensors(items: Iterable[Any]) -> bool:
 
 
 def _check_unmixed(items: Iterable[Any], name: str) -> None:
-    """Raises TypeError if a list holds tensors and something else."""
+    """Raises TypeError if a list argument mixes tensors with other values."""
     for item in items:
         nested = isinstance(item, (list, tuple)) and _has_tensors(item)
         if not (nested or isinstance(item, (Tensor, TensorSpec))):

@@ -15,8 +15,9 @@ _SHARED_CONSTANTS: WeakValueDictionary[Any, np.ndarray] = WeakValueDictionary()
 
 
 def host_array(x: Any) -> np.ndarray:
-    """Returns a scalar, sequence, array or PyTorch tensor as a NumPy array, without a copy where
-    possible.
+    """Returns a scalar, sequence, array or PyTorch tensor as a NumPy array.
+
+    Without a copy where possible.
 
     Raises:
         ValueError: an empty list, which has no dtype, or rows of different lengths.
@@ -43,7 +44,7 @@ def _from_torch(x: Any) -> np.ndarray:
 
 
 def round_to_odd(x: np.ndarray) -> np.ndarray:
-    """Rounds float64 to float32 to odd, so that a second rounding to a narrower type is exact."""
+    """Rounds float64 to float32 "to odd", so that a second rounding to a narrower type is exact."""
     with np.errstate(over="ignore"):
         near = x.astype(np.float32)
     is_even = near.view(np.uint32) & 1 == 0
@@ -52,13 +53,15 @@ def round_to_odd(x: np.ndarray) -> np.ndarray:
 
 
 def device_view(x: np.ndarray) -> np.ndarray:
-    """Returns host data in the device's dtype (float8 is a record dtype on the host)."""
+    """Returns a host array viewed in the device's dtype (float8 is a record dtype on the host)."""
     return x.view(dtypes.dtype.as_dtype(x.dtype).as_jax()) if x.dtype.names else x
 
 
 def deduplicate_constant(array: np.ndarray) -> np.ndarray:
-    """Returns a copy of a constant's data; large equal constants share one read-only copy. A memory
-    map is returned as it is."""
+    """Returns a copy of a constant's data; large equal constants share one read-only copy.
+
+    A memory map is returned as it is.
+    """
     if isinstance(array, np.memmap):
         return array
     if array.nbytes <= INLINE_BYTES:

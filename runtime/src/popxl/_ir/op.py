@@ -62,12 +62,12 @@ class Op:
 
     @property
     def name(self) -> str:
-        """Printed name; in-place ops and views end in `_`."""
+        """Op name for printing; names of in-place ops and views end in `_`."""
         return self.defn.name + ("_" if self.inplace is not None or self.view else "")
 
     @property
     def is_rounded(self) -> bool:
-        """True if the op rounds a float32 value to the 16-bit type of the variable it updates.
+        """True if the op stochastically rounds a float32 update to its variable's 16-bit type.
 
         With the session option `enableStochasticRounding` that is at random. Every such update of a
         run has a number, the same on all replicas; with the seed of the run it selects a stream of

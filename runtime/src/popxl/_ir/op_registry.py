@@ -28,7 +28,7 @@ NameRule = str | Callable[["Op"], "Sequence[str]"]
 
 @dataclass(frozen=True)
 class NoGrad:
-    """A gradient rule with the reason why an op has no gradient; its inputs receive none."""
+    """Gradient rule of an op without a gradient: the reason; its inputs receive none."""
 
     reason: str
 
@@ -112,7 +112,7 @@ class OpDef:
             raise ValueError(f"op {self.name!r} needs one of `lower`, `execute` and `regions`")
 
     def result_names(self, op: Op, count: int) -> Sequence[str]:
-        """Returns the names of the `count` results of `op`, before they are made unique."""
+        """Returns the names of an op's `count` results, before they are made unique."""
         in_place = op.inplace is not None or op.view
         rule = self.inplace_result if in_place else self.result
         names = (rule,) * count if isinstance(rule, str) else rule(op)
@@ -132,7 +132,9 @@ _REGISTRY: dict[str, OpDef] = {}
 
 
 def define(name: str, lower: Callable[..., Any] | None = None, **kwargs: Any) -> OpDef:
-    """Registers an op definition and returns it. Arguments as for `OpDef`; `tags` any iterable.
+    """Registers an op definition and returns it.
+
+    Arguments as for `OpDef`; `tags` is any iterable.
 
     `home` is the calling module; a function that defines ops for another module passes its name.
     """

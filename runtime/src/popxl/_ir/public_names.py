@@ -1,4 +1,4 @@
-"""Public names of a package, for its `__all__`."""
+"""Names for a package's `__all__`."""
 
 from __future__ import annotations
 

@@ -43,13 +43,13 @@ class Region(Generic[G]):
     extra_tensors: tuple[Tensor, ...] = ()
 
     def position(self, index: int) -> int:
-        """Returns which input of the op is passed as input `index` of the graph."""
+        """Returns the index of the op's input that is passed as graph input `index`."""
         position = self.inputs[index]
         assert position is not None, f"input {index} of {self.graph!r} is given by the op itself"
         return position
 
     def writes_back(self: Region[Graph], op: Op, index: int) -> bool:
-        """True if changes of input `index` of the graph reach the tensor that the op passes."""
+        """True if modifying graph input `index` also modifies the tensor that the op passes."""
         position = self.inputs[index]
         return position is not None and (
             self.graph._inputs[index]._by_ref or position in op.site_modified

@@ -30,7 +30,7 @@ class MetaShape(tuple[int, ...]):
 
 
 def shard_elements(shape: Iterable[int], count: int) -> int:
-    """Returns the number of elements of each of `count` shards of a tensor of `shape`."""
+    """Returns the elements per shard when a tensor of `shape` is split into `count` shards."""
     return -(-math.prod(shape) // count)
 
 
@@ -68,8 +68,10 @@ def shard_count(full_shape: Iterable[int], elements: int, group_size: int) -> in
 
 
 def common_meta_shape(metas: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the meta shape that tensors share, or (); prefers one with a known number of
-    shards."""
+    """Returns the full shape that sharded tensors have in common, or ().
+
+    Prefers one with a known number of shards.
+    """
     shapes = [m for m in metas if m]
     if not shapes:  # the usual case, and this runs for every op
         return ()

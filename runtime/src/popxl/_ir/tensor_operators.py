@@ -22,17 +22,17 @@ def register_ops(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None
 
 
 def _operator(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
-    """Returns an operator method that calls an op."""
+    """Returns a method of `Operators` that calls the op `name`."""
     return lambda self, other: getattr(ops, name)(self, self._ensure_tensor(other))
 
 
 def _reflected(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
-    """Returns an operator method that calls an op with swapped operands."""
+    """Returns a method of `Operators` that calls the op `name` with swapped operands."""
     return lambda self, other: getattr(ops, name)(self._ensure_tensor(other), self)
 
 
 class Operators(Generic[TensorT]):
-    """Mixin with the operators and methods of a tensor."""
+    """Mixin with the Python operators and op methods of a tensor."""
 
     def _ensure_tensor(self, other: Any) -> TensorT:
         """Returns `other` if it is a tensor, else a constant of this tensor's dtype."""
@@ -94,7 +94,7 @@ class Operators(Generic[TensorT]):
     __ror__ = _reflected("logical_or")
 
     def __iadd__(self, other: Any) -> TensorT:
-        """Adds in place: this tensor's value changes."""
+        """Adds `other` in place, which changes this tensor's value."""
         return ops.add_(self, self._ensure_tensor(other))
 
     def __invert__(self) -> TensorT:
@@ -104,8 +104,11 @@ class Operators(Generic[TensorT]):
         return ops.negate(self)
 
     def __getitem__(self, key: Any) -> TensorT:
-        """Slices with integers and slices; gathers along axis 0 with an integer tensor; with a bool
-        mask of the same shape, zeroes the other elements."""
+        """Slices, gathers or masks by a Python index.
+
+        Integers and slices slice; an integer tensor gathers along axis 0; a bool mask of the same
+        shape zeroes the other elements.
+        """
         return _getitem(self, key)
 
 

@@ -1,4 +1,4 @@
-"""Upload of variables to the devices and download of their values."""
+"""Upload of variables from host to devices, and download of their values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from popxl.tensor import Shard, Variable
 
 
 def upload(program: Program, values: HostValues, disk_queue: DiskQueue | None) -> ProgramState:
-    """Puts the host's values of all variables on the devices and returns the program state.
+    """Copies the host's values of all variables to the devices and returns the program state.
 
     Args:
         disk_queue: see `open_disk_queue`; the state closes it.
@@ -50,7 +50,7 @@ def upload(program: Program, values: HostValues, disk_queue: DiskQueue | None) -
 
 
 def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> DiskQueue | None:
-    """Returns the queue of the folder for entries on disk; None if no buffer has such entries.
+    """Returns the disk queue for remote-buffer entries on disk; None if no buffer has any.
 
     Raises:
         DiskError: the folder cannot be used.
@@ -69,7 +69,7 @@ def open_disk_queue(program: Program, disk: str | os.PathLike[str] | None) -> Di
 def put_variables(
     program: Program, state: ProgramState, variables: Iterable[Variable], values: HostValues
 ) -> Iterator[Variable]:
-    """Replaces variables' values on the devices by the host's; yields each variable when done."""
+    """Copies variables' values from host to devices; yields each variable when done."""
     make = partial(_local_value, program, values)
     for var, value in compute_ahead(variables, values.concurrent, make):
         _put_variable(program, state, var, value, values)
@@ -92,8 +92,7 @@ def _put_variable(
 
 
 def _local_value(program: Program, values: HostValues, var: Variable) -> np.ndarray:
-    """Returns the host's value; with several processes, only the shards of this process are
-    filled."""
+    """Returns a variable's host value; with several processes, only local shards are filled."""
     source = values.lazy_value(var)
     if source is None or jax.process_count() == 1:
         return values.value(var)
@@ -101,7 +100,7 @@ def _local_value(program: Program, values: HostValues, var: Variable) -> np.ndar
 
 
 def _share_entry(entries: BufferStorage, index: int, shared_value: SharedValue | None) -> bool:
-    """Shares the entry of another session's program; False if that is not possible."""
+    """Shares a remote-buffer entry of another session; False if that is not possible."""
     if shared_value is None:
         return False
     state, remote = shared_value.state(), shared_value.variable._remote
@@ -117,7 +116,7 @@ def changeable_variables(program: Program) -> set[Variable]:
 
 
 def take_changed_variables(program: Program, state: ProgramState) -> set[Variable]:
-    """Returns the variables that runs have changed since the last call."""
+    """Returns the variables that runs have changed since the last call of this function."""
     changed = {_variable_of(t) for t in program.changed_variables}
     for buffer, entries in state.entries.items():
         changed.update(v for i, v in buffer._variables.items() if i in entries.stored)
@@ -126,8 +125,10 @@ def take_changed_variables(program: Program, state: ProgramState) -> set[Variabl
 
 
 def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.ndarray:
-    """Returns a variable's value from the devices (collective); it can be a view of their
-    memory."""
+    """Returns a variable's value from the devices (collective).
+
+    It can be a view of device memory.
+    """
     parts = replica_arrays.replica_shards(*_stored_array(program, state, var))
     same_shard = _local_replicas(program, var)
     if same_shard is not None:
@@ -139,8 +140,11 @@ def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.n
 
 
 def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...]] | None:
-    """Returns, by replica, the replicas with the same shard, if each process holds every shard;
-    None if processes must exchange shards, or there is one process."""
+    """Returns, for each replica, the replicas with the same shard, if no exchange is needed.
+
+    Every process must hold every shard. None if processes must exchange shards, or there is one
+    process.
+    """
     if var._retrieval == "all_replicas":
         return None
     parts = shards_of(program, var)
@@ -152,7 +156,7 @@ def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...
 
 
 def shards_of(program: Program, var: Variable) -> IdentityTuple[VariableShard]:
-    """Returns the shards of a variable's value; equally sharded variables get the same object."""
+    """Returns the shards of a variable; equally sharded variables get the same object."""
     return variable_shards(var, tuple(d.process_index for d in program.mesh.devices.flat))
 
 
@@ -166,7 +170,7 @@ def _local_shards(
 def local_shard(
     program: Program, state: ProgramState, var: Variable, replicas: Sequence[int]
 ) -> np.ndarray:
-    """Returns a shard of a variable from the one of `replicas` that belongs to this process."""
+    """Returns a variable's shard from whichever of `replicas` belongs to this process."""
     devices, process = program.mesh.devices.flat, jax.process_index()
     replica = next(r for r in replicas if devices[r].process_index == process)
     return replica_arrays.replica_shards(*_stored_array(program, state, var), replica)[replica]
@@ -175,7 +179,7 @@ def local_shard(
 def _stored_array(
     program: Program, state: ProgramState, var: Variable
 ) -> tuple[jax.Array, int, tuple[int, ...]]:
-    """Returns the array of a variable, the number of replicas, and the shape on each replica."""
+    """Returns a variable's device array, its number of replicas, and its shape per replica."""
     replicas = program.mesh.devices.size
     if var._remote is None:
         resident = _device_tensor(var)
@@ -185,11 +189,10 @@ def _stored_array(
 
 
 def _variable_of(t: Variable | Shard) -> Variable:
-    """Returns the variable of a tensor on the devices."""
+    """Returns the variable that a tensor on the devices belongs to."""
     return t._of if isinstance(t, Shard) else t
 
 
 def _device_tensor(var: Variable) -> Variable | Shard:
-    """Returns the tensor on the devices of a variable outside remote buffers: the variable or its
-    shard."""
+    """Returns the device tensor of a variable outside remote buffers: itself or its shard."""
     return var if var._shard is None else var._shard

@@ -67,7 +67,7 @@ def all_gather_processes(local: np.ndarray, mesh: Mesh) -> np.ndarray:
 
 
 def _positions_in_owner(owners: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns (owner, index among the owner's shards) of each shard."""
+    """Returns, for each shard, its owner and its index among the owner's shards."""
     counts: dict[int, int] = {}
     positions = []
     for owner in owners:
@@ -86,5 +86,5 @@ def _one_device_each(mesh: Mesh) -> Mesh:
 
 @cache
 def _copy_into(sharding: NamedSharding) -> Any:
-    """Returns a compiled copy into a sharding."""
+    """Returns a compiled function that copies an array into a sharding."""
     return jax.jit(lambda x: x, out_shardings=sharding)

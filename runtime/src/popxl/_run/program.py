@@ -66,7 +66,7 @@ _IN_FLIGHT = 64 * 2**20  # bytes, where a load is no copy
 
 @dataclass
 class ProgramState:
-    """State of a program between runs: variables, remote buffers, the disk queue.
+    """Device state of a program between runs: variables, remote buffers, disk queue.
 
     Attributes:
         variables: arrays of the variables on the device, or of their shards (see `global_shape`).
@@ -82,7 +82,7 @@ class ProgramState:
         self._closed = None if self.disk_queue is None else finalize(self, self.disk_queue.close)
 
     def close(self) -> None:
-        """Removes the entries on disk; also done when the state is garbage collected."""
+        """Deletes the entries on disk; also done when the state is garbage-collected."""
         for entries in self.entries.values():
             entries.close()
         if self._closed is not None:
@@ -150,7 +150,7 @@ class Program:
 
     @property
     def changed_variables(self) -> list[Variable | Shard]:
-        """Variables on the device that a run can change."""
+        """Variables on the devices that a run can change."""
         return [self.variables[i] for i in self.schedule.graph.changed]
 
     @property
@@ -160,7 +160,7 @@ class Program:
 
     @property
     def _rules(self) -> list[tuple[Op, str]]:
-        """Runtime checks: ops with their rules; fault number n is the n-th."""
+        """Runtime checks of the program: (op, rule); fault number n is the n-th."""
         rules = [
             (op, op.defn.check.rule) for op in self.context.checks if op.defn.check is not None
         ]
@@ -176,7 +176,7 @@ class Program:
 
     @cached_property
     def buffers(self) -> list[RemoteBuffer]:
-        """Remote buffers that the program uses or variables live in."""
+        """Remote buffers that the program uses, or that store variables."""
         used = dict.fromkeys([*self.effects.reads, *self.effects.writes])
         used.update(dict.fromkeys(b for b in self.ir._buffers if b._variables))
         return sorted(used, key=lambda b: b.remote_buffer_id)
@@ -200,7 +200,7 @@ class Program:
         logger.info("compiled or loaded %d executables in %.2f s", len(executables), seconds)
 
     def _missing_in_any_process(self, loaded: Mapping[str, Any]) -> list[str]:
-        """Returns the keys of executables that at least one process did not find in its cache.
+        """Returns the cache keys of executables that at least one process does not have.
 
         On GPUs XLA tunes what it compiles together with all processes, and waits for each: all
         compile an executable, or none does.
@@ -246,7 +246,7 @@ class Program:
         }
 
     def _put_scalar(self, value: int, spec: TensorSpec) -> jax.Array:
-        """Puts a number of the host on the devices; equal numbers share one array."""
+        """Copies a host integer to the devices; equal numbers share one array."""
         key = value, spec.shape, spec.dtype
         if key not in self._scalars:
             if len(self._scalars) > _MAX_CACHED_SCALARS:
@@ -302,8 +302,10 @@ class Program:
 
     @cached_property
     def _changes(self) -> list[tuple[int, Register, bool]]:
-        """Variables that a run changes: (index, output register, True if nothing else aliases
-        it)."""
+        """Variables that a run changes: (index, output register, True if no alias).
+
+        The flag is True if nothing else aliases the output.
+        """
         main, changed = self.schedule.main, self.schedule.graph.changed
         return [(i, main.outputs[k], is_exclusive(main, k, i)) for k, i in enumerate(changed)]
 
@@ -343,7 +345,7 @@ class Program:
 
     @cached_property
     def _zero(self) -> jax.Array:
-        """A zero for each replica, which is never donated."""
+        """A zero for each replica, in an array that is never donated."""
         zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
         return put_array(zeros, per_replica(self.mesh))
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunGlobals:
-    """Data of one run that segments use besides their arguments.
+    """Arguments that the segments of a run take besides the schedule's registers.
 
     Attributes:
         streams: data of each stream, (replicas * transfers, *shape).
@@ -64,7 +64,7 @@ class RunGlobals:
 
 
 def fetch_scalar(array: jax.Array) -> Index:
-    """Waits for a scalar and returns it as an int; a tuple if replicas differ."""
+    """Waits for a device scalar and returns it as an int; a tuple if replicas differ."""
     values = tuple(int(x.item()) for x in replica_scalars(array))
     return values[0] if len(set(values)) == 1 else values
 
@@ -106,7 +106,7 @@ class ScheduleExecutor:
         }
 
     def run(self, main: Routine, inputs: list[Any]) -> list[Any]:
-        """Runs the program and returns the registers of its main routine. `inputs` is emptied."""
+        """Runs the schedule and returns the registers of its main routine. `inputs` is emptied."""
         main_frame, handlers = Frame(main, inputs), self._handlers
         step, frame = None, main_frame
         try:

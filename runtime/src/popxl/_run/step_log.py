@@ -1,5 +1,7 @@
-"""Log of executed steps on standard error (POPXL_STEPS=1); the last line shows what a hung run
-waits for."""
+"""Log of executed steps on standard error (POPXL_STEPS=1).
+
+The last line shows what a hung run waits for.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def log_steps(steps: Steps) -> Steps:
-    """Prints each step before it runs, with known scalars and seconds since the start."""
+    """Prints each schedule step before it runs, with known scalars and seconds since the start."""
     start = time.perf_counter()
 
     def write(text: str) -> None:

@@ -25,7 +25,7 @@ h2dStreamBufferMaps = Mapping[HostToDeviceStream, HostScalarTensor]
 
 
 class HostStreams:
-    """Host streams of a program; with several processes, the data of the local replicas."""
+    """Host side of a program's streams; with several processes, the data of the local replicas."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -40,12 +40,14 @@ class HostStreams:
         return self._ir.instance_replication_factor
 
     def full_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of a stream's host array: host transfers and replicas, where not 1, in
-        front."""
+        """Returns the shape of a stream's host array from that of one transfer.
+
+        Leading axes for host transfers and replicas, where there are several.
+        """
         return (*(n for n in (self._transfers, self._replicas) if n > 1), *shape)
 
     def outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
-        """Returns arrays of zeros for the program's outputs."""
+        """Returns zero-filled host arrays for the program's output streams."""
         return {
             s: np.zeros(self.full_shape(s.shape), s.dtype.as_numpy()) for s in self._program.d2h
         }
@@ -64,7 +66,7 @@ class HostStreams:
     def to_devices(
         self, inputs: h2dStreamBufferMaps, downcast: bool
     ) -> dict[HostToDeviceStream, jax.Array]:
-        """Returns the user's inputs as device arrays, as `Program.run` takes them.
+        """Returns the user's input arrays as device arrays, as `Program.run` takes them.
 
         Raises:
             ValueError: inputs are missing, unexpected or do not fit.
@@ -97,7 +99,7 @@ class HostStreams:
     def _normalize(
         self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
     ) -> np.ndarray:
-        """Returns data as (host_transfers, replicas, *shape), in the stream's dtype."""
+        """Returns a stream's input as (host_transfers, replicas, *shape), in the stream's dtype."""
         array = self._in_dtype(stream, data, downcast)
         t, r = self._transfers, self._replicas
         shape = stream.shape
@@ -131,7 +133,7 @@ class HostStreams:
             raise ValueError(f"input {stream.tensor_id!r}: {error}") from error
 
     def check_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
-        """Returns the user's arrays for the outputs, after checking shapes and dtypes.
+        """Checks shapes and dtypes of the user's output arrays, and returns them by stream.
 
         Raises:
             ValueError: one is missing or has the wrong shape or dtype.
@@ -151,8 +153,10 @@ class HostStreams:
 
 
 def _can_convert(data_dtype: np.dtype, stream_dtype: np.dtype) -> bool:
-    """True if Python numbers, which have dtype `data_dtype` as an array, can be converted to
-    `stream_dtype`."""
+    """True if Python numbers can be converted to `stream_dtype`.
+
+    `data_dtype` is their dtype as an array.
+    """
     return (data_dtype.kind, stream_dtype.kind) == ("i", "u") or np.can_cast(
         data_dtype, stream_dtype, "same_kind"
     )

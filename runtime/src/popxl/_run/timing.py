@@ -1,4 +1,4 @@
-"""Timing of a program's parts, measured by the host while it executes the schedule.
+"""Timing of a program's labelled regions, measured by the host while it executes the schedule.
 
 A run is asynchronous: its times are how long the host takes to dispatch, and how long it waits.
 With `Timing.synchronize` the host waits for each step before it dispatches the next one: its times
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TimingSums:
-    """Count and times of one kind of step.
+    """Count, run time and wait time of one kind of schedule step.
 
     Attributes:
         count: steps of the schedule.
@@ -45,7 +45,7 @@ class TimingSums:
 
 @dataclass
 class PartTimes:
-    """Times of a part of the program (see `popxl.plan.part`), on the host's clock.
+    """Times of one labelled region (see `popxl.plan.part`), on the host's clock.
 
     Attributes:
         loads, stores: transfers from and to remote buffers.
@@ -103,13 +103,13 @@ class Timing:
 
 
 class Timer:
-    """Measures the steps of an execution, and labels them in a profiler's trace."""
+    """Measures schedule steps as they execute, and labels them in a profiler's trace."""
 
     def __init__(self, timing: Timing, mover: InPlaceMover | PrefetchMover) -> None:
         self._timing, self._mover = timing, mover
 
     def __call__(self, steps: Steps) -> Steps:
-        """Yields the steps unchanged and measures each: an observer of `schedule_walk`."""
+        """Yields the steps unchanged and times each one: an observer of `schedule_walk`."""
         for step, frame in steps:
             if isinstance(step, (Loop, Branch)):
                 yield step, frame

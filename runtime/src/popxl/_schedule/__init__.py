@@ -1,1 +1,1 @@
-"""Schedules: the host's steps in a run, as data without arrays and without JAX."""
+"""Schedules: the steps of the host in a run, as data without arrays and without JAX."""

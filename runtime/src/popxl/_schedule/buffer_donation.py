@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
-    """Decides donations and copies of all steps of `routine`, in place.
+    """Decides in place which step arguments are donated and which are copied in a routine.
 
     Args:
         donatable_inputs: inputs that callers can be asked to donate.
@@ -44,15 +44,14 @@ def donate(routine: Routine, donatable_inputs: Iterable[int]) -> None:
 
 
 def is_exclusive(routine: Routine, index: int, source: int | None = None) -> bool:
-    """True if an output shares its memory with nothing but, possibly, input `source` of the
-    caller."""
+    """True if an output shares its memory with no value but, possibly, caller input `source`."""
     memory = routine.output_memory[index]
     private = all(kind == "own" or (kind, key) == ("input", source) for kind, key in memory)
     return private and memory.isdisjoint(routine.shared_memory)
 
 
 class _DonationPass:
-    """Donation pass over one routine.
+    """Decides donations and copies of one routine's steps.
 
     Attributes:
         donatable_inputs: inputs that callers can be asked to donate.
@@ -186,16 +185,14 @@ class _DonationPass:
 
 
 def _changed_first(segment: Segment) -> list[int]:
-    """Returns the arguments in donation order: those of tensors that the segment changes come
-    first."""
+    """Returns argument indices in donation order: first those that the segment modifies."""
     changed = {v.tensor for v in segment.results}
     return sorted(range(len(segment.args)), key=lambda i: segment.args[i].tensor not in changed)
 
 
 # ---- entries ------------------------------------------------------------------------------------
 def _updating_loads(routine: Routine) -> dict[Register, Load]:
-    """Returns, by register, the loads whose entry is stored to before the buffer is used
-    otherwise."""
+    """Returns, by register, the loads whose entry is stored to before other buffer uses."""
     loads: dict[Register, Load] = {}
     pending: dict[RemoteBuffer, Load] = {}
     for step in routine.steps:
@@ -212,8 +209,9 @@ def _updating_loads(routine: Routine) -> dict[Register, Load]:
 
 
 def copy_shared_entries(routines: Sequence[Routine]) -> None:
-    """Marks loads and stores that must copy: another load donates the entry while its value is
-    used.
+    """Marks loads and stores that must copy an entry.
+
+    Another load donates the entry while its value is used.
 
     Args:
         routines: callees first.
@@ -244,7 +242,7 @@ def copy_shared_entries(routines: Sequence[Routine]) -> None:
 def _entry_aliases(
     step: Step, returned: Mapping[Routine, Sequence[tuple[int, Load | Store]]]
 ) -> list[tuple[Register, Load | Store]]:
-    """Returns registers that share memory with an entry after `step`, with the load or store.
+    """Returns registers that share memory with an entry after `step`, each with its transfer.
 
     Args:
         returned: of the routines that `step` may call, outputs that do.
@@ -272,7 +270,7 @@ def _donated_buffers(step: Step) -> Set[RemoteBuffer]:
 
 
 def _record_buffers(routine: Routine) -> None:
-    """Records in a routine the buffers that it uses, and those whose entries it donates."""
+    """Records in a routine the buffers that it uses, and the buffers whose entries it donates."""
     steps = routine.steps
     called = (call_args.routine.used_buffers for step in steps for call_args in calls(step))
     direct = (step.buffer for step in steps if isinstance(step, (Load, Store)))

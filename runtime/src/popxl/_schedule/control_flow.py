@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ControlFlow:
-    """Adds calls, loops and branches to a routine."""
+    """Adds call, loop and branch steps to a routine."""
 
     def __init__(self, builder: RoutineBuilder, routine_of: Callable[..., Routine]) -> None:
         """Args: `routine_of`: returns the routine of a graph (`_ScheduleBuilder.routine`)."""
@@ -22,7 +22,7 @@ class ControlFlow:
 
     # ---- calls and loops ------------------------------------------------------------------------
     def add_loop(self, node: Node) -> None:
-        """Adds a loop; a call is a loop of one iteration."""
+        """Adds a loop step for a node; a call is a loop of one iteration."""
         (region,) = node.regions
         scalar_inputs = self._scalar_inputs(node, region)
         zeros = self._zero_inputs(node, region)
@@ -106,8 +106,7 @@ class ControlFlow:
         return outputs
 
     def _zero_inputs(self, node: Node, region: Region[FunctionalGraph]) -> tuple[int, ...]:
-        """Returns the inputs that are zeros before the first iteration and that the graph
-        changes."""
+        """Returns the modified loop inputs that are zeros before the first iteration."""
         changed = {i for k, i in region.carried if k >= len(region.graph.graph._outputs)}
         return tuple(
             i
@@ -116,7 +115,7 @@ class ControlFlow:
         )
 
     def _scalar_inputs(self, node: Node, region: Region[FunctionalGraph]) -> frozenset[int]:
-        """Returns the inputs that are host scalars in all iterations."""
+        """Returns the loop inputs that are host scalars in all iterations."""
         own = len(region.graph.graph._outputs)
         changed = {i for k, i in region.carried if k >= own}
         scalar_inputs = {
@@ -150,7 +149,7 @@ class ControlFlow:
 
     # ---- branches -------------------------------------------------------------------------------
     def add_branch(self, node: Node) -> None:
-        """Adds a conditional."""
+        """Adds a branch step for a conditional."""
         builder = self._builder
         condition = builder.scalar_register(node.inputs[0])
         if condition is None:

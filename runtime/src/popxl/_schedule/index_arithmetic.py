@@ -1,4 +1,4 @@
-"""Integer arithmetic on the host: loop counters and offsets into remote buffers.
+"""Integer arithmetic on the host for loop counters and remote-buffer offsets.
 
 The host folds sums, differences, products, quotients and remainders of counters and constants, with
 the device's wrap-around. Everything else is computed by XLA, and the host waits for it. Host
@@ -58,8 +58,10 @@ def host_constant(t: Tensor) -> int | None:
 
 
 def host_rule(op: Op) -> Rule | None:
-    """Returns a function from the op's inputs to its outputs, as ints; None if the host cannot
-    compute the op."""
+    """Returns a function that computes an op on host integers; None if the host cannot.
+
+    It maps the op's inputs to a tuple of its outputs.
+    """
     if "hint" in op.defn.tags:
         return tuple
     function = _FOLDED.get(op.defn.name)
@@ -76,5 +78,5 @@ def host_rule(op: Op) -> Rule | None:
 
 
 def _wrap(function: Callable[..., int], low: int, count: int, *numbers: int) -> tuple[int, ...]:
-    """Returns the result of `function`, wrapped around to `count` integers from `low` on."""
+    """Returns the result of `function`, wrapped to the range [low, low + count)."""
     return ((function(*numbers) - low) % count + low,)

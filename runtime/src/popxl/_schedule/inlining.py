@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Inliner:
-    """Inlines calls in functional graphs; each graph is processed once."""
+    """Inlines small calls in functional graphs; each graph is processed once."""
 
     def __init__(self) -> None:
         self._memo = Memo()
@@ -76,8 +76,10 @@ class Inliner:
 
     # ---- calls that are written out --------------------------------------------------------------
     def _should_inline(self, node: Node) -> bool:
-        """True if a call is inlined: its graph only moves entries, calls outlined graphs or
-        forwards its inputs."""
+        """True if a call is inlined.
+
+        Its graph only moves entries, calls outlined graphs or forwards its inputs.
+        """
         graph = node.callee
         if graph is None:
             return False
@@ -104,7 +106,7 @@ class Inliner:
 
     # ---- outlined graphs ------------------------------------------------------------------------
     def _call_used_outputs(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
-        """Adds a call of an outlined graph that computes only the outputs in use."""
+        """Adds a call of an outlined graph that computes only the outputs that are used."""
         (region,) = node.regions
         graph = region.graph
         pairs = zip(graph.outputs, region.outputs, strict=True)
@@ -137,13 +139,13 @@ class Inliner:
 
 # ---- boundaries ---------------------------------------------------------------------------------
 def is_outlined_call(node: Node | None) -> bool:
-    """True if a node calls a graph that is compiled separately."""
+    """True if a node calls an outlined graph, which is compiled separately."""
     graph = None if node is None else node.callee
     return graph is not None and graph.is_outlined and not graph.has_host_nodes
 
 
 def _runs_on_device(node: Node | None) -> bool:
-    """True if a node runs on devices, in the segment that reads it."""
+    """True if the devices run a node in the segment that reads it."""
     return node is not None and not (node.is_rematerialized or node.is_on_host)
 
 
@@ -164,7 +166,7 @@ def _add_barrier(copy: NodeCopier, value: Value) -> None:
 
 # ---- parts of graphs ----------------------------------------------------------------------------
 class _PrunedGraph(NamedTuple):
-    """The part of a graph that computes some of its outputs.
+    """A graph reduced to the nodes that some of its outputs need.
 
     Attributes:
         arguments: values that the pruned graph takes.
@@ -214,7 +216,10 @@ def _call_inputs(copy: NodeCopier, node: Node) -> list[Value]:
 
 
 def _materialized_sources(values: Iterable[Value]) -> dict[Value, None]:
-    """Returns the stored values that `values` are computed from; views and zeros are recomputed."""
+    """Returns the stored values that `values` are computed from.
+
+    Views and zeros are recomputed.
+    """
     sources: dict[Value, None] = {}
     worklist, seen = list(values), set()
     while worklist:

@@ -1,4 +1,4 @@
-"""Liveness analysis of a routine: last use of each register, and the memory that it can be in.
+"""Liveness analysis of a routine: last use of each register, and the memory it can share.
 
 Registers are written once, so both follow from the steps alone. A register's value is in memory of
 its own, of an input of the routine, or of an entry of a remote buffer; after a branch, or after a
@@ -39,7 +39,7 @@ class Liveness:
             self.set_memory(register, [("input", i)])
 
     def set_memory(self, register: Register, memory: Iterable[MemoryRef]) -> None:
-        """Records the memory that a register can be in; scalars of the host have none."""
+        """Records the memory that a register can share; host scalars have none."""
         if register in self._routine.specs:
             self.memory[register] = frozenset(memory)
             for m in self.memory[register]:
@@ -55,7 +55,7 @@ class Liveness:
         )  # fmt: skip
 
     def memory_last_use(self) -> dict[Register, int]:
-        """Returns, by register, the last step that uses its memory."""
+        """Returns, for each register, the index of the last step that uses its memory."""
         return {
             register: max(
                 map(self._last_use, [register, *(self._last_users[m][0] for m in memory)])
@@ -66,7 +66,7 @@ class Liveness:
     def call_output_memory(
         self, call_args: CallArgs, output: int, carried: Mapping[int, int] = MappingProxyType({})
     ) -> set[MemoryRef]:
-        """Returns the memory that an output of a called routine can be in.
+        """Returns the memory that an output of a called routine can share.
 
         Args:
             carried: for inputs of a loop, the output that becomes the input in the next iteration.

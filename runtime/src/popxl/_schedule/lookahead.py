@@ -42,7 +42,7 @@ class LookaheadEvent(NamedTuple):
 
 
 def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:
-    """Yields the events of a run, in the order in which the executor reaches them.
+    """Yields the events of a run in execution order; None until a needed scalar is fetched.
 
     Args:
         fetched: numbers that the executor has fetched from the devices, in order; they are taken.
@@ -78,7 +78,7 @@ def static_events(schedule: Schedule) -> Iterator[LookaheadEvent | None]:
 
 
 class FetchedScalars:
-    """Scalars fetched from the devices, queued for each look-ahead."""
+    """Scalars fetched from the devices, queued for each look-ahead iterator."""
 
     def __init__(self) -> None:
         self._queues: list[deque[Any]] = []
@@ -89,14 +89,14 @@ class FetchedScalars:
         return self._queues[-1]
 
     def append(self, number: Index) -> None:
-        """Adds a fetched scalar to all queues."""
+        """Appends a fetched scalar to all queues."""
         for queue in self._queues:
             queue.append(number)
 
 
 # ---- the window ---------------------------------------------------------------------------------
 def default_window(schedule: Schedule) -> int:
-    """Returns the default prefetch window: bytes of the entries of two layers, on one replica.
+    """Returns the default prefetch window: bytes of two layers' entries on one replica.
 
     A layer is an iteration of a loop that loads entries, with one iteration of each loop inside it
     (a micro-batch); a loop around such loops is an optimizer step. What is loaded outside of loops

@@ -60,7 +60,7 @@ class RegisterFile:
 
 @dataclass(eq=False)
 class _SegmentBuilder:
-    """A segment under construction.
+    """A segment under construction: its nodes, arguments and results.
 
     Attributes:
         args, results: registers of the values that it takes and returns.
@@ -83,7 +83,7 @@ class _SegmentBuilder:
 
 
 def with_label(step: Labelled, node: Node) -> Labelled:
-    """Sets a step's part and source location from a node, and returns it."""
+    """Sets a step's region label and source location from a node, and returns the step."""
     step.part = node.part
     step.location = "" if node.op is None else node.op.location
     return step
@@ -97,7 +97,8 @@ class RoutineBuilder:
     """
 
     def __init__(self, title: str, inputs: Sequence[Value], scalar_inputs: Iterable[int]) -> None:
-        """
+        """Creates registers for the inputs and opens the first segment.
+
         Args:
             scalar_inputs: inputs that are numbers which the host knows.
         """
@@ -114,7 +115,7 @@ class RoutineBuilder:
             )
 
     def add_step(self, step: Step, node: Node) -> None:
-        """Adds a host step for a node."""
+        """Adds a host step with the label and location of a node."""
         self.steps.append(with_label(step, node))
 
     # ---- where values are -----------------------------------------------------------------------
@@ -131,7 +132,7 @@ class RoutineBuilder:
         return None if constant is None else self.registers.constant(constant)
 
     def array_register(self, value: Value) -> Register:
-        """Returns a register with the array of a value, computed by the open segment if need be."""
+        """Returns a register with a value's array, which the open segment computes if necessary."""
         location = self._locations.get(value)
         if isinstance(location, _SegmentBuilder):
             return self._result(location, value)
@@ -141,7 +142,7 @@ class RoutineBuilder:
         return self._result(self.open_segment, value)
 
     def fetch(self, value: Value, node: Node) -> Register:
-        """Adds a fetch of a scalar from the devices and returns its register."""
+        """Adds a step that fetches a scalar from the devices, and returns its register."""
         array = self.array_register(value)
         self.close_segment()
         number = self.registers.new_scalar()
@@ -159,7 +160,7 @@ class RoutineBuilder:
 
     # ---- the open segment -----------------------------------------------------------------------
     def read(self, value: Value) -> None:
-        """Makes a value available in the open segment: as an argument, or computed again."""
+        """Makes a value available in the open segment, as an argument or recomputed."""
         stack = [(value, False)]  # views of views may be many: no recursion
         while stack:
             value, is_ready = stack.pop()

@@ -1,4 +1,4 @@
-"""The schedule of a program, as data: `print(session.schedule)` shows it.
+"""The schedule of a program as data: routines of host steps; `print(session.schedule)` shows it.
 
 A program becomes a `Routine` for its main graph, and one for each graph with host steps. Steps read
 and write numbered registers, which hold arrays on the devices or scalars of the host. Each register
@@ -28,7 +28,7 @@ Index = int | tuple[int, ...]  # of an entry; one for each replica where they di
 
 @dataclass(eq=False, kw_only=True)
 class Step:
-    """One step of the host.
+    """One step of the host in a schedule.
 
     Attributes:
         dead_registers: registers whose value nothing needs after this step, and that it does not
@@ -153,7 +153,7 @@ class Run(Step):
 
 @dataclass(eq=False, kw_only=True)
 class CallArgs:
-    """Argument and result registers of a routine call.
+    """Argument and result registers of a routine call, with the called routine.
 
     Attributes:
         args: register for each input of the routine.
@@ -231,7 +231,7 @@ def calls(step: Step) -> tuple[CallArgs, ...]:
 
 @dataclass(eq=False)
 class Routine:
-    """The steps of one graph.
+    """The host steps of one graph, with their registers.
 
     Attributes:
         title: for people.
@@ -270,7 +270,7 @@ class Routine:
 
 @dataclass(eq=False)
 class Schedule:
-    """The host's steps in a run of a program.
+    """The routines of a program: the steps of the host in a run.
 
     Attributes:
         graph: the main graph in functional form: its inputs are the variables on the device.
@@ -322,7 +322,7 @@ def _format_registers(registers: Any) -> str:
 
 
 def step_text(step: Step, scalars: Mapping[Register, Index]) -> str:
-    """Formats a step; known scalars replace their registers."""
+    """Formats a step; numbers replace the registers of known scalars."""
 
     def number(register: Register) -> str:
         return str(scalars[register]) if register in scalars else f"%{register}"

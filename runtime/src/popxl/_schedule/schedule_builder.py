@@ -1,4 +1,4 @@
-"""Builder of schedules: which nodes the host executes, and how the others form segments.
+"""Builder of schedules: assigns nodes to the host or to segments that run on the devices.
 
 Device nodes between host nodes are grouped into segments: loads are placed before the open segment,
 stores after it. A segment is closed only where the host must wait for it, where a buffer is loaded
@@ -61,7 +61,7 @@ def _check_inputs(ir: Ir) -> None:
 
 
 class _ScheduleBuilder:
-    """The routines built so far, by graph and arguments."""
+    """Builds and caches the routine of each graph, by graph and kinds of arguments."""
 
     def __init__(self) -> None:
         self.routines: dict[Any, Routine] = {}
@@ -163,8 +163,10 @@ class _GraphScheduler:
             self._run_outlined_call(node)
 
     def _fold_on_host(self, node: Node) -> bool:
-        """Adds a host computation for a node whose inputs the host knows; False if that is
-        impossible."""
+        """Adds a host computation for a node if the host knows all of its inputs.
+
+        Returns False if that is impossible.
+        """
         if node.op is None or node.kind != "op" or not all(
             is_host_scalar_spec(v.spec) for v in node.outputs
         ):  # fmt: skip
@@ -194,7 +196,7 @@ class _GraphScheduler:
         return any(store.buffer is buffer for store in self._builder.open_segment.pending_stores)
 
     def _limit_segment_loads(self, buffer: RemoteBuffer) -> None:
-        """Closes the open segment if it has loaded enough entries already."""
+        """Closes the open segment if it has loaded its maximum number of entries."""
         nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize
         segment_builder = self._builder.open_segment
         is_full = (
@@ -238,7 +240,7 @@ class _GraphScheduler:
 
 
 def _donatable_inputs(graph: FunctionalGraph) -> set[int]:
-    """Returns the inputs that callers donate: those that the graph changes or a loop carries."""
+    """Returns the inputs that callers can donate: modified or loop-carried ones."""
     if graph.is_branch:
         return set()
     donatable_inputs = set(graph.changed)

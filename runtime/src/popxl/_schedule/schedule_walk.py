@@ -48,27 +48,27 @@ class Frame:
         inputs.clear()
 
     def set_registers(self, registers: Sequence[Register | None], values: Iterable[Any]) -> None:
-        """Writes values to registers; values for None are dropped."""
+        """Writes values to registers; a value for None is dropped."""
         own_registers = self.registers
         for register, value in zip(registers, values, strict=True):
             if register is not None:
                 own_registers[register] = value
 
     def take_outputs(self) -> list[Any]:
-        """Returns the outputs and clears the registers."""
+        """Returns the frame's output values and clears its registers."""
         outputs = [self.registers[register] for register in self.routine.outputs]
         self.registers.clear()
         return outputs
 
     def part_of(self, step: Step) -> str:
-        """Returns the label of the part of the program that a step belongs to."""
+        """Returns the region label of a step."""
         if isinstance(step, Run) and not step.part:
             parts = [node.part for node in step.segment.nodes if node.part]
             return " + ".join(dict.fromkeys(parts)) or self.part
         return step.part or self.part
 
     def format_step(self, step: Step) -> str:
-        """Formats a step, with the scalars that the host knows."""
+        """Formats a step, with the values of known host scalars."""
         return step_text(
             step, {i: x for i, x in enumerate(self.registers) if isinstance(x, int | tuple)}
         )
@@ -79,7 +79,7 @@ Observer = Callable[[Steps], Steps]
 
 
 def compute(step: Compute, frame: Frame) -> None:
-    """Executes a step that computes scalars."""
+    """Executes a step that computes host scalars."""
     registers = frame.registers
     for register, number in zip(
         step.outs, step.rule(*[registers[i] for i in step.ins]), strict=True
@@ -163,8 +163,10 @@ def _iterations(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterato
 def routines_by_part(
     main: Routine, skipped: Callable[[Step], bool] = lambda step: False
 ) -> Iterator[tuple[Routine, str]]:
-    """Yields all routines, callees first, once for each part of the program that calls them; calls
-    by `skipped` steps are ignored."""
+    """Yields all routines, callees first, once for each region of the program that calls them.
+
+    Calls by `skipped` steps are ignored.
+    """
 
     def callees_of(routine: Routine, part: str) -> Iterator[tuple[Routine, str]]:
         for step in routine.steps:

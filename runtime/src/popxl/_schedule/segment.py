@@ -1,4 +1,4 @@
-"""Segments: the parts of a program that run on the devices, each compiled once.
+"""Segments: compiled units of a program that run on the devices between two host steps.
 
 A segment is a list of nodes of a functional graph, with the values that it takes and those that
 later steps read. Its function takes and returns flat lists of arrays, of which each replica has its
@@ -29,7 +29,7 @@ ROUNDING_COUNT = TensorSpec((), dtypes.uint32)  # of the number of random roundi
 
 @dataclass(frozen=True)
 class ProgramContext:
-    """Settings that all segments of a program share.
+    """Program-wide settings that all segments share.
 
     Attributes:
         checks: ops whose rules on values are checked, with a number from 1 for each.
@@ -148,7 +148,7 @@ def _note_constants(values: Iterable[Value], constants: dict[int, Constant]) -> 
 
 
 def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
-    """Returns the constants that nodes and their regions read, by content."""
+    """Returns the constants that nodes and their regions read, by key of their content."""
     constants: dict[int, Constant] = {}
     seen: set[FunctionalGraph] = set()
     worklist = [nodes]
@@ -165,8 +165,10 @@ def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
 
 # ---- its function, as data -----------------------------------------------------------------------
 def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
-    """Returns the spec of each argument, and True where each replica has its own value: arguments,
-    stream data and positions, constants, fault, seed and rounding count."""
+    """Returns the spec of each executable argument, with True where replicas have separate values.
+
+    Arguments, stream data and positions, constants, fault, seed and rounding count.
+    """
     specs = [(s, i not in segment.scalar_args) for i, s in enumerate(segment.arg_specs)]
     specs += [
         (TensorSpec((program_context(segment).transfers, *s.shape), s.dtype), True)
@@ -181,7 +183,7 @@ def argument_specs(segment: Segment) -> list[tuple[TensorSpec, bool]]:
 
 
 def result_specs(segment: Segment) -> list[TensorSpec]:
-    """Returns the spec of each result: results, stream data and positions, fault."""
+    """Returns the specs of all executable results: results, stream data and positions, fault."""
     specs = segment.result_specs
     specs += [
         TensorSpec((program_context(segment).transfers, *s.shape), s.dtype)
@@ -192,7 +194,7 @@ def result_specs(segment: Segment) -> list[TensorSpec]:
 
 
 def donated_argnums(segment: Segment) -> tuple[int, ...]:
-    """Returns the donated arguments: those chosen by the donation pass, and output streams."""
+    """Returns the indices of donated arguments: by the donation pass, and output streams."""
     first = len(segment.args)
     streams = () if is_on(STEPWISE) else segment.streams
     output_streams = [first + i for i, s in enumerate(streams) if s in segment.output_streams]

@@ -1,1 +1,1 @@
-"""Storage of remote buffers (host, device, disk) and of variables, and the movers between them."""
+"""Storage of variables and remote buffers (host, device, disk), and the entry movers."""

@@ -44,7 +44,8 @@ class BufferStorage:
         memory: str = "device",
         disk_queue: DiskQueue | None = None,
     ) -> None:
-        """
+        """Creates storage whose entries are all zeros.
+
         Args:
             memory: JAX's kind of the host's; see `popxl._compile.platforms`.
             disk_queue: of the folder for entries on disk, which must be there if there are.
@@ -80,7 +81,7 @@ class BufferStorage:
         return file
 
     def close(self) -> None:
-        """Removes the file."""
+        """Removes the file of entries on disk."""
         if self._file is not None:
             self._file.disk_queue.wait_all()
             self._closed()
@@ -99,13 +100,13 @@ class BufferStorage:
 
     # ---- from the schedule ----------------------------------------------------------------------
     def needs_copy(self, index: Index) -> bool:
-        """True if a load copies the entry to device memory; False if it is there already."""
+        """True if a load copies the entry to device memory; False if the entry is there already."""
         if isinstance(index, tuple):
             return True
         return self._needs_transfer and index not in self._resident
 
     def load(self, index: Index, donate: bool = False, copies: bool = False) -> jax.Array:
-        """Returns the entry on the device.
+        """Returns the array of an entry in device memory.
 
         Args:
             donate: the entry is left without a value, and the result may be donated.
@@ -123,7 +124,7 @@ class BufferStorage:
         return self._move(array, self._device, copies)
 
     def _read_entry(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
-        """Returns an entry that is not in memory, and True if nothing else uses the array."""
+        """Returns an entry that is not in memory, and True if nothing else uses its array."""
         self._check(index)
         position = None if index in self._shared_entries else self.disk_slot(index)
         if position is None:
@@ -135,7 +136,7 @@ class BufferStorage:
         return file.load(at, donate) or (self._zeros(index), True)
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
-        """Replaces the entry.
+        """Replaces the array of an entry.
 
         Args:
             copies: the entry shares no memory with `value`.
@@ -160,7 +161,7 @@ class BufferStorage:
         self.stored.add(index)
 
     def load_source(self, index: int, donate: bool) -> tuple[jax.Array, NamedSharding]:
-        """Returns the entry where it is stored, and the device's sharding; see `load`."""
+        """Returns an entry's stored array, and the device sharding to copy it to; see `load`."""
         self._advance_disk_queue(Load, index)
         array = self.array(index)
         if donate:
@@ -168,17 +169,17 @@ class BufferStorage:
         return array, self._device
 
     def store_sharding(self, index: int) -> NamedSharding:
-        """Returns the sharding in which the entry is stored."""
+        """Returns the sharding in which an entry is stored."""
         self._check(index)
         return self._sharding(index)
 
     def commit_store(self, index: int, array: jax.Array) -> None:
-        """Makes an array with `store_sharding` the entry."""
+        """Makes an array with sharding `store_sharding` the stored entry."""
         self._set(index, array)
         self._advance_disk_queue(Store, index)
 
     def _move(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
-        """Returns the array in another memory; a copy if `copies`."""
+        """Returns the array in the memory of sharding `to`; always a copy if `copies`."""
         if self._needs_transfer and array.sharding.memory_kind != to.memory_kind:
             return jax.device_put(array, to)
         return copy_array(array) if copies else array
@@ -213,7 +214,7 @@ class BufferStorage:
 
     # ---- from the session -----------------------------------------------------------------------
     def array(self, index: int) -> jax.Array:
-        """Returns the entry where it is stored; an entry on disk is read into memory."""
+        """Returns an entry's stored array; an entry on disk is read into memory."""
         self._check(index)
         if index in self._shared_entries:
             source, source_index = self._shared_entries[index]
@@ -243,8 +244,10 @@ class BufferStorage:
         self.stored.discard(index)
 
     def share_entry(self, index: int, source: BufferStorage, source_index: int) -> bool:
-        """Shares an entry of another program's storage until this one stores to it; False if shapes
-        or dtypes differ."""
+        """Shares an entry of another program's storage until this storage stores to the entry.
+
+        Returns False if shapes or dtypes differ.
+        """
         own, other = self.buffer, source.buffer
         is_compatible = (
             own.tensor_shape == other.tensor_shape and own.tensor_dtype == other.tensor_dtype
@@ -258,7 +261,7 @@ class BufferStorage:
     # ---- files ----------------------------------------------------------------------------------
     @property
     def may_be_on_disk(self) -> bool:
-        """True if entries can be on disk: own ones, or shared ones of another program."""
+        """True if entries, local or shared with another program, can be on disk."""
         return self._file is not None or bool(self._shared_entries)
 
     def disk_slot(self, index: int) -> tuple[EntryFile, int] | None:

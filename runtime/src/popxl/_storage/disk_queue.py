@@ -53,7 +53,7 @@ _MAX_PENDING_READS = 64  # pending and finished reads; with more, the look-ahead
 
 
 def fits_window(used: int, nbytes: int, window: int) -> bool:
-    """True if a window of bytes has room for another item; an empty window takes any item."""
+    """True if a byte window has room for another item; an empty window takes any item."""
     return not used or used + nbytes <= window
 
 
@@ -67,8 +67,9 @@ class DiskEntries(Protocol):
 
 
 class DiskQueue:
-    """Queue of reads and writes of a folder, shared by the programs of a process; one of them runs
-    at a time.
+    """Queue of reads and writes of a folder, shared by the programs of a process.
+
+    One program runs at a time.
 
     Attributes:
         scratch: the folder.
@@ -97,7 +98,7 @@ class DiskQueue:
 
     @classmethod
     def open_shared(cls, folder: str | os.PathLike[str], process: int) -> DiskQueue:
-        """Returns the queue of a folder and counts its users; each user closes it once.
+        """Returns the process's queue of a folder and counts its users; each user closes it once.
 
         Raises:
             DiskError: see `Scratch`.
@@ -124,7 +125,7 @@ class DiskQueue:
     def run_context(
         self, events: Iterator[LookaheadEvent | None], entries: Mapping[RemoteBuffer, DiskEntries]
     ) -> Iterator[None]:
-        """Context for a run of a program.
+        """Context for a run of a program, whose look-ahead events drive the reads.
 
         Args:
             events: look-ahead of the run, from `popxl._schedule.lookahead.lookahead_events`.
@@ -140,7 +141,7 @@ class DiskQueue:
                 self._drop_read_ahead()
 
     def advance(self, kind: type[Load | Store], buffer: RemoteBuffer, index: Index) -> None:
-        """Records that an entry will be loaded now or was stored, and reads further ahead."""
+        """Records that an entry is loaded now or was stored, and starts further reads."""
         if buffer not in self._disk_entries:
             return
         at = 0  # loads are done in their order, stores in theirs; loads may be done earlier
@@ -154,7 +155,7 @@ class DiskQueue:
             self._read_ahead()
 
     def _peek_event(self) -> bool:
-        """Takes one more event from the look-ahead; False if none is known."""
+        """Takes one more event from the look-ahead; False if there is none or it is unknown."""
         for event in self._events:
             if event is None:
                 break
@@ -201,7 +202,7 @@ class DiskQueue:
         return True
 
     def wait_all(self) -> None:
-        """Waits until everything is written, and drops what was read ahead."""
+        """Waits for all writes, and drops entries that were read ahead."""
         self._drop_read_ahead()
         with self.write_done:
             self.write_done.wait_for(lambda: not self.pending_write_bytes)
@@ -216,7 +217,7 @@ class DiskQueue:
 
 @dataclass(eq=False)
 class _PendingWrite:
-    """A stored entry that is not on disk yet; its array is dropped once it is written."""
+    """A stored entry whose write is not finished; its array is dropped after the write."""
 
     array: jax.Array | None
 
@@ -283,11 +284,11 @@ class EntryFile:
             self._file.close()
 
     def is_written(self, index: int) -> bool:
-        """True if the file has the newest value of the entry."""
+        """True if the file has the latest value of an entry."""
         return index in self._stored_indices and index not in self._pending_writes
 
     def store(self, index: int, array: jax.Array) -> None:
-        """Replaces an entry asynchronously.
+        """Queues the write of a new value of an entry.
 
         Raises:
             DiskError: this or another entry could not be written.
@@ -315,7 +316,7 @@ class EntryFile:
         self.disk_queue.pop_read_ahead(self, index)
 
     def load(self, index: int, donates: bool = False) -> tuple[jax.Array, bool] | None:
-        """Returns an entry, and True if nothing else uses its array; None if it was never stored.
+        """Returns an entry, and True if nothing else uses its array; None if never stored.
 
         Args:
             donates: the array may be donated.

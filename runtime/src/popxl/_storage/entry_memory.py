@@ -1,4 +1,4 @@
-"""Memory of disk entries: the bytes to write of an array, and the memory to read into."""
+"""Memory for disk I/O of entries: byte views of arrays to write, and memory to read into."""
 
 from __future__ import annotations
 
@@ -61,16 +61,17 @@ class EntryMemory:
         return [of[replica] for replica in sorted(of)]
 
     def views(self, array: jax.Array) -> list[np.ndarray]:
-        """Returns the bytes (uint8) of each replica's shard; on CPUs the array must outlive
-        them."""
+        """Returns each local replica's shard as bytes (uint8).
+
+        On CPUs the array must outlive them.
+        """
         shards = self._shards(array)
         if self._is_shared:  # NumPy's views would make XLA copy what is donated later
             return [memory_view(shard) for shard in shards]
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
 
     def allocate(self, donates: bool) -> Allocation:
-        """Returns memory for each local shard of an entry, and a function that makes the array of
-        it.
+        """Returns memory for each local shard of an entry, and a function that makes its array.
 
         Args:
             donates: the array may be donated. On CPUs it lies in memory of XLA's own then: a
@@ -98,7 +99,7 @@ class EntryMemory:
         )
 
     def release(self, array: jax.Array) -> None:
-        """Returns the memory of an array, which only the caller uses, to the pool."""
+        """Puts the memory of an array that only the caller uses back into the pool."""
         if self._is_shared:
             for part in self._shards(array):
                 self._buffer_pool.put_back(part)

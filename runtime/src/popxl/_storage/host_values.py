@@ -52,8 +52,9 @@ class SharedValue:
 
 @dataclass(frozen=True)
 class LazyValue:
-    """A variable's value computed on demand, in full or by shards, for
-    `Session.write_variables_data`.
+    """A variable's value computed on demand, in full or by shards.
+
+    For `Session.write_variables_data`.
 
     Attributes:
         make_full: makes it.
@@ -102,7 +103,7 @@ class HostValues:
 
     # ---- checks ---------------------------------------------------------------------------------
     def check(self, t: Any, *kinds: type[Variable | Constant]) -> None:
-        """Raises unless `t` has one of the types `kinds` and belongs to the session."""
+        """Raises unless `t` is of a type in `kinds` and belongs to the session."""
         if not isinstance(t, kinds):
             names = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
             raise TypeError(f"only {names} have host data, not {t!r}")
@@ -117,7 +118,7 @@ class HostValues:
             )
 
     def check_not_lost(self, var: Variable) -> None:
-        """Raises if the value of a variable is lost."""
+        """Raises if a variable's value is lost, as after a failed run."""
         if var in self.lost:
             raise popart_exception(
                 f"the value of variable {var.id!r} is lost: a run stopped in the middle, or its "
@@ -125,7 +126,7 @@ class HostValues:
             )
 
     def check_complete(self, message: str) -> None:
-        """Raises if the value of any variable is lost."""
+        """Raises `message` if the value of any variable is lost."""
         if self.lost:
             names = sorted(repr(v.id) for v in self.lost)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -135,7 +136,7 @@ class HostValues:
             )
 
     def convert(self, var: Variable, data: Any) -> np.ndarray | Source:
-        """Returns data in the variable's dtype; for a function, one that returns such data."""
+        """Returns data in the variable's dtype; a function is wrapped to return such data."""
         if not isinstance(var, Variable):
             raise TypeError(f"only variables can be written, not {var!r}")
         self._check_owner(var)
@@ -163,7 +164,7 @@ class HostValues:
 
     # ---- reading --------------------------------------------------------------------------------
     def value(self, var: Variable) -> np.ndarray:
-        """Returns the value; a function's result is computed again, and not kept."""
+        """Returns a variable's value; a lazy value is computed again and not kept."""
         if var in self._sources:
             return self._sources[var]()
         with self.ir._host_lock:
@@ -172,21 +173,21 @@ class HostValues:
             return np.array(array) if owned else array
 
     def lazy_value(self, var: Variable) -> LazyValue | None:
-        """Returns the `LazyValue` that was written; None if there is none."""
+        """Returns the `LazyValue` written to a variable; None if there is none."""
         source = self._sources.get(var)
         return source if isinstance(source, LazyValue) else None
 
     def shared_value(self, var: Variable) -> SharedValue | None:
-        """Returns the `SharedValue` that was written; None if there is none."""
+        """Returns the `SharedValue` written to a variable; None if there is none."""
         source = self._sources.get(var)
         return source if isinstance(source, SharedValue) else None
 
     def value_on_replica(self, var: Variable, replica: int) -> np.ndarray:
-        """Returns the part of the value that a replica stores."""
+        """Returns the part of a variable's value that a replica stores."""
         return replica_value(var, self.value(var), replica)
 
     def live_array(self, t: Variable | Constant) -> np.ndarray:
-        """Returns the session's own array, filled with the value written or read last."""
+        """Returns the session's array of a variable or constant, with its latest value."""
         if isinstance(t, Constant):
             return t._data
         if t in self._sources:
@@ -203,7 +204,7 @@ class HostValues:
 
     # ---- writing --------------------------------------------------------------------------------
     def write(self, var: Variable, data: np.ndarray | Source, concurrent: bool = False) -> None:
-        """Sets the value to `data`.
+        """Sets a variable's host value to `data`.
 
         Args:
             concurrent: whether threads can call the function `data`.
@@ -220,7 +221,7 @@ class HostValues:
         self.lost.discard(var)
 
     def set_from_device(self, var: Variable, value: np.ndarray) -> None:
-        """Sets the value to what was read from the devices."""
+        """Sets a variable's host value to `value`, read from the devices."""
         if var._retrieval == "all_replicas":
             np.copyto(self._replica_arrays.setdefault(var, np.array(value)), value)
             first = [members[0] for members in var._grouping.groups]
@@ -229,7 +230,7 @@ class HostValues:
         self.stale.discard(var)
 
     def fill(self, var: Variable, value: np.ndarray) -> None:
-        """Copies a value into the session's array, with which new sessions start."""
+        """Copies a value into the session's array, which new sessions start from."""
         with self.ir._host_lock:
             self._copy_if_shared(var)
             array = self._arrays[var]
@@ -249,7 +250,7 @@ class HostValues:
                 array.flush()
 
     def _copy_if_shared(self, var: Variable) -> None:
-        """Makes the array private to this session; a memory map stays shared."""
+        """Makes a variable's array private to this session; a memory map stays shared."""
         array = self._arrays[var]
         if var in self._owned or isinstance(array, np.memmap):
             return
@@ -258,7 +259,7 @@ class HostValues:
         self._owned.add(var)
 
     def _copy_for_sharers(self, var: Variable, array: np.ndarray) -> None:
-        """Gives sessions that share `array` a copy, before it changes."""
+        """Gives the sessions that share `array` a copy of it, before it changes."""
         sharing = self._sharers_of(var, array)
         if sharing:
             old_values = np.array(array)
@@ -270,16 +271,16 @@ class HostValues:
 
     # ---- runs -----------------------------------------------------------------------------------
     def begin_run(self, may_change: Iterable[Variable]) -> None:
-        """Marks the variables that a run can change as lost until it ends."""
+        """Marks variables that a run can change as lost until the run ends."""
         self.lost.update(may_change)
 
     def end_run(self, changed: Iterable[Variable]) -> None:
-        """Marks the variables that the run has changed as stale on the host."""
+        """Marks variables that the run has changed as stale on the host."""
         self.stale.update(changed)
         self.lost.clear()
 
     def detach(self, brings_back: bool) -> None:
-        """Updates stale and lost values when the session leaves the devices.
+        """Updates stale and lost marks when the session leaves the devices.
 
         Args:
             brings_back: the session brings the newest values to the host before; what is still
@@ -305,6 +306,5 @@ def _convert(var: Variable, data: Any) -> np.ndarray:
 
 
 def storage_order(var: Variable) -> tuple[int, int]:
-    """Returns a sort key: variables of one remote buffer together, in the order of their
-    entries."""
+    """Returns a sort key that groups the variables of a remote buffer, in entry order."""
     return (var._remote[0].remote_buffer_id, var._remote[1]) if var._remote else (-1, 0)

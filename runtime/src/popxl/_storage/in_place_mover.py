@@ -37,7 +37,7 @@ class BufferStorageProtocol(Protocol):
 
 
 def wait_for(array: Any) -> None:
-    """Waits until an array is ready, unless it was donated."""
+    """Waits until an array is ready; returns at once if it was donated."""
     if not array.is_deleted():
         array.block_until_ready()
 
@@ -48,7 +48,7 @@ def is_ready(array: Any) -> bool:
 
 @dataclass
 class InFlight:
-    """Arrays that were dispatched and can still be pending, limited in bytes.
+    """Dispatched arrays that can still be pending, limited in bytes.
 
     Attributes:
         limit: bytes on one replica; more are waited for.
@@ -61,7 +61,7 @@ class InFlight:
     _nbytes: int = 0
 
     def add(self, array: Any, nbytes: int) -> None:
-        """Adds `nbytes` that are ready when `array` is; waits while the limit is exceeded."""
+        """Adds `nbytes` pending until `array` is ready; waits while the limit is exceeded."""
         self.release_ready()
         self._pending.append((array, nbytes))
         self._nbytes += nbytes
@@ -73,7 +73,7 @@ class InFlight:
             self._nbytes -= size
 
     def release_ready(self) -> None:
-        """Releases arrays that are ready."""
+        """Drops arrays that are ready."""
         while self._pending and is_ready(self._pending[0][0]):
             self._nbytes -= self._pending.popleft()[1]
 
@@ -101,7 +101,7 @@ class InPlaceMover:
         return self._in_flight.wait_seconds
 
     def load(self, step: Load, index: Index) -> Any:
-        """Returns the entry on the device."""
+        """Returns the array of an entry in device memory."""
         entries = self._entries[step.buffer]
         array = entries.load(index, step.donates, step.copies)
         if step.copies or entries.needs_copy(index):
@@ -113,22 +113,22 @@ class InPlaceMover:
         self._entries[step.buffer].store(index, value, step.copies)
 
     def before_run(self, step: Run) -> None:
-        """Called before `step` is dispatched."""
+        """Called before a segment's run is dispatched."""
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
-        """Called after `step` was dispatched."""
+        """Called after a segment's run was dispatched."""
         if results:
             self._in_flight.add(results[0], step.segment.result_bytes)
 
     def wait_for_store(self, step: Store, index: Index) -> None:
-        """Waits until a store is done."""
+        """Waits until a store has finished."""
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_for(self._entries[step.buffer].array(i))
 
     def finish_run(self) -> None:
-        """Called when all steps of the run are dispatched."""
+        """Called when all steps of a program's run are dispatched."""
         self._entries = {}
         self._in_flight.release_ready()
 
     def wait_all(self) -> None:
-        """Does nothing: the owner of `InFlight` waits."""
+        """Does nothing, since the owner of `InFlight` waits."""

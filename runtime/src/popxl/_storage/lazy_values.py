@@ -21,7 +21,7 @@ THREADS = 4
 def compute_ahead(
     variables: Iterable[Variable], concurrent: Set[Variable], make: Callable[[Variable], np.ndarray]
 ) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
-    """Yields the variables, each with a function that returns its value.
+    """Computes variables' values ahead in threads; yields each variable with a value function.
 
     Threads compute values ahead of their use, within the memory of the largest of them.
 

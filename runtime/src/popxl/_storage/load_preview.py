@@ -1,4 +1,4 @@
-"""Preview of prefetching: which loads are dispatched before which runs, as text."""
+"""Text preview of prefetching: which loads are dispatched before which runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def prefetched_loads(schedule: Schedule) -> Mapping[Run, str]:
-    """Returns, by run, the average number of loads that are prefetched before it, as text; stores
-    are taken to finish at once."""
+    """Returns, for each run, the average number of loads prefetched before it, as text.
+
+    Stores are taken to finish at once.
+    """
     mover = _RecordingMover(schedule)
     title = {step: routine.title for routine in schedule.routines for step in routine.steps}
     prefetched: dict[Run, Counter[str]] = defaultdict(Counter)

@@ -1,4 +1,4 @@
-"""Prefetch: copies of entries to the device are issued ahead of the runs before them.
+"""Prefetch mover: copies entries to the device ahead of the runs that use them.
 
 On a GPU a copy to the device starts only after all compute that was dispatched before it, since
 that compute can still use the memory (XLA's allocator reuses memory at dispatch). A load dispatched
@@ -28,8 +28,9 @@ Put = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 class PrefetchMover:
-    """Loads and stores entries of one run, with loads prefetched within a window; see
-    `InPlaceMover`.
+    """Loads and stores entries of one run, with loads prefetched within a byte window.
+
+    The counterpart of `InPlaceMover`.
 
     Args:
         put: moves arrays, all at once: `put(arrays, shardings) -> arrays`.
@@ -61,7 +62,7 @@ class PrefetchMover:
 
     # ---- called by the executor ------------------------------------------------------------------
     def load(self, step: Load, index: Index) -> Any:
-        """Returns the entry on the device."""
+        """Returns the array of an entry in device memory."""
         self.dispatch_stores()
         if not self._advance_executor(step):  # it could not be dispatched ahead
             self._fetch_consecutive()
@@ -89,7 +90,7 @@ class PrefetchMover:
             self._pending_stores.append((step, index, value, to))
 
     def before_run(self, step: Run) -> None:
-        """Dispatches pending stores, and the loads that `step` can hide."""
+        """Dispatches pending stores, and the loads that can overlap with this run."""
         self.dispatch_stores()
         if not self._advance_executor(step):
             self._advance()
@@ -98,10 +99,10 @@ class PrefetchMover:
             self._look_ahead()
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
-        """Called after `step` was dispatched."""
+        """Called after a segment's run was dispatched."""
 
     def wait_for_store(self, step: Store, index: Index) -> None:
-        """Waits until a store is done."""
+        """Waits until a store has finished."""
         self.dispatch_stores()
         for i in set(index) if isinstance(index, tuple) else {index}:
             wait_for(self._entries[step.buffer].array(i))
@@ -119,7 +120,7 @@ class PrefetchMover:
 
     # ---- order ----------------------------------------------------------------------------------
     def _advance_executor(self, step: Load | Store | Run) -> bool:
-        """Records that the executor is at `step`; True if the look-ahead has passed it."""
+        """Records that the executor is at a step; True if the look-ahead has passed the step."""
         if self._events_ahead:
             self._events_ahead -= 1
             return True
@@ -129,7 +130,7 @@ class PrefetchMover:
         return False
 
     def _peek(self) -> LookaheadEvent | None:
-        """Returns the next event of the look-ahead; None if it is unknown or there is none."""
+        """Returns the next look-ahead event; None if it is unknown or there is none."""
         if self._next is None:
             self._next = next(self._events, None)
         return self._next
@@ -164,7 +165,7 @@ class PrefetchMover:
         self._dispatch_loads(batch)
 
     def _fetch_consecutive(self) -> None:
-        """Dispatches the next load and those that follow it before any run or store."""
+        """Dispatches the next load and the loads that directly follow it."""
         batch: list[tuple[Load, int]] = []
         while (event := self._peek()) is not None and isinstance(event.step, Load):
             step, index = event.step, event.entry_index
@@ -193,8 +194,10 @@ class PrefetchMover:
             raise
 
     def _fits_window(self, nbytes: int) -> bool:
-        """True if the window has room for another load. Loads can always use half of it; stores
-        that take more are waited for."""
+        """True if the window has room for another load of `nbytes`.
+
+        Loads can always use half of it; stores that take more are waited for.
+        """
         self._release_stored()
         while (
             self._dispatched_stores
@@ -224,7 +227,7 @@ class PrefetchMover:
         self._dispatched_store_bytes -= nbytes
 
     def _release_stored(self) -> None:
-        """Releases stores that are done."""
+        """Drops stores that have finished."""
         while self._dispatched_stores and is_ready(self._dispatched_stores[0][0]):
             self._dispatched_store_bytes -= self._dispatched_stores.popleft()[1]
 

@@ -1,4 +1,4 @@
-"""Conversion between variables' host arrays and global arrays over all replicas."""
+"""Conversion between variables' host arrays and global device arrays over all replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 def put_array(x: np.ndarray, sharding: Sharding) -> jax.Array:
-    """Returns a device array of global value `x`; each process passes at least its own part.
+    """Returns a device array of global value `x`; each process passes at least its local part.
 
     The array owns its memory: `x` may change afterwards, and the array can be donated and updated
     in place.
@@ -40,7 +40,7 @@ def put_async(x: np.ndarray, sharding: Sharding) -> jax.Array:
 def put_shards(
     part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
-    """Returns a global array from each replica's array (see `global_shape`), like `put_array`.
+    """Returns a global array (see `global_shape`) from `part(replica)`, like `put_array`.
 
     Args:
         part: returns a replica's array; called for the replicas of this process.
@@ -67,7 +67,7 @@ def put_shards_async(
 
 
 def local_data(x: jax.Array) -> np.ndarray:
-    """Returns this process's part of an array that is sharded along axis 0."""
+    """Returns the local part of an array that is sharded along axis 0."""
     if x.is_fully_addressable:
         return np.asarray(x)
     shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
@@ -75,8 +75,10 @@ def local_data(x: jax.Array) -> np.ndarray:
 
 
 def _shard_group(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
-    """Returns the replicas that share a variable's shards with `replica`, and its index among
-    them."""
+    """Returns the replicas that hold one variable value's shards, and the index of `replica`.
+
+    The index is the one among those replicas.
+    """
     const = var._grouping.const_rg
     members = const.groups[const.assignment[replica]]
     return members, members.index(replica)
@@ -92,8 +94,7 @@ def _shard(full: np.ndarray, shards: int, index: int) -> np.ndarray:
 
 
 def replica_value(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
-    """Returns the part of a variable's `value` that `replica` stores: its group's value, or a
-    shard."""
+    """Returns what `replica` stores of a variable's `value`: its group's value, or a shard."""
     group = var._grouping.assignment[replica]
     data = value[group] if var._grouping.num_groups > 1 else value
     if not var._sharded:
@@ -105,7 +106,7 @@ def replica_value(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
 def put_variable(
     var: Variable, value: np.ndarray, shape: tuple[int, ...], sharding: NamedSharding
 ) -> jax.Array:
-    """Returns a global array of a variable's `value`; each replica's part has `shape`."""
+    """Returns a global device array of a variable's `value`; each replica's part has `shape`."""
     spec = np.broadcast_to(device_view(np.zeros(1, value.dtype)).reshape(()), shape)
     return put_shards(
         lambda replica: device_view(replica_value(var, value, replica)).reshape(shape),
@@ -117,7 +118,7 @@ def put_variable(
 def replica_shards(
     x: jax.Array, replicas: int, shape: tuple[int, ...], only: int | None = None
 ) -> dict[int, np.ndarray]:
-    """Returns the local replicas' parts of an array, by replica; only one if `only` names it.
+    """Returns local replicas' parts of an array, by replica; just one if `only` is given.
 
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
@@ -139,14 +140,16 @@ def replica_shards(
 
 
 def host_value(var: Variable, per_replica: Any) -> np.ndarray:
-    """Returns a variable's host array from `per_replica(replica)`, the part that a replica
-    stores."""
+    """Returns a variable's host array, assembled from `per_replica(replica)`.
+
+    That is the part that a replica stores.
+    """
     values = [_full_value(var, r, per_replica) for r in _retrieved_replicas(var)]
     return values[0] if len(values) == 1 else np.stack(values)
 
 
 def _retrieved_replicas(var: Variable) -> list[int]:
-    """Returns the replicas whose values make up the host array of a variable."""
+    """Returns the replicas whose values are read into a variable's host array."""
     if var._retrieval == "all_replicas":
         return list(range(len(var._grouping.assignment)))
     return [members[0] for members in var._grouping.groups]
@@ -170,7 +173,7 @@ class IdentityTuple(tuple[Item, ...]):
 
 
 class VariableShard(NamedTuple):
-    """A shard of a variable's value: consecutive elements, and the replicas that hold them.
+    """A shard of a variable's value: an element range, and the replicas that hold it.
 
     Attributes:
         group: of the variable's replica grouping.
@@ -187,7 +190,7 @@ class VariableShard(NamedTuple):
 
 
 def variable_shards(var: Variable, owners: tuple[int, ...]) -> IdentityTuple[VariableShard]:
-    """Returns the shards of a variable's value; equally sharded variables get the same object.
+    """Returns the shards of a variable; equally sharded variables get the same object.
 
     Args:
         owners: the process of each replica; they need not exist now.
@@ -231,7 +234,7 @@ def _full_value(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
 
 
 def _shard_holders(var: Variable, replica: int) -> tuple[int, ...]:
-    """Returns the replicas that hold the shards of the same value as `replica`."""
+    """Returns the replicas that hold shards of the same value as `replica`."""
     members, index = _shard_group(var, replica)
     first = index - index % var._shards
     return members[first : first + var._shards]

@@ -61,13 +61,16 @@ def _align(nbytes: int) -> int:
 
 
 def slot_bytes(nbytes: int) -> int:
-    """Returns the bytes that data of `nbytes` takes in a file or memory block, padding included."""
+    """Returns the padded size of data of `nbytes` in a file or memory block."""
     return _align(LEAD + nbytes)
 
 
 def _map_memory(nbytes: int) -> mmap.mmap:
-    """Returns page-aligned private memory, in huge pages where possible: these cut the kernel's
-    time for direct I/O. Shared memory, Python's default, would get small pages."""
+    """Returns page-aligned private memory, in huge pages where possible.
+
+    These cut the kernel's time for direct I/O. Shared memory, Python's default, would get small
+    pages.
+    """
     block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
@@ -184,7 +187,7 @@ class Scratch:
         return bool(flag)
 
     def nameless_file(self, flags: int) -> int:
-        """Creates a file, unlinks it and returns its descriptor."""
+        """Creates a file, unlinks it and returns its file descriptor."""
         self._file_count += 1
         path = self.folder / str(self._file_count)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | flags, 0o600)
@@ -193,7 +196,7 @@ class Scratch:
 
     @classmethod
     def open_shared(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
-        """Returns the folder, which programs of a process share; each user closes it once."""
+        """Returns the process's scratch folder at a path; each user closes it once."""
         key = Path(folder).absolute(), process
         while True:
             with cls._instances_lock:
@@ -206,7 +209,7 @@ class Scratch:
             scratch._closed.wait()
 
     def close(self) -> None:
-        """Removes the files once the last user has closed the folder."""
+        """Removes the files after the last user has closed the folder."""
         with self._instances_lock:
             self._users -= 1
             if self._users > 0 or self._is_closing:
@@ -235,14 +238,14 @@ class Scratch:
         return ScratchFile(self, nbytes)
 
     def count(self, read: int = 0, written: int = 0) -> None:
-        """Adds to the bytes read and written."""
+        """Adds to the counters of bytes read and written."""
         with self._count_lock:
             self.read += read
             self.written += written
 
     @contextmanager
     def time_request(self) -> Iterator[float]:
-        """Context of a request of this thread; yields its start time."""
+        """Context of an I/O request of this thread; yields its start time."""
         now = self._request_starts[threading.get_ident()] = time.monotonic()
         try:
             yield now
@@ -251,12 +254,12 @@ class Scratch:
 
     @property
     def oldest_request_seconds(self) -> float:
-        """Seconds since the oldest unfinished request started."""
+        """Seconds since the oldest unfinished I/O request started."""
         now = time.monotonic()
         return max((now - started for started in list(self._request_starts.values())), default=0.0)
 
     def staging(self) -> np.ndarray:
-        """Returns this thread's staging memory for a request."""
+        """Returns this thread's staging memory for an I/O request."""
         if not hasattr(self._local, "bytes"):
             self._local.bytes = np.frombuffer(_map_memory(REQUEST), np.uint8)
         return self._local.bytes
@@ -283,7 +286,7 @@ class ScratchFile:
             raise self._error("have room for", nbytes, error) from error
 
     def close(self) -> None:
-        """Frees the file."""
+        """Closes the file, which frees its disk space."""
         os.close(self._file)
 
     def write(self, offset: int, data: np.ndarray) -> None:
@@ -304,7 +307,7 @@ class ScratchFile:
         self._scratch.count(written=data.size)
 
     def read(self, offset: int, data: np.ndarray) -> None:
-        """Reads a slot into `data`.
+        """Reads the slot at an aligned offset into `data`.
 
         Raises:
             DiskError: the disk is broken, or returns other data than was written.
@@ -313,7 +316,7 @@ class ScratchFile:
             self.read_one(offset, data, start)
 
     def read_one(self, offset: int, data: np.ndarray, start: int) -> None:
-        """Runs one of the requests of `read`; several threads can read one slot.
+        """Runs one of a slot's read requests; several threads can read one slot.
 
         Args:
             start: of `request_offsets(data.size)`.
@@ -330,7 +333,7 @@ class ScratchFile:
         self._scratch.count(read=max(end - max(start, LEAD), 0))
 
     def _verify(self, at: int, checksum: int, nbytes: int) -> None:
-        """Compares the checksum of read data with that of the written data."""
+        """Raises if the checksum of read data differs from that of the written data."""
         if self._checksums.get(at, checksum) != checksum:
             raise DiskError(
                 f"the disk folder {self._scratch.parent} returns other bytes than were written "
@@ -339,8 +342,11 @@ class ScratchFile:
             )
 
     def _request(self, start: int, data: np.ndarray) -> _Request:
-        """Returns the memory of a request: whole pages of `data` where page boundaries in memory
-        and file coincide, staging memory elsewhere."""
+        """Returns the memory of an I/O request.
+
+        Whole pages of `data` where page boundaries in memory and file coincide, staging memory
+        elsewhere.
+        """
         staging = self._scratch.staging()
         end = min(start + REQUEST, slot_bytes(data.size))
         first, last = max(start, LEAD), min(end, LEAD + data.size)
@@ -361,7 +367,7 @@ class ScratchFile:
     def _run_request(
         self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int
     ) -> None:
-        """Runs a request; the kernel can split or delay it."""
+        """Runs an I/O request, which the kernel can split or delay."""
         with self._scratch.time_request() as started:
             self._transfer_parts(do, parts, at, started + PATIENCE)
         if not self._scratch.direct:
@@ -397,7 +403,7 @@ class ScratchFile:
 
 
 def _checksum(data: np.ndarray, start: int) -> int:
-    """Returns the CRC-32C of a request's part of the data."""
+    """Returns the CRC-32C of the data of one I/O request."""
     part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
     return google_crc32c.value(part)
 
@@ -421,7 +427,7 @@ def _format_bytes(nbytes: int) -> str:
 
 
 def _allocate(descriptor: int, nbytes: int) -> None:
-    """Sets the size of a file, and allocates its blocks where the file system can (NFS: from 4.2).
+    """Sets the size of a file, and allocates its blocks if the file system can (NFS: from 4.2).
 
     `os.posix_fallocate` would write into each block where it cannot: O_DIRECT refuses that, and
     over a network it takes hours.
