@@ -23,8 +23,8 @@ from data.loader import Loader
 from modelling.model_family import get_family
 from planning.hardware.disk_offload import process_bytes
 from planning.requirements import finetuning_requirements
+from run.generated_data_benchmark import MachineUse, report_throughput
 from run.records.throughput import peak_host_bytes
-from run.throughput import MachineUse, report_throughput
 from sessions.training import StepResult
 from sessions.training import TrainingSession as TrainingSession
 from terminal.entry_point import entry_point

@@ -22,7 +22,7 @@ from config.flags import UnusedFields
 from config.sections import RunConfig
 from modelling.model_family import get_family
 from planning.requirements import generation_requirements
-from run.throughput import MachineUse, report_throughput
+from run.generated_data_benchmark import MachineUse, report_throughput
 from sessions.generation import GenerationSession as GenerationSession
 from terminal.entry_point import entry_point
 

@@ -27,8 +27,8 @@ from finetuning import UNUSED
 from modelling.model_family import get_family
 from modelling.phases.training import build_training
 from planning.hardware.resource_errors import explain_resource_errors
+from run.generated_data_benchmark import read_throughput_line
 from run.records.throughput import peak_host_bytes
-from run.throughput import read_throughput_line
 from terminal.entry_point import entry_point
 from terminal.parser import count_option
 

@@ -13,9 +13,9 @@ from typing import Literal
 
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError, did_you_mean
+from config.lr_schedules import LRScheduleName
 from config.metrics import METRICS, MetricName, ObjectiveName
 from config.optimizer_state import OPTIMIZERS, RESIDUAL_SLOTS, Adafactor, OptimizerSpec, StateSlot
-from config.schedules import LRScheduleName
 from config.values import (
     Address,
     BeamCount,

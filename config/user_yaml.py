@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Any
 
 from config.errors import ConfigError
-from config.flag_translation import check_foreign_flags
 from config.flags import ALIASES, GROUPS
+from config.unknown_flags import check_foreign_flags
 from files.formatting import format_name, format_value
 from files.yaml_files import LocatedDict, location_prefix
 

@@ -14,7 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from planning.advice import with_advice
 from planning.program_variants import VariantCache
 from planning.report_text import format_report
 from planning.simulated_step_times import (
@@ -25,6 +24,7 @@ from planning.simulated_step_times import (
     plan_best_layout,
     step_table_row,
 )
+from planning.speed_advice import with_advice
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "planning.md"

@@ -34,11 +34,11 @@ from terminal.entry_point import entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan training and generation, and print the result."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
-    from planning.advice import with_advice
     from planning.auto_config import resolve_auto_fields
     from planning.fit_search import plan_best_training, plan_generation
     from planning.hardware.local_machine import measure_local_machine
     from planning.program_variants import VariantCache
+    from planning.speed_advice import with_advice
 
     config, options = line.config, line.options
     with explain_resource_errors(line.preset, config):

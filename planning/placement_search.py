@@ -1,7 +1,7 @@
 """Search of the fastest use of device memory by simulated runs; results are always equal.
 
 It chooses the micro-batches per pass, which layers save or recompute their activations
-(`planning.remat_search`), and which entries stay on the device (`popxl.plan.place`).
+(`planning.recompute_search`), and which entries stay on the device (`popxl.plan.place`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from planning.program_variants import (
     Variant,
     default_variant,
 )
-from planning.remat_search import search_remat_policy
+from planning.recompute_search import search_remat_policy
 from popxl import hardware
 from terminal.screen import say
 

@@ -111,11 +111,11 @@ def show_plan(
     for what, path in _output_files(options).items():
         if path is not None:
             check_can_write_file(what, path)
-    from planning.advice import with_advice
     from planning.program_variants import VariantCache
     from planning.report import make_report
     from planning.report_plot import plot_report
     from planning.report_text import format_report
+    from planning.speed_advice import with_advice
 
     target = machine(options.machine) if options.machine else default_machine(line.config)
     report = make_report(line.preset, requirements_fn(line.config, target.target), target)

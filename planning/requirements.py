@@ -12,7 +12,7 @@ from modelling.generation import build_resident, build_streamed
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
-from modelling.weights.mapping import is_adapter, is_quantizable
+from modelling.weights.weight_mapping import is_adapter, is_quantizable
 from planning.hardware.disk_offload import offload_to_disk
 from planning.hardware.machines import Machine
 from planning.placement_search import PlacementResult, plans_placement, search_placement

@@ -21,7 +21,7 @@ from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from files.formatting import format_name, format_path
 from huggingface.hub import DataUnavailable
-from huggingface.model_card import AdapterInfo
+from huggingface.model_card_text import AdapterInfo
 from huggingface.model_folders import (
     TASK_FIELDS,
     TASK_NAME,

@@ -19,7 +19,7 @@ from files.formatting import format_number
 from files.json_files import read_object
 from files.run_folder import RunFolder
 from files.yaml_files import dump_yaml
-from huggingface.model_card import CURVE, FILE_NAME, AdapterInfo, ModelCard, TableRows
+from huggingface.model_card_text import CURVE, FILE_NAME, AdapterInfo, ModelCard, TableRows
 from huggingface.pretrained import RANDOM
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics_jsonl import StepMetrics, read_metrics

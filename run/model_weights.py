@@ -26,7 +26,7 @@ from huggingface.pretrained import RANDOM, local_model
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters
-from modelling.weights.mapping import is_adapter, is_trainable
+from modelling.weights.weight_mapping import is_adapter, is_trainable
 from run.base_model_ref import BaseModelRef, weight_names
 from run.weight_checks import (
     HEAD,

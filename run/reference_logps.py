@@ -3,7 +3,7 @@
 The reference model has the weights that the run started with, without adapters. A cache file has
 the log-probabilities of a list of samples; its name is a digest of all that they depend on: the
 weights, the model's settings and the samples. A file that is being computed is a draft, which the
-same command resumes (`run.logps_cache`).
+same command resumes (`run.reference_logps_cache`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from modelling.model_family import get_family
 from modelling.objectives import make_objective
 from run.base_model_ref import BaseModelRef, metadata_of
 from run.initial_state import InitialState
-from run.logps_cache import (
+from run.model_weights import has_adapters, read_weights
+from run.reference_logps_cache import (
     DRAFT,
     LogpsDraftFile,
     Shape,
@@ -39,7 +40,6 @@ from run.logps_cache import (
     remove_stale_drafts,
     write_logps_file,
 )
-from run.model_weights import has_adapters, read_weights
 from run.weight_checks import DigestChecked, check_digests
 from sessions.loss_evaluation import LossSession
 from sessions.session import compile_session

@@ -39,7 +39,7 @@ from run.checkpoint_mirror import CheckpointMirror, open_mirror
 from run.evaluation.evaluator import Evaluator, resolve_metrics
 from run.hf_export import export_model
 from run.initial_state import InitialState
-from run.lr_schedule import LRSchedule, check_iterations, lr_change_message, resolve_epochs
+from run.learning_rate import LRSchedule, check_iterations, lr_change_message, resolve_epochs
 from run.model_card import RunInfo
 from run.options import RunOptions
 from run.profiler import Profiler, print_profile_plan, runs_to_profile, shorten_to_profile

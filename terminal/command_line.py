@@ -26,7 +26,6 @@ from config.config_sources import (
 )
 from config.errors import ConfigError
 from config.families import FAMILIES
-from config.flag_translation import check_foreign_flags
 from config.flags import (
     ALL_USED,
     UnusedFields,
@@ -39,6 +38,7 @@ from config.flags import (
 from config.help import RARE, field_help, formatter
 from config.presets import merge, preset_names, with_absolute_paths
 from config.sections import RunConfig
+from config.unknown_flags import check_foreign_flags
 from files.formatting import format_name, format_path
 from terminal.base_config import BaseConfig, ConfigLoader, resolve_base_config
 from terminal.file_options import AddOptions

@@ -35,7 +35,7 @@ from benchmarks import device as device_benchmark
 from checkpoints import CheckpointWarning, load_checkpoint
 from data.task import SAMPLE_FOLDER
 from planning.hardware.matrix_rate import matrix_rate
-from run import throughput
+from run import generated_data_benchmark
 from run.records import metrics_logger
 from run.records.loss_curve import draw_loss_curve
 from run.records.metrics_jsonl import read_metrics
@@ -699,7 +699,9 @@ def test_a_benchmark_needs_a_run(benchmark, capsys):
     ],
 )
 def test_benchmarks_end_with_one_json_line(benchmark, arguments, unit, capsys, monkeypatch):
-    monkeypatch.setattr(throughput, "matrix_rate", partial(matrix_rate, size=512, products=8))
+    monkeypatch.setattr(
+        generated_data_benchmark, "matrix_rate", partial(matrix_rate, size=512, products=8)
+    )
     assert benchmark.main([*arguments, "--runs", "1"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert facts["config"] == "tiny"

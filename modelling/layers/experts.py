@@ -18,7 +18,7 @@ from modelling.layers.block_context import BlockContext
 from modelling.layers.lora import ExpertAdapter
 from modelling.layers.module import Module, cast, fused_parameter, parameter
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
-from modelling.weights.mapping import Weight, WeightMapping
+from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons.ops.routing import (
     repeat_by_group,

@@ -7,7 +7,7 @@ from typing import Literal
 
 from modelling.layers.lora import LinearAdapters
 from modelling.layers.module import Module, fused_parameter, parameter
-from modelling.weights.mapping import Weight, WeightMapping
+from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
 

@@ -11,7 +11,7 @@ import popxl
 from modelling.layers.lora import TrainableTokenRows, VocabularyAdapter
 from modelling.layers.masking import MASK_VALUE
 from modelling.layers.module import Module, cast, fused_parameter
-from modelling.weights.mapping import Weight
+from modelling.weights.weight_mapping import Weight
 from popxl import Tensor, ops
 from popxl_addons.fp8 import matrix_product
 

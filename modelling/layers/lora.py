@@ -20,8 +20,8 @@ from modelling.layers.layer_modules import LayerModules
 from modelling.layers.module import Module, cast, declare
 from modelling.weights import LoraSpec, WeightMap, WeightMapping
 from modelling.weights.lora import add_adapters
-from modelling.weights.mapping import is_vocabulary
 from modelling.weights.weight_map import EMBEDDINGS
+from modelling.weights.weight_mapping import is_vocabulary
 from popxl import Tensor, float32, ops
 
 LayerTypeT = TypeVar("LayerTypeT")

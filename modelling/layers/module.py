@@ -20,7 +20,7 @@ from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import current_run_config
 from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
 from modelling.weights.hf_tensor_names import HfTensorNames
-from modelling.weights.mapping import Weight, WeightMapping
+from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import ReplicaGrouping, Tensor, ops
 
 

@@ -17,6 +17,6 @@ from modelling.phases.loss_phase import LossPhase as LossPhase
 from modelling.phases.phase import Phase as Phase
 from modelling.phases.phase_plan import PhasePlan as PhasePlan
 from modelling.phases.phase_plan import PhaseRun as PhaseRun
-from modelling.phases.remat_split import split_by_remat as split_by_remat
+from modelling.phases.recompute_split import split_by_remat as split_by_remat
 from modelling.phases.settings import PhaseSettings as PhaseSettings
 from modelling.phases.step_inputs import StepInputs as StepInputs

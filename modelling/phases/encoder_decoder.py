@@ -33,7 +33,7 @@ from modelling.phases.buffers import ActivationRows, InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
-from modelling.phases.remat_split import split_by_remat
+from modelling.phases.recompute_split import split_by_remat
 from modelling.phases.settings import PhaseSettings
 from popxl import Tensor
 

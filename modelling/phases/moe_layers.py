@@ -24,7 +24,7 @@ from modelling.phases.buffers import (
 from modelling.phases.dense_layers import build_runs_by_type, by_name, reserve_rows
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhaseRun
-from modelling.phases.remat_split import slice_runs
+from modelling.phases.recompute_split import slice_runs
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.streamed_experts import StreamedExperts
 from popxl_addons.transforms.batch_serialisation import RemoteHandle

@@ -11,8 +11,8 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
 from modelling.weights import WeightMap, WeightMapping
-from modelling.weights.mapping import WeightsError, is_quantizable
 from modelling.weights.weight_map import missing_mapping
+from modelling.weights.weight_mapping import WeightsError, is_quantizable
 from popxl_addons.optimizers import state_8bit
 from popxl_addons.optimizers.adafactor import MatrixLayout
 

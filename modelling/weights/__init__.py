@@ -6,10 +6,6 @@ Face's files; `optimizer_state` converts optimizer state of checkpoints; `traina
 select what is trained.
 """
 
-from modelling.weights.mapping import LoraSpec as LoraSpec
-from modelling.weights.mapping import Weight as Weight
-from modelling.weights.mapping import WeightMapping as WeightMapping
-from modelling.weights.mapping import WeightsError as WeightsError
 from modelling.weights.variables import OPTIMIZER_PREFIX as OPTIMIZER_PREFIX
 from modelling.weights.variables import ShardReader as ShardReader
 from modelling.weights.variables import total_nbytes as total_nbytes
@@ -18,3 +14,7 @@ from modelling.weights.weight_map import EXPERT_GROUP as EXPERT_GROUP
 from modelling.weights.weight_map import FP8_PREFIX as FP8_PREFIX
 from modelling.weights.weight_map import Variables as Variables
 from modelling.weights.weight_map import WeightMap as WeightMap
+from modelling.weights.weight_mapping import LoraSpec as LoraSpec
+from modelling.weights.weight_mapping import Weight as Weight
+from modelling.weights.weight_mapping import WeightMapping as WeightMapping
+from modelling.weights.weight_mapping import WeightsError as WeightsError

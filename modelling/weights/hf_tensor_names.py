@@ -15,8 +15,8 @@ import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from files.formatting import format_name
-from modelling.weights.mapping import WeightsError, check_shape
 from modelling.weights.mxfp4 import dequantize_tensors, dequantized_shapes
+from modelling.weights.weight_mapping import WeightsError, check_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -27,7 +27,8 @@ from config.values import split_names
 from files.formatting import format_name, format_names, format_path
 from modelling.quantization import fake_quantize
 from modelling.weights.hf_tensor_names import FusedWeights, HfTensorNames
-from modelling.weights.mapping import (
+from modelling.weights.weight_map import TrainableTokens, WeightMap
+from modelling.weights.weight_mapping import (
     EMBEDDING,
     HEAD,
     LoraSpec,
@@ -40,7 +41,6 @@ from modelling.weights.mapping import (
     is_trainable,
     is_vocabulary,
 )
-from modelling.weights.weight_map import TrainableTokens, WeightMap
 
 LORA_A, LORA_B, LORA_MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 """Ends of PEFT's tensor names, after the module's name; `LORA_MAGNITUDE` is DoRA's."""

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
-from modelling.weights.mapping import WeightsError
+from modelling.weights.weight_mapping import WeightsError
 
 BLOCKS, SCALES = "_blocks", "_scales"
 FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)

@@ -13,8 +13,8 @@ from config.errors import ConfigError, did_you_mean
 from config.run import Training
 from config.values import split_names
 from files.formatting import format_name
-from modelling.weights.mapping import WeightMapping, is_linear
 from modelling.weights.weight_map import WeightMap, without_expert_group
+from modelling.weights.weight_mapping import WeightMapping, is_linear
 
 
 def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:

@@ -12,7 +12,7 @@ import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays
 from checkpoints.tensor_shards import ShardedTensor, ShardLayout, TensorShard
-from modelling.weights.mapping import WeightMapping
+from modelling.weights.weight_mapping import WeightMapping
 from popxl import Variable
 from popxl.session import VariableShard
 

@@ -17,19 +17,19 @@ from checkpoints.lazy_arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
 from modelling.quantization import QUANT_FIELDS, QuantizedWeight, QuantizedWeightCache, quantize
 from modelling.weights.hf_tensor_names import HfTensorNames
-from modelling.weights.mapping import (
+from modelling.weights.variables import (
+    OPTIMIZER_PREFIX,
+    HfNamedTensors,
+    ShardReader,
+    VariableSource,
+)
+from modelling.weights.weight_mapping import (
     EMBEDDING,
     HEAD,
     Weight,
     WeightMapping,
     WeightsError,
     check_presence,
-)
-from modelling.weights.variables import (
-    OPTIMIZER_PREFIX,
-    HfNamedTensors,
-    ShardReader,
-    VariableSource,
 )
 from popxl import Variable
 from popxl.session import LazyValue, VariableShard

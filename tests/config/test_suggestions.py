@@ -9,8 +9,8 @@ import pytest
 import run_generation
 from config.errors import ConfigError, close_names
 from config.families import FAMILIES
-from config.flag_translation import check_foreign_flags
 from config.flags import spell_flags
+from config.unknown_flags import check_foreign_flags
 from run.options import RunOptions
 
 RENAMED = {

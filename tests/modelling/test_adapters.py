@@ -17,7 +17,7 @@ from config.sections import RunConfig
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from modelling.weights.lora import init_adapters, merge_adapters
-from modelling.weights.mapping import is_trainable
+from modelling.weights.weight_mapping import is_trainable
 from tests.modelling.bart import hf as bart_hf
 from tests.modelling.gptj import hf as gptj_hf
 from tests.modelling.gptj import training as gptj_training

@@ -7,7 +7,7 @@ import pytest
 
 from config.t5 import T5Config
 from data.loader import Loader
-from run.lr_schedule import resolve_epochs
+from run.learning_rate import resolve_epochs
 from run.records.metrics_jsonl import read_metrics
 from terminal.command_line import read_command_line
 from tests.small_runs import TRAINING, train

@@ -14,7 +14,7 @@ from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
 from files.run_folder import RunFolder
-from huggingface.model_card import AdapterInfo
+from huggingface.model_card_text import AdapterInfo
 from run.base_model_ref import BaseModelRef
 from run.model_card import RunInfo, write_model_card
 from run.options import RunOptions

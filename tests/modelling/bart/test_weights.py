@@ -6,7 +6,7 @@ import numpy as np
 
 from data.seq2seq import shift_right
 from modelling.model_family import get_family
-from modelling.weights.mapping import is_linear
+from modelling.weights.weight_mapping import is_linear
 from tests.modelling.bart.hf import PAD, START, our_config, weights_of, without_bias
 from tests.modelling.weight_maps import base_weight_map
 

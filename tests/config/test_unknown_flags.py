@@ -16,9 +16,9 @@ import run_generation
 from config.base import config_fields
 from config.errors import ConfigError
 from config.families import FAMILIES
-from config.flag_translation import check_foreign_flags, translate
 from config.flags import ALIASES
-from config.foreign_flags import FLAGS, OMIT, Flag
+from config.other_trainers_flags import FLAGS, OMIT, Flag
+from config.unknown_flags import check_foreign_flags, translate
 from planning.config_loader import CONFIG_LOADER
 from run.options import RunOptions
 from terminal.command_line import read_command_line

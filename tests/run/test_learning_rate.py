@@ -17,7 +17,7 @@ from transformers.optimization import Adafactor
 from config.errors import ConfigError
 from config.presets import merge
 from config.sections import LearningRate, Optimizer, Training
-from run.lr_schedule import LRSchedule, lr_change_message
+from run.learning_rate import LRSchedule, lr_change_message
 
 HUGGING_FACE = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from config.errors import ConfigError
-from config.foreign_flags import FLAGS, OMIT, Flag
+from config.other_trainers_flags import FLAGS, OMIT, Flag
 from files.formatting import format_name
 
 _BY_NAME = {name: flag for flag in FLAGS for name in flag.names.split()}

@@ -11,7 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from run.logps_cache import LogpsDraftFile, read_logps_file, remove_stale_drafts, write_logps_file
+from run.reference_logps_cache import (
+    LogpsDraftFile,
+    read_logps_file,
+    remove_stale_drafts,
+    write_logps_file,
+)
 from tests.children import child
 from tests.full_disk import full_disk
 
@@ -122,7 +127,7 @@ def test_a_full_disk_is_a_warning(path: Path, capsys) -> None:
 ADD = """
 import sys, time
 from pathlib import Path
-from run.logps_cache import LogpsDraftFile
+from run.reference_logps_cache import LogpsDraftFile
 with LogpsDraftFile(Path(sys.argv[1]), (11, 2, 2), True) as draft:
     print("open", flush=True)
     time.sleep(60)

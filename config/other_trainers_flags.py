@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from config.lr_schedules import LR_SCHEDULES
 from config.metrics import OBJECTIVES
-from config.schedules import LR_SCHEDULES
 
 OMIT = "omit"
 """In place of ours: what the value asks for needs no flag."""

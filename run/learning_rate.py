@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from config.errors import ConfigError
-from config.schedules import LR_SCHEDULES, LRProgress
+from config.lr_schedules import LR_SCHEDULES, LRProgress
 from config.sections import LearningRate, RunConfig, Training
 
 
