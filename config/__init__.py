@@ -1,4 +1,4 @@
-"""Configuration: typed sections, presets in YAML, and every field as a flag.
+"""Run configuration: typed sections, presets in YAML, and a command-line flag for every field.
 
 Why this is not tyro, jsonargparse or pydantic-settings: flags are only known after a first pass
 over the command line, since the model family, which `--load`, `--model` or `--config` decides,

@@ -33,8 +33,7 @@ _NAMES = re.compile(r"[\w.-]+( *, *[\w.-]+)*")
 
 @dataclass(frozen=True)
 class Adapter(ConfigSection):
-    """LoRA settings: trainable low-rank matrices A and B beside frozen linear layers, W x + s B A
-    x."""
+    """LoRA settings: trainable matrices A and B beside a frozen linear layer, W x + s B A x."""
 
     rank: NonNegativeInt = 0
     """Rank of LoRA adapters, trained in place of the weights. 0: none. PEFT: r."""
@@ -95,7 +94,7 @@ class Adapter(ConfigSection):
             )
 
     def is_target(self, module: str, default: str) -> bool:
-        """Returns whether a linear layer inside the model is an adapter target.
+        """Returns whether a linear layer of the model is an adapter target.
 
         Args:
             module: Hugging Face's name of it.
@@ -109,29 +108,31 @@ class Adapter(ConfigSection):
         return full_match(targets, module)
 
     def is_adapted(self, module: str, default: str) -> bool:
-        """Returns whether a linear layer has an adapter: a target that is not trained in full."""
+        """Returns whether a linear layer has LoRA matrices: a target not trained in full."""
         return not self.is_saved(module) and self.is_target(module, default)
 
     def is_saved(self, module: str) -> bool:
-        """Returns whether a module, or one around it, is in `modules_to_save`: trained in full."""
+        """Returns whether a module is within `modules_to_save`, and so trained in full."""
         return any(is_within(module, name) for name in split_names(self.modules_to_save))
 
     def rank_of(self, *names: str) -> int:
-        """Returns the rank of the adapter of a module that has these names."""
+        """Returns the LoRA rank of a module, given by its names."""
         return int(first_match(self.patterns("rank_pattern"), names, self.rank))
 
     def alpha_of(self, *names: str) -> float:
-        """Returns the alpha of a module's adapter."""
+        """Returns the LoRA alpha of a module, given by its names."""
         return first_match(self.patterns("alpha_pattern"), names, self.alpha)
 
     def scale_of(self, *names: str) -> float:
-        """Returns the factor on what a module's adapter adds."""
+        """Returns the factor s of a module's LoRA update s B A x."""
         rank = self.rank_of(*names)
         return self.alpha_of(*names) / (rank**0.5 if self.rslora else rank)
 
     def patterns(self, field: Pattern) -> dict[str, float]:
-        """Returns the numbers of a pattern field by regular expression for the end of a module
-        name."""
+        """Returns the LoRA ranks or alphas of `rank_pattern` or `alpha_pattern`.
+
+        Keys are regular expressions for the end of a module name.
+        """
         text: str | None = getattr(self, field)
         pairs = [pair.rpartition("=") for pair in split_names(text)]
         try:
@@ -147,17 +148,17 @@ class Adapter(ConfigSection):
 
 
 def is_names(targets: str) -> bool:
-    """Returns whether a text lists ends of module names; else it is a regular expression."""
+    """Returns whether a target setting lists module name suffixes, not a regular expression."""
     return _NAMES.fullmatch(targets) is not None
 
 
 def ends_with(module: str, name: str) -> bool:
-    """Returns whether the last parts of a module name are `name`, as in `targets`."""
+    """Returns whether the last dotted parts of a module name are `name`."""
     return f".{module}".endswith(f".{name}")
 
 
 def is_within(module: str, name: str) -> bool:
-    """Returns whether the name of a module, or of one around it, ends with `name`.
+    """Returns whether the name of a module, or of a module around it, ends with `name`.
 
     As in PEFT's `modules_to_save`, `name` can begin inside a word.
     """
@@ -165,12 +166,12 @@ def is_within(module: str, name: str) -> bool:
 
 
 def matches_end(module: str, expression: str) -> bool:
-    """Returns whether the end of a name matches a key of `rank_pattern` or `alpha_pattern`."""
+    """Returns whether a regular expression matches the end of a module name."""
     return full_match(rf"(.*\.)?({expression})", module)
 
 
 def first_match(pattern: Mapping[str, float], names: Iterable[str], default: float) -> float:
-    """Returns the number of the first regular expression that matches the end of a name."""
+    """Returns the number of the first pattern that matches the end of a module name."""
     for key, value in pattern.items():
         if any(matches_end(name, key) for name in names):
             return value

@@ -1,4 +1,4 @@
-"""Fields that `planning.auto_config` can choose if no preset sets how a model runs."""
+"""Names of the fields that `planning.auto_config` can choose if no preset sets them."""
 
 AUTO_FIELDS = (
     "model.precision",

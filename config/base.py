@@ -1,4 +1,4 @@
-"""Config sections: frozen dataclasses that check their values and document their fields.
+"""Base class of config sections: frozen dataclasses that check and document their fields.
 
 A section is written once, as a dataclass with a docstring under each field:
 
@@ -49,7 +49,7 @@ class ConfigSection:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], path: str = "", place: str = "") -> Self:
-        """Builds the section from plain data such as YAML; missing fields have their defaults.
+        """Builds the section from plain data such as YAML; missing fields have defaults.
 
         Args:
             data: field names to values, nested for nested sections.
@@ -84,7 +84,7 @@ class ConfigSection:
         return asdict(self)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """Returns a checked copy with other values, given by dotted path.
+        """Returns a validated copy with other field values, given by dotted path.
 
         Raises:
             ConfigError: as `from_dict`.
@@ -101,7 +101,7 @@ class ConfigSection:
 
 @dataclass(frozen=True)
 class ConfigField:
-    """A field with a value: its dotted path from the root of the configuration, type and doc."""
+    """A configuration field: dotted path from the root, value type and docstring."""
 
     path: str
     type: ValueType
@@ -109,7 +109,7 @@ class ConfigField:
 
 
 def config_fields(section: type[ConfigSection]) -> Sequence[ConfigField]:
-    """Returns all fields with values, nested sections included, in order of definition."""
+    """Returns the fields of a section and of its nested sections, in order of definition."""
     return _config_fields(section, "")  # type: ignore[arg-type]  # mypy thinks of hashes of instances
 
 
@@ -128,7 +128,7 @@ def _config_fields(section: Any, path: str) -> Sequence[ConfigField]:
 
 
 def field_annotations(section: type[ConfigSection]) -> Mapping[str, Any]:
-    """Returns the resolved annotation of each field, in order."""
+    """Returns the resolved type annotation of each field, in order of definition."""
     return _annotations(section)  # type: ignore[arg-type]  # as above
 
 
@@ -139,7 +139,7 @@ def _annotations(section: Any) -> Mapping[str, Any]:
 
 
 def field_docs(section: type[ConfigSection]) -> dict[str, str]:
-    """Returns the docstring of each field on one line; a subclass's docstring wins."""
+    """Returns the docstring of each field as one line; a subclass's docstring takes precedence."""
     docs: dict[str, str] = {}
     for owner in reversed(section.__mro__):
         if owner is not ConfigSection and issubclass(owner, ConfigSection):
@@ -148,18 +148,18 @@ def field_docs(section: type[ConfigSection]) -> dict[str, str]:
 
 
 def is_section(annotation: Any) -> bool:
-    """Returns whether an annotation is a nested section."""
+    """Returns whether a type annotation is a nested config section."""
     return isinstance(annotation, type) and issubclass(annotation, ConfigSection)
 
 
 def join(path: str, name: str) -> str:
-    """Returns the dotted path of `name` inside `path`."""
+    """Returns the dotted path of the field `name` inside the section at `path`."""
     return f"{path}.{name}" if path else name
 
 
 @cache
 def _definitions(module: str) -> Mapping[str, ast.ClassDef]:
-    """Returns the class definitions of a module's source, by name."""
+    """Returns the AST class definitions of a module's source, by class name."""
     nodes = ast.walk(ast.parse(inspect.getsource(sys.modules[module])))
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 

@@ -1,4 +1,4 @@
-"""Layered configuration: each value comes from a source, and sources of higher priority win.
+"""Layered configuration: sources of values in order of priority, such as presets and flags.
 
 Sources of a new run, lowest priority first: defaults of the fields, values that the program
 chooses, a preset or the user's YAML, flags. Of a resumed run: defaults, its config.yml, flags.
@@ -38,7 +38,7 @@ LARGEST_MICRO = 2**20
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """Values of one source, such as a preset, a file or the flags.
+    """Field values from one source, such as a preset, a file or the flags.
 
     Attributes:
         name: name of the source in messages.
@@ -53,7 +53,7 @@ class ConfigSource:
 
 @dataclass(frozen=True)
 class LayeredConfig:
-    """Configuration merged from sources.
+    """Configuration merged from several sources; later sources take precedence.
 
     Attributes:
         sources: sources in order of priority, the lowest first.
@@ -66,23 +66,23 @@ class LayeredConfig:
 
     @property
     def has_auto_fields(self) -> bool:
-        """True if the program chooses fields that no source sets, in place of their defaults."""
+        """True if the program chooses the fields that no source sets."""
         return not any(source.is_exhaustive for source in self.sources)
 
     @cached_property
     def explicit_values(self) -> Mapping[str, Any]:
-        """The merged values of all sources, nested."""
+        """Field values merged from all sources, nested by section."""
         values: list[Mapping[str, Any]] = [source.values for source in self.sources]
         return reduce(merge, values, {})
 
     @cached_property
     def explicit_names(self) -> frozenset[str]:
-        """Dotted names of the fields that some source sets."""
+        """Dotted names of the fields that at least one source sets."""
         return frozenset(flatten(self.explicit_values))
 
     @cached_property
     def config(self) -> RunConfig:
-        """The merged configuration.
+        """The merged and validated configuration.
 
         Raises:
             ConfigError: the values are not a valid configuration.
@@ -90,28 +90,30 @@ class LayeredConfig:
         return self.section.from_dict(merge(self.auto_values, self.explicit_values))
 
     def with_sources(self, *sources: ConfigSource) -> LayeredConfig:
-        """Returns a copy with further sources of the highest priority."""
+        """Returns a copy with more sources, of the highest priority."""
         return replace(self, sources=(*self.sources, *sources))
 
     def with_auto_values(self, values: Mapping[str, Any]) -> LayeredConfig:
-        """Returns a copy with values that the program chooses, by dotted name, for fields that no
-        source sets."""
+        """Returns a copy with values for fields that no source sets.
+
+        `values` are chosen by the program, by dotted name.
+        """
         new = {name: value for name, value in values.items() if name not in self.explicit_names}
         return replace(self, auto_values=merge(self.auto_values, unflatten(new)))
 
     @property
     def plans_layout(self) -> bool:
-        """True if no source sets the parallel layout, so that the plan chooses it."""
+        """True if no source sets the parallel layout, so that the planner chooses it."""
         return not self.explicit_names & set(LAYOUT)
 
     @property
     def has_explicit_layout(self) -> bool:
-        """True if a source other than the plan sets the parallel layout."""
+        """True if a source other than the planner sets the parallel layout."""
         return not self.plans_layout and all(source.name != PLAN for source in self.sources)
 
     @property
     def effective_auto_values(self) -> Mapping[str, Any]:
-        """Values chosen by the program that no source overrides, by dotted name."""
+        """Values chosen by the program for fields that no source sets, by dotted name."""
         in_use = flatten(merge(self.auto_values, self.explicit_values))
         return {
             name: value
@@ -120,23 +122,23 @@ class LayeredConfig:
         }
 
     def is_set_by_flag(self, name: str) -> bool:
-        """Returns whether a flag sets the field of this dotted name."""
+        """Returns whether a flag sets the field with this dotted name."""
         flags = (source.values for source in self.sources if source.name == "flags")
         return any(name in flatten(values) for values in flags)
 
     def priority(self, name: str) -> int:
-        """Returns the index of the highest source that sets a field; -1: none does."""
+        """Returns the index of the last source that sets a field; -1 if none does."""
         indices = (i for i, source in enumerate(self.sources) if name in flatten(source.values))
         return max(indices, default=-1)
 
 
 def sets_every_field(section: type[RunConfig], values: Mapping[str, Any]) -> bool:
-    """Returns whether nested values set every field, as the config.yml of a run does."""
+    """Returns whether nested values set every field of a section, as a run's config.yml does."""
     return flatten(values).keys() >= {leaf.path for leaf in config_fields(section)}
 
 
 def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
-    """Drop epochs from each source that sets steps too: steps decide, as in transformers.
+    """Drop epochs from sources that also set steps, which take precedence.
 
     The config.yml of a run has both, and there the steps follow from the epochs.
 
@@ -157,7 +159,7 @@ def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, lis
 
 
 def with_default_length_and_batch(settings: LayeredConfig) -> LayeredConfig:
-    """Set auto values: three epochs, as in transformers, and a batch that micro-batches fill."""
+    """Set defaults of three epochs and a batch that micro-batches fill."""
     settings = settings.with_auto_values({EPOCHS: 3.0})
     if settings.has_auto_fields:
         values = flatten(settings.explicit_values)
@@ -168,7 +170,7 @@ def with_default_length_and_batch(settings: LayeredConfig) -> LayeredConfig:
 
 
 def fit_micro_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
-    """Lower the micro-batch of a source so that it divides the batch of a higher one.
+    """Lower the micro-batch size to a divisor of a higher-priority source's batch size.
 
     Returns:
         The settings, and a message for the user if it changed.
@@ -187,7 +189,7 @@ def fit_micro_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
 
 
 def resolve_contradictions(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
-    """Override values of lower sources that values of higher ones exclude.
+    """Override values of lower-priority sources that contradict higher ones.
 
     Returns:
         The settings, and a message for the user for each field that changed.
@@ -210,7 +212,7 @@ def resolve_contradictions(settings: LayeredConfig) -> tuple[LayeredConfig, list
 def _override_lower_sources(
     settings: LayeredConfig, error: ContradictionError
 ) -> tuple[LayeredConfig, list[str]]:
-    """Change the fields that a higher source excludes; without messages, there are none."""
+    """Override the fields that contradict a higher-priority source; returns messages."""
     winner = max(error.fields, key=settings.priority)
     top = settings.priority(winner)
     changed = {n: v for n, v in error.remedies.items() if settings.priority(n) < top}
@@ -226,7 +228,7 @@ def _override_lower_sources(
 
 
 def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
-    """Switch dropout off for preference objectives, as in TRL, unless the user sets it.
+    """Disable dropout for preference objectives, as TRL does, unless the user sets it.
 
     Their reference log-probabilities are computed without dropout.
 
@@ -256,7 +258,7 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
 
 
 def _sets_dropout(source: ConfigSource) -> bool:
-    """Returns whether a source is the user's, or sets a preference objective with its dropout.
+    """Returns whether a source's dropout is meant for a preference objective.
 
     False for a model, a preset, an adapter, and a run of another objective.
     """

@@ -1,4 +1,4 @@
-"""Errors that the user can fix: one sentence, exit code 2, no traceback."""
+"""Configuration errors: one sentence with advice, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHORTEST = 4
 
 
 class ConfigError(UserError, ValueError):
-    """An invalid configuration: unknown names, wrong types, or values out of range."""
+    """Raised for an invalid configuration: unknown names, wrong types or values out of range."""
 
 
 class ContradictionError(ConfigError):
-    """Values that exclude each other.
+    """Raised for field values that exclude each other.
 
     Attributes:
         fields: dotted names of all of them.
@@ -33,11 +33,11 @@ class ContradictionError(ConfigError):
 
 
 class UserNotice(UserWarning):
-    """A warning for the user, in one sentence; the program continues."""
+    """A warning to the user, in one sentence; the program continues."""
 
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:
-    """Returns up to three known names that `name` could stand for, the most likely first.
+    """Returns up to three known names similar to `name`, the most similar first.
 
     Those of which one begins with the other, then the most similar; else those that contain it.
     """
@@ -53,8 +53,10 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], longest: int = 200) -> str:
-    """Returns the end of a message about the unknown `name`: similar known names, or all known
-    names in at most `longest` characters."""
+    """Returns a message suffix that suggests known names similar to an unknown one.
+
+    Without similar ones, it lists all known names if they fit into `longest` characters.
+    """
     names = list(known)
     close = close_names(name, names)
     if close:

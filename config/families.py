@@ -1,4 +1,4 @@
-"""Registry of model families."""
+"""Registry of model families, such as T5 and Llama."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from files.yaml_files import location_prefix
 
 
 class Family(NamedTuple):
-    """Configuration class of a family, and the module whose FAMILY is its model family.
+    """Configuration class of a model family, and the module that implements the family.
 
     The module is named, not imported: a run imports that of its own family.
     """
@@ -36,12 +36,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def kinds() -> dict[str, str]:
-    """Returns the family of each Hugging Face model type."""
+    """Returns the model family of each Hugging Face `model_type`."""
     return {kind: name for name, family in FAMILIES.items() for kind in family.kinds or (name,)}
 
 
 def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
-    """Returns the configuration class of the family that a preset's data name.
+    """Returns the configuration class of the model family that a preset names.
 
     Raises:
         ConfigError: if it names none, or one that does not exist.

@@ -73,7 +73,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class UnusedFields:
-    """Fields that a script does not use; it refuses their flags.
+    """Configuration fields that a script does not use and whose flags it refuses.
 
     Attributes:
         names: dotted names of fields, or of whole sections.
@@ -90,7 +90,7 @@ class UnusedFields:
         return _is_among(name, self.names) and not _is_among(name, self.used)
 
     def check(self, arguments: Iterable[str]) -> None:
-        """Raises ConfigError if the arguments have flags of unused fields."""
+        """Raises ConfigError if a command line has flags of unused fields."""
         flags = [a.partition("=")[0] for a in arguments if a.startswith("--")]
         spelled = {flag: flag.lstrip("-").replace("-", "_") for flag in flags}
         refused = [flag for flag, name in spelled.items() if ALIASES.get(name, name) in self]
@@ -130,7 +130,7 @@ def shortest_flag(dotted: str) -> str:
 
 
 def section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Adds an argument group for each section, before groups that are added later."""
+    """Adds an argument group to the parser for each config section."""
     return {section: parser.add_argument_group(title) for section, title in GROUPS.items()}
 
 
@@ -140,7 +140,7 @@ def add_field_flags(
     help_of: Callable[[ConfigField], str],
     known: Container[str] = (),
 ) -> None:
-    """Adds a flag for each field to the parser, in the group of its section.
+    """Adds a flag for each configuration field to the argument group of its section.
 
     The texts given for a field are found in the parsed namespace under its dotted name.
 
@@ -168,7 +168,7 @@ def add_field_flags(
 def spell_flags(
     arguments: Sequence[str], config_class: type[ConfigSection], options: Iterable[str]
 ) -> list[str]:
-    """Returns the arguments with each flag spelled as the parser knows it.
+    """Returns command-line arguments with each flag in the spelling that the parser knows.
 
     Args:
         arguments: the command line.
@@ -196,7 +196,7 @@ def spell_flags(
 
 
 def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]) -> dict[str, Any]:
-    """Returns the fields set on the command line, nested, each text parsed by type.
+    """Returns the field values set on the command line, nested and parsed by type.
 
     Args:
         parsed: dotted names to texts; other names are passed over.
@@ -226,7 +226,7 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]
 
 
 def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds the search strategy that the given search settings belong to.
+    """Sets the generation strategy to which the given generation settings belong.
 
     Args:
         base: what they are laid over.
@@ -251,7 +251,8 @@ def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mappin
 
 
 def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> ConfigError:
-    """
+    """Returns the error for an unknown flag, with similar flags as advice.
+
     Args:
         known: the flag for each name that is understood.
     """

@@ -1,4 +1,4 @@
-"""The text of `--help`: common fields on two screens, and all fields with `--help-all`."""
+"""Text of `--help` (common fields on two screens) and of `--help-all` (all fields)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def field_help(
     unused: Container[str] = (),
     without_value: Container[str] = (),
 ) -> Callable[[ConfigField], str]:
-    """Returns a function that gives the help text of a field.
+    """Returns a function that returns the help text of a configuration field.
 
     Args:
         data: of the preset; fields that it lacks have the class's values.
@@ -83,12 +83,12 @@ def field_help(
 
 
 def formatter(prog: str) -> argparse.HelpFormatter:
-    """Returns a help formatter with one column for flags and one for their meaning."""
+    """Returns an argparse help formatter with two columns: flags, and their meaning."""
     return argparse.HelpFormatter(prog, max_help_position=HELP_AT, width=WIDTH)
 
 
 def _first_sentence(doc: str) -> str:
-    """Returns a docstring up to its first full stop or semicolon outside parentheses."""
+    """Returns a docstring up to the first full stop or semicolon outside parentheses."""
     ends = (match.start() for match in re.finditer(r"[.;] ", doc))
     whole = (doc[:end] for end in ends if doc[:end].count("(") == doc[:end].count(")"))
     return next(whole, doc).rstrip(".")
@@ -104,7 +104,7 @@ def _value(defaults: ConfigSection, data: Mapping[str, Any], dotted: str) -> Any
 
 
 def _format_default(value: Any) -> str:
-    """Returns a default value in brackets; an empty text if there is none."""
+    """Returns a default value in brackets, or "" if the default is None."""
     if value is None:
         return ""
     text = f"{value:g}" if isinstance(value, float) else str(value)

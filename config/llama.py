@@ -432,8 +432,7 @@ class LlamaConfig(RunConfig):
         return super().can_group_experts and only_added
 
     def _inner_sizes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the feed-forward and expert widths that tensor parallelism shards, and those of
-        whole experts."""
+        """Returns the intermediate sizes that tensor parallelism shards, and unsharded experts'."""
         m, sharded, full = self.model, dict[str, int](), dict[str, int]()
         name = "moe_intermediate_size" if m.moe_intermediate_size else "intermediate_size"
         (full if self.execution.expert_parallel else sharded)[f"model.{name}"] = m.ffn_hidden_size

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class LRProgress(NamedTuple):
-    """Progress of the schedule: the current step, warm-up steps and total steps."""
+    """Progress of a learning-rate schedule: current step, warm-up steps and total steps."""
 
     step: int
     warmup: int
     steps: int
 
     def since(self, first: int) -> float:
-        """Returns the completed fraction, 0 to 1, of the steps after `first`."""
+        """Returns the completed fraction, 0 to 1, of the steps from step `first`."""
         return 1.0 if self.step >= self.steps else (self.step - first) / (self.steps - first)
 
 

@@ -1,4 +1,4 @@
-"""Lower bound on the memory of a run, computed from the sizes alone.
+"""Lower bound on the memory of a run, computed from tensor sizes alone.
 
 Nothing is built from the sizes yet, so sizes that no memory can hold are refused at once. What a
 program needs exactly is computed from the program (docs/planning.md).
@@ -17,8 +17,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def check_any_memory(needs: Mapping[str, int]) -> None:
-    """Raises ConfigError if one of the requirements, in bytes by name, exceeds any machine's
-    memory."""
+    """Raises ConfigError if a memory requirement exceeds the memory of any machine."""
     what, most = max(needs.items(), key=lambda item: item[1])
     if most > MAX_BYTES:
         raise ConfigError(

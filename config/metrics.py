@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: those of each objective's loss, and those of generated answers."""
+"""Evaluation metrics of each training objective's loss, and of generated answers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ MetricSums = Mapping[str, tuple[float, float]]
 
 
 def add_sums(one: MetricSums, other: MetricSums) -> MetricSums:
-    """Returns the sums of two batches."""
+    """Returns the metric sums of two batches together."""
     none = (0.0, 0.0)
     pairs = {name: (one.get(name, none), other.get(name, none)) for name in {**one, **other}}
     return {name: (a[0] + b[0], a[1] + b[1]) for name, (a, b) in pairs.items()}
 
 
 def metric_mean(name: str, tally: MetricSums) -> float:
-    """Returns the mean of a metric; NaN if nothing was counted."""
+    """Returns the mean of a metric; NaN if its count is 0."""
     total, count = tally.get(name, (0.0, 0.0))
     return total / count if count else math.nan
 
 
 def _loss(tally: MetricSums) -> float:
-    """Returns the mean loss; 0 if no token counts."""
+    """Returns the mean loss; 0 if there are no loss tokens."""
     return tally["loss"][0] / max(tally["loss"][1], 1)
 
 
 def _perplexity(tally: MetricSums) -> float:
-    """Returns the perplexity; infinity on overflow."""
+    """Returns the perplexity, exp(mean loss); infinity on overflow."""
     try:
         return math.exp(_loss(tally))
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Model fields that all families share.
+"""Model fields that all model families share.
 
 In the docstrings, HF is the name of the same setting in Hugging Face's model configuration.
 """
@@ -17,7 +17,7 @@ from files.formatting import format_value
 
 
 class QuantConfig(NamedTuple):
-    """Weight quantization: bits and group size.
+    """Weight quantization: bits per weight and group size.
 
     Attributes:
         bits: of a value.
@@ -30,7 +30,7 @@ class QuantConfig(NamedTuple):
 
 @dataclass(frozen=True)
 class AnyModel(ConfigSection):
-    """Fields of every model; families add their own.
+    """Base class of every family's model section, with Hugging Face's field names.
 
     What programs ask of all models has Hugging Face's name; `path` says where a family has it.
     """
@@ -75,32 +75,35 @@ class AnyModel(ConfigSection):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Number of layers, in each stack of an encoder-decoder."""
+        """Number of layers in each stack (an encoder-decoder has two)."""
         raise NotImplementedError
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding."""
+        """Number of embedding rows."""
         raise NotImplementedError
 
     @property
     def new_rows(self) -> str | None:
-        """Rows of the embedding that begin with the mean of the others."""
+        """New embedding rows, which are initialized to the mean of the existing rows."""
         raise NotImplementedError
 
     @property
     def tie_word_embeddings(self) -> bool | None:
-        """True if the head's weight is the embedding's; None: the family has no such models."""
+        """True if the LM head shares the embedding's weight.
+
+        None if the family has no such models.
+        """
         return None
 
     @property
     def max_position_embeddings(self) -> int | None:
-        """Longest context of the model; None: no limit."""
+        """Longest context of the model in tokens; None means no limit."""
         return None
 
     @classmethod
     def path(cls, name: str) -> str:
-        """Returns the dotted path, from the root, of the field that Hugging Face calls `name`."""
+        """Returns the dotted path of the field that Hugging Face calls `name`."""
         return f"model.{cls.paths.get(name, name)}"
 
     def validate(self) -> None:
@@ -115,7 +118,7 @@ class AnyModel(ConfigSection):
             )
 
     def rows_to_initialize(self) -> tuple[int, ...]:
-        """Returns the embedding rows that `new_rows` names."""
+        """Returns the embedding row numbers in `new_rows`."""
         return parse_row_ranges(self.new_rows, self.path("new_rows"))
 
     @property
@@ -130,31 +133,33 @@ class AnyModel(ConfigSection):
 
     @property
     def forced_token_ids(self) -> tuple[int | None, int | None]:
-        """First token id of answers, and the last one of truncated answers; None: any."""
+        """Token ids forced at the start and at the truncated end of answers; None: any."""
         return None, None
 
     @property
     def start_token_id(self) -> int | None:
-        """Token id that the decoder starts with; None: padding."""
+        """Token id that the decoder starts with; None means the padding token."""
         return None
 
     @property
     def quant(self) -> QuantConfig | None:
-        """Quantization of frozen linear weights; None: they have the model's precision."""
+        """Quantization of frozen linear weights; None for the model's precision."""
         if self.quantization is None:
             return None
         return QuantConfig(int(self.quantization.removeprefix("int")), self.quantization_group_size)
 
     @property
     def layer_quant(self) -> QuantConfig | None:
-        """Quantization of the weights that layers take; None in training, which dequantizes them
-        first."""
+        """Quantization of the weights that layers receive; None in training.
+
+        Training dequantizes the weights before a layer.
+        """
         return self.quant if self.eval else None
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig(ConfigSection):
-    """Embedding sizes."""
+    """Embedding sizes: number of rows and hidden size."""
 
     vocab_size: PositiveInt = 32128
     """Rows of the embedding, at least the tokenizer's size."""
@@ -166,7 +171,7 @@ class EmbeddingConfig(ConfigSection):
 
 @dataclass(frozen=True)
 class TiedEmbeddingConfig(EmbeddingConfig):
-    """Embedding sizes of families whose head can share the embedding's weight."""
+    """Embedding sizes of model families whose LM head can share the embedding's weight."""
 
     tied: bool = False
     """Use the embedding as the head's weight too. HF: tie_word_embeddings."""
@@ -174,7 +179,7 @@ class TiedEmbeddingConfig(EmbeddingConfig):
 
 @dataclass(frozen=True)
 class Model(AnyModel):
-    """Model with the field names of Graphcore's applications."""
+    """Model section with the nested field names of Graphcore's applications."""
 
     paths: ClassVar[Mapping[str, str]] = {
         "num_hidden_layers": "layers",

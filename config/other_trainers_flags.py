@@ -1,4 +1,4 @@
-"""Registry of flags of other trainers, with replacements and hints.
+"""Registry of other trainers' command-line flags, with replacements and hints.
 
 The names are those of transformers' Trainer, TRL, PEFT, LLaMA-Factory, axolotl, torchtune and vLLM.
 """
@@ -17,7 +17,7 @@ OMIT = "omit"
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of other trainers, with its replacement.
+    """A command-line flag of other trainers, with its replacement in this program.
 
     Attributes:
         names: of the flag, without dashes, separated by spaces.
@@ -38,16 +38,16 @@ class Flag:
 
     @property
     def passes_values(self) -> bool:
-        """True if `replacement` takes values that are not in `values`."""
+        """True if `replacement` accepts values that `values` does not list."""
         return bool(self.replacement) and (self.any_value or not self.values)
 
     def with_choice(self, choice: str) -> str:
-        """Returns the replacement for an entry of `values`."""
+        """Returns the replacement for a value that `values` lists."""
         whole = choice == OMIT or choice.startswith("--")
         return choice if whole else f"{self.replacement} {choice}".rstrip()
 
     def with_value(self, value: str) -> str:
-        """Returns the replacement with a value."""
+        """Returns the replacement with the foreign flag's value."""
         return (
             self.replacement.format(value)
             if "{" in self.replacement

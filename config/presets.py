@@ -36,7 +36,7 @@ def load_config(
     preset: str,
     overrides: Mapping[str, Any] | None = None,
 ) -> ConfigT:
-    """Returns the preset's configuration with overrides, nested plain data, merged over it.
+    """Returns a preset's configuration with overrides, nested plain data, merged over it.
 
     Args:
         config_class: the root section of the preset's model family.
@@ -56,8 +56,10 @@ def preset_names(file: str | Path) -> list[str]:
 
 
 def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
-    """A preset as plain data, with everything it inherits; arguments as for `load_config`, and as
-    for `normalize_user_yaml` where it is a person's file."""
+    """Returns a preset, merged with the presets it inherits from, as plain data.
+
+    Arguments as for `load_config`; `options` as for `normalize_user_yaml`, for a user's file.
+    """
     if is_user_file(preset):
         return normalize_user_yaml(_presets_of(Path(preset)), options)
     return _resolve(_preset_file(file), preset, ())
@@ -86,8 +88,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> LocatedDict:
 
 
 def with_absolute_paths(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the overrides with absolute data paths: a run stores them, and can be loaded from
-    another folder."""
+    """Returns the overrides with absolute data paths.
+
+    A run stores them, and can be loaded from another folder.
+    """
     data = overrides.get("data")
     if not isinstance(data, Mapping):
         return overrides
@@ -100,7 +104,7 @@ def with_absolute_paths(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _absolute_paths(given: str) -> str:
-    """Returns comma-separated files, folders or patterns as absolute paths."""
+    """Returns comma-separated files, folders or glob patterns as absolute paths."""
     if os.path.exists(given):
         return os.path.abspath(given)
     parts = [part.strip() for part in given.split(",")]

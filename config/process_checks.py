@@ -1,4 +1,4 @@
-"""Checks that all processes of a run have the same inputs, before its first step.
+"""Checks that all processes of a run have equal inputs, before its first step.
 
 Processes that train on different things would go on silently, or wait for each other for days.
 Their inputs are compared by digest; only what differs is sent in full.
@@ -32,7 +32,7 @@ _PLACES = {
 
 
 def check_same_on_all_processes(facts: Mapping[str, Any]) -> None:
-    """Check that all processes have the same facts; all call it at the same time.
+    """Check that all processes have equal values; a collective operation.
 
     Args:
         facts: what JSON can hold, by what people call it.
@@ -79,7 +79,7 @@ def check_same_run_on_all_processes(config: RunConfig, **more: Any) -> None:
 
 
 def digest_of(texts: Iterable[Any]) -> str:
-    """A digest of data as JSON has them, as hexadecimal digits."""
+    """Returns a SHA-256 hash of JSON values, shortened to 16 hexadecimal digits."""
     sha256 = hashlib.sha256()
     for text in texts:
         sha256.update(json.dumps(text).encode())
@@ -88,7 +88,7 @@ def digest_of(texts: Iterable[Any]) -> str:
 
 @cache
 def _sources() -> str:
-    """A digest of the application's and the runtime's files, by their names within."""
+    """Returns a SHA-256 hash of the source files of the application and the runtime."""
     sha256 = hashlib.sha256()
     for root in (_ROOT, Path(popdist.__file__).parents[1]):
         folders = [p for p in root.iterdir() if p.is_dir() and (p / "__init__.py").exists()]

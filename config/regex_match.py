@@ -1,4 +1,4 @@
-"""Matching of regular expressions from the user or a file, with a time limit."""
+"""Time-limited matching of regular expressions from the user or a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = 1.0
 
 
 def full_match(expression: str, text: str) -> bool:
-    """Returns whether an expression matches all of a text.
+    """Returns whether a regular expression matches a whole text.
 
     Raises:
         ConfigError: it takes too long.

@@ -1,4 +1,4 @@
-"""Row numbers as text: ranges and single numbers, such as 32000-32003,32010."""
+"""Parsing of embedding row numbers in text, such as 32000-32003,32010."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_ROWS = 2**22
 
 
 def parse_row_ranges(text: str | None, field: str) -> tuple[int, ...]:
-    """Returns the row numbers of a text, in its order.
+    """Returns the row numbers in a text of ranges and single numbers, in its order.
 
     Args:
         field: that has it, for messages.
@@ -37,7 +37,7 @@ def parse_row_ranges(text: str | None, field: str) -> tuple[int, ...]:
 
 
 def format_row_ranges(numbers: Iterable[int]) -> str:
-    """Returns row numbers as text that `parse_row_ranges` reads."""
+    """Returns row numbers as a text of ranges, which `parse_row_ranges` parses."""
     places = count()
     runs = [list(run) for _, run in groupby(numbers, lambda number: number - next(places))]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,4 +1,4 @@
-"""Sections of a run: training, execution, checkpoints, evaluation and generation.
+"""Config sections of a run: training, execution, checkpoints, evaluation and generation.
 
 In the docstrings, HF is the name of the same setting in Hugging Face's model configuration. A
 "scheduling hint" is a setting for Graphcore's hardware: it is accepted and shown with the program,
@@ -35,7 +35,7 @@ from config.values import (
 
 @dataclass(frozen=True)
 class LearningRate(ConfigSection):
-    """Learning-rate schedule: a linear warm-up from 0, then `function`."""
+    """Learning-rate schedule: linear warm-up from 0, then the schedule named by `function`."""
 
     function: LRScheduleName = "linear"
     """Course after the warm-up: linear or cosine down to `minimum`; cosine_with_restarts: so
@@ -80,8 +80,10 @@ class LearningRate(ConfigSection):
 
 @dataclass(frozen=True)
 class Optimizer(ConfigSection):
-    """Optimizer: AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), or
-    Adafactor (Shazeer and Stern, arXiv:1804.04235)."""
+    """Settings of the optimizer: AdamW (arXiv:1711.05101) or Adafactor (arXiv:1804.04235).
+
+    AdamW has decoupled weight decay (Loshchilov and Hutter); Adafactor is by Shazeer and Stern.
+    """
 
     name: Literal["adamw", "adafactor"] = "adamw"
     """AdamW, or Adafactor. adafactor: second moments take a row and a column of each weight."""
@@ -112,7 +114,7 @@ class Optimizer(ConfigSection):
 
     @property
     def spec(self) -> OptimizerSpec:
-        """The registry's entry of this optimizer."""
+        """The optimizer's entry in the registry."""
         return OPTIMIZERS[self.name]
 
     @property
@@ -121,7 +123,7 @@ class Optimizer(ConfigSection):
         return self.state in RESIDUAL_SLOTS
 
     def slots(self, rank: int) -> tuple[StateSlot, ...]:
-        """Returns the state tensors of a weight with `rank` axes, besides the step number."""
+        """Returns the state slots of a weight with `rank` axes, without the step counter."""
         return self.spec.slots_for(self, rank)
 
 
@@ -131,7 +133,7 @@ SMOOTHED = ("dpo", "simpo", "cpo")
 
 @dataclass(frozen=True)
 class Training(ConfigSection):
-    """Settings that affect the result of training."""
+    """Settings that affect the result of training, unlike those of `Execution`."""
 
     steps: PositiveInt = 500
     """Number of optimizer steps."""
@@ -193,14 +195,14 @@ class Training(ConfigSection):
 
     @property
     def preference_type(self) -> Literal["paired", "unpaired"] | None:
-        """Type of preference data: "paired" or "unpaired"; None for other objectives."""
+        """Preference data of the objective: "paired" or "unpaired"; None for others."""
         if self.objective == "cross_entropy":
             return None
         return "unpaired" if self.objective == "kto" else "paired"
 
     @property
     def has_frozen(self) -> bool:
-        """True if some weights are not trained."""
+        """True if at least one weight is frozen."""
         return self.trainable is not None or self.frozen is not None
 
 
@@ -209,7 +211,7 @@ Device = Literal["auto", "cpu", "gpu", "tpu"]
 
 @dataclass(frozen=True)
 class Execution(ConfigSection):
-    """Distribution of a run over devices, memory and time.
+    """Parallelism, memory placement and speed of a run.
 
     Results change by rounding only, unless dropout draws other masks, which depend on the
     micro-batch and the split of the batch.
@@ -310,19 +312,19 @@ class Execution(ConfigSection):
 
     @property
     def attention_chunks(self) -> int:
-        """Number of query slices; 1 where the plan decides."""
+        """Number of query chunks in attention; 1 if the planner chooses it."""
         slices = self.attention_serialisation
         return slices if isinstance(slices, int) else 1
 
     @property
     def shards_activations(self) -> bool:
-        """True if activations between layers are sharded, also where the plan decides."""
+        """True if activations between layers are sharded, or if the planner can choose it."""
         return self.rts_activations is not False
 
 
 @dataclass(frozen=True)
 class FP8(ConfigSection):
-    """FP8 matrix products of linear layers (Micikevicius et al., arXiv:2209.05433)."""
+    """FP8 matmuls of linear layers (Micikevicius et al., arXiv:2209.05433)."""
 
     enabled: bool = False
     """Multiply inputs, weights and gradients of linear layers in FP8, with sums in float32."""
@@ -354,7 +356,7 @@ class FP8(ConfigSection):
 
 @dataclass(frozen=True)
 class Checkpoint(ConfigSection):
-    """Loading and saving of training state."""
+    """Loading and saving of checkpoints."""
 
     load: PathText | None = None
     """Run, Hugging Face folder or hub name to load; random or null: none. Of a run the newest step;
@@ -430,7 +432,7 @@ class Evaluation(ConfigSection):
             raise ConfigError("eval.patience needs evaluations while training: set eval.steps")
 
     def names(self) -> tuple[str, ...]:
-        """Returns the metrics that `metrics` names."""
+        """Returns the names of the evaluation metrics in `metrics`."""
         return split_names(self.metrics)
 
 
@@ -443,7 +445,7 @@ SEARCH_FIELDS = {
 
 @dataclass(frozen=True)
 class Generation(ConfigSection):
-    """Decoding strategy and its settings."""
+    """Generation strategy, such as sampling or beam search, and its settings."""
 
     search: Literal["greedy", "sample", "beam"] = "greedy"
     """Choose the likeliest token, one at random, or the likeliest sequence found."""
@@ -496,7 +498,7 @@ class Generation(ConfigSection):
             )
 
     def stops(self) -> tuple[str, ...]:
-        """Returns the texts of `stop_strings`."""
+        """Returns the stop strings in `stop_strings`."""
         return () if self.stop_strings is None else _separated(self.stop_strings)
 
 

@@ -1,4 +1,4 @@
-"""Root of the configuration: model, data and run."""
+"""Root section of the configuration: model, data and run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FUSED_FROM = 2**20
 
 @dataclass(frozen=True)
 class RunConfig(ConfigSection):
-    """Root of the configuration. Model families narrow `family` and `model`."""
+    """Root of the configuration. Model families narrow the types of `family` and `model`."""
 
     family: str = ""
     """The model family."""
@@ -56,13 +56,12 @@ class RunConfig(ConfigSection):
 
     @property
     def adapter_targets(self) -> str:
-        """Default of `adapter.targets`: queries and values, as in PEFT."""
+        """Default of `adapter.targets`: query and value projections, as in PEFT."""
         return "q_proj,v_proj"
 
     @property
     def trained_tokens(self) -> tuple[int, ...]:
-        """Token ids whose embedding rows are trained beside frozen ones
-        (`adapter.trainable_tokens`)."""
+        """Token ids in `adapter.trainable_tokens`, whose embedding rows are trained."""
         asked = self.adapter.trainable_tokens
         if asked == NEW:
             return self.model.rows_to_initialize()
@@ -70,43 +69,44 @@ class RunConfig(ConfigSection):
 
     @property
     def gradient_accumulation(self) -> int:
-        """Micro-batches of each replica per optimizer step."""
+        """Number of micro-batches per optimizer step on each replica."""
         return self.training.global_batch_size // self._samples_at_once
 
     @property
     def gradient_scaling(self) -> float:
-        """Factor on stored gradients: the number of accumulated micro-batches times the
-        loss scale."""
+        """Scale of stored gradients: accumulated micro-batches times the loss scale."""
         return self.execution.loss_scaling * self.gradient_accumulation
 
     @property
     def best_metric(self) -> str | None:
-        """Metric that selects the best evaluation; None: none is tracked."""
+        """Metric that selects the best checkpoint; None if none is tracked."""
         return self.checkpoint.keep_best or ("loss" if self.eval.patience else None)
 
     @property
     def experts(self) -> int:
-        """Experts of a layer; 0: none."""
+        """Number of experts of a mixture-of-experts layer; 0 without experts."""
         return 0
 
     @property
     def can_group_experts(self) -> bool:
-        """True if a layer's experts can be split into groups."""
+        """True if a layer's experts can be split into groups that are loaded in turn."""
         return self.experts > 1 and not self.execution.expert_parallel
 
     def expert_weights(self) -> int:
-        """Returns the number of expert weights of a layer."""
+        """Returns the number of expert weights in a layer."""
         return 0
 
     @property
     def has_frozen(self) -> bool:
-        """True if some weights are not trained."""
+        """True if at least one weight is frozen."""
         return self.training.has_frozen or self.adapter.rank > 0
 
     @property
     def rounds_stochastically(self) -> bool:
-        """True if 16-bit weights and state are rounded stochastically: by default where nothing of
-        the rounding is kept."""
+        """True if 16-bit weights and optimizer state are rounded stochastically.
+
+        By default where no float32 master copy or residual keeps the rounding error.
+        """
         wanted = self.training.stochastic_rounding
         if wanted is None:
             loses = self.model.precision != "float32" and self.master_slot is None
@@ -115,7 +115,7 @@ class RunConfig(ConfigSection):
 
     @property
     def master_slot(self) -> StateSlot | None:
-        """State stored beside a 16-bit weight; None: none, or weights are float32."""
+        """State slot of a 16-bit weight's float32 copy or residual; None without one."""
         if self.model.precision == "float32":
             return None
         if self.execution.master_weights:
@@ -123,7 +123,7 @@ class RunConfig(ConfigSection):
         return RESIDUAL_SLOTS.get(self.training.optimizer.state)
 
     def optimizer_slots(self, rank: int, wide: bool = False) -> tuple[StateSlot, ...]:
-        """Returns the state tensors of a weight with `rank` axes, besides the step number.
+        """Returns the state slots of a weight with `rank` axes, without the step counter.
 
         Args:
             wide: it is float32, whatever the model's precision.
@@ -134,12 +134,12 @@ class RunConfig(ConfigSection):
 
     @property
     def tied(self) -> bool:
-        """True if the head's weight is the embedding's."""
+        """True if the LM head shares the embedding's weight."""
         return bool(self.model.tie_word_embeddings)
 
     @property
     def can_defer_update(self) -> bool:
-        """True if deferred updates round as updates at the end of a step do.
+        """True if updates deferred to the next step round as immediate updates do.
 
         The random numbers are those of a run of the program: all its updates must be of one step.
         """
@@ -147,7 +147,7 @@ class RunConfig(ConfigSection):
 
     @property
     def replicas(self) -> int:
-        """Number of devices, the IR's replication factor."""
+        """Number of devices: the replication factor of the IR."""
         return self.execution.data_parallel * self.execution.tensor_parallel
 
     @property
@@ -156,11 +156,11 @@ class RunConfig(ConfigSection):
 
     @property
     def _batch(self) -> int:
-        """Samples whose activations exist at a time, over all replicas."""
+        """Number of samples whose activations exist at a time, over all replicas."""
         return self._samples_at_once if self.model.eval else self.training.global_batch_size
 
     def min_bytes(self) -> dict[str, int]:
-        """Returns lower bounds on the bytes of a run, over all devices, by their content.
+        """Returns lower bounds on the memory of a run in bytes, over all devices, by content.
 
         Families add their own.
         """
@@ -178,20 +178,21 @@ class RunConfig(ConfigSection):
         }
 
     def _min_state_bytes(self) -> int:
-        """Returns the bytes of a weight's gradient and of optimizer state as large as
-        the weights."""
+        """Returns the bytes per weight of its gradient and element-wise optimizer state."""
         slots = self.optimizer_slots(2)
         state = sum(slot.itemsize for slot in slots if slot.per == "element")
         return ITEM_BYTES[self.training.gradient_dtype] + state
 
     def min_weights(self) -> int:
-        """Returns a lower bound on the number of weights; families count their own."""
+        """Returns a lower bound on the number of weights; model families override it."""
         m = self.model
         return m.hidden_size * (m.vocab_size + m.num_hidden_layers)
 
     def score_bytes(self, heads: int) -> int:
-        """Returns the float32 bytes of attention scores that exist at a time on all devices; 0
-        where attention is fused."""
+        """Returns the float32 bytes of attention scores that exist at a time on all devices.
+
+        0 where attention is fused.
+        """
         m, e = self.model, self.execution
         is_long = m.sequence_length**2 >= FUSED_FROM
         if e.attention_chunks == 1 and (
@@ -348,16 +349,20 @@ class RunConfig(ConfigSection):
             )
 
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        """Returns the sizes that tensor parallelism shards, by dotted path; families
-        add their own."""
+        """Returns the dimensions that tensor parallelism shards, by dotted path.
+
+        Model families add more.
+        """
         return {
             "model.hidden_size": self.model.hidden_size,
             self.model.path("vocab_size"): self.model.vocab_size,
         }
 
     def linear_inputs(self) -> dict[str, int]:
-        """Returns the input features of linear layers on a device, by name; families
-        add their own."""
+        """Returns the input features of the linear layers on one device, by name.
+
+        Model families add more.
+        """
         return {"model.hidden_size": self.model.hidden_size}
 
     def _check_quantization(self, quant: QuantConfig) -> None:
@@ -381,7 +386,7 @@ class RunConfig(ConfigSection):
                 )
 
     def require_multiple(self, name: str, value: int, divisor: str) -> None:
-        """Raises `ConfigError` unless `value`, of the field `name`, is divisible.
+        """Raises `ConfigError` unless the value of the field `name` is a multiple of `divisor`.
 
         Args:
             divisor: the name of the field of `execution` that says into how many parts.

@@ -1,4 +1,4 @@
-"""T5 configuration: FLAN-T5 and T5 v1.1, T5 of 2019, mT5 and ByT5.
+"""T5 configuration, for T5 v1.0 (2019), T5 v1.1, FLAN-T5, mT5 and ByT5.
 
 They differ in the feed-forward layers and the head, and ByT5 in the depth of its decoder. Raffel et
 al., arXiv:1910.10683; Shazeer, arXiv:2002.05202 (v1.1's gates); Xue et al., arXiv:2010.11934 (mT5)
@@ -84,7 +84,7 @@ class T5Model(Model):
 
     @property
     def decoder_depth(self) -> int:
-        """Layers of the decoder."""
+        """Number of decoder layers."""
         return self.layers if self.decoder_layers is None else self.decoder_layers
 
     def validate(self) -> None:

@@ -1,4 +1,4 @@
-"""Data of a run: files, templates, formats and what counts in the loss."""
+"""Config sections of the data: files, templates, formats and the tokens in the loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LossOn = Literal["all", "completion", "last_turn"]
 
 @dataclass(frozen=True)
 class Data(ConfigSection):
-    """Data settings that all families share."""
+    """Data settings that all model families share."""
 
     dataset: Literal["sample", "mnli"] = "mnli"
     """The task, unless files are given: the corpus in data/sample, or GLUE/MNLI from the hub."""
@@ -77,7 +77,7 @@ class Data(ConfigSection):
 
 @dataclass(frozen=True)
 class Seq2SeqData(Data):
-    """Data settings of encoder-decoders."""
+    """Data settings of encoder-decoder models."""
 
     examples_per_sample: PositiveInt = 1
     """Most examples that share the tokens of a sample, each for itself. Batch sizes count
@@ -86,7 +86,7 @@ class Seq2SeqData(Data):
 
 @dataclass(frozen=True)
 class CausalLMData(Data):
-    """Data settings of language models, which read and write one sequence."""
+    """Data settings of decoder-only models."""
 
     packing: bool = True
     """Join the texts and cut them into full samples, or, if false, pad each to a sample."""
@@ -102,8 +102,10 @@ class CausalLMData(Data):
 
 @dataclass(frozen=True)
 class SegmentsData(CausalLMData):
-    """Data settings of language models whose samples can hold several sequences that do not attend
-    to each other."""
+    """Data settings of decoder-only models whose samples can pack several sequences.
+
+    The sequences do not attend to each other.
+    """
 
     packing: bool = False
     """Join all texts and cut them into full samples; false: samples hold whole texts, see

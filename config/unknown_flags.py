@@ -1,4 +1,4 @@
-"""Messages that translate other trainers' flags into flags of this program, with their values."""
+"""Translation of other trainers' flags to flags of this program, for error messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WORDS = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
 
 
 def check_foreign_flags(arguments: Sequence[str]) -> None:
-    """Raises ConfigError with translations if the arguments have flags of other trainers."""
+    """Raises ConfigError with translations if a command line has flags of other trainers."""
     clauses = list(dict.fromkeys(_translations(arguments)))
     if clauses:
         raise ConfigError(f"flags of other trainers: {'; '.join(clauses)}")
 
 
 def _translations(arguments: Sequence[str]) -> Iterator[str]:
-    """Yields a clause for each foreign flag among the arguments."""
+    """Yields a clause of the error message for each foreign flag on the command line."""
     for index, argument in enumerate(arguments):
         typed, equals, value = argument.partition("=")
         flag = _BY_NAME.get(typed[2:].replace("-", "_")) if typed.startswith("--") else None
@@ -33,7 +33,7 @@ def _translations(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def translate(flag: Flag, typed: str, given: str) -> str:
-    """Returns a clause with the flag to give in place of a foreign one.
+    """Returns a clause that names the replacement of a foreign flag.
 
     Args:
         typed: the flag as it was typed.
@@ -54,7 +54,7 @@ def translate(flag: Flag, typed: str, given: str) -> str:
 
 
 def _lookup_value(flag: Flag, given: str) -> str | None:
-    """Returns the replacement for a value that the registry has; None: it has none."""
+    """Returns the registry's replacement for a foreign flag's value; None without one."""
     values = flag.values
     if "true" in values and given not in values:
         given = _WORDS.get(given, given)
@@ -66,7 +66,7 @@ def _lookup_value(flag: Flag, given: str) -> str | None:
 
 
 def _format_choices(flag: Flag) -> str:
-    """Returns the replacements for all values that the registry has."""
+    """Returns the replacements of a foreign flag for all values in the registry."""
     whole = [choice for choice in flag.values.values() if choice.startswith("--")]
     plain = [choice for choice in flag.values.values() if choice not in ("", OMIT, *whole)]
     of_ours = [f"{flag.replacement} {'|'.join(dict.fromkeys(plain))}"] if plain else []

@@ -1,4 +1,4 @@
-"""Model types on the hub that are not supported, with the reason."""
+"""Model types on the Hugging Face hub that are not supported, with reasons."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ UNSUPPORTED = {
 
 
 def unsupported_reason(kind: str) -> str | None:
-    """Returns the reason why a model type is not supported; None: the type is unknown."""
+    """Returns why a `model_type` is not supported; None for an unknown type."""
     return next((reason for reason, kinds in UNSUPPORTED.items() if kind in kinds.split()), None)

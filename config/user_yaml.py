@@ -25,13 +25,14 @@ OPTIONS_KEY = "--"
 
 
 def is_user_file(preset: str | None) -> bool:
-    """Returns whether `--config` names a file, not a preset."""
+    """Returns whether `--config` names a YAML file, not a preset."""
     return preset is not None and preset.endswith((".yml", ".yaml"))
 
 
 def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> LocatedDict:
-    """Moves the file's values into their sections, the model's name to `MODEL_KEY` and script
-    options to `OPTIONS_KEY`.
+    """Moves top-level flag names of a user's YAML file into their config sections.
+
+    The model's name moves to `MODEL_KEY`, and script options to `OPTIONS_KEY`.
 
     Args:
         options: flags that are no fields, with underscores and without leading dashes.
@@ -61,7 +62,7 @@ def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> Loc
 
 
 def _check_no_presets(data: LocatedDict) -> None:
-    """Raises ConfigError for a file of presets, such as Graphcore's config/finetuning.yml."""
+    """Raises ConfigError for a file of several presets."""
     for key, value in data.items():
         if key not in GROUPS and isinstance(value, LocatedDict) and value.keys() & GROUPS.keys():
             raise ConfigError(
@@ -71,7 +72,7 @@ def _check_no_presets(data: LocatedDict) -> None:
 
 
 def _check_name(data: LocatedDict, key: str) -> None:
-    """Raises ConfigError with a translation for the name of another trainer's flag."""
+    """Raises ConfigError with a translation if a key is another trainer's flag."""
     try:
         check_foreign_flags([f"--{key}={format_name(data[key], 60)}"])
     except ConfigError as error:

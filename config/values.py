@@ -1,4 +1,4 @@
-"""Types of configuration fields: how values are checked and parsed.
+"""Value types of configuration fields: checking and parsing.
 
 A field is a `bool`, an `int`, a `float`, a `str` or a `Literal` of strings; `| None` makes it
 optional, `| Literal["auto"]` lets a number be "auto", and `Annotated[..., Rule(...)]` narrows it.
@@ -23,8 +23,11 @@ Scalar = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value. `text` completes the sentence "must be …"; `lists`: values are
-    several names or numbers, separated by commas."""
+    """A condition on the value of a configuration field.
+
+    `text` completes the sentence "must be …"; `lists`: values are several names or numbers,
+    separated by commas.
+    """
 
     text: str
     holds: Callable[[Any], bool]
@@ -32,7 +35,7 @@ class Rule:
 
 
 def several(*names: str) -> Rule:
-    """Returns the rule for a comma-separated list of these names."""
+    """Returns the rule for a comma-separated list of the given names."""
     text = f"{' or '.join(names)}, separated by commas"
     return Rule(text, lambda value: value != "" and {*split_names(value)} <= {*names}, lists=True)
 
@@ -101,7 +104,7 @@ class ValueType:
     @staticmethod
     @cache
     def from_annotation(annotation: Any) -> ValueType:
-        """Returns the type for a field's annotation.
+        """Returns the value type for a field's type annotation.
 
         Raises:
             TypeError: if no configuration field can have this annotation.
@@ -125,11 +128,11 @@ class ValueType:
 
     @property
     def lists(self) -> bool:
-        """True if a value is several names or numbers."""
+        """True if a value is a list of names or numbers, separated by commas."""
         return self.rule is not None and self.rule.lists
 
     def describe(self) -> str:
-        """Returns the text that completes "must be …"."""
+        """Returns the valid values as text that completes "must be …"."""
         noun = self.rule.text if self.rule else _NOUNS[self.kind]
         if self.choices:
             listed = ", ".join(self.choices)
@@ -137,7 +140,7 @@ class ValueType:
         return noun + (", or null" if self.optional else "")
 
     def metavar(self) -> str:
-        """Returns the placeholder of a value in help texts."""
+        """Returns the placeholder of a value in `--help`."""
         if self.choices:
             words = ["true", "false"] if self.kind is bool else [self.kind.__name__.upper()]
             listed = "{" + ",".join([*self.choices, *(words if self.kind is not str else [])]) + "}"
@@ -145,7 +148,7 @@ class ValueType:
         return "true|false" if self.kind is bool else self.kind.__name__.upper()
 
     def check(self, value: Any, name: str) -> Scalar:
-        """Return `value` as this type, or say that the field `name` cannot have it.
+        """Returns `value` converted to this type; raises ValueError if it is invalid.
 
         An int counts as a float, and so does text that spells a number, since YAML reads `5e-6`
         (no dot) as text; and it reads 0.1 as a number, which is text where a field may be a
@@ -171,7 +174,7 @@ class ValueType:
         raise ValueError(f"{name} is {format_value(value)}, but must be {self._wanted(converted)}")
 
     def parse(self, text: str, name: str) -> Scalar:
-        """Parses a command-line argument; raises as `check` does."""
+        """Parses the text of a command-line argument; raises as `check` does."""
         if self.optional and text.lower() in _NONE_WORDS:
             return None
         value: Scalar = text
@@ -182,14 +185,13 @@ class ValueType:
         return self.check(value, name)
 
     def _choice(self, text: str) -> str:
-        """Returns the choice that a text spells, such as BF16 or torch.bfloat16; else the text
-        itself."""
+        """Returns the choice that a text spells, such as bfloat16 for BF16; else the text."""
         name = text.rpartition(".")[2].lower()
         name = _SPELLINGS.get(name, name)
         return text if text in self.choices or name not in self.choices else name
 
     def _wanted(self, value: object) -> str:
-        """Returns a description of valid values; the limit of integers only for one above it."""
+        """Returns a description of the valid values, for the error about this value."""
         if type(value) is int and self.kind is int and abs(value) > LARGEST_INT:
             return "an integer below 2^63"
         return self.describe()
@@ -211,7 +213,7 @@ class ValueType:
 
 
 def _unwrap_single(value: Any) -> Any:
-    """Returns the item of a one-item list, as Graphcore's files have per device; else `value`."""
+    """Returns the item of a one-item list (Graphcore's per-device values), else `value`."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -221,7 +223,7 @@ def split_names(text: str | None) -> tuple[str, ...]:
 
 
 def factors(text: str | None) -> tuple[float, ...]:
-    """Returns the comma-separated numbers of a text."""
+    """Returns the comma-separated numbers in a text."""
     return tuple(map(float, split_names(text)))
 
 
@@ -233,18 +235,18 @@ def _are_factors(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Returns whether a text is an object-store address."""
+    """Returns whether a text is the URL of an object store."""
     return _is_path(text) and _ADDRESS.match(text) is not None
 
 
 def _is_path(text: str) -> bool:
-    """Returns whether a text is printable, not empty, and within file systems' length limits."""
+    """Returns whether a text is a valid path: printable, not empty and not too long."""
     lengths = [len(part.encode()) for part in text.split("/")]
     return text.isprintable() and text.strip() != "" and len(text) < 4096 and max(lengths) <= 255
 
 
 def _is_unicode(text: str) -> bool:
-    """Returns whether files can store a text: no zero character, no bytes that are not UTF-8."""
+    """Returns whether files can store a text: valid UTF-8 without NUL characters."""
     try:
         text.encode()
     except UnicodeEncodeError:

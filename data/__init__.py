@@ -1,1 +1,1 @@
-"""Data pipeline: rows, examples, tokens, samples and batches."""
+"""Data pipeline: from rows of data files to tokenized samples and batches."""

@@ -26,7 +26,7 @@ class CharSpan(NamedTuple):
 
 
 class StopTokens(NamedTuple):
-    """Special tokens that end an answer.
+    """Special tokens that end an assistant's answer.
 
     Attributes:
         last: ends an answer at the end; None: the template writes none.
@@ -40,7 +40,7 @@ class StopTokens(NamedTuple):
 
 
 class TurnLocator:
-    """Finds the turns of a conversation in its rendered text by rendering its prefixes."""
+    """Finds the character spans of a conversation's turns by rendering its prefixes."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class TurnLocator:
         text: str,
         stops: StopTokens,
     ) -> None:
-        """
+        """Stores the rendered conversation and the renderer of its prefixes.
+
         Args:
             render: the text of messages, or what asks for an answer to them.
             text: that of all messages.
@@ -58,17 +59,17 @@ class TurnLocator:
         self._prompt_texts: dict[int, str] = {}
 
     def prompt_text(self, index: int) -> str:
-        """Rendered messages before a turn, with the generation prompt."""
+        """Returns the rendered messages before a turn, with the generation prompt."""
         if index not in self._prompt_texts:
             self._prompt_texts[index] = self._render(self._messages[:index], True)
         return self._prompt_texts[index]
 
     def text_before(self, index: int) -> str:
-        """Rendered messages before a turn, without the generation prompt."""
+        """Returns the rendered messages before a turn, without the generation prompt."""
         return self._render(self._messages[:index], False)
 
     def answer_span(self, turn: int) -> CharSpan:
-        """Span of the answer at a turn, its stop token included.
+        """Returns the span of the assistant's answer in a turn, stop token included.
 
         A template may render an answer in another way once more follows: Qwen3's leaves out the
         thoughts at its beginning. The loss is on the text as rendered then.
@@ -85,7 +86,7 @@ class TurnLocator:
             return span
 
     def _span_as_last(self, turn: int) -> CharSpan:
-        """Span of an answer, found by rendering the messages up to it. Raises ConversationError."""
+        """Finds an answer by rendering the messages up to it; raises ConversationError."""
         is_last = turn == len(self._messages) - 1
         rendered = self.text if is_last else self._render(self._messages[: turn + 1], False)
         start_of_answer = self._possible_starts(turn, rendered)[-1]
@@ -110,8 +111,9 @@ class TurnLocator:
         )
 
     def _span_by_difference(self, turn: int) -> CharSpan | None:
-        """Span of an answer, found by rendering with another answer in its place; None if the
-        template has no generation prompt.
+        """Finds an answer by rendering the conversation with a placeholder for it.
+
+        Returns None if the template has no generation prompt.
 
         Messages before it may be written in another way once more follows: Qwen3's template leaves
         out the thoughts of calls before the last question.
@@ -141,7 +143,7 @@ class TurnLocator:
         return CharSpan(start + header_length, end) if end > start + header_length else None
 
     def _possible_starts(self, turn: int, text: str) -> list[int]:
-        """Candidate start positions of an answer in a text that contains it."""
+        """Returns candidate start offsets of an answer in a text that contains it."""
         prompt = self.prompt_text(turn)
         if text.startswith(prompt):
             return [len(prompt)]
@@ -159,7 +161,7 @@ class TurnLocator:
 
 
 def _with_placeholder(message: Message) -> Message:
-    """A message of the same structure whose texts are placeholders."""
+    """Returns a message of the same structure whose texts are placeholders."""
     replaced = {
         name: _PLACEHOLDER if name in REASONING_FIELDS else value for name, value in message.items()
     }
@@ -177,6 +179,6 @@ def _call_with_placeholder(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _count_common_prefix(first: str, second: str) -> int:
-    """Length of the common prefix of two strings."""
+    """Returns the length of the common prefix of two strings."""
     char_pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in char_pairs if a != b), min(len(first), len(second)))

@@ -1,4 +1,4 @@
-"""Samples of decoder-only models: sequences with loss masks, packed or alone.
+"""Samples of decoder-only models: token sequences with loss masks, packed or one per sample.
 
 Batches are dicts of int32 arrays, [n, sequence_length]:
     input_ids, labels                  labels being the tokens that follow
@@ -49,7 +49,7 @@ from files.formatting import format_name
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Token ids of sequences, concatenated.
+    """Token ids of several sequences, concatenated into one array.
 
     Attributes:
         tokens: int32 [n], token ids of all sequences, concatenated.
@@ -66,8 +66,9 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class TokenBlocks:
-    """A token stream split into blocks of equal length. Sequences attend to earlier ones in their
-    block; only the last block is padded.
+    """A token stream split into samples of equal length, with attention across sequences.
+
+    A sequence attends to earlier ones in its block; only the last block is padded.
 
     Label and input are the same stream, one token apart, so that each token but the first is
     predicted once.
@@ -88,7 +89,7 @@ class TokenBlocks:
 
     @classmethod
     def from_stream(cls, stream: TokenStream, sequence_length: int, pad: int) -> TokenBlocks:
-        """Split a stream into blocks."""
+        """Split a token stream into blocks of `sequence_length` tokens."""
         targets = None if stream.targets is stream.tokens else stream.targets
         return cls(stream.tokens, sequence_length, targets, stream.truncation, pad)
 
@@ -118,7 +119,7 @@ class TokenBlocks:
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Whole sequences packed into samples; attention does not cross sequences.
+    """Whole sequences packed into samples; attention does not cross sequence boundaries.
 
     Those too long for a sample lose their beginning: the end holds the answer.
 
@@ -189,7 +190,7 @@ class PackedSequences:
         return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
 
     def _sample_indices(self, index: int) -> np.ndarray:
-        """Stream indices of a sequence's tokens that fit into a sample."""
+        """Stream indices of a sequence's tokens, truncated to fit into a sample."""
         start, end = self.stream.offsets[index], self.stream.offsets[index + 1]
         return start + left_truncated_indices(end - start, self.sequence_length + 1, self.first)
 
@@ -204,16 +205,16 @@ class CausalLM(SampleFormat):
     trains_whole_chats: bool = True
 
     def loss_scope(self, config: RunConfig) -> LossOn:
-        """`data.loss`, by default "answers" for chats and "all" otherwise."""
+        """Value of `data.loss_on`; by default "completion" for chats and "all" otherwise."""
         data = _data_config(config)
         return data.loss_on or ("completion" if data.format == "conversational" else "all")
 
     def prompt_text(self, config: RunConfig, prompt: str) -> str:
-        """The prompt with the separator appended."""
+        """Append the separator to a prompt."""
         return prompt + _separator(config)
 
     def render(self, config: RunConfig, example: Example) -> Example:
-        """Concatenate prompt and target if the separator is empty."""
+        """Concatenate an example's prompt and target if the separator is empty."""
         if example.doc_chunk is not None:
             return example
         if _separator(config):
@@ -245,7 +246,7 @@ class CausalLM(SampleFormat):
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        """Token blocks if `data.packing` is set or for documents; else packed sequences."""
+        """Make token blocks if `data.packing` is set or for documents, else packed sequences."""
         data, length = _data_config(config), config.model.sequence_length
         if data.format == "language_modeling":
             return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad_token_id)
@@ -315,7 +316,7 @@ class CausalLM(SampleFormat):
         return replace(config, model=replace(config.model, sequence_length=length)), fitting_pairs
 
     def target_limit(self, config: RunConfig) -> TokenLimit:
-        """Limit on target tokens: the output length, or the sequence length if that is smaller."""
+        """Maximum target tokens: the smaller of output length and sequence length."""
         length, room = config.model.sequence_length, self.max_new_tokens(config)
         limit = (length, "sequence_length") if room >= length else (room, self.output_field)
         return TokenLimit(*limit, config.model.max_position_embeddings)
@@ -323,7 +324,7 @@ class CausalLM(SampleFormat):
     def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
-        """Prompts longer than `sequence_length` are truncated on the left."""
+        """Tokenize prompts; those longer than `sequence_length` are truncated on the left."""
         max_tokens = config.model.sequence_length
         rows = list(encode_prompts(tokenizer, texts))
         num_truncated = sum(len(ids) > max_tokens for ids in rows)
@@ -349,17 +350,17 @@ class CausalLM(SampleFormat):
         return [tokens.ids[tokens.loss_mask] for tokens in tokenized]
 
     def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
-        """The last token is a label only, so it takes no position."""
+        """Count an example's input tokens; the last token is only a label."""
         return len(tokens.ids) - 1, _count_trailing_loss_tokens(tokens.loss_mask)
 
     def num_predictions(self, config: RunConfig) -> int:
-        """Every position predicts a token."""
+        """Number of predicted tokens of a sample: one for each position."""
         return config.model.sequence_length
 
     def random_samples(
         self, config: RunConfig, count: int, mean_tokens: float | None
     ) -> TokenBlocks:
-        """Random token blocks; all have the configured length."""
+        """Make random token blocks of the configured sequence length, for benchmarks."""
         model = config.model
         rng = np.random.default_rng(model.seed)
         length = count * model.sequence_length + 1
@@ -395,7 +396,7 @@ class CausalLM(SampleFormat):
         return sequences
 
     def count_tokens(self, batch: Batch) -> int:
-        """Number of tokens in a batch without padding."""
+        """Count the tokens of a batch that are not padding."""
         return int(np.count_nonzero(get_segment_ids(batch)))
 
 
@@ -405,7 +406,7 @@ def _data_config(config: RunConfig) -> CausalLMData:
 
 
 def _separator(config: RunConfig) -> str:
-    """`data.separator`, by default the task's."""
+    """Separator of prompt and target: `data.separator`, by default the task's."""
     separator = _data_config(config).separator
     return task_from_config(config.data).separator if separator is None else separator
 
@@ -414,7 +415,7 @@ CAUSAL_LM = CausalLM()
 
 
 def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
-    """Index at which each token's sequence starts in its sample, int32 [n, length].
+    """Start offset of each token's sequence in its sample, int32 [n, length].
 
     Args:
         segment_ids: int32 [n, length], see `concatenate_sequences`; padding counts as a text.
@@ -467,8 +468,10 @@ def truncate_pairs(
     on_long_target: OnLongTarget,
     tokenizer: Tokenizer,
 ) -> tuple[list[PreferencePair], Truncation]:
-    """Truncate the prompts of preference pairs on the left, both alike, until the pair fits into a
-    sample. `<bos>` stays; pairs whose prompts are too short for this are dropped.
+    """Truncate the prompts of preference pairs on the left until each pair fits into a sample.
+
+    Both prompts of a pair lose the same tokens. The leading `<bos>` stays; pairs whose prompts are
+    too short are dropped.
 
     Raises:
         TooLong: one is longer, and `on_long_target` is "error".
@@ -496,8 +499,7 @@ def truncate_pairs(
 
 
 def _truncate_left(text: TokenizedText, num_removed: int, num_fixed: int) -> TokenizedText:
-    """Remove `num_removed` tokens from the beginning of a sequence; see
-    `left_truncated_indices`."""
+    """Remove `num_removed` tokens after the first `num_fixed` ones of a sequence."""
     size = len(text.ids)
     indices = left_truncated_indices(size, size - num_removed, num_fixed)
     return TokenizedText(text.ids[indices], text.loss_mask[indices])
@@ -509,7 +511,10 @@ def truncate_answers(
     limit: TokenLimit,
     on_long_target: OnLongTarget,
 ) -> tuple[list[TokenizedText], Truncation]:
-    """Truncate the answers of tokenized examples to the limit; see `truncate_targets`."""
+    """Truncate the answers of tokenized examples to the token limit.
+
+    See `truncate_targets`.
+    """
     answer_starts = [len(text.ids) - _count_trailing_loss_tokens(text.loss_mask) for text in tokens]
     indices, targets, truncation = truncate_targets(
         [text.ids[begin:] for text, begin in zip(tokens, answer_starts, strict=True)],
@@ -525,7 +530,7 @@ def truncate_answers(
 
 
 def _count_trailing_loss_tokens(loss_mask: np.ndarray) -> int:
-    """Number of loss tokens at the end of a mask."""
+    """Count the loss tokens at the end of a loss mask."""
     return len(loss_mask) - int(np.flatnonzero(~loss_mask).max(initial=-1)) - 1
 
 
@@ -534,7 +539,7 @@ def join_sequences(
     answers_only: bool = False,
     truncation: Truncation = NO_TRUNCATION,
 ) -> TokenStream:
-    """Concatenate sequences into a token stream.
+    """Concatenate tokenized sequences into a token stream.
 
     Args:
         answers_only: labels are the tokens in the loss mask alone.

@@ -1,4 +1,4 @@
-"""Chat templates: from conversations to text with the assistant's spans.
+"""Chat templates: rendering of conversations to text with the assistant's spans.
 
 A tokenizer's template is a Jinja program, which transformers runs in a sandbox,
 `data.template_sandbox` in a process of its own; the text is the one that its `apply_chat_template`
@@ -77,7 +77,8 @@ class ChatTemplate:
         loss: LossOn = "completion",
         fix_date: bool = True,
     ) -> None:
-        """
+        """Checks the tokenizer's template by rendering a short conversation.
+
         Args:
             variables: what the template is given besides the messages.
             loss: assistant turns in the loss; "all" includes them all, too.
@@ -122,7 +123,7 @@ class ChatTemplate:
 
     # ---- what a model is given --------------------------------------------------------------
     def prompt(self, conversation: Conversation, location: object = None) -> str:
-        """Render a conversation with the generation prompt.
+        """Render a conversation with the generation prompt, which asks for an answer.
 
         Raises:
             Refused: the template does not take it.
@@ -132,8 +133,7 @@ class ChatTemplate:
         return text
 
     def read(self, location: FileLocation, conversation: Conversation) -> Example | None:
-        """Convert a conversation to an example; None, with a warning, if the template rejects
-        it."""
+        """Convert a conversation to an example; None with a warning if rendering fails."""
         try:
             return self.example(conversation, location)
         except ConversationError as error:
@@ -198,7 +198,7 @@ class ChatTemplate:
         location: object,
         add_generation_prompt: bool = False,
     ) -> None:
-        """Record content of a conversation that is missing from its rendered text.
+        """Record a warning about content that is missing from a conversation's rendered text.
 
         Args:
             add_generation_prompt: the text ends with the generation prompt.
@@ -231,7 +231,7 @@ class ChatTemplate:
     def _warn_unused(
         self, conversation: Conversation, unused_prompt: str, location: object
     ) -> None:
-        """Record message weights without effect, and a generation prompt that the full text lacks.
+        """Record warnings about unused loss weights and an unused generation prompt.
 
         Args:
             unused_prompt: the end of the generation prompt that the full text lacks.
@@ -250,8 +250,10 @@ class ChatTemplate:
     def _ignored_fields(
         self, conversation: Conversation, text: str, add_generation_prompt: bool
     ) -> dict[tuple[str, str], object]:
-        """Message fields, by role and name, that do not change the rendered text; with their first
-        value. The assistant's content is left out."""
+        """Message fields whose removal does not change the rendered text.
+
+        By role and name, with their first value; the assistant's content is left out.
+        """
         messages, ignored = self._messages(conversation), dict[tuple[str, str], object]()
         first_values = {
             (message["role"], name): message[name]
@@ -281,12 +283,12 @@ class ChatTemplate:
         return ignored
 
     def warning_lines(self) -> Iterable[str]:
-        """Warnings about the conversations read so far."""
+        """Format the warnings about the conversations read so far."""
         return self.warnings.lines()
 
     @property
     def template_warnings(self) -> list[str]:
-        """Conversations whose generation blocks differ from the text that answers add."""
+        """Warnings about generation blocks that differ from the text that an answer adds."""
         return self.warnings.template_warnings
 
     # ---- what the template writes after an answer -------------------------------------------
@@ -306,7 +308,7 @@ class ChatTemplate:
         )
 
     def _stop_token_before(self, following: Sequence[Message]) -> str | None:
-        """Special token that ends an answer when these messages follow."""
+        """Special token that ends an answer when the given messages follow it."""
         for head in ([], [make_message("system", "a")]):
             messages = [
                 *head,
@@ -330,7 +332,7 @@ class ChatTemplate:
 
     @property
     def stop_token_id(self) -> int | None:
-        """Id of `stop_token`."""
+        """Token id of the special token that ends an answer."""
         return (
             None
             if self.stop_token is None
@@ -384,24 +386,24 @@ class ChatTemplate:
         return text, [CharSpan(*block) for block in blocks]
 
     def _source(self, tools: object = None) -> str:
-        """Source of the template; of several, transformers' choice."""
+        """Jinja source of the template; if the tokenizer has several, transformers' choice."""
         source: str = self.hf_tokenizer.get_chat_template(None, tools)
         return _with_fixed_date(source) if self._fixes_date and "strftime_now" in source else source
 
     def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
-        """Tools of a conversation, if the template renders tools."""
+        """Tool definitions of a conversation, if the template renders tools."""
         is_rendered = conversation.tools is None or "tools" in self._source(conversation.tools)
         return conversation.tools if is_rendered else None
 
     def _messages(self, conversation: Conversation) -> list[Message]:
-        """Messages of a conversation, with tool calls in the format that the template supports."""
+        """Messages of a conversation, with tool calls in a format that the template supports."""
         if "tool_calls" in self._source(conversation.tools):
             return [self._tool_call_format.apply(message) for message in conversation.messages]
         return [tool_calls_to_text(message) for message in conversation.messages]
 
     @cached_property
     def _tool_call_format(self) -> ToolCallFormat:
-        """First format of tool calls that the template renders."""
+        """First tool-call format that the template renders."""
         for call_format in TOOL_CALL_FORMATS:
             try:
                 if (
@@ -425,7 +427,7 @@ class ChatTemplate:
         blocks: Sequence[CharSpan],
         location: FileLocation | None,
     ) -> list[CharSpan]:
-        """Spans of the assistant's text in the given turns, in order."""
+        """Character spans of the assistant's text in the given turns, in order."""
         if not blocks:
             return [locator.answer_span(answer_index) for answer_index in answer_indices]
         blocks = blocks[-1:] if self.loss == "last_turn" else blocks
@@ -449,7 +451,7 @@ class ChatTemplate:
         return list(blocks)
 
     def _strip_special(self, answer: str) -> str:
-        """Remove special tokens from an answer."""
+        """Remove special tokens from a rendered answer."""
         text = (
             answer.rpartition(self.stop_token)[0]
             if self.stop_token and self.stop_token in answer
@@ -469,7 +471,7 @@ def load_chat_template(
     loss: LossOn,
     fix_date: bool = True,
 ) -> ChatTemplate:
-    """Load the chat template of a tokenizer, which is changed in place if a file is given.
+    """Load a tokenizer's chat template; a template file replaces it in place.
 
     Args:
         file: one to take instead of its own.
@@ -497,14 +499,14 @@ def load_chat_template(
 
 @cache
 def _with_fixed_date(source: str) -> str:
-    """Template in which `strftime_now` returns `TRAINING_DATE`."""
+    """Template source in which `strftime_now` returns `TRAINING_DATE`."""
     days = {form: TRAINING_DATE.strftime(form) for _, form in _DATE_CALL.findall(source)}
     formatted_date = f"{json.dumps(days)}[form]|default({TRAINING_DATE.strftime('%d %b %Y')!r})"
     return f"{{% macro strftime_now(form) %}}{{{{ {formatted_date} }}}}{{% endmacro %}}\n{source}"
 
 
 def _split_spans(text: str, loss_spans: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
-    """Split a text into spans in and out of the loss."""
+    """Split a text into spans inside and outside the loss."""
     spans, position = list[TextSpan](), 0
     for start, end in loss_spans:
         spans += [TextSpan(text[position:start], False), TextSpan(text[start:end], True)]

@@ -1,4 +1,4 @@
-"""Class labels: mapping of a row's values to label names.
+"""Class labels: mapping of a column's values to label names.
 
 A value is the name of a label, or its number from 0. Names that are numbers are not numbered: then
 a value is the name with the same number. White space around a value stays around the answer.
@@ -25,7 +25,7 @@ _SURROUNDING_SPACE = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Labels of a classification task.
+    """Label names of a classification task, and the column values that they stand for.
 
     Attributes:
         indexed: numbers count from 0, whatever the names are, as in ClassLabel columns.
@@ -59,7 +59,7 @@ class ClassLabels:
         return cls(names)
 
     def answer(self, text: str, is_value: bool) -> str | None:
-        """Convert a row's value to its label's name; None if the row is unlabeled.
+        """Convert a column's value to its label name; None if the row is unlabeled.
 
         Args:
             is_value: the text is the value of a column, which can be a number.
@@ -76,8 +76,9 @@ class ClassLabels:
         return None if name is None else f"{leading}{name}{trailing}"
 
     def split(self, answer: str) -> tuple[str, str, str]:
-        """Split an answer into the text before its label (such as thoughts), the label, and the
-        rest.
+        """Split an answer at its class label into text before, label and text after.
+
+        The text before can be a model's reasoning.
 
         Raises:
             ColumnError: it ends with no label.
@@ -89,19 +90,21 @@ class ClassLabels:
         return text.removesuffix(name), name, answer[len(text) :]
 
     def with_name(self, answer: str, name: str) -> str:
-        """Replace the label in an answer."""
+        """Replace the class label in an answer."""
         prefix, _, suffix = self.split(answer)
         return f"{prefix}{name}{suffix}"
 
     def parse_answer(self, text: str, expected: str) -> str | None:
-        """Label in a generated text, without white space and the expected answer's prefix; None if
-        the text is no label."""
+        """Extract the label from a generated answer; None if the text is no label.
+
+        White space and the prefix of the expected answer are removed.
+        """
         prefix = self.split(expected)[0].strip()
         name = text.strip().removeprefix(prefix).strip()
         return name if name in self.names else None
 
     def _label_of_value(self, value: str) -> str | None:
-        """Label name for a column's value; None if it means unlabeled."""
+        """Label name for a column's value; None if the value means unlabeled."""
         number = _parse_number(value)
         if value in self.names and not (self.indexed and number is not None):
             return value
@@ -120,7 +123,7 @@ class ClassLabels:
         raise self._error(value, f"{len(self.names)} labels are numbered from 0")
 
     def _label_of_boolean(self, value: str) -> str:
-        """Label name for a boolean value, in any case."""
+        """Label name for a boolean value, in upper or lower case."""
         label = next((name for name in self.names if name.lower() == value.lower()), None)
         if label is None:
             raise self._error(value, "name them false,true to label rows by truth values")
@@ -143,7 +146,7 @@ class ClassLabels:
 
     @property
     def have_shared_prefix(self) -> bool:
-        """True if one label is a prefix of another."""
+        """True if one label name is a prefix of another."""
         return any(a != b and a.startswith(b) for a in self.names for b in self.names)
 
 
@@ -157,7 +160,7 @@ def _split_space(text: str) -> tuple[str, str, str]:
 def labels_of_column(
     names: Sequence[str], task_labels: Sequence[str], are_user_labels: bool, source_name: str
 ) -> ClassLabels:
-    """Labels for the values of a ClassLabel column.
+    """Match the names of a ClassLabel column with the task's labels.
 
     Args:
         names: its own, in order.

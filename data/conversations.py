@@ -1,4 +1,4 @@
-"""Conversations: messages of a row, normalized from the common formats.
+"""Conversations: lists of messages, normalized from the common formats of data sets.
 
 `messages` as OpenAI's fine-tuning files (`role`, `content`, `tool_calls`), `conversations` as
 ShareGPT's (`from`, `value`), `prompt` and `completion` as lists of messages (TRL's), or a question
@@ -61,7 +61,7 @@ _RESERVED_VARIABLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages of a conversation in order, and its tools.
+    """Messages of a conversation in order, and its tool definitions.
 
     Attributes:
         messages: dicts with `role`, and `content` or `tool_calls`, as chat templates read them.
@@ -79,13 +79,13 @@ class Conversation:
     unused_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def with_system(self, system: str | None) -> Conversation:
-        """Add a system message unless there is one."""
+        """Add a system message unless the conversation has one."""
         if system is None or (self.messages and self.messages[0]["role"] == "system"):
             return self
         return replace(self, messages=(make_message("system", system), *self.messages))
 
     def without_answer(self) -> Conversation:
-        """Remove the assistant's messages at the end."""
+        """Remove the assistant's messages at the end of the conversation."""
         end = len(self.messages)
         while end and self.messages[end - 1]["role"] == "assistant":
             end -= 1
@@ -93,12 +93,12 @@ class Conversation:
 
 
 def make_message(role: str, content: str) -> Message:
-    """Message with a text content."""
+    """Create a message with a role and text content."""
     return {"role": role, "content": content}
 
 
 def is_message(row: Row) -> bool:
-    """True if a row is a single message."""
+    """True if a row is a single message of a conversation."""
     return {"role", "content"} <= row.keys() or {"from", "value"} <= row.keys()
 
 
@@ -110,7 +110,7 @@ def has_conversation(row: Row, column: str | None = None) -> bool:
 
 
 def _conversation_column(row: Row) -> str | None:
-    """Default column that holds messages; one with null only if no other does."""
+    """Default column that holds messages; a null column only if no other exists."""
     for name in (*CONVERSATION_COLUMNS, "prompt"):
         if _is_message_list(row.get(name)):
             return name
@@ -160,7 +160,7 @@ def read_conversation(
 
 
 def unused_fields(messages: object) -> dict[str, Any]:
-    """Unknown fields of messages, each with one of its values."""
+    """Message fields that are not read, each with one of its values."""
     return {
         name: value
         for message in (messages if isinstance(messages, list) else ())
@@ -170,7 +170,7 @@ def unused_fields(messages: object) -> dict[str, Any]:
 
 
 def conversation_columns(row: Row, column: str | None = None) -> set[str]:
-    """Columns that `read_conversation` uses."""
+    """Columns that `read_conversation` reads from a row."""
     column = _conversation_column(row) if column is None else column
     completion_column = {"completion"} if column == "prompt" else set[str]()
     return {column or "", "tools", "system", VARIABLES_COLUMN, *completion_column}
@@ -181,7 +181,7 @@ QUESTION_COLUMNS = {"history", "system", VARIABLES_COLUMN}
 
 
 def _with_row_settings(row: Row, conversation: Conversation) -> Conversation:
-    """Add the row's system message and template variables to a conversation."""
+    """Add a row's system message and chat template variables to its conversation."""
     system, variables = row.get("system"), row.get(VARIABLES_COLUMN) or {}
     if isinstance(variables, str):
         variables = _parse_json(variables)
@@ -200,8 +200,10 @@ def _with_row_settings(row: Row, conversation: Conversation) -> Conversation:
 
 
 def make_conversation(row: Row, question: str, answer: str | None) -> Conversation:
-    """Conversation of one question and answer, after the turns of the column `history`
-    (LLaMA-Factory)."""
+    """Create a conversation of one question and answer.
+
+    The turns of the column `history` (LLaMA-Factory) come first.
+    """
     history = _read_list(row, "history") if row.get("history") else []
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
         raise ColumnError("column 'history' must hold pairs of a question and an answer")
@@ -214,7 +216,7 @@ def make_conversation(row: Row, question: str, answer: str | None) -> Conversati
 
 
 def _normalize_message(message: object, number: int, null_as_empty: bool = False) -> Message:
-    """Convert a message of any format to role, content and tool calls."""
+    """Convert a message of any supported format to role, content and tool calls."""
     if not isinstance(message, Mapping):
         raise ColumnError(f"message {number} is {format_value(message)}, but must be an object")
     role, content = (
@@ -247,7 +249,7 @@ def _normalize_message(message: object, number: int, null_as_empty: bool = False
 
 
 def _loss_weight(value: object, name: str, number: int) -> int:
-    """Weight of a message in the loss: 0 or 1."""
+    """Parse a message's loss weight: 0 or 1."""
     if not isinstance(value, int | float) or value not in (0, 1):
         raise ColumnError(
             f"message {number} has {name} {format_value(value)}, but it must be 0 or 1, or false "
@@ -257,7 +259,7 @@ def _loss_weight(value: object, name: str, number: int) -> int:
 
 
 def _message_text(content: object, number: int) -> str | None:
-    """Text of a message, which can be a list of parts as in OpenAI's API."""
+    """Text of a message's content: a string, or a list of parts as in OpenAI's API."""
     if content is None or isinstance(content, str):
         return content
     content_parts = content if isinstance(content, list) else [content]
@@ -271,7 +273,10 @@ def _message_text(content: object, number: int) -> str | None:
 
 
 def _tool_calls(message: Message, value: object, number: int) -> list[dict[str, Any]] | None:
-    """Tool calls of a message; `value`: ShareGPT's call in the text."""
+    """Tool calls of a message, normalized.
+
+    `value` is ShareGPT's call in the message text.
+    """
     calls = message.get("tool_calls")
     if message.get("function_call"):
         calls = [message["function_call"]]
@@ -290,7 +295,7 @@ def _tool_calls(message: Message, value: object, number: int) -> list[dict[str, 
 
 
 def _normalize_call(call: Message, number: int) -> dict[str, Any]:
-    """Convert a tool call to the usual format, with arguments as an object."""
+    """Convert a tool call to OpenAI's format, with arguments as an object."""
     function = call.get("function", call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ColumnError(f"message {number} calls a tool without a name: {format_value(call)}")
@@ -304,7 +309,7 @@ def _normalize_call(call: Message, number: int) -> dict[str, Any]:
 
 
 def _parse_json(text: str) -> Any:
-    """Parse JSON; None if it is invalid."""
+    """Parse JSON; returns None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -312,7 +317,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _is_message_list(value: object) -> bool:
-    """True for a list of messages, or its JSON text as in CSV files."""
+    """True for a list of messages, or for its JSON text as in CSV files."""
     if isinstance(value, str):
         return value.lstrip()[:1] == "[" and value.lstrip()[1:].lstrip()[:1] in ("{", "]")
     return isinstance(value, list) and (not value or isinstance(value[0], Mapping))

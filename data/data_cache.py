@@ -1,4 +1,4 @@
-"""Cache of tokenizers and examples, shared by a run's pipelines.
+"""Cache of tokenizers and examples, shared by the data pipelines of a run.
 
 A run makes several: to choose lengths, to train, to evaluate, to export. Their configurations
 differ in what data do not depend on.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DataCache:
-    """Tokenizers by name, and the examples of splits until samples are made of them.
+    """Cache of tokenizers by name, and of examples by split until they are tokenized.
 
     Attributes:
         warnings: warnings that were printed; see `DataWarnings.lines`.
@@ -37,7 +37,7 @@ class DataCache:
         return self._tokenizers[name]
 
     def for_source(self, name: str) -> DataCache:
-        """Cache for one source of a mixture; tokenizers are shared."""
+        """Create a cache for one source of a mixture; tokenizers are shared."""
         if name not in self._source_caches:
             self._source_caches[name] = DataCache()
             self._source_caches[name]._tokenizers = self._tokenizers
@@ -46,7 +46,7 @@ class DataCache:
     def corpus(
         self, split: Split, settings: object, read: Callable[[], Mapping[Split, Corpus]]
     ) -> Corpus:
-        """Read the examples of a split once.
+        """Read the examples of a split once per settings.
 
         Args:
             settings: what they follow from; they are read again if it has changed.
@@ -58,9 +58,9 @@ class DataCache:
         return self._corpora[split][1]
 
     def replace_corpus(self, split: Split, corpus: Corpus) -> None:
-        """Replace a split's examples, such as by tokenized ones."""
+        """Replace the cached examples of a split, such as by tokenized ones."""
         self._corpora[split] = (self._corpora[split][0], corpus)
 
     def drop(self, split: Split) -> None:
-        """Free a split's examples."""
+        """Remove the cached examples of a split to free memory."""
         self._corpora.pop(split, None)

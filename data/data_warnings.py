@@ -1,4 +1,4 @@
-"""Warnings about data: content of rows that the model neither reads nor learns."""
+"""Warnings about content of data rows that training ignores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTEXT_CHARACTERS = 12
 
 
 class WarningCount(NamedTuple):
-    """Number of rows with a warning, an example, and the location of the last row."""
+    """Number of rows with a warning, an example value, and the location of the last row."""
 
     rows: int
     example: str
@@ -38,7 +38,7 @@ class WarningCount(NamedTuple):
 
 @dataclass
 class DataWarnings:
-    """Warnings about a data set, counted by sentence and name.
+    """Warnings about a data set, counted by sentence and column name.
 
     Attributes:
         control: special tokens that rows are searched for.
@@ -53,7 +53,7 @@ class DataWarnings:
     counts: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
 
     def add(self, sentence: str, name: str, location: object, value: object) -> None:
-        """Count a row for a warning.
+        """Count one more row for a warning.
 
         Args:
             location: of the row, which counts once.
@@ -71,7 +71,7 @@ class DataWarnings:
     def add_row(
         self, location: object, row: Mapping[str, Any], used_columns: Collection[str]
     ) -> None:
-        """Record unused columns of a row, and control tokens in the used ones."""
+        """Record warnings about unused columns of a row and special tokens in used ones."""
         for column, value in row.items():
             if column not in used_columns:
                 if value is not None and value != "" and value != []:
@@ -81,7 +81,7 @@ class DataWarnings:
                     self.add(CONTROL_TOKENS, format_value(token), location, context)
 
     def _control_tokens(self, value: object) -> dict[str, str]:
-        """Control tokens in a value's strings, each with its context."""
+        """Find special tokens in a value's strings, each with its context."""
         if isinstance(value, str):
             return {
                 tokens[0]: value[
@@ -101,7 +101,7 @@ class DataWarnings:
         return compile_alternatives(self.control)
 
     def merge(self, other: DataWarnings) -> None:
-        """Add the warnings about later rows."""
+        """Add the warnings about later rows to these."""
         self.refused += other.refused
         self.template_warnings += other.template_warnings
         for key, count in other.counts.items():
@@ -149,6 +149,6 @@ class DataWarnings:
 
 
 def _join_first(items: list[str], max_items: int = 3) -> str:
-    """First items of a list, and the number of others."""
+    """Join the first items of a list, and count the remaining ones."""
     suffix = f"; and {len(items) - max_items} more" if len(items) > max_items else ""
     return "; ".join(items[:max_items]) + suffix

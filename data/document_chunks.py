@@ -19,7 +19,7 @@ _WORD_END = re.compile(r"(?<=\S)(?=\s\S)")
 
 
 class DocumentChunk(NamedTuple):
-    """Position of a chunk in its document.
+    """Position of a chunk within its document.
 
     Attributes:
         context: the preceding characters of the document; "" at its start.
@@ -31,7 +31,7 @@ class DocumentChunk(NamedTuple):
 
 
 class DocumentChunkRow(dict[str, Any]):
-    """Row with a chunk of a text file in its column `text`."""
+    """A row whose column `text` is a chunk of a text file."""
 
     def __init__(self, text: str, doc_chunk: DocumentChunk) -> None:
         super().__init__(text=text)
@@ -42,7 +42,7 @@ class DocumentChunkRow(dict[str, Any]):
 
 
 def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]:
-    """Split a document into chunks; concatenated, they are the document.
+    """Split a document's text into chunks; concatenated, they are the document.
 
     A part ends with a line or, where there is none, before the space in front of a word: there
     tokenizers cut too.
@@ -62,7 +62,7 @@ def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]
 
 
 def _chunk_end(text: str) -> int:
-    """End of the first chunk of a longer text."""
+    """End offset of the first chunk of a text."""
     for ends in (_LINE_END, _WORD_END):
         positions = [
             end.start() for end in ends.finditer(text, CHUNK_CHARACTERS // 2, CHUNK_CHARACTERS + 1)

@@ -1,4 +1,4 @@
-"""Content of a conversation that is missing from its rendered text."""
+"""Detection of conversation content that a chat template drops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THINK_TAGS = "<think>", "</think>"
 
 
 class MessageText:
-    """A piece of text in a message.
+    """A string within a message, with its field name.
 
     Attributes:
         name: for people.
@@ -27,16 +27,16 @@ class MessageText:
 
     @cached_property
     def escaped(self) -> str:
-        """The text as a JSON string, without white space."""
+        """The string as JSON, without white space."""
         return _remove_spaces(json.dumps(self.value, ensure_ascii=False)[1:-1])
 
     def count_in(self, rendered: str) -> int:
-        """Number of occurrences in a text without white space."""
+        """Number of occurrences in a rendered text without white space."""
         return max(rendered.count(self.text), rendered.count(self.escaped))
 
 
 def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, str]:
-    """Find content that the rendered text lacks; returns the first value by name.
+    """Find message content missing from the rendered text; returns its first value by name.
 
     White space is not compared, nor whether a piece stands at the right place.
     """
@@ -63,7 +63,7 @@ def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, st
 
 
 def _message_texts(message: Message) -> Iterator[MessageText]:
-    """Texts of a message that a template should render."""
+    """Texts of a message that a chat template should render."""
     content, role = message.get("content") or "", message["role"]
     thoughts, closing_tag, answer = content.rpartition(THINK_TAGS[1])
     named_texts = [(f"all that messages of the role {role} say", content)]
@@ -84,7 +84,7 @@ def _message_texts(message: Message) -> Iterator[MessageText]:
 
 
 def _strings_in(value: Any) -> Iterator[str]:
-    """All strings in a JSON value."""
+    """Collect all strings in a JSON value."""
     if isinstance(value, str):
         yield value
     children = value.values() if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""Examples: prompt, target and the spans in the loss; corpora of examples."""
+"""Training examples: prompt, target and the spans in the loss; collections of examples."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_CHARACTERS = 1_000_000
 
 
 class TokenizedText(NamedTuple):
-    """Token ids, int32 [n], and loss mask, bool [n]."""
+    """Token ids, int32 [n], and loss mask, bool [n], of one sequence."""
 
     ids: np.ndarray
     loss_mask: np.ndarray
 
 
 class TextSpan(NamedTuple):
-    """A piece of text; `in_loss`: its tokens count in the loss."""
+    """A piece of an example's text, and whether its tokens count in the loss."""
 
     text: str
     in_loss: bool
@@ -48,7 +48,7 @@ class Example(NamedTuple):
     desirable: bool | None = None
 
     def spans(self) -> tuple[TextSpan, ...]:
-        """Text of prompt and target, for a decoder-only model.
+        """Text spans of prompt and target, for a decoder-only model.
 
         A space goes between prompt and target unless one of them has white space there.
         """
@@ -63,23 +63,23 @@ class Example(NamedTuple):
         return self.target if has_space else f" {self.target}"
 
     def prompt_and_answer(self) -> tuple[str, str]:
-        """Prompt and answer, which concatenate to the full text."""
+        """Split the example into prompt and answer, which concatenate to its full text."""
         return self.prompt, self.target if self.rendered_spans else self.separated_target()
 
     def with_target(self, target: str, rendered_spans: tuple[TextSpan, ...] = ()) -> Example:
-        """Replace the target, and the rendered spans if given."""
+        """Copy with another target, and other rendered spans if given."""
         return self._replace(target=target, rendered_spans=rendered_spans)
 
     def with_prompt(self, prompt: str) -> Example:
-        """Replace the prompt."""
+        """Copy with another prompt."""
         return self._replace(prompt=prompt)
 
     def with_desirable(self, desirable: bool | None) -> Example:
-        """Set the KTO label."""
+        """Copy with this KTO label: True for a desirable answer."""
         return self._replace(desirable=desirable)
 
     def concatenated(self) -> Example:
-        """Join prompt and target without a separator."""
+        """Copy with prompt and target joined without a separator."""
         return self._replace(
             rendered_spans=(TextSpan(self.prompt, False), TextSpan(self.target, True))
         )
@@ -108,11 +108,11 @@ class Corpus:
     digest: str = ""
 
     def map_examples(self, change: Callable[[Example], Example]) -> Corpus:
-        """Apply a function to every example."""
+        """Apply a function to every example of the corpus."""
         return replace(self, examples=[change(example) for example in self.examples])
 
     def first(self, count: int | None) -> Corpus:
-        """The first `count` examples; None: all."""
+        """Corpus of the first `count` examples; None selects all."""
         tokens = None if self.tokens is None else self.tokens[:count]
         examples, locations = self.examples[:count], self.locations[:count]
         return replace(self, examples=examples, locations=locations, tokens=tokens)
@@ -123,6 +123,6 @@ class Corpus:
 
     @property
     def drop_messages(self) -> list[str]:
-        """Messages about dropped rows."""
+        """Messages about the number of dropped rows, by reason."""
         counts = ((self.unlabeled, "without a label"), (self.nulls, "with null"))
         return [f"{count} {reason} left out" for count, reason in counts if count]

@@ -1,4 +1,4 @@
-"""Readers of data files: JSON Lines, JSON, CSV, TSV and text, also gzipped; Parquet."""
+"""Readers of data files: JSON Lines, JSON, CSV, TSV, text (also gzipped) and Parquet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 
 
 def drop_filled_nulls(value: Any) -> Any:
-    """Remove the nulls that Arrow adds for fields of other rows' objects.
+    """Remove null fields that Arrow adds to objects with different fields.
 
     In a table all objects of a column have the same fields: those that a row's object lacks are
     null. Nulls of columns and items of lists stay.
@@ -50,28 +50,28 @@ def drop_filled_nulls(value: Any) -> Any:
 
 
 def row_from_arrow(row: Row) -> Row:
-    """Convert an Arrow table's row; see `drop_filled_nulls`."""
+    """Convert an Arrow table's row to plain data without added nulls."""
     return {column: drop_filled_nulls(value) for column, value in row.items()}
 
 
 class DataError(UserError, ValueError):
-    """Data that cannot be read or do not fit the task."""
+    """Raised for data that cannot be read or do not fit the task."""
 
 
 def data_suffix(path: Path) -> str:
-    """Suffix of a data file without .gz, such as `.jsonl` of `rows.jsonl.gz`."""
+    """Suffix of a data file name without .gz, such as `.jsonl` of `rows.jsonl.gz`."""
     name = path.name.lower()
     return Path(name.removesuffix(GZIP_SUFFIX)).suffix
 
 
 def is_data_file(path: Path) -> bool:
-    """True if the file name has a supported suffix."""
+    """True if a file name has the suffix of a supported data format."""
     suffix, is_gzipped = data_suffix(path), path.suffix.lower() == GZIP_SUFFIX
     return suffix in READERS and not (is_gzipped and suffix == ".parquet")
 
 
 def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
-    """Read a file: yields the location and content of each row.
+    """Read a data file; yields the location and content of each row.
 
     Raises:
         UserError: it is no file of rows, cannot be read, or is damaged.
@@ -183,7 +183,7 @@ def _check_header(path: Path, columns: Sequence[str]) -> None:
 
 
 def _read_document(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    """Read a text file in chunks."""
+    """Read a text file as rows of document chunks."""
     number = 1
     with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         for chunk_text, chunk in split_document(iter(lambda: text.read(CHUNK_CHARACTERS), "")):
@@ -209,7 +209,7 @@ def _read_parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Ro
 
 
 def read_class_names(path: Path, column: str) -> tuple[str, ...] | None:
-    """Names of a ClassLabel column in a Parquet file that datasets wrote; None without any."""
+    """Read a ClassLabel column's names from Parquet metadata; None if there are none."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""Scoring of every label as the answer to a prompt, for constrained evaluation.
+"""Constrained evaluation of classification: every label is scored as the answer.
 
 The score of a label is the sum of the log-probabilities of its tokens after the prompt, as `acc` of
 lm-evaluation-harness has it. Where one label begins another, the end of the answer counts too: else
@@ -29,7 +29,7 @@ OBJECTIVE = "cpo"
 
 @dataclass(frozen=True)
 class LabelCandidates:
-    """Samples with every label as the answer to every prompt.
+    """Samples that pair every prompt with every class label as its answer.
 
     Attributes:
         config: of the program that computes log-probabilities.
@@ -45,7 +45,7 @@ class LabelCandidates:
 
     @classmethod
     def from_examples(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> LabelCandidates:
-        """Build the samples of examples with each label.
+        """Build the samples of all examples with each class label.
 
         Raises:
             ConfigError: the tokenizer or the chat template does not tell labels apart.
@@ -73,7 +73,7 @@ class LabelCandidates:
         return cls(config, samples, labels, 2 * num_truncated // len(paired_names))
 
     def scores(self, logps: np.ndarray) -> np.ndarray:
-        """Scores of the labels, float32 [examples, labels].
+        """Log-probabilities of the class labels, float32 [examples, labels].
 
         Args:
             logps: of the texts of the samples, float32 [samples, places, 2].
@@ -101,7 +101,7 @@ def _check_labels_differ(data: Pipeline, labels: ClassLabels) -> None:
 
 
 def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Example:
-    """Replace the label in an example's target."""
+    """Replace the class label in an example's target."""
     relabeled = example.with_target(labels.with_name(example.target, name))
     if not example.rendered_spans:
         return relabeled
@@ -111,8 +111,10 @@ def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Exa
 
 
 def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple[TextSpan, ...]:
-    """Replace the label in the last answer of a conversation. Only the label is in the loss; if a
-    label is a prefix of another, the rest of its span too."""
+    """Replace the class label in the last answer of a rendered conversation.
+
+    Only the label is in the loss; if a label is a prefix of another, the rest of its span too.
+    """
     spans, target = example.rendered_spans, example.target
     matching = (i for i, span in enumerate(spans) if span.in_loss and target in span.text)
     last_index = max(matching, default=-1)

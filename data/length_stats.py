@@ -1,4 +1,4 @@
-"""Token lengths of a task's examples, from which sequence lengths are chosen."""
+"""Statistics of token lengths, from which sequence lengths are chosen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCUMENT_OUTPUT_LENGTH = 256
 
 @dataclass(frozen=True)
 class LengthStats:
-    """Token lengths of the examples of some splits.
+    """Token lengths of the examples of one or more splits.
 
     Attributes:
         examples: how many there are in the first split.
@@ -36,7 +36,7 @@ class LengthStats:
 
 
 def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
-    """Measure the token lengths of splits.
+    """Measure the token lengths of the examples of some splits.
 
     Raises:
         UserError: the data or the tokenizer cannot be had, or do not fit the task.
@@ -62,7 +62,7 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
 
 
 def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
-    """Tokens in a sample, and target tokens, of each example."""
+    """Count each example's tokens in a sample, and its target tokens."""
     tokens, preference_type, length = (
         corpus.tokens or (),
         data.task.preference_type,
@@ -81,7 +81,7 @@ def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
 
 
 def _merge_stats(stats: Sequence[LengthStats], sources: int) -> LengthStats:
-    """Merge statistics; the first `sources` of them are of training data."""
+    """Merge length statistics; the first `sources` of them are of training data."""
     training_stats = stats[:sources]
     examples = sum(source_stats.examples for source_stats in training_stats)
     return LengthStats(

@@ -1,4 +1,4 @@
-"""Data loader: shuffled global batches, sharded over replicas.
+"""Data loader: shuffled global batches, sharded over data-parallel replicas.
 
 Our own loader, not Grain: the data are token ids in memory, so worker processes would have nothing
 to read or decode. What remains of a loader is a permutation and a position, which take four numbers
@@ -21,7 +21,7 @@ from files.json_files import JsonObject
 
 
 class Loader:
-    """Endless global batches; every epoch has each sample once, in a new order.
+    """Infinite iterator of global batches; each epoch visits every sample once, shuffled.
 
     A batch that an epoch cannot fill continues in the next epoch, so that all batches are full and
     no sample is left out. Batches do not depend on how the devices share the work.
@@ -30,7 +30,7 @@ class Loader:
     def __init__(
         self, samples: Samples, batch_size: int, seed: int, local_indices: np.ndarray | None = None
     ) -> None:
-        """Start at the first epoch.
+        """Start at the beginning of the first epoch.
 
         Args:
             batch_size: samples in a global batch.
@@ -48,7 +48,7 @@ class Loader:
 
     @classmethod
     def from_config(cls, config: RunConfig, samples: Samples) -> Loader:
-        """Training batches of a configured run, for this process's replicas."""
+        """Loader of a run's training batches, for this process's replicas."""
         size, seed = config.training.global_batch_size, config.data.seed
         seed = config.model.seed if seed is None else seed
         return cls(samples, size, seed, BatchSharding.from_config(config).local_indices(size))
@@ -86,7 +86,7 @@ class Loader:
         return self._samples.digest
 
     def state(self) -> dict[str, Any]:
-        """Position in the data and their digest, as plain values for a checkpoint."""
+        """Position in the data and a hash of the samples, as plain values for a checkpoint."""
         return {
             "seed": self._seed,
             "epoch": self._epoch,
@@ -96,7 +96,7 @@ class Loader:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; the batches that follow are bit-identical.
+        """Continue from a saved state; the following batches are bit-identical.
 
         The batch size may be another one. The state's seed replaces the one given at construction.
 
@@ -131,7 +131,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class BatchSharding:
-    """Assignment of a global batch's samples to replicas.
+    """Assignment of a global batch's samples to replicas and micro-batches.
 
     Replica r belongs to data-parallel copy r // tensor_parallel; the replicas of a copy get the
     same samples. Micro-batch a of copy d has the samples from
@@ -152,7 +152,7 @@ class BatchSharding:
 
     @classmethod
     def from_config(cls, config: RunConfig, micro_batches: int | None = None) -> BatchSharding:
-        """Sharding of a configured program, for this process's replicas.
+        """Sharding for a run's program, for this process's replicas.
 
         Args:
             micro_batches: of each data-parallel copy; default: those of an optimizer step.
@@ -169,7 +169,7 @@ class BatchSharding:
 
     @property
     def _copy_of_replica(self) -> np.ndarray:
-        """Data-parallel copy of each local replica, int [n]."""
+        """Data-parallel rank of each local replica, int [n]."""
         return np.repeat(np.arange(self.data_parallel), self.tensor_parallel)[self.local_replicas]
 
     @property
@@ -177,7 +177,7 @@ class BatchSharding:
         return int(self._copy_of_replica[-1] - self._copy_of_replica[0]) + 1
 
     def local_indices(self, count: int) -> np.ndarray:
-        """Indices of this process's samples in a global batch, int64, in order.
+        """Indices of this process's samples in a global batch, int64 [n], in order.
 
         Raises:
             ValueError: the batch cannot be cut evenly.
@@ -204,7 +204,7 @@ class BatchSharding:
         return self._by_copy(samples)[:, self._copy_of_replica - self._copy_of_replica[0]]
 
     def from_replicas(self, outputs: np.ndarray) -> np.ndarray:
-        """Reorder outputs of all replicas to the order of the batch's samples.
+        """Reorder the outputs of all replicas to the order of the batch's samples.
 
         Args:
             outputs: [micro-batches, replicas, rows, ...].
@@ -217,7 +217,7 @@ class BatchSharding:
         return first_of_copy.reshape(-1, *first_of_copy.shape[3:])
 
     def local_samples(self, rows: np.ndarray) -> np.ndarray:
-        """Select this process's rows from rows in the order of a global batch."""
+        """Select this process's rows from an array in the order of a global batch."""
         by_copy = rows.reshape(self.micro_batches, self.data_parallel, -1, *rows.shape[1:])
         first_copy = self._copy_of_replica[0]
         return by_copy[:, first_copy : first_copy + self._num_local_copies].reshape(
@@ -225,7 +225,7 @@ class BatchSharding:
         )
 
     def drop_replicated(self, batch: Batch) -> Batch:
-        """Drop samples that an earlier process has too, so that each counts once."""
+        """Drop samples that a lower-ranked process has too, so that each counts once."""
         first_replica = self.local_replicas.start or 0
         if first_replica % self.tensor_parallel == 0:
             return batch
@@ -233,6 +233,6 @@ class BatchSharding:
         return {name: array.reshape(-1, *array.shape[3:]) for name, array in later_copies.items()}
 
     def _by_copy(self, samples: np.ndarray) -> np.ndarray:
-        """Reshape to [micro_batches, local copies, micro_batch, ...]."""
+        """Reshape samples to [micro_batches, local data-parallel ranks, micro_batch, ...]."""
         sizes = self.micro_batches, self._num_local_copies
         return samples.reshape(*sizes, len(samples) // (sizes[0] * sizes[1]), *samples.shape[1:])

@@ -1,4 +1,4 @@
-"""Mixtures of training data: sources with weights and settings of their own.
+"""Mixtures of data sets: training sources with weights and settings of their own.
 
 The file that `data.train` names has a section for each source:
 
@@ -43,7 +43,7 @@ RUN_FIELDS = ("validation", "format", "separator")
 
 
 class MixtureSource(NamedTuple):
-    """A source of a mixture.
+    """One data set of a mixture, with its weight and settings.
 
     Attributes:
         weight: share of the samples, relative to all weights; None: no source has one.
@@ -61,7 +61,7 @@ def is_mixture(data: Data) -> bool:
 
 
 def read_mixture(data: Data) -> list[MixtureSource]:
-    """Read the sources of the mixture that `data.train` names.
+    """Read the sources of the mixture file that `data.train` names.
 
     Raises:
         UserError: the file cannot be read, or says something else.
@@ -111,7 +111,7 @@ def _parse_source(data: Data, path: Path, name: str, values: Any) -> MixtureSour
 
 
 def _resolve_files(folder: Path, names: str) -> str:
-    """Resolve file names relative to a folder; other names stay as they are."""
+    """Resolve file names relative to a folder; names that are no files are unchanged."""
 
     def resolve(name: str) -> str:
         path = str(folder / name)
@@ -122,8 +122,10 @@ def _resolve_files(folder: Path, names: str) -> str:
 
 @dataclass(frozen=True)
 class MixtureSamples:
-    """Samples of several sources. An epoch has each source's share of samples, and all of its
-    samples at least once: `interleave_datasets` with `all_exhausted`, but with exact shares.
+    """Samples of several sources, mixed in each epoch by the sources' weights.
+
+    An epoch has each source's share of samples, and all its samples at least once:
+    `interleave_datasets` with `all_exhausted`, but with exact shares.
 
     Attributes:
         sources: the samples of each source.
@@ -137,7 +139,7 @@ class MixtureSamples:
     def from_weights(
         cls, sources: Sequence[Samples], weights: Sequence[float | None]
     ) -> MixtureSamples:
-        """Mix samples by weights; without weights, each sample comes once."""
+        """Mix sources by weights; without weights, an epoch has each sample once."""
         sizes = [len(part) for part in sources]
         shares = [weight or size for size, weight in zip(sizes, weights, strict=True)]
         epochs = max(map(truediv, sizes, shares))
@@ -147,7 +149,7 @@ class MixtureSamples:
 
     @property
     def truncation(self) -> Truncation:
-        """Sum of the sources' truncation counts."""
+        """Sum of the truncation counts of all sources."""
         return reduce(add, (part.truncation for part in self.sources))
 
     @property
@@ -160,8 +162,10 @@ class MixtureSamples:
 
     @cached_property
     def _sample_indices(self) -> np.ndarray:
-        """Source and index of each sample, int64 [n, 2]; each source repeats, its last round cut
-        off."""
+        """Source number and sample index of each position in an epoch, int64 [n, 2].
+
+        Each source repeats; its last repetition is cut off.
+        """
         columns = []
         for source, (samples, count) in enumerate(
             zip(self.sources, self.samples_per_epoch, strict=True)

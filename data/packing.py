@@ -1,4 +1,4 @@
-"""Packing of token sequences into samples of fixed length.
+"""Sequence packing: several token sequences in a sample of fixed length.
 
 Several token sequences may share a sample, so that less of a batch is padding. Each has a number,
 its segment, and attends to tokens of its own segment only; so a sample computes what its sequences
@@ -18,7 +18,7 @@ EMPTY_SLOT = -1
 def pack_sequences(
     lengths: Sequence[int] | np.ndarray, capacity: int, max_per_sample: int
 ) -> np.ndarray:
-    """Pack sequences into samples, best fit decreasing.
+    """Assign sequences to samples by the best-fit-decreasing heuristic.
 
     Longest first, each sequence goes to the sample with the least free space that holds it, else
     to a new one. With `max_per_sample` 1 the order stays.
@@ -60,13 +60,14 @@ def pack_sequences(
 
 
 def _lowest_bit(bits: int) -> int:
+    """Index of the lowest set bit of an integer."""
     return (bits & -bits).bit_length() - 1
 
 
 def concatenate_sequences(
     samples: np.ndarray, tokens_of: Callable[[int], np.ndarray], capacity: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate the sequences of each sample; returns token ids and segment ids.
+    """Concatenate each sample's sequences; returns token ids and segment ids.
 
     Args:
         samples: what `pack_sequences` returns, or some of it.

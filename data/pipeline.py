@@ -1,4 +1,4 @@
-"""Data pipeline of a run: rows → examples → tokens → samples. Batches: data/loader.py."""
+"""Data pipeline of a run: rows → examples → tokens → samples; data/loader.py makes batches."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MAX_CHECKED_TARGETS = 2000
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Pipeline from the rows of a run's task to samples and prompts.
+    """Converts the rows of a run's task to samples for training and prompts for evaluation.
 
     Attributes:
         user_config: the configuration as given.
@@ -79,7 +79,7 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The configured tokenizer, by default the task's for the model family.
+        """The configured tokenizer; by default the tokenizer that suits the model and the task.
 
         Raises:
             UserError: it is unavailable, lacks what training needs, or has tokens that the model
@@ -107,8 +107,10 @@ class Pipeline:
 
     @cached_property
     def _named_tokenizer(self) -> tuple[str | None, PreTrainedTokenizerFast]:
-        """Value of `data.tokenizer`, and the loaded tokenizer. A resumed run falls back to its own
-        copy."""
+        """Value of `data.tokenizer`, and the loaded tokenizer.
+
+        A resumed run whose tokenizer is gone loads the copy in its run folder.
+        """
         data, save = self.user_config.data, self.user_config.checkpoint.save
         default = self.user_config.published_tokenizer
         if data.dataset == "sample":
@@ -129,7 +131,7 @@ class Pipeline:
 
     @cached_property
     def task(self) -> Task:
-        """The configured task.
+        """The training task that the configuration describes.
 
         Raises:
             DataError: see `task_from_config`.
@@ -160,7 +162,7 @@ class Pipeline:
 
     @property
     def is_chat(self) -> bool:
-        """True if examples are conversations.
+        """True if the task's examples are conversations.
 
         Raises:
             UserError: only the data can tell, and cannot be read.
@@ -169,7 +171,7 @@ class Pipeline:
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """Chat template for prompts, rendered as transformers would.
+        """Chat template for prompts at inference, rendered as transformers would.
 
         Raises:
             UserError: there is none, or it cannot be read.
@@ -207,7 +209,7 @@ class Pipeline:
         return replace(self.user_config, data=replace(self.user_config.data, format=row_format))
 
     def corpus(self, split: Split) -> Corpus:
-        """Examples of a split, with prompts as the model reads them.
+        """Read the examples of a split, with prompts as the model reads them.
 
         Raises:
             UserError: the data are unavailable, or do not fit the task.
@@ -215,7 +217,10 @@ class Pipeline:
         return self.data_cache.corpus(split, self._memory_key, lambda: self._read_splits(split))
 
     def tokenized_corpus(self, split: Split) -> Corpus:
-        """Examples of a split with their tokens. Raises as `corpus` and `tokenizer`."""
+        """Read and tokenize the examples of a split.
+
+        Raises as `corpus` and `tokenizer`.
+        """
         corpus = self.corpus(split)
         if corpus.tokens is None:
             corpus = self.tokenize_corpus(corpus)
@@ -223,7 +228,7 @@ class Pipeline:
         return corpus
 
     def tokenize_corpus(self, corpus: Corpus) -> Corpus:
-        """Add tokens to a corpus."""
+        """Add tokens to the examples of a corpus."""
         if corpus.tokens is not None:
             return corpus
         try:
@@ -235,19 +240,21 @@ class Pipeline:
             raise error if location is None else ConfigError(f"{location}: {error}") from error
 
     def tokenize(self, examples: Sequence[Example]) -> list[TokenizedText]:
-        """Tokenize examples."""
+        """Tokenize examples to token ids and loss masks."""
         return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
     def render_example(self, example: Example) -> Example:
-        """Convert a task's example to the text that the model reads; conversations are rendered
-        already."""
+        """Convert a task's example to the text that the model reads.
+
+        Conversations are rendered already.
+        """
         return (
             example if self.is_chat else self.sample_format.render(self._resolved_config, example)
         )
 
     @cached_property
     def _memory_key(self) -> tuple[object, ...]:
-        """Cache key of examples in this process."""
+        """Key of the examples in this process's memory cache."""
         return self.cache_key, id(self._named_tokenizer[1]) if self.is_chat else None
 
     @property
@@ -294,7 +301,7 @@ class Pipeline:
         return splits
 
     def _read_tokenized(self, split: Split, tokenized: TokenizedSplits) -> dict[Split, Corpus]:
-        """Convert cached tokenized data to corpora."""
+        """Convert a split's cached tokenized data to corpora."""
         splits = {name: corpus for name, (corpus, _) in tokenized.items()}
         self.task.check_examples_left(split, splits)
         if self.is_chat:
@@ -317,7 +324,7 @@ class Pipeline:
         return template
 
     def new_warnings(self) -> DataWarnings:
-        """Empty collection of warnings for rows to read."""
+        """Create an empty collection of warnings about data rows."""
         return DataWarnings(
             special_tokens(self.tokenizer.hf_tokenizer) if self.task.is_user_data else ()
         )
@@ -330,7 +337,7 @@ class Pipeline:
     def _check_chats(
         self, split: Split, template: ChatTemplate, splits: Mapping[Split, Corpus]
     ) -> None:
-        """Print warnings about conversations; raise DataError if none is left."""
+        """Print warnings about conversations; raise DataError if none of them is left."""
         self._print_warnings(template.warnings)
         if template.stop_token is None and self.sample_format.trains_whole_chats:
             say(
@@ -341,7 +348,7 @@ class Pipeline:
             raise DataError(f"the data for {split} hold no conversation to learn from")
 
     def check_agreement(self, corpus: Corpus) -> None:
-        """Check that all processes read the same examples and tokenizer.
+        """Check that all processes have the same examples and tokenizer.
 
         Raises:
             ConfigError: they have not.
@@ -357,7 +364,7 @@ class Pipeline:
             )
 
     def training_samples(self, name: str = "") -> Samples:
-        """Samples of the training split; prints counts of dropped and truncated examples.
+        """Make the training samples; prints counts of dropped and truncated examples.
 
         Args:
             name: of the source in a mixture.
@@ -422,7 +429,7 @@ class Pipeline:
         return mixed
 
     def _check_targets(self, training: Corpus) -> None:
-        """Check the longest targets of both splits before training, not after it.
+        """Check before training that the longest targets of both splits fit.
 
         Raises:
             ConfigError: one is longer than the model writes.
@@ -471,11 +478,11 @@ class Pipeline:
             raise _with_location(error, corpus.location(error.index)) from error
 
     def label_tokens(self, names: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each label as an answer, int32 [n]."""
+        """Token ids of each class label as an answer, int32 [n] each."""
         return self.sample_format.encode_targets(self._resolved_config, names, self.tokenizer)
 
     def make_prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
-        """Tokenize prompts; returns them with a configuration for their lengths.
+        """Tokenize prompts; returns them with a configuration that fits their lengths.
 
         At most `SampleFormat.max_new_tokens` tokens are written.
         """
@@ -485,7 +492,9 @@ class Pipeline:
         ), prompts
 
     def make_eval_prompts(self, corpus: Corpus) -> tuple[RunConfig, Prompts]:
-        """Tokenize the examples' prompts for evaluation; returns them with a configuration.
+        """Tokenize the prompts of a validation split for generation.
+
+        Returns them with a configuration that fits their lengths.
 
         No more tokens are written than the longest label has, unless `generation.max_tokens` asks
         for them.
@@ -524,7 +533,7 @@ class Pipeline:
         return self.sample_format.with_output_length(config, max_new_tokens), prompts
 
     def _find_hints(self, examples: Sequence[Example]) -> Iterator[str]:
-        """Hints about prompts and targets that are concatenated."""
+        """Hints about suspicious prompts and targets, such as a missing separator."""
         data = self.user_config.data
         if (
             data.train is None
@@ -556,7 +565,7 @@ class Pipeline:
             )
 
     def _warn_of_lost_characters(self, corpus: Corpus) -> None:
-        """Warn about characters that the tokenizer cannot represent."""
+        """Warn about characters in a corpus that the tokenizer cannot represent."""
         characters = corpus.characters
         texts = [characters or ""]
         if characters is None:
@@ -583,10 +592,10 @@ class Pipeline:
 
 
 def _list_characters(characters: Sequence[str]) -> str:
-    """First few characters, for a message."""
+    """Format the first few characters of a list for a message."""
     return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
 def _with_location(error: TooLongError, location: FileLocation | None) -> ConfigError:
-    """Error message for an example that is too long, with its row's location."""
+    """Message of an error about a too long example, with the location of its row."""
     return ConfigError(str(error) if location is None else f"{location}: {error}")

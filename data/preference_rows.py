@@ -1,4 +1,4 @@
-"""Rows of preference data: chosen and rejected answers, or single answers with a label.
+"""Rows of preference data: chosen and rejected answers, or single answers with a KTO label.
 
 prompt, chosen, rejected      the prompt may be left out: it is what both begin with
 prompt, completion, label
@@ -30,14 +30,17 @@ _LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class PreferenceAnswer(NamedTuple):
-    """An answer of a row, as an example or as a conversation; `desirable`: its KTO label."""
+    """One answer of a preference row, as an example or as a conversation.
+
+    `desirable` is its KTO label.
+    """
 
     content: Example | Conversation
     desirable: bool | None
 
 
 def preference_columns(unpaired: bool, are_conversations: bool) -> set[str]:
-    """Columns that `read_answers` uses."""
+    """Columns of a preference row that `read_answers` uses."""
     label_columns = {"completion", "label"} if unpaired else set[str]()
     return {
         "prompt",
@@ -48,7 +51,7 @@ def preference_columns(unpaired: bool, are_conversations: bool) -> set[str]:
 
 
 def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversational"]:
-    """Detect if a row's answers are texts or lists of messages."""
+    """Detect whether a preference row's answers are texts or lists of messages."""
     values = (row.get(name) for name in (*PAIR_COLUMNS, "completion", "prompt"))
     has_messages = any(isinstance(value, list) for value in values)
     return "conversational" if has_messages else "prompt_completion"
@@ -57,7 +60,7 @@ def detect_answer_format(row: Row) -> Literal["prompt_completion", "conversation
 def read_answers(
     row: Row, unpaired: bool, prompt: str | None, are_conversations: bool
 ) -> list[PreferenceAnswer]:
-    """Read a row's answers: chosen and rejected, or single answers with labels.
+    """Read a preference row's answers: chosen and rejected, or single labeled ones.
 
     Args:
         unpaired: rows have single answers with labels.
@@ -137,7 +140,7 @@ def _common_prefix(first: str, second: str = "") -> str:
 
 # ---- conversations ------------------------------------------------------------------------------
 def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
-    """Read the conversations of a row; the answers of a pair start where they differ."""
+    """Read the conversations of a row; the answers of a pair start where the two differ."""
     conversations = [_answer_messages(row, name) for name in columns]
     prompt_messages = _prompt_messages(row, prompt, conversations)
     if prompt_messages is None:
@@ -170,7 +173,7 @@ def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) ->
 
 
 def _count_common_messages(conversations: Sequence[Sequence[Message]]) -> int:
-    """Number of leading messages that two conversations share, without their last ones."""
+    """Count the leading messages that two conversations share, except their last ones."""
     message_pairs = zip(*(messages[:-1] for messages in conversations), strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], message_pairs)))
 
@@ -178,7 +181,7 @@ def _count_common_messages(conversations: Sequence[Sequence[Message]]) -> int:
 def _prompt_messages(
     row: Row, prompt: str | None, conversations: Sequence[list[Message]]
 ) -> list[Message] | None:
-    """Messages before the answers; None: the answers' common prefix."""
+    """Messages before the answers; None where the answers' common prefix is the prompt."""
     if prompt is not None:
         return [make_message("user", prompt)]
     column = row.get("prompt")
@@ -191,7 +194,7 @@ def _prompt_messages(
 
 
 def _answer_messages(row: Row, column: str) -> list[Message]:
-    """Messages of an answer, which can be a string."""
+    """Messages of an answer, given as a list of messages or as a string."""
     value = row.get(column)
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return [make_message("assistant", value)]

@@ -40,12 +40,12 @@ PREFERENCE_INPUTS = (NUM_LOSS_TOKENS, KTO_LABELS, REF_LOGPS)
 
 
 def answers_per_example(config: RunConfig) -> int:
-    """Number of answers in an example: 2 for preferences, else 1."""
+    """Number of answers in an example: 2 for preference objectives, else 1."""
     return 2 if config.training.preference_type else 1
 
 
 def sequences_per_sample(config: RunConfig) -> int:
-    """Maximum number of sequences in a row of predicted tokens."""
+    """Maximum number of token sequences in a decoder sample."""
     if isinstance(config.data, Seq2SeqData):
         return 1
     examples = config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
@@ -54,7 +54,7 @@ def sequences_per_sample(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """Two tokenized answers to compare; `example_index`: index of the first one's example."""
+    """Two tokenized answers to compare, and the index of their example."""
 
     sequences: tuple[TokenizedText, TokenizedText]
     examples: tuple[Example, Example]
@@ -64,7 +64,7 @@ class PreferencePair:
     def from_examples(
         cls, examples: Sequence[Example], tokens: Sequence[TokenizedText], unpaired: bool
     ) -> list[PreferencePair]:
-        """Pair examples: adjacent ones, or each with another prompt's answer."""
+        """Pair adjacent examples, or each example with another prompt's answer (KTO)."""
         if not unpaired:
             return [
                 cls((tokens[i], tokens[i + 1]), (examples[i], examples[i + 1]), i)
@@ -77,8 +77,11 @@ class PreferencePair:
 
 
 def _mismatched_answers(prompts: Sequence[str]) -> list[int]:
-    """Index of another prompt's answer for each prompt. Every answer is used once if all prompts
-    have equally many; if all prompts are equal, the next answer is used."""
+    """Choose the index of another prompt's answer for each prompt, for KTO's KL term.
+
+    Every answer is used once if all prompts have equally many; if all prompts are equal, the next
+    answer is used.
+    """
     indices_by_prompt = dict[str, list[int]]()
     for index, prompt in enumerate(prompts):
         indices_by_prompt.setdefault(prompt, []).append(index)
@@ -97,7 +100,7 @@ def _mismatched_answers(prompts: Sequence[str]) -> list[int]:
 
 
 def count_equal_pairs(examples: Sequence[Example]) -> int:
-    """Number of pairs with equal answers."""
+    """Count the preference pairs whose two answers are equal."""
     return sum(
         chosen == rejected for chosen, rejected in zip(examples[::2], examples[1::2], strict=True)
     )
@@ -109,7 +112,7 @@ def prompt_length(text: TokenizedText) -> int:
 
 
 def _with_answer_of(prompt_source: TokenizedText, answer_source: TokenizedText) -> TokenizedText:
-    """Combine one sequence's prompt with the other's answer."""
+    """Combine one tokenized sequence's prompt with another's answer."""
     prompt, answer = (
         slice(None, prompt_length(prompt_source)),
         slice(prompt_length(answer_source), None),
@@ -120,7 +123,7 @@ def _with_answer_of(prompt_source: TokenizedText, answer_source: TokenizedText) 
 
 
 def make_kto_labels(pairs: Sequence[PreferencePair]) -> np.ndarray | None:
-    """KTO labels of pairs, float32 [n, 1]: 1 desirable, -1 undesirable; None without labels."""
+    """KTO labels, float32 [n, 1]: 1 desirable, -1 undesirable; None for unlabeled pairs."""
     if any(pair.examples[0].desirable is None for pair in pairs):
         return None
     return np.asarray([[1 if pair.examples[0].desirable else -1] for pair in pairs], np.float32)
@@ -128,7 +131,7 @@ def make_kto_labels(pairs: Sequence[PreferencePair]) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class PreferenceSamples:
-    """Samples of preference pairs.
+    """Samples of preference pairs: chosen and rejected sequences of the same prompt.
 
     Attributes:
         token_samples: samples with the pairs' tokens.
@@ -144,7 +147,7 @@ class PreferenceSamples:
 
     @property
     def truncation(self) -> Truncation:
-        """Counts of truncated and dropped examples."""
+        """Counts of truncated and dropped preference pairs."""
         return self.token_samples.truncation
 
     @property
@@ -183,12 +186,12 @@ class SamplesWithRefLogps:
 
     @property
     def truncation(self) -> Truncation:
-        """Counts of truncated and dropped examples."""
+        """Counts of truncated and dropped preference pairs."""
         return self.samples.truncation
 
     @property
     def digest(self) -> str:
-        """Digest of the samples, without the log-probabilities."""
+        """SHA-256 hash of the samples, without the log-probabilities."""
         return self.samples.digest
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Preview of samples in the terminal: tokens, and which of them are in the loss."""
+"""Preview of training samples in the terminal: tokens, and whether each is in the loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def preview(
     tokenizer: Tokenizer,
     colored: bool,
 ) -> Iterator[str]:
-    """Format the samples at `indices` as lines."""
+    """Format the samples at `indices` as lines of text."""
     style = "green" if colored else "in {} {}".format(*LOSS_BRACKETS)
     yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {style}"
     for number, index in enumerate(indices, 1):
@@ -41,7 +41,7 @@ def preview(
 
 
 def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, colored: bool) -> str:
-    """Format a token sequence, indented; a line break follows a token with a line feed."""
+    """Format a token sequence as indented lines; a line ends after a newline token."""
     runs = list[tuple[bool, list[str]]]()
     for token, in_loss in text:
         if not runs or runs[-1][0] != in_loss:

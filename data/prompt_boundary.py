@@ -1,4 +1,4 @@
-"""Token boundary between prompt and answer, the same in training, evaluation and generation.
+"""Tokenization at the boundary between prompt and answer, equal in training and generation.
 
 A tokenizer joins characters of both sides to one token where it can: "A: " and "Anna" become "A:"
 and " Anna". A model that was trained on that token cannot be asked with a prompt that ends with a
@@ -18,7 +18,7 @@ from data.tokenizer import Tokenizer, first_token_from, split_chunks
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.ndarray]:
-    """Token ids of prompts as they precede an answer, int32 [n], n > 0.
+    """Token ids of prompts as they precede an answer, int32 [n] each, n > 0.
 
     The tokenizer's first tokens, such as `<bos>`, precede them, those that it puts at the end do
     not follow. An empty prompt without such a token becomes the end token, which also preceded
@@ -46,7 +46,7 @@ def encode_examples(
 def _encode_answers(
     tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
 ) -> Iterator[Sequence[int]]:
-    """Token ids of answers, tokenized with the end of their prompt."""
+    """Token ids of answers, tokenized together with the end of their prompts."""
     split_pairs = [_move_spaces(prompt, answer) for prompt, answer in pairs]
     encodings = tokenizer.encode_fast(
         [prompt_end + answer for prompt_end, answer in split_pairs], False
@@ -64,12 +64,12 @@ def _encode_answers(
 
 
 def _move_spaces(prompt: str, answer: str) -> tuple[str, str]:
-    """Move the prompt's trailing spaces to the answer; returns the prompt's end and the answer."""
+    """Move the prompt's trailing spaces to the answer; returns both texts."""
     stripped = prompt.rstrip(" ")
     return stripped[-CONTEXT_CHARACTERS:], prompt[len(stripped) :] + answer
 
 
 def count_leading_special(tokenizer: Tokenizer, ids: np.ndarray) -> int:
-    """Number of leading special tokens, such as `<bos>`, that truncation keeps."""
+    """Count the leading special tokens, such as `<bos>`, that truncation keeps."""
     special_ids = {*tokenizer.affix_ids[0], tokenizer.hf_tokenizer.bos_token_id}
     return next((i for i, token in enumerate(ids.tolist()) if token not in special_ids), len(ids))

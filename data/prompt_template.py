@@ -15,11 +15,11 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([{}])")
 
 
 class ColumnError(ValueError):
-    """A row in which a column is missing or has a value of the wrong type."""
+    """Raised for a row in which a column is missing or has a value of the wrong type."""
 
 
 class NullError(ColumnError):
-    """A row in which a needed value is null or NaN."""
+    """Raised for a row in which a required column is null or NaN."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Template:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """Names of the placeholders' columns, in order, without duplicates."""
+        """Column names of the placeholders, in order, without duplicates."""
         return tuple(dict.fromkeys(m[1] for m in _PLACEHOLDER.finditer(self.text) if m[1]))
 
     @property
     def value_column(self) -> str | None:
-        """Column of a template that is a single placeholder; else None."""
+        """Column of a template that is a single placeholder; None for other templates."""
         match = _PLACEHOLDER.fullmatch(self.text.strip())
         return match[1] if match is not None else None
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """Fill in a row's values.
+        """Replace the placeholders with a row's values.
 
         Raises:
             ColumnError: a column is missing or holds no text.
@@ -68,8 +68,10 @@ class Template:
 
 @dataclass(frozen=True)
 class Instruction:
-    """Prompt template of rows with `instruction` and an optional `input` (Alpaca) or `context`
-    (Dolly)."""
+    """Prompt template of instruction data sets such as Alpaca and Dolly.
+
+    Their rows have `instruction` and an optional `input` (Alpaca) or `context` (Dolly).
+    """
 
     columns = ("instruction",)
     optional = ("input", "context")
@@ -82,7 +84,7 @@ class Instruction:
 
 
 def column_text(row: Mapping[str, Any], column: str) -> str:
-    """Value of a column as text; numbers and booleans as in JSON."""
+    """Value of a row's column as text; numbers and booleans as in JSON."""
     if column not in row:
         columns = format_name(", ".join(map(str, row)) or "none")
         raise ColumnError(f"there is no column {format_value(column)}, but: {columns}")

@@ -1,4 +1,4 @@
-"""Row formats: detection of conversations, prompt and target columns, or plain text."""
+"""Row formats: conversations, prompt and target columns, or plain text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFERENCE_COLUMNS = {"chosen", "rejected"}
 
 
 class TextTemplate(Protocol):
-    """A template that renders a row as text."""
+    """Interface of templates that render a row as text."""
 
     @property
     def columns(self) -> tuple[str, ...]: ...
@@ -41,12 +41,12 @@ class PromptTarget(NamedTuple):
 
     @property
     def used_columns(self) -> set[str]:
-        """Columns that are used if a row has them."""
+        """Columns that the templates use if a row has them."""
         return {*self.columns, *getattr(self.prompt, "optional", ())}
 
 
 class RowSchema(NamedTuple):
-    """Templates and labels for the rows of a source.
+    """Templates and class labels for the rows of a data source.
 
     Attributes:
         pair: see `Task.reading`.
@@ -72,7 +72,7 @@ DOCUMENT_TEMPLATE = Template("{text}")
 
 
 def detect_format(location: FileLocation, row: Row) -> DataFormat:
-    """Detect the format of a row.
+    """Detect the row format of a data set from one of its rows.
 
     Raises:
         DataError: preferences, which need an objective of their own.
@@ -94,7 +94,7 @@ def find_prompt_target(
     prompt: TextTemplate | None = None,
     target: TextTemplate | None = None,
 ) -> PromptTarget:
-    """The configured templates, completed with defaults for the row's columns.
+    """Configured prompt and target templates, with defaults for the row's columns.
 
     Raises:
         DataError: none does.

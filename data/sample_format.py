@@ -1,4 +1,4 @@
-"""Interface of sample formats: seq2seq (data/seq2seq.py) and causal LM (data/causal_lm.py)."""
+"""Interface of sample formats: data/seq2seq.py and data/causal_lm.py implement it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TokenInLoss = tuple[int, bool]
 
 @dataclass(frozen=True)
 class SampleFormat(ABC):
-    """Conversion of examples to samples, and of samples to a program's inputs.
+    """Converts examples to samples, and samples to a program's inputs.
 
     Attributes:
         name: for people.
@@ -42,7 +42,7 @@ class SampleFormat(ABC):
     trains_whole_chats: bool = False
 
     def prompt_text(self, config: RunConfig, prompt: str) -> str:
-        """Prompt as the model reads it."""
+        """Prompt text as the model reads it."""
         return prompt
 
     def render(self, config: RunConfig, example: Example) -> Example:
@@ -58,15 +58,14 @@ class SampleFormat(ABC):
         return config
 
     def loss_scope(self, config: RunConfig) -> LossOn:
-        """Assistant turns that are in the loss."""
+        """Name of the assistant turns that are in the loss."""
         return "last_turn"
 
     @abstractmethod
     def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
-        """Tokenize rendered examples; prompt and target are concatenated, with the target in the
-        loss."""
+        """Tokenize rendered examples to prompt and target, with the target in the loss."""
 
     @abstractmethod
     def make_samples(
@@ -77,7 +76,7 @@ class SampleFormat(ABC):
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        """Convert tokenized examples to samples.
+        """Convert tokenized examples to samples of fixed length.
 
         Args:
             tokens: of the examples, as `encoded` makes them.
@@ -97,13 +96,16 @@ class SampleFormat(ABC):
     def fit_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
-        """Choose lengths that fit all pairs, with prompts truncated as by `make_prompts`."""
+        """Choose sequence lengths that fit all preference pairs.
+
+        Prompts are truncated as by `make_prompts`.
+        """
 
     @abstractmethod
     def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
-        """Tokenize prompts for generation; returns them with a configuration for their lengths."""
+        """Tokenize prompts for generation, with a configuration that fits their lengths."""
 
     @abstractmethod
     def encode_targets(
@@ -113,15 +115,15 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
-        """Tokens that an example takes in a sample, and its target tokens."""
+        """Count the tokens of an example in a sample, and of its target."""
 
     @abstractmethod
     def num_predictions(self, config: RunConfig) -> int:
-        """Number of positions of a sample that predict a token."""
+        """Number of positions in a sample that predict a token."""
 
     @abstractmethod
     def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
-        """Samples of random tokens, for benchmarks.
+        """Make samples of random tokens, for benchmarks.
 
         Args:
             mean_tokens: of a prompt, lengths being log-normal; None: as the shape likes.
@@ -129,18 +131,21 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Inputs of training programs from a batch, by stream name; a program uses those it has."""
+        """Arrays of a batch by the program input stream that reads them.
+
+        A program uses the streams that it has.
+        """
 
     @abstractmethod
     def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
-        """Sequences of a batch as tokens with their loss mask, for a preview."""
+        """Sequences of a batch as token ids with their loss masks, for a preview."""
 
     @abstractmethod
     def count_tokens(self, batch: Batch) -> int:
-        """Number of tokens in a batch without padding."""
+        """Count the tokens of a batch that are not padding."""
 
     def output_length(self, config: RunConfig) -> int:
-        """Configured number of tokens that the model generates."""
+        """Configured maximum number of generated tokens."""
         return int(getattr(config.model, self.output_field))
 
     def max_new_tokens(self, config: RunConfig) -> int:
@@ -156,12 +161,12 @@ class SampleFormat(ABC):
         )
 
     def target_limit(self, config: RunConfig) -> TokenLimit:
-        """Limit on the tokens of a target in training."""
+        """Maximum number of target tokens in training."""
         max_positions = config.model.max_position_embeddings
         return TokenLimit(self.output_length(config), self.output_field, max_positions)
 
     def with_output_length(self, config: RunConfig, length: int) -> RunConfig:
-        """Set the model's output length in the configuration."""
+        """Copy of the configuration with this output length."""
         fields: dict[str, Any] = {self.output_field: length}
         return replace(config, model=replace(config.model, **fields))
 
@@ -174,7 +179,7 @@ def length_multiple(config: RunConfig) -> int:
 def pad_right(
     rows: Sequence[np.ndarray], max_length: int, multiple: int, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pad rows of tokens on the right; returns ids and mask (1 = token), int32 [n, length].
+    """Pad token sequences on the right; returns ids and mask (1 = token), int32 [n, length].
 
     Args:
         rows: each of at most `max_length` tokens.

@@ -1,4 +1,4 @@
-"""Samples of fixed length: protocol, batches, epochs and prompts."""
+"""Samples of fixed length: interface, epochs, token counts and padded prompts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ IGNORE_INDEX = -100
 
 
 class Samples(Protocol):
-    """A sequence of samples that returns batches of chosen ones."""
+    """Interface of a data set of fixed-length samples."""
 
     @property
     def truncation(self) -> Truncation: ...
 
     @property
     def digest(self) -> str:
-        """Digest of all samples: equal digests mean the same tokens in the same order."""
+        """SHA-256 hash of all samples; equal hashes mean the same tokens in the same order."""
         ...
 
     def __len__(self) -> int: ...
@@ -38,22 +38,22 @@ class Samples(Protocol):
 
 @runtime_checkable
 class EpochSampler(Protocol):
-    """Samples that choose the samples of each epoch."""
+    """Samples that select which samples an epoch has, such as a mixture."""
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Sample indices of an epoch, int64 [n], unshuffled."""
+        """Sample indices of an epoch, int64 [n], not shuffled."""
         ...
 
 
 def epoch_indices(samples: Samples, seed: int, epoch: int) -> np.ndarray:
-    """Sample indices of an epoch, int64 [n], unshuffled; all, unless the samples choose."""
+    """Sample indices of an epoch, int64 [n], not shuffled; by default all samples."""
     if isinstance(samples, EpochSampler):
         return samples.epoch_indices(seed, epoch)
     return np.arange(len(samples))
 
 
 def digest_arrays(*values: np.ndarray | int | None) -> str:
-    """SHA-256 digest of arrays and numbers."""
+    """SHA-256 hash of arrays and numbers."""
     sha256 = hashlib.sha256()
     for value in values:
         array = np.ascontiguousarray(-1 if value is None else value)
@@ -63,12 +63,15 @@ def digest_arrays(*values: np.ndarray | int | None) -> str:
 
 
 def count_loss_tokens(batch: Batch) -> int:
-    """Number of loss tokens in a batch; the loss is their mean."""
+    """Count the loss tokens of a batch, the denominator of its mean loss."""
     return int(np.count_nonzero(batch["labels"] != IGNORE_INDEX))
 
 
 def get_segment_ids(batch: Batch) -> np.ndarray:
-    """Segment ids of a batch, 0 for padding; the attention mask, or all ones, if it has none."""
+    """Segment ids of a batch's tokens, 0 for padding.
+
+    Without segment ids, the attention mask; without both, ones.
+    """
     for name in ("segment_ids", "attention_mask"):
         if name in batch:
             return batch[name]
@@ -77,7 +80,7 @@ def get_segment_ids(batch: Batch) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids of prompts, padded on the right.
+    """Token ids of prompts, padded on the right, with their attention mask.
 
     Attributes:
         texts: the prompts before truncation.
@@ -96,7 +99,7 @@ class Prompts:
 
 
 def epoch_permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Permutation of `count` samples in an epoch, int64 [count], from the arguments alone.
+    """Permutation of `count` samples in an epoch, int64 [count]; determined by its arguments.
 
     It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees
     that the former stays the same in later versions, but not the latter.

@@ -1,4 +1,4 @@
-"""Samples of encoder-decoder models: a prompt for the encoder, a target for the decoder.
+"""Samples of encoder-decoder models: prompts for the encoder, targets for the decoder.
 
 Batches are dicts of int32 arrays:
     input_ids, segments                [n, sequence_length], padded on the right; a segment
@@ -55,8 +55,9 @@ LENGTH_STD = 0.45
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Token ids of examples, padded only in batches: padded MNLI at length 512 would take
-    gigabytes.
+    """Token ids of prompts and targets, padded only when a batch is taken.
+
+    MNLI, padded to length 512, would take gigabytes.
 
     Attributes:
         tokens: int32, ids of all prompts, concatenated; each ends with `</s>`.
@@ -86,7 +87,7 @@ class EncodedExamples:
         return len(self.targets)
 
     def prompt(self, index: int) -> np.ndarray:
-        """Token ids of a prompt, unpadded."""
+        """Token ids of a prompt, without padding."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
@@ -109,7 +110,7 @@ class EncodedExamples:
 
 @dataclass(frozen=True)
 class PackedExamples:
-    """Examples of an encoder-decoder, several packed into a sample.
+    """Encoder-decoder examples, several packed into a sample.
 
     Attributes:
         examples: each by itself.
@@ -121,8 +122,7 @@ class PackedExamples:
 
     @classmethod
     def from_examples(cls, examples: EncodedExamples, max_per_sample: int) -> PackedExamples:
-        """Pack examples into samples of their `sequence_length`, at most `max_per_sample` in
-        each."""
+        """Pack up to `max_per_sample` examples into each sample."""
         lengths = np.diff(examples.offsets)
         return cls(examples, pack_sequences(lengths, examples.sequence_length, max_per_sample))
 
@@ -140,7 +140,7 @@ class PackedExamples:
         return len(self.samples)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Batch of the samples at `indices`, in their order, int32.
+        """Batch of the samples at `indices`, in their order: int32 arrays [n, length].
 
         `input_ids` and `segment_ids` are [n, sequence_length], the mask with the places' numbers
         as in `concatenate_sequences`; `decoder_input_ids` and `labels` have a sequence for each
@@ -203,7 +203,7 @@ class Seq2Seq(SampleFormat):
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        """Both answers are targets of the chosen answer's prompt."""
+        """Make samples in which one prompt has two targets, the chosen and the rejected answer."""
         fitting_pairs, limit = list(pairs), self.output_length(config)
         if config.data.on_long_target == "skip":
             fitting_pairs = [pair for pair in pairs if _target_length(pair) <= limit]
@@ -248,8 +248,10 @@ class Seq2Seq(SampleFormat):
     def make_prompts(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> tuple[RunConfig, Prompts]:
-        """Prompts longer than `sequence_length` are truncated on the right, as in training;
-        conversations on the left."""
+        """Tokenize prompts, truncated to `sequence_length` as in training.
+
+        Prompts are truncated on the right, conversations on the left.
+        """
         max_tokens = config.model.sequence_length
         multiple = max_tokens if examples_per_sample(config) > 1 else length_multiple(config)
         is_chat = config.data.format == "conversational"
@@ -267,18 +269,18 @@ class Seq2Seq(SampleFormat):
         return list(_encode_distinct(texts, tokenizer))
 
     def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
-        """Tokens of the prompt, and of the target."""
+        """Count the tokens of an example's prompt and of its target."""
         prompt, target = _split_target(tokens)
         return len(prompt), len(target)
 
     def num_predictions(self, config: RunConfig) -> int:
-        """Every position of the targets predicts a token."""
+        """Number of predicted tokens of a sample: one for each target position."""
         return (
             self.output_length(config) * examples_per_sample(config) * answers_per_example(config)
         )
 
     def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
-        """Random examples; without a mean length, they share a sample equally."""
+        """Make samples of random tokens; without a mean length, examples have equal lengths."""
         model, max_per_sample = config.model, examples_per_sample(config)
         prompt_length = (
             model.sequence_length if mean_tokens else model.sequence_length // max_per_sample
@@ -323,7 +325,7 @@ class Seq2Seq(SampleFormat):
         return sequences
 
     def count_tokens(self, batch: Batch) -> int:
-        """Tokens of prompts and targets in a batch, end tokens included."""
+        """Count the tokens of a batch's prompts and targets, end tokens included."""
         return int(np.count_nonzero(get_segment_ids(batch))) + count_loss_tokens(batch)
 
 
@@ -354,7 +356,9 @@ def truncate_examples(
     truncate_left: bool = False,
     start: int | None = None,
 ) -> EncodedExamples:
-    """Truncate prompts and targets to the lengths of a sample, and count it.
+    """Truncate prompts and targets to the encoder's and decoder's sequence lengths.
+
+    Also counts the truncated and dropped examples.
 
     Args:
         tokens: of the examples, see `encode_examples`.
@@ -391,7 +395,7 @@ def truncate_examples(
 
 
 def _join_prompts(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate prompts; returns tokens and offsets."""
+    """Concatenate tokenized prompts; returns the token ids and each prompt's start offset."""
     starts = np.cumsum([0, *map(len, prompts)])
     return np.concatenate([np.zeros(0, np.int32), *prompts]), starts
 
@@ -408,7 +412,7 @@ def random_examples(
     seed: int,
     mean_tokens: float | None = None,
 ) -> EncodedExamples:
-    """Random examples for benchmarks.
+    """Make examples of random tokens, for benchmarks.
 
     Args:
         vocab_size: ids are below it.
@@ -448,21 +452,21 @@ def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.nd
 
 
 def _encode_distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-    """Token ids of texts; equal texts, such as labels, are tokenized once."""
+    """Token ids of texts; equal texts, such as class labels, are tokenized once."""
     distinct = list(dict.fromkeys(texts))
     ids_by_text = dict(zip(distinct, _encode_with_eos(distinct, tokenizer), strict=True))
     return [ids_by_text[text] for text in texts]
 
 
 def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Token ids of texts with the end token, int32 [n]."""
+    """Token ids of texts with the end token, int32 [n] each."""
     return map(tokenizer.with_eos, tokenizer.encode(texts))
 
 
 def _truncate_prompts(
     rows: Sequence[np.ndarray], tokenizer: Tokenizer, length: int, truncate_left: bool
 ) -> tuple[list[np.ndarray], int]:
-    """Truncate prompts to `length` tokens; returns them and the number truncated."""
+    """Truncate tokenized prompts; returns them and the number of truncated ones."""
     truncated, num_truncated = list(rows), 0
     for i, ids in enumerate(truncated):
         if len(ids) > length:

@@ -1,4 +1,4 @@
-"""Sources of rows: files, folders, and data sets of the Hugging Face hub."""
+"""Sources of data rows: files, folders, and data sets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _UNSUPPORTED_SUFFIXES = (".gz", ".xlsx", ".zip")
 
 
 class Source(Protocol):
-    """A source of rows, with a name for messages."""
+    """Interface of a source of data rows; `name` is for messages."""
 
     @property
     def name(self) -> str: ...
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
-        """Read the rows: yields the location and content of each.
+        """Read the rows of the source; yields the location and content of each.
 
         Raises:
             UserError: there is no such data, or it cannot be read.
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
-        """Label names of a ClassLabel column; None for other columns.
+        """Class names of a ClassLabel column; None for other columns.
 
         Raises:
             UserError: as `rows`.
@@ -58,7 +58,7 @@ class Source(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise UserError if local files are missing; reads nothing."""
+        """Raise UserError if the source's local files are missing; reads no content."""
         ...
 
     def size(self) -> int:
@@ -66,11 +66,11 @@ class Source(Protocol):
         ...
 
     def digests(self) -> Iterator[bytes]:
-        """Digests of the content, if `size` is known."""
+        """Hashes of the files' content, if `size` is known."""
         ...
 
     def state(self) -> list[object]:
-        """Identifiers that change when local files are written; reads nothing."""
+        """Identifiers that change when the source's local files are written; reads no content."""
         ...
 
 
@@ -101,13 +101,13 @@ class FileSource:
 
 @dataclass(frozen=True)
 class FileListSource:
-    """Several data files, in order."""
+    """Several data files, read in order."""
 
     name: str
     files: Sequence[FileSource]
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
-        """Label names of the first file; raises DataError if others differ."""
+        """Class names of the first file; raises DataError if another file differs."""
         names_by_file = {file.name: file.read_class_names(column) for file in self.files}
         names = next(iter(names_by_file.values()))
         if (
@@ -155,7 +155,7 @@ class SavedDataset:
         return hub.read_class_names(self._dataset, column)
 
     def check(self) -> None:
-        """Nothing to check: the folder was inspected to recognize it."""
+        """Does nothing: the folder was inspected to recognize it."""
 
     def size(self) -> int:
         return sum(map(_file_size, self._files()))
@@ -178,7 +178,7 @@ class SavedDataset:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A split of a data set on the hub."""
+    """A split of a data set on the Hugging Face hub."""
 
     path: str
     subset: str | None
@@ -192,7 +192,7 @@ class HubDataset:
         return hub.read_class_names(self._dataset, column)
 
     def check(self) -> None:
-        """Nothing to check locally."""
+        """Does nothing: the data set is not local."""
 
     def size(self) -> int:
         return 0
@@ -214,7 +214,7 @@ class HubDataset:
 
 
 def _file_size(path: Path) -> int:
-    """Estimated uncompressed bytes of a data file."""
+    """Estimate the uncompressed bytes of a data file."""
     try:
         return path.stat().st_size * (4 if path.suffix.lower() == GZIP_SUFFIX else 1)
     except OSError:  # who reads it says so
@@ -222,7 +222,7 @@ def _file_size(path: Path) -> int:
 
 
 def _file_state(path: Path) -> object:
-    """Inode, size and times of a file. The change time cannot be set back."""
+    """Inode, size and modification times of a file; its ctime cannot be set back."""
     try:
         status = path.stat()
     except OSError as error:
@@ -239,7 +239,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def source_from_name(value: str, split: str) -> Source:
-    """Source named by a flag: files, a folder, or `NAME[:SUBSET][@SPLIT]` of the hub.
+    """Source named by a flag: files, a folder, or the hub's `NAME[:SUBSET][@SPLIT]`.
 
     Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
 
@@ -269,7 +269,10 @@ def source_from_name(value: str, split: str) -> Source:
 
 
 def _folder_source(name: str, split: str) -> Source:
-    """Source of a folder: a saved data set, or data files of one type, also in subfolders."""
+    """Source of a folder: a saved data set, or its data files of one type.
+
+    Files in subfolders are included.
+    """
     if any((Path(name) / mark).is_file() for mark in hub.DATASET_FILES):
         return SavedDataset(name, split)
     candidates = (path for path in Path(name).rglob("*") if path.is_file() and is_data_file(path))
@@ -289,7 +292,7 @@ def _folder_source(name: str, split: str) -> Source:
 
 
 def _is_file(name: str) -> bool:
-    """True if a name looks like a single file, which may not exist."""
+    """True if a name looks like that of a single file, which may not exist."""
     if Path(name).exists():
         return True
     one = "," not in name and not has_magic(name)

@@ -1,4 +1,4 @@
-"""Special tokens of a tokenizer, and a pattern that finds them."""
+"""Special tokens of a tokenizer, and a regular expression that finds them."""
 
 from __future__ import annotations
 

@@ -53,16 +53,16 @@ NULL_VALUE = -2
 
 
 class ConversationReader(Protocol):
-    """Converts conversations to examples."""
+    """Interface of the converter from conversations to examples."""
 
     def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
-        """Convert a conversation; None if it is dropped, with a warning."""
+        """Convert a conversation to an example; None, with a warning, if it is dropped."""
         ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """A training task.
+    """A training task: its data sources, templates, class labels and metrics.
 
     Attributes:
         name: for people.
@@ -93,7 +93,7 @@ class Task:
 
     @cached_property
     def row_format(self) -> DataFormat:
-        """Format of the rows: configured, or detected from the first row.
+        """Format of the task's rows: configured, or detected from the first row.
 
         Raises:
             UserError: there is no such row, or it cannot be read.
@@ -112,7 +112,7 @@ class Task:
 
     @property
     def is_user_data(self) -> bool:
-        """True if the data are the user's, not a built-in task's."""
+        """True if the data are the user's, not those of a built-in task."""
         return self.name not in TASKS
 
     @property
@@ -132,8 +132,7 @@ class Task:
 
     @cached_property
     def labels(self) -> tuple[str, ...] | None:
-        """Labels of a classification: configured, or those of the target's ClassLabel column; None
-        for free text.
+        """Class labels: configured, or those of the target's ClassLabel column; None for free text.
 
         Raises:
             UserError: only the data can tell, and cannot be read.
@@ -144,7 +143,7 @@ class Task:
         return next((names for names in candidates if names is not None), None)
 
     def _class_names(self, source: Source) -> tuple[str, ...] | None:
-        """ClassLabel names of the target's column in a source, if any."""
+        """Class names of a source's target column; None if it is no ClassLabel column."""
         if self.row_format == "language_modeling" or self.preference_type:
             return None
         first_row = next(iter(source.rows()), None)
@@ -154,7 +153,7 @@ class Task:
         return None if column is None else source.read_class_names(column)
 
     def _class_labels(self, source: Source) -> ClassLabels | None:
-        """Labels for the values in a source."""
+        """Class labels that convert a source's column values."""
         if self.labels is None:
             return None
         names = self._class_names(source)
@@ -164,13 +163,16 @@ class Task:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics for generated answers; empty for documents and preferences."""
+        """Metric names for generated answers; empty for documents and preferences."""
         if self.preference_type or self.row_format == "language_modeling":
             return ()
         return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
 
     def corpus(self, split: Split) -> Corpus:
-        """Examples of a split whose rows are texts; see `read_splits`."""
+        """Read the examples of a split whose rows are texts.
+
+        See `read_splits`.
+        """
         return self.read_splits(split)[split]
 
     def read_splits(
@@ -179,7 +181,7 @@ class Task:
         chat: ConversationReader | None = None,
         notes: DataWarnings | None = None,
     ) -> dict[Split, Corpus]:
-        """Read the examples of a split in order; for training, also those held out for validation.
+        """Read the examples of a split, and of a validation split held out from it.
 
         Args:
             chat: what reads conversations, if the task has them; there may be none left then.
@@ -199,7 +201,7 @@ class Task:
         return self.split_examples(examples, split)
 
     def source(self, split: Split) -> Source:
-        """Source of a split's rows.
+        """Source of the rows of a split.
 
         Raises:
             DataError: nothing says it.
@@ -213,7 +215,7 @@ class Task:
         return self.sources[source_split]
 
     def row_schema(self, source: Source) -> RowSchema:
-        """Templates and labels of a source, from its first row."""
+        """Templates and class labels for a source's rows, from its first row."""
         labels = self._class_labels(source)
         if self.row_format != "prompt_completion" or self.preference_type:
             return RowSchema(None, labels)
@@ -229,7 +231,7 @@ class Task:
         chat: ConversationReader | None,
         notes: DataWarnings | None = None,
     ) -> Iterator[tuple[FileLocation, Example | int]]:
-        """Convert rows: yields locations with examples, or with `UNLABELED` or `NULL_VALUE`.
+        """Convert rows; yields locations with examples, or with `UNLABELED` or `NULL_VALUE`.
 
         Args:
             reading: see there.
@@ -303,7 +305,7 @@ class Task:
     def _conversation(
         self, location: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
-        """Conversation of a row, or the reason why it is dropped."""
+        """Conversation of a row, or the reason why the row is dropped."""
         if self._has_conversation(row):
             conversation = read_conversation(row, self.messages, self.on_null == "empty")
             return conversation.with_system(self.system)
@@ -316,7 +318,7 @@ class Task:
     def _preference_examples(
         self, location: FileLocation, row: Row, chat: ConversationReader | None
     ) -> list[Example]:
-        """Examples of a row of preferences; empty if the chat template rejects one."""
+        """Examples of a preference row; empty if the chat template rejects one of them."""
         prompt = None if self.prompt is None else self.prompt.render(row)
         examples = list[Example]()
         unpaired = self.preference_type == "unpaired"
@@ -342,7 +344,7 @@ class Task:
         return find_prompt_target(location, row, self.prompt, self.target)
 
     def prompt_conversation(self, row: Row) -> Conversation:
-        """Conversation of a row up to the answer, for generation.
+        """Conversation of a row up to the answer to generate.
 
         Raises:
             ColumnError: it has neither messages nor a prompt.
@@ -356,14 +358,14 @@ class Task:
         return conversation.with_system(self.system)
 
     def _suggest_fraction(self, split: Split) -> str:
-        """Advice to give a fraction of the training data, where possible."""
+        """Suggest a validation fraction of the training data, where possible."""
         has_rows = split == "validation" and "train" in self.sources
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
     def split_examples(
         self, rows: Iterable[tuple[FileLocation, Example | int]], split: Split
     ) -> dict[Split, Corpus]:
-        """Assign examples to splits; of a shared source, each prompt belongs to one split.
+        """Assign examples to splits; equal prompts of a shared source go to the same split.
 
         Raises:
             DataError: the fraction that is held out leaves nothing for one.
@@ -393,12 +395,12 @@ class Task:
         return splits
 
     def splits_read_with(self, split: Split) -> tuple[Split, ...]:
-        """Splits that are read together with one."""
+        """Splits that are read together with a split, as they share its source."""
         reads_both = self.validation_fraction is not None and split == "train"
         return ("train", "validation") if reads_both else (split,)
 
     def split_of_example(self, example: Example, split: Split) -> Split:
-        """Split of an example from the data for `split`."""
+        """Split to which an example from the data for `split` is assigned."""
         if self.validation_fraction is None:
             return split
         return "validation" if _split_hash(example) < self.validation_fraction else "train"
@@ -421,7 +423,7 @@ class Task:
             )
 
     def check_validation_split(self, splits: Mapping[Split, Corpus]) -> None:
-        """Raise DataError if the validation fraction leaves a split empty."""
+        """Raise DataError if the validation fraction leaves a split without examples."""
         for name, corpus in splits.items() if self.validation_fraction is not None else ():
             if not corpus.examples:
                 raise DataError(
@@ -439,7 +441,7 @@ class Task:
         )
 
     def render_prompt(self, row: Row) -> str:
-        """Render the prompt of a row, which may lack the target's columns.
+        """Render the prompt of a row; the row can lack the target's columns.
 
         Raises:
             ColumnError: it has neither the task's columns nor usual ones.
@@ -476,7 +478,7 @@ TASKS: dict[str, Task] = {
 def task_from_config(
     data: Data, preference_type: Literal["paired", "unpaired"] | None = None
 ) -> Task:
-    """The configured task: `data.dataset`, or that of the user's files.
+    """Create the configured task: `data.dataset`, or that of the user's files.
 
     Args:
         preference_type: see `Task`.
@@ -522,7 +524,7 @@ def task_from_config(
 
 
 def check_data(data: Data) -> None:
-    """Raise UserError if the task is invalid or local files are missing; reads no data."""
+    """Raise UserError if the task is invalid or its local files are missing; reads no data."""
     for source in task_from_config(data).sources.values():
         source.check()
     for mixture_source in read_mixture(data) if is_mixture(data) else ():
@@ -530,7 +532,7 @@ def check_data(data: Data) -> None:
 
 
 def _parse_fraction(validation: str | None) -> float | None:
-    """Validation fraction in `data.validation`; None if it is no number.
+    """Parse the validation fraction in `data.validation`; None if it is no number.
 
     Raises:
         DataError: a number that is no fraction.
@@ -550,14 +552,14 @@ def _parse_fraction(validation: str | None) -> float | None:
 
 
 def _split_hash(example: Example) -> float:
-    """Pseudo-random number in [0, 1) from the prompt alone, or from a document's chunk."""
+    """Hash a prompt or document chunk to a number in [0, 1), which selects its split."""
     text = example.target if example.doc_chunk else example.prompt
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
 def _check_length(text: str) -> str:
-    """Return a text unless it exceeds `MAX_CHARACTERS`.
+    """Return a text if it has at most `MAX_CHARACTERS` characters, else raise ColumnError.
 
     Raises:
         ColumnError: it is that long.

@@ -1,4 +1,4 @@
-"""Sandbox for chat templates: a process with limits on time and memory.
+"""Sandbox for untrusted chat templates: a process with limits on time and memory.
 
 The process serves all conversations of this one. It is killed where a template takes too long, and
 another begins; a single power of large numbers is refused unseen.
@@ -32,7 +32,7 @@ _SCRIPT = Path(__file__).with_name("template_worker.py")
 
 
 class TemplateRuntimeError(Exception):
-    """An exception raised by a template."""
+    """Raised when a chat template raises an exception."""
 
 
 def render(
@@ -43,7 +43,7 @@ def render(
     has_generation_blocks: bool,
     variables: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Render messages; returns the text and the spans of its generation blocks.
+    """Render messages in the sandbox; returns the text and the spans of generation blocks.
 
     Args:
         source: the template.
@@ -83,7 +83,7 @@ def render(
 
 @cache
 def _uses_power(source: str) -> bool:
-    """True if a template uses the operator `**`; `f(**names)` does not count."""
+    """True if a Jinja source has the power operator `**`; `f(**names)` does not count."""
     from jinja2 import Environment
 
     if "**" not in source:
@@ -103,7 +103,7 @@ def _limit_error(resource: str) -> ConfigError:
 
 
 class _TemplateWorker:
-    """The process that renders templates, started on first use.
+    """The sandboxed process that renders templates, started on first use.
 
     Threads take turns. It ends when this process does, however that ends.
     """
@@ -114,7 +114,10 @@ class _TemplateWorker:
         atexit.register(self._end, os.getpid())
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request to the process; returns its reply (see `data.template_worker`)."""
+        """Send a JSON request to the process; returns its reply.
+
+        See `data.template_worker`.
+        """
         line = json.dumps(request, default=str).encode() + b"\n"
         with self._lock:
             process = self._process = self._process or _start_process()
@@ -136,7 +139,7 @@ class _TemplateWorker:
                 raise
 
     def _end(self, owner: int) -> None:
-        """Kill the process of `owner`; forks do not own one."""
+        """Kill the process if `owner` started it; forked processes must not."""
         if self._process is not None and owner == os.getpid():
             process, self._process = self._process, None
             process.kill()
@@ -149,12 +152,12 @@ class _TemplateWorker:
 
 @cache
 def _worker_of_process(owner: int) -> _TemplateWorker:
-    """Worker of a process id; forks start their own."""
+    """Template worker of a process id; forked processes start their own."""
     return _TemplateWorker()
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """Start the process in its own session, without its libraries' output."""
+    """Start the worker in a session of its own, without output of libraries."""
     return subprocess.Popen(
         [sys.executable, "-P", str(_SCRIPT)],
         stdin=subprocess.PIPE,
@@ -165,7 +168,7 @@ def _start_process() -> subprocess.Popen[bytes]:
 
 
 def _send_line(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a line and read the reply; shorter than a line if the process has ended."""
+    """Send a line and read the reply, which is incomplete if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -17,7 +17,7 @@ _PROCESS_SIZE = Path("/proc/self/statm")
 
 
 def render_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Render a request; returns text and blocks, or the exception."""
+    """Render a JSON request; returns text and generation blocks, or the exception."""
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -33,7 +33,7 @@ def render_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def limit_memory(growth: int) -> None:
-    """Limit the growth of this process's memory, where its size is known."""
+    """Limit how much the memory of this process grows, where its size is known."""
     if _PROCESS_SIZE.exists():
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         size = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize() + growth
@@ -42,8 +42,10 @@ def limit_memory(growth: int) -> None:
 
 
 def main() -> None:
-    """Serve requests from standard input; the kernel ends the process when a line takes too
-    long."""
+    """Serve requests from standard input, one JSON object per line.
+
+    The kernel ends the process when a line takes too long.
+    """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     render_request(
         {"conversations": [[]], "chat_template": ""}

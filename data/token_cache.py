@@ -1,4 +1,4 @@
-"""Cache of tokenized data: large data are tokenized by several processes and saved with the run.
+"""Cache of tokenized data in the run folder; large data are tokenized by several processes.
 
 A file's name is a digest of all that its content follows from: the data, the tokenizer, the
 template, the settings, the programs in this folder.
@@ -59,8 +59,9 @@ TokenizedSplits = dict[Split, tuple[Corpus, JsonObject]]
 
 
 def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
-    """Load the tokenized examples of a split and of its held-out part, or create them. None if no
-    disk has space, so that this process must read the data itself.
+    """Load the tokenized examples of a split and of its held-out part, or create them.
+
+    Returns None if no disk has space, so that this process must read the data itself.
 
     Raises:
         UserError: the data do not fit the task; or no disk has room, and there are several
@@ -97,7 +98,7 @@ def _tokenize_to(
     splits: Sequence[Split],
     state: list[object],
 ) -> TokenizedSplits:
-    """Tokenize the data into files, and open them.
+    """Tokenize a split's data into files, and open the files.
 
     Args:
         cache_folder: where their files stay; None: nowhere.
@@ -131,7 +132,7 @@ def _tokenize_to(
 
 
 def _open_folder(cache_folder: Path | None) -> AbstractContextManager[str | Path]:
-    """Context with a temporary folder for the files."""
+    """Context with a temporary folder for the tokenized files."""
     if cache_folder is None:
         return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     cache_folder.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +181,7 @@ def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
 
 
 def _num_processes() -> int:
-    """Number of CPUs that this process may use for tokenization."""
+    """Number of CPUs that this process can use for tokenization."""
     num_cpus = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -188,7 +189,7 @@ def _num_processes() -> int:
 
 
 def _cache_key(data: Pipeline, split: Split) -> str:
-    """Digest of everything that determines a split's examples and tokens."""
+    """Hash of everything that determines a split's examples and tokens."""
     sha256 = hashlib.sha256()
     for path in sorted(DATA_FOLDER.glob("*.py")):
         sha256.update(path.read_bytes())

@@ -44,7 +44,7 @@ class LazySequence(Sequence[T]):
 
 @dataclass
 class TokenStore:
-    """Collector of tokenized examples, written as columns.
+    """Collects tokenized examples and writes them as columns.
 
     Attributes:
         texts: UTF-8 of prompts and targets, alternating.
@@ -65,7 +65,7 @@ class TokenStore:
     files: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, location: FileLocation, example: Example, tokens: TokenizedText) -> None:
-        """Add an example. A document chunk is stored as tokens only."""
+        """Add a tokenized example. A document chunk is stored as tokens only."""
         stored_target = "" if example.doc_chunk else example.target
         for text in (example.prompt, stored_target):
             self.texts.append(text.encode(errors="surrogatepass"))
@@ -77,7 +77,7 @@ class TokenStore:
         self.locations.append((self.files.setdefault(source, len(self.files)), location.number))
 
     def write(self, path: Path, metadata_fields: dict[str, Any]) -> None:
-        """Write the columns and JSON metadata to a file.
+        """Write the columns of tokenized examples and JSON metadata to a file.
 
         Raises:
             WriteError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Tokenize a split in several processes; `data.token_cache` runs this.
+"""Tokenization of a split in several processes; `data.token_cache` runs this module.
 
 python3 -m data.tokenize_worker FOLDER
 
@@ -51,7 +51,7 @@ Chunk = list[tuple[FileLocation, Row]]
 
 
 class ChunkResult(NamedTuple):
-    """Tokenized examples of a chunk of rows, with counts and warnings."""
+    """Tokenized examples of a chunk of rows, with drop counts and warnings."""
 
     rows: list[tuple[FileLocation, Example, TokenizedText]]
     left_out: tuple[int, int]
@@ -60,7 +60,7 @@ class ChunkResult(NamedTuple):
 
 
 class TokenizeContext(NamedTuple):
-    """Objects that forked processes share."""
+    """Pipeline and task that forked worker processes share."""
 
     data: Pipeline
     row_schema: RowSchema
@@ -104,7 +104,7 @@ def _split_chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterator[Chunk]:
 
 
 def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -> None:
-    """Tokenize a split and its held-out part, and write a file for each.
+    """Tokenize a split and its held-out part, and write a file for each of the two.
 
     Raises:
         UserError: the data do not fit the task.
@@ -142,7 +142,7 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
 
 
 def main() -> None:
-    """Read a request from standard input and tokenize."""
+    """Read a JSON request from standard input and tokenize its split."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that asked decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     request = JsonObject(json.load(sys.stdin), "standard input")

@@ -42,7 +42,7 @@ DEFAULT_PAD_TOKEN = "<|extratoken_1|>"
 
 
 class MissingRowError(UserError, ValueError):
-    """A token id beyond the rows of the model's embedding.
+    """Raised for a token id without a row in the model's embedding.
 
     Attributes:
         token: as the tokenizer writes it.
@@ -60,7 +60,7 @@ class MissingRowError(UserError, ValueError):
 
 
 class Tokenizer:
-    """A transformers tokenizer with known end and padding tokens.
+    """A transformers tokenizer that has an end token and a padding token.
 
     Attributes:
         hf_tokenizer: the tokenizer of transformers.
@@ -77,7 +77,8 @@ class Tokenizer:
         chat: bool = False,
         eos_token_id: int | None = None,
     ) -> None:
-        """
+        """Sets a padding token if the tokenizer has none.
+
         Args:
             vocab_size: rows of the model's embedding. Where the tokenizer has no padding token, or
                 one without a row, it gets one in a row that it does not use yet, else the end
@@ -108,12 +109,12 @@ class Tokenizer:
 
     @property
     def required_vocab_size(self) -> int:
-        """Number of embedding rows that all tokens need."""
+        """Number of embedding rows that the tokenizer's largest token id needs."""
         return _required_vocab_size(self.hf_tokenizer)
 
     @property
     def state(self) -> list[object]:
-        """Everything that determines the token ids, as JSON values."""
+        """Everything that determines the token ids of a text, as JSON values."""
         backend = getattr(self.hf_tokenizer, "backend_tokenizer", None)
         vocabulary = (
             sorted(self.hf_tokenizer.get_vocab().items()) if backend is None else backend.to_str()
@@ -121,7 +122,7 @@ class Tokenizer:
         return [vocabulary, self.eos_token_id, self.pad_token_id]
 
     def encode(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
-        """Encode texts: token ids, int32 [n] each.
+        """Encode texts to token ids, int32 [n] each.
 
         Args:
             special: with the tokens that the tokenizer puts around a text, such as T5's end token.
@@ -136,7 +137,7 @@ class Tokenizer:
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
     def encode_with_loss_mask(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
-        """Encode texts given as spans, with the end token and a loss mask.
+        """Encode texts, given as spans, with the end token and a loss mask.
 
         A text is tokenized as a whole. A token is in the loss if any of its characters is; the end
         token, as the last span is. Those of chats end as their template says.
@@ -160,8 +161,10 @@ class Tokenizer:
     def encode_doc_chunks(
         self, texts: Iterable[tuple[str, DocumentChunk]]
     ) -> Iterator[TokenizedText]:
-        """Encode document chunks, all in the loss; concatenated, they are the document's tokens and
-        the end token."""
+        """Encode the chunks of a document, with all tokens in the loss.
+
+        Concatenated, the chunks' tokens are those of the document and the end token.
+        """
         for chunk in split_chunks(texts):
             full_texts = [doc_chunk.context + text for text, doc_chunk in chunk]
             for (text, doc_chunk), encoding in zip(
@@ -190,13 +193,13 @@ class Tokenizer:
         return ids[:start], ids[start + len(text) :]
 
     def with_eos(self, ids: np.ndarray) -> np.ndarray:
-        """Append the end token unless it is there, int32 [n]."""
+        """Append the end token unless the sequence ends with it, int32 [n]."""
         if len(ids) and ids[-1] == self.eos_token_id:
             return ids
         return np.append(ids, np.int32(self.eos_token_id))
 
     def encode_fast(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
-        """Encode with the tokenizers library, which also gives character offsets."""
+        """Encode texts with the tokenizers library, which also gives character offsets."""
         with catch_panics():
             encodings = self.hf_tokenizer(
                 list(texts), add_special_tokens=special, return_attention_mask=False,
@@ -218,7 +221,7 @@ class Tokenizer:
                 )
 
     def token_bytes(self, rows: int) -> list[bytes]:
-        """UTF-8 bytes of each token, which can be a part of a character.
+        """UTF-8 bytes of each token; a token can be a part of a character.
 
         Args:
             rows: of the model's embedding; those without a token print nothing.
@@ -241,8 +244,10 @@ class Tokenizer:
         return pieces
 
     def lost_characters(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Characters that encoding loses: unknown ones, and ones decoded in another form, such as
-        lower case."""
+        """Characters that encoding and decoding lose: unknown ones, and changed ones.
+
+        A changed character is decoded in another form, such as lower case.
+        """
         texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
         back_alone, back_amid = (
@@ -281,7 +286,7 @@ class Tokenizer:
         return self.decode(rows) if rows else []  # the tokenizer decodes no empty list
 
     def decode(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
-        """Decode rows of token ids, without special tokens."""
+        """Decode rows of token ids to texts, without special tokens."""
         decoded: list[str] = self.hf_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return decoded
 
@@ -291,7 +296,7 @@ REPEATED_SPACES = "  "
 
 
 def collect_characters(texts: Iterable[str]) -> set[str]:
-    """Set of characters in texts, and `REPEATED_SPACES` if they occur."""
+    """Collect the set of characters in texts, with `REPEATED_SPACES` if they occur."""
     characters = set[str]()
     for text in texts:
         characters.update(text)
@@ -303,7 +308,7 @@ def collect_characters(texts: Iterable[str]) -> set[str]:
 def save_tokenizer(
     tokenizer: Tokenizer, run: RunFolder, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Save a tokenizer in the run folder, unless there is one.
+    """Save a tokenizer in the run folder, unless the folder has one.
 
     Args:
         settings: of the model's generation_config.json, which lies with its tokenizer.
@@ -322,13 +327,13 @@ def save_tokenizer(
 
 
 def find_saved_tokenizer(run: RunFolder) -> Path | None:
-    """Folder of the tokenizer saved with a run; None without one."""
+    """Folder of the tokenizer saved with a run; None if the run has none."""
     path = run.tokenizer.absolute()
     return path if path.is_dir() else None
 
 
 def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-    """Print how many answers, int32 [n, length], reached the token limit.
+    """Print how many generated answers, int32 [n, length], reached the token limit.
 
     An answer is whole if it has an end token, or ends with one of the stop texts.
     """
@@ -348,13 +353,13 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
 
 
 def _between_letters(character: str) -> str:
-    """The character between two other letters."""
+    """Put a letter before and after a character."""
     neighbor = "b" if _fold_case_and_accents(character) == "a" else "a"
     return f"{neighbor}{character}{neighbor}"
 
 
 def _word_around(character: str, text: str) -> str:
-    """The word of a text that contains the character, cut if it is long."""
+    """The word of a text that contains a character, shortened if it is long."""
     position = text.index(character)
     start, end = text.rfind(" ", 0, position) + 1, text.find(" ", position)
     end = len(text) if end < 0 else end
@@ -362,13 +367,13 @@ def _word_around(character: str, text: str) -> str:
 
 
 def _fold_case_and_accents(text: str) -> str:
-    """The text in lower case without accents."""
+    """Convert a text to lower case without accents."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return "".join(c for c in plain if not unicodedata.combining(c))
 
 
 def _survives(text_and_back: tuple[str, str], character: str) -> bool:
-    """True if all occurrences of a character survive encoding and decoding."""
+    """True if decoding the encoded text restores all occurrences of a character."""
     text, back, normalized = (unicodedata.normalize("NFKC", s) for s in (*text_and_back, character))
     return bool(normalized) and back.count(normalized) >= max(text.count(normalized), 1)
 
@@ -385,7 +390,7 @@ def _loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
 
 
 def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
-    """Token range [first, end) that covers the characters from `start` up to `end`.
+    """Token range [first, end) that covers the characters in [start, end).
 
     A token without characters counts as the one that follows it; special tokens that are not in the
     text, as none. Asking for single ones is faster than reading the places of all.
@@ -397,7 +402,7 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     last_token = first_token
 
     def begins(token: int) -> int:
-        """First character of a token; -1 if it has none in the text."""
+        """Start offset of a token in characters; -1 if it has none in the text."""
         if not 0 <= token < len(encoding.ids):
             return -1
         char_span = encoding.token_to_chars(token)
@@ -413,8 +418,7 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
 
 
 def first_token_from(encoding: Encoding, start: int) -> int | None:
-    """Index of the first token that starts at a character or later; None if a token straddles
-    it."""
+    """Index of the first token at or after a character; None if a token straddles it."""
     if start == 0:
         return 0
     index = _tokens_within(encoding, 0, start)[1]
@@ -423,7 +427,7 @@ def first_token_from(encoding: Encoding, start: int) -> int | None:
 
 
 def _byte_alphabet(hf_tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
-    """Byte of each letter in byte-level tokens, as in GPT-2 and ByT5; else empty."""
+    """Map from characters of byte-level tokens (GPT-2, ByT5) to bytes; else empty."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     if not hf_tokenizer.vocab_files_names:
@@ -436,13 +440,13 @@ def _byte_alphabet(hf_tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
 
 
 def add_tokens(hf_tokenizer: PreTrainedTokenizerFast, tokens: Iterable[str]) -> None:
-    """Add missing tokens to a tokenizer."""
+    """Add missing tokens to a tokenizer's vocabulary."""
     known = hf_tokenizer.get_vocab()
     hf_tokenizer.add_tokens([name for name in tokens if name not in known])
 
 
 def _set_pad_token(hf_tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
-    """Set a padding token that has an embedding row: a new one, or the end token."""
+    """Set a padding token that has an embedding row: a new token, or the end token."""
     reason = "the tokenizer has no padding token"
     if hf_tokenizer.pad_token_id is not None:
         reason = (
@@ -467,7 +471,7 @@ def _required_vocab_size(hf_tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    """Split items into lists of up to `CHUNK_TEXTS`."""
+    """Split items into lists of up to `CHUNK_TEXTS` items."""
     remaining = iter(items)
     while chunk := list(islice(remaining, CHUNK_TEXTS)):
         yield chunk

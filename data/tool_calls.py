@@ -1,4 +1,4 @@
-"""Formats of messages with tool calls; chat templates differ in which they render."""
+"""Message formats of tool calls, as chat templates differ in the format that they render."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBE_FUNCTION = "a_call_that_is_written"
 
 
 class ToolCallFormat(NamedTuple):
-    """Format of a message with tool calls and no text.
+    """Message format of tool calls without text.
 
     Attributes:
         content: None, an empty text, or `ABSENT`, which leaves the content out.

@@ -26,7 +26,10 @@ class Truncation:
         )
 
     def messages(self, length: int) -> list[str]:
-        """Messages about truncation; `length`: tokens of a sample."""
+        """Messages about truncated and dropped examples.
+
+        `length` is the number of tokens in a sample.
+        """
         counts = (
             (self.prompts, f"{self.prompts} cut to {length} tokens"),
             (self.targets, f"{self.targets} with a target cut"),
@@ -40,7 +43,7 @@ NO_TRUNCATION = Truncation()
 
 @dataclass(frozen=True)
 class TokenLimit:
-    """Maximum tokens of a sequence, and the setting that limits them.
+    """Maximum number of tokens in a sequence, and the setting that determines it.
 
     Attributes:
         tokens: maximum number of tokens.
@@ -53,7 +56,7 @@ class TokenLimit:
     max_position_embeddings: int | None = None
 
     def advice(self, tokens: int) -> str:
-        """Advice for a sequence with more tokens."""
+        """Advice on how to fit a sequence with more tokens than the limit."""
         alternative = "--data.on_long_target truncate or skip"
         if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
             return f"the model was made for {self.max_position_embeddings}: give {alternative}"
@@ -61,7 +64,7 @@ class TokenLimit:
 
 
 class TooLongError(ValueError):
-    """An example that does not fit into a sample.
+    """Raised for an example that does not fit into a sample.
 
     Attributes:
         index: which one.
@@ -78,7 +81,7 @@ def truncate_targets(
     limit: TokenLimit,
     on_long_target: OnLongTarget,
 ) -> tuple[list[int], list[np.ndarray], Truncation]:
-    """Truncate, drop or refuse targets beyond the limit.
+    """Truncate or drop targets beyond the token limit, or raise TooLongError.
 
     Args:
         tokens: of each target, the end token included.
@@ -110,7 +113,7 @@ def truncate_targets(
 
 
 def left_truncated_indices(size: int, length: int, num_fixed: int) -> np.ndarray:
-    """Indices that remain when a sequence is truncated on the left, int64 [at most length].
+    """Indices of the tokens that truncation on the left keeps, int64 [at most length].
 
     Args:
         num_fixed: tokens before that beginning, such as `<bos>`, which stay.

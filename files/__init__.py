@@ -1,5 +1,4 @@
-"""Readers and writers of files: JSON, YAML, text, locks, temporary folders and messages about
-paths.
+"""Readers and writers of files (JSON, YAML, text), file locks and message formatting.
 
 Readers take nothing for granted: a file yields plain data, or one sentence that names the file, the
 line and the field. Writers leave a whole file or none.

@@ -1,4 +1,4 @@
-"""Atomic writing of files and folders, and checks before a run that they can be written."""
+"""Atomic writing of files and folders, and early checks that they can be written."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_text(purpose: str, path: Path, text: str) -> None:
 
 
 def write_folder(purpose: str, path: Path, fill: Callable[[Path], object]) -> None:
-    """Write a folder atomically; nothing may exist at `path`.
+    """Write a folder atomically; raises if anything exists at `path`.
 
     Args:
         purpose: it is, for messages.
@@ -84,7 +84,7 @@ def write_folder(purpose: str, path: Path, fill: Callable[[Path], object]) -> No
 
 
 def write_file(purpose: str, path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically, and create its parent folders; an existing file is replaced.
+    """Write or replace a file atomically; missing parent folders are created.
 
     Args:
         purpose: it is, for messages.
@@ -104,18 +104,18 @@ def write_file(purpose: str, path: Path, write: Callable[[Path], object]) -> Non
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file and flush it to disk."""
+    """Write a JSON file and flush it to disk (fsync)."""
     write_synced(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write a text file and flush it to disk."""
+    """Write a text file and flush it to disk (fsync)."""
     path.write_text(text, encoding="utf-8")
     fsync(path)
 
 
 def check_can_write_file(purpose: str, path: str | Path) -> None:
-    """Raise WriteError unless `write_file` can write to the path; leaves nothing behind."""
+    """Raise WriteError unless `write_file` can write to `path`; leaves no file behind."""
     path = Path(path)
     with write_errors(purpose, path):
         if _file_mode(path) is not None and stat.S_ISDIR(_file_mode(path) or 0):
@@ -126,7 +126,7 @@ def check_can_write_file(purpose: str, path: str | Path) -> None:
 
 
 def check_can_write_folder(purpose: str, path: str | Path) -> None:
-    """Raise WriteError unless files can be written into the folder, which may not exist yet.
+    """Raise WriteError unless files can be written into a folder, existing or not.
 
     Leaves nothing behind.
     """
@@ -136,7 +136,7 @@ def check_can_write_folder(purpose: str, path: str | Path) -> None:
 
 
 def _probe_folder(folder: Path) -> None:
-    """Write an unnamed file into the folder, or into its nearest parent that exists."""
+    """Write an unnamed file into a folder, or into its nearest existing parent."""
     absolute = Path(os.path.abspath(folder))
     if absolute.is_symlink() and not absolute.exists():
         raise FileNotFoundError(errno.ENOENT, "it is a link to nothing")
@@ -158,7 +158,7 @@ def _check_name_lengths(path: Path) -> None:
 
 
 def _file_mode(path: Path) -> int | None:
-    """Type and permission bits of a path; None if nothing exists there."""
+    """Type and permission bits of a path; None if no file exists there."""
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

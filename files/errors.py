@@ -1,19 +1,19 @@
-"""Exceptions whose message is for the user: mistakes that the user can correct."""
+"""Exceptions for mistakes that the user can correct; the message is shown without traceback."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """A mistake outside the program; the message is one sentence with advice."""
+    """Raised for a mistake outside the program; the message is one sentence with advice."""
 
 
 class FileError(UserError):
-    """A file that cannot be read or written, or whose content is invalid."""
+    """Raised for a file that cannot be read or written, or whose content is invalid."""
 
 
 class WriteError(FileError):
-    """A file or folder that cannot be written, such as for lack of permission or space."""
+    """Raised for a file or folder that cannot be written, such as for lack of permission."""
 
 
 class InUseError(FileError):
-    """A folder that another process is writing into."""
+    """Raised for a folder that another process is writing into."""

@@ -9,7 +9,7 @@ from files.formatting import format_path
 
 
 class FileLocation(NamedTuple):
-    """Path and line (or row) number; formatted only when a message is printed."""
+    """Path and line (or row) number of a value; formatted only for a message."""
 
     path: Path | str
     number: int

@@ -11,7 +11,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system w
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file, created if missing; returns its descriptor.
+    """Open a lock file, created if missing; returns its file descriptor.
 
     Programs that are started meanwhile do not inherit it: they would go on holding the lock. A link
     is not followed: what it leads to would be overwritten.
@@ -23,7 +23,7 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int, wait: bool = False) -> bool | None:
-    """Lock an open file exclusively.
+    """Lock an open file exclusively; returns False if another process holds the lock.
 
     Args:
         wait: until no other process has the lock.

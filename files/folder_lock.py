@@ -1,4 +1,4 @@
-"""Lock that gives a folder a single writer.
+"""Lock that allows only one process to write into a folder.
 
 The lock is on a file in the folder. The file stays and says who had it last.
 """
@@ -25,8 +25,9 @@ LOCK_FILE = "writer.lock"
 
 @contextmanager
 def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Lock a folder against other writers, and delete stale temporary folders in it. The folder is
-    created if missing. A file system without locks does not stop other writers.
+    """Lock a folder against other writers, and delete stale temporary folders in it.
+
+    The folder is created if missing. A file system without locks does not stop other writers.
 
     Args:
         wait: until another process that writes into it has ended.
@@ -47,7 +48,7 @@ def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
 
 
 def _remove_stale_folders(folder: Path) -> None:
-    """Delete temporary folders of killed processes in the folder and in its direct subfolders."""
+    """Delete temporary folders of killed processes in a folder and its subfolders."""
     remove_stale_folders(folder)
     with suppress(OSError):
         for path in folder.iterdir():
@@ -74,7 +75,7 @@ def _acquire(descriptor: int, folder: Path, wait: bool) -> None:
 
 
 def _describe_holder(content: bytes, path: Path) -> str:
-    """Description of the process that holds the lock, from the lock file's content."""
+    """Describe the process that holds a lock, from the content of the lock file."""
     try:
         holder = JsonObject(parse_json(content.decode(errors="replace"), path), str(path))
         process, host, since = holder.count("process"), holder.text("host"), holder.text("since")

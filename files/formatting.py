@@ -1,4 +1,4 @@
-"""Format values for messages: short, printable, and on one line."""
+"""Formatting of values for messages: short, printable, and on one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAMES = 12
 
 
 class _ShortRepr(reprlib.Repr):
-    """`repr` of bounded length; data that contain themselves and huge integers are allowed."""
+    """`repr` of bounded length, also for self-referential data and huge integers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ _REPR = _ShortRepr()
 
 
 def format_value(value: object) -> str:
-    """Returns the `repr` of a value, shortened."""
+    """Returns the `repr` of a value, shortened in the middle."""
     return _shorten(_REPR.repr(value))
 
 
@@ -54,19 +54,19 @@ def format_path(path: str | Path) -> str:
 
 
 def format_number(value: float) -> str:
-    """Returns a number with four decimals, or in scientific notation if they do not suit it."""
+    """Returns a number with four decimals, or in scientific notation if very small or large."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
 
 
 def format_bytes(count: float) -> str:
-    """Returns a number of bytes in a fitting unit, such as 131.07 kB."""
+    """Returns a number of bytes with a decimal unit, such as 131.07 kB."""
     units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     size, unit = next((unit_size for unit_size in units if count >= unit_size[0]), (1, "bytes"))
     return f"{count / size:,.2f} {unit}" if size > 1 else f"{count:,.0f} bytes"
 
 
 def format_names(names: Iterable[str], max_length: int = 200) -> str:
-    """Returns names separated by commas; those beyond `max_length` characters are counted."""
+    """Returns names joined by commas; those beyond `max_length` characters are only counted."""
     formatted = [format_name(name) for name in names]
     ends = accumulate(len(name) + 2 for name in formatted)
     fitting = sum(end - 2 <= max_length for end in ends)

@@ -11,7 +11,7 @@ _START = b"version https://git-lfs.github.com/spec/"
 
 
 def check_no_pointer(path: Path, start: bytes | None = None) -> None:
-    """Raise FileError if a file is a git-lfs pointer.
+    """Raise FileError if a file is a git-lfs pointer, not the content.
 
     Args:
         start: its first bytes; None: they are read.

@@ -32,12 +32,12 @@ def read_json(path: Path, max_bytes: int = 64 * MEBIBYTE) -> Any:
 
 
 def read_object(path: Path, max_bytes: int = 64 * MEBIBYTE) -> JsonObject:
-    """Read a JSON file that holds an object. Raises as `read_json`."""
+    """Read a JSON file whose top level is an object. Raises as `read_json`."""
     return JsonObject(read_json(path, max_bytes), format_path(path))
 
 
 def parse_json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    """Parse JSON Lines: yields line number (from 1) and data; blank lines are skipped.
+    """Parse JSON Lines; yields line number (from 1) and data, and skips blank lines.
 
     Args:
         path: of the file, for messages.
@@ -110,21 +110,21 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 class JsonObject:
-    """A JSON object with typed access to its fields.
+    """A JSON object with typed access to its fields, and with messages that locate them.
 
     Every method raises FileError, naming file and field, if the field is missing or of another
     kind.
     """
 
     def __init__(self, data: Any, location: str) -> None:
-        """Args: `location`: the file, or the file and the object's dotted name in it."""
+        """Stores the object and its location: a file, or a file and a dotted name in it."""
         if not isinstance(data, dict):
             raise FileError(f"{location} is {format_value(data)}, but must be an object")
         self.data: dict[str, Any] = data
         self._where = location
 
     def with_data(self, data: Mapping[str, Any]) -> JsonObject:
-        """Copy with other data, at the same location for messages."""
+        """Copy with other data at the same location."""
         return JsonObject(dict(data), self._where)
 
     def text(self, name: str) -> str:
@@ -167,15 +167,15 @@ class JsonObject:
         return values
 
     def object(self, name: str) -> JsonObject:
-        """Read an object field."""
+        """Read a field that is an object."""
         return JsonObject(self._value(name), f"{self._where}: {format_name(name)}")
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """Read an object field as a plain dict."""
+        """Read a field that is an object, as a plain dict."""
         return self.object(name).data
 
     def objects(self, name: str) -> Mapping[str, JsonObject]:
-        """Read a field that is an object of objects."""
+        """Read a field that is an object whose values are objects."""
         inner = self.object(name)
         return {key: inner.object(key) for key in inner.data}
 
@@ -187,13 +187,13 @@ class JsonObject:
         ]
 
     def int_lists(self, name: str) -> list[list[int]]:
-        """Read a field that is a list of lists of integers, 0 or more."""
+        """Read a field that is a list of lists of integers from 0."""
         values = self._typed(name, list, "a list of lists")
         lists = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
         return [lists.counts(i) for i in lists.data]
 
     def text_mapping(self, name: str) -> dict[str, str]:
-        """Read a field that is an object of strings."""
+        """Read a field that is an object whose values are strings."""
         inner = self.object(name)
         return {key: inner.text(key) for key in inner.data}
 
@@ -212,6 +212,6 @@ class JsonObject:
         return self.data[name]
 
     def error(self, name: str, noun: str) -> FileError:
-        """Error for a field of the wrong type; `noun` completes "must be"."""
+        """Create the error for a field of the wrong type; `noun` completes "must be"."""
         value = format_value(self.data[name])
         return FileError(f"{self._where}: {format_name(name)} is {value}, but must be {noun}")

@@ -1,4 +1,4 @@
-"""Paths of the files in a run folder.
+"""Paths of the records and checkpoints in a run folder.
 
 This is the only file that knows. It is in the lowest room, since below the loop a saved run's
 configuration and tokenizer are read. `checkpoints.step_folders` names the folders of steps.
@@ -16,8 +16,10 @@ CONFIG = "config.yml"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths in a run folder: records and, where --save names the folder, checkpoints. It may not
-    exist yet."""
+    """Paths in the folder of a run: records and, with --save, checkpoints.
+
+    The folder may not exist yet.
+    """
 
     path: Path
 
@@ -25,57 +27,57 @@ class RunFolder:
     def from_options(
         cls, folder: str | None, checkpoint_folder: str | None, preset: str
     ) -> RunFolder:
-        """The folder that an option names, else that of --save, else a new one under runs/."""
+        """Run folder that an option names, else that of --save, else a new one in runs/."""
         if folder or checkpoint_folder:
             return cls(Path(folder or checkpoint_folder or ""))
         return cls(Path("runs") / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}")
 
     @classmethod
     def from_step_folder(cls, step: Path) -> RunFolder:
-        """The run folder that contains a checkpoint's folder, directly or in best/."""
+        """Run folder that contains a checkpoint folder, directly or in best/."""
         folder = cls(step.absolute().parent)
         parent = cls(folder.path.parent)
         return parent if folder.path == parent.best else folder
 
     @property
     def config(self) -> Path:
-        """Configuration of the run, which `--config` reads back."""
+        """File of the run's configuration, which `--config` can read."""
         return self.path / CONFIG
 
     @property
     def sessions(self) -> Path:
-        """One entry for each start or resume of the run."""
+        """File with one entry for each start or resume of the run."""
         return self.path / "run.json"
 
     @property
     def metrics(self) -> Path:
-        """Metrics: one line for each optimizer step."""
+        """File of metrics: one line for each optimizer step."""
         return self.path / "metrics.jsonl"
 
     @property
     def resume_files(self) -> tuple[Path, ...]:
-        """Files that a run resumed on another machine needs."""
+        """Files, besides checkpoints, that a run needs to resume on another machine."""
         return self.config, self.sessions, self.metrics
 
     @property
     def records(self) -> list[Path]:
-        """Record files that exist, and the tokenizer's files."""
+        """Existing record files, and the files of the tokenizer."""
         tokenizer_files = self.tokenizer.iterdir() if self.tokenizer.is_dir() else ()
         return [path for path in (*self.resume_files, *tokenizer_files) if path.is_file()]
 
     @property
     def mirror(self) -> Path:
-        """Names under which a mirror stores the run and this folder."""
+        """File with the names under which a mirror stores the run and this folder."""
         return self.path / "mirror.json"
 
     @property
     def loss_curve(self) -> Path:
-        """Plot of the metrics."""
+        """Image file with a plot of the metrics."""
         return self.path / "loss_curve.png"
 
     @property
     def tensorboard(self) -> Path:
-        """TensorBoard event files."""
+        """Folder of TensorBoard event files."""
         return self.path / "tensorboard"
 
     @property
@@ -85,12 +87,12 @@ class RunFolder:
 
     @property
     def phases(self) -> Path:
-        """Table of time by phase, beside the trace."""
+        """File with a table of time by phase, next to the profiler trace."""
         return self.profile / "phases.txt"
 
     @property
     def validation(self) -> Path:
-        """Results of the validation script."""
+        """File with the results of the validation script."""
         return self.path / "eval.json"
 
     @property
@@ -100,25 +102,25 @@ class RunFolder:
 
     @property
     def prepared(self) -> Path:
-        """Folder of tokenized data, by the digest of their sources and settings."""
+        """Folder of tokenized data, by a hash of their sources and settings."""
         return self.path / "prepared"
 
     @property
     def reference(self) -> Path:
-        """Folder of the reference model's log-probabilities, by a digest."""
+        """Folder of the reference model's log-probabilities, by a hash."""
         return self.path / "reference"
 
     @property
     def packed(self) -> Path:
-        """Folder of quantized frozen weights, by the digest of the full weights."""
+        """Folder of quantized frozen weights, by a hash of the full-precision weights."""
         return self.path / "packed"
 
     @property
     def base(self) -> Path:
-        """Folder of other runs' checkpoints with this run's frozen weights, by a digest."""
+        """Folder of checkpoints of other runs that have this run's frozen weights, by a hash."""
         return self.path / "base"
 
     @property
     def best(self) -> Path:
-        """Folder of the checkpoint with the best weights."""
+        """Folder of the checkpoint with the best evaluation result."""
         return self.path / "best"

@@ -1,4 +1,4 @@
-"""Temporary folders next to a destination, for atomic writes.
+"""Temporary folders next to the destination of an atomic write.
 
 A draft is locked (flock) while its process lives. One whose lock is free was left by a process that
 was killed: whoever next writes into the folder, or opens the run there, deletes it. This does not
@@ -23,7 +23,7 @@ _LOCK = "lock"
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """Context with a path to write to; renamed to `target` at its end.
+    """Context with a temporary path to write to, renamed to `target` at the end.
 
     The path has the name of `target`. If the context fails, what was written is deleted.
 
@@ -41,8 +41,9 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def temp_folder(parent: Path) -> Iterator[Path]:
-    """Context with a hidden temporary folder in `parent`. A killed process's folder is deleted by
-    the next writer.
+    """Context with a hidden temporary folder in `parent`, deleted at the end.
+
+    If the process is killed, the next writer deletes the folder.
 
     Raises:
         OSError: it cannot be made.
@@ -57,7 +58,7 @@ def temp_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_stale_folders(folder: Path) -> None:
-    """Delete temporary folders of processes that have ended; errors are ignored."""
+    """Delete temporary folders of ended processes in a folder; errors are ignored."""
     with suppress(OSError):
         for temp_folder in folder.iterdir():
             if _NAME.fullmatch(temp_folder.name):
@@ -66,7 +67,7 @@ def remove_stale_folders(folder: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file, or a directory's entries, to disk."""
+    """Flush a file, or the entries of a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -75,7 +76,7 @@ def fsync(path: Path) -> None:
 
 
 def _create_locked(parent: Path) -> tuple[Path, int]:
-    """Create a temporary folder and lock it; returns its path and the lock's descriptor."""
+    """Create and lock a temporary folder; returns its path and the lock's file descriptor."""
     while True:
         folder = parent / f".{secrets.token_hex(8)}.draft"
         folder.mkdir()

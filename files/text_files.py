@@ -1,4 +1,4 @@
-"""Reading of regular files: size limits, UTF-8 text."""
+"""Reading of regular files with size limits, as bytes or UTF-8 text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEBIBYTE = 2**20
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Read a regular file's bytes.
+    """Read the bytes of a regular file.
 
     Args:
         max_bytes: bytes above which it is refused, unread.
@@ -35,7 +35,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def check_regular(path: Path) -> int:
-    """Check that a path is a regular file; returns its size in bytes.
+    """Check that a path is a regular file; returns the size in bytes.
 
     Raises:
         FileError: it is not there or no regular file.
@@ -55,7 +55,7 @@ def check_regular(path: Path) -> int:
 
 
 def read_text(path: Path, max_bytes: int = 64 * MEBIBYTE) -> str:
-    """Read a UTF-8 file; a leading byte order mark is dropped.
+    """Read a UTF-8 file as text, without a leading byte order mark.
 
     Raises:
         FileError: as `read_bytes`, or it is not UTF-8, or holds a zero character.

@@ -1,4 +1,4 @@
-"""YAML reading with line numbers, restricted to plain data; YAML writing.
+"""YAML reading with line numbers, restricted to plain data, and YAML writing.
 
 Configurations need only a part of YAML, and the rest is where foreign files do harm. Left out are
 anchors and aliases (a kilobyte that unfolds to a gigabyte), tags (objects, code), several
@@ -30,7 +30,7 @@ _RESOLVER, _CONSTRUCTOR = yaml.resolver.Resolver(), yaml.constructor.SafeConstru
 
 
 class LocatedDict(dict[str, Any]):
-    """A dict that knows the file locations of its values.
+    """A dict that stores the file location of each value.
 
     Attributes:
         locations: file locations by key; keys that do not come from a file are missing.
@@ -44,7 +44,7 @@ class LocatedDict(dict[str, Any]):
 
 
 def location_prefix(data: Mapping[str, Any], key: str) -> str:
-    """Prefix of a message about a value: "file, line n: ", or "" without a file."""
+    """Prefix of a message about a value of `data`: "file, line n: ", or "" without a file."""
     location = data.locations.get(key) if isinstance(data, LocatedDict) else None
     return f"{location}: " if location else ""
 
@@ -75,19 +75,19 @@ def read_yaml(path: Path) -> LocatedDict:
 
 
 def dump_yaml(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML text, in insertion order."""
+    """Format plain data as YAML text, in insertion order."""
     return yaml.safe_dump(dict(data), sort_keys=False)
 
 
 class _OpenContainer(NamedTuple):
-    """A list or mapping under construction; `keys` holds the key of the next value."""
+    """A list or mapping under construction, and the key of the mapping's next value."""
 
     container: list[Any] | LocatedDict
     keys: list[str]
 
 
 def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
-    """Build plain data from the events of one document, without recursion."""
+    """Build plain data from the parser events of one document, without recursion."""
     result: list[Any] = []
     stack = [_OpenContainer(result, [])]
     for event in events:
@@ -118,7 +118,7 @@ def _compose_document(events: Iterator[yaml.Event], path: Path) -> Any:
 def _add_value(
     parent: _OpenContainer, event: Any, path: Path, container: list[Any] | LocatedDict | None
 ) -> None:
-    """Append an event's value, the `container` or a scalar, to its list or mapping."""
+    """Append a scalar or container to the list or mapping under construction."""
     if isinstance(parent.container, list):
         parent.container.append(_parse_scalar(event, path) if container is None else container)
     elif parent.keys:
@@ -135,7 +135,7 @@ def _add_value(
 
 
 def _parse_scalar(event: Any, path: Path) -> Any:
-    """Convert a scalar to str, int, float, bool or None; dates and invalid numbers stay text."""
+    """Convert a scalar to str, int, float, bool or None; dates and invalid numbers are str."""
     _check_tag(event, _SCALARS, path)
     tag = event.tag
     if tag is None or tag == "!":

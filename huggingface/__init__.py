@@ -1,1 +1,1 @@
-"""Hugging Face: the hub, model folders and cards, PEFT files, and reference models on torch."""
+"""Hugging Face integration: hub, model folders and cards, PEFT files, PyTorch reference models."""

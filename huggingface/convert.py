@@ -25,7 +25,7 @@ COPIED_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 
 
 def convert(folder: Path, target: Path) -> None:
-    """Convert the model in `folder` and write it to `target`.
+    """Convert the model in `folder` to safetensors, written to the folder `target`.
 
     Raises:
         UserError: there are no such files, they cannot be read, or the new folder cannot be
@@ -51,7 +51,7 @@ def convert(folder: Path, target: Path) -> None:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and convert."""
+    """Parse the command line and convert the model folder."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a model with pytorch_model.bin")
     parser.add_argument("new", type=Path, help="a new folder")

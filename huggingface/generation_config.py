@@ -24,7 +24,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def make_generation_config(base: Mapping[str, Any], hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Generation settings of an export: the base model's, with the trained model's tokens.
+    """Generation config of an exported model: the base model's with updated token ids.
 
     Args:
         base: settings of the model that training began with.
@@ -40,7 +40,7 @@ def make_generation_config(base: Mapping[str, Any], hf_config: Mapping[str, Any]
 
 
 def read_eos_token_ids(settings: Mapping[str, Any]) -> list[int]:
-    """End tokens in `eos_token_id`, which may be an int or a list; invalid ones are dropped."""
+    """End token ids in `eos_token_id`, an int or a list; invalid ids are dropped."""
     eos_token_id = settings.get("eos_token_id")
     token_ids = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return [token for token in token_ids if type(token) is int and token >= 0]

@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face hub and its cache; failures become one sentence.
+"""Downloads from the Hugging Face hub and its cache; errors are explained in one sentence.
 
 Its libraries retry an unreachable hub for up to a minute. We ask once first; without an answer they
 only look into their cache.
@@ -35,11 +35,11 @@ DATASET_FILES = ("dataset_dict.json", "state.json")
 
 
 class DataUnavailable(UserError, ValueError):
-    """A data set or tokenizer that is neither on this machine nor on the hub."""
+    """Raised for a data set or tokenizer that is neither on this machine nor on the hub."""
 
 
 def is_reachable() -> bool:
-    """True if the hub responds; False, without a request, if HF_HUB_OFFLINE=1 is set."""
+    """True if the hub responds; False, without a request, if HF_HUB_OFFLINE=1."""
     from huggingface_hub import constants, get_session
 
     try:
@@ -50,7 +50,7 @@ def is_reachable() -> bool:
 
 
 def load_split(path: str, name: str | None, split: str) -> Dataset:
-    """Load a split of a data set from the hub.
+    """Load a split of a data set from the hub or its cache.
 
     Raises:
         DataUnavailable: it is not cached, and the hub cannot be reached.
@@ -71,7 +71,9 @@ def load_split(path: str, name: str | None, split: str) -> Dataset:
 
 
 def load_saved_split(folder: str, split: str) -> Dataset:
-    """Load a data set that `save_to_disk` wrote; of several splits, the named one.
+    """Load a split of a data set that `save_to_disk` wrote.
+
+    A folder without splits is the only one.
 
     Raises:
         DataUnavailable: the folder is damaged, or has other splits only.
@@ -97,7 +99,7 @@ def load_saved_split(folder: str, split: str) -> Dataset:
 
 
 def read_class_names(dataset: Dataset, column: str) -> tuple[str, ...] | None:
-    """Names of a ClassLabel column; None for other columns."""
+    """Class names of a ClassLabel column; None for other columns."""
     feature = dataset.features.get(column) if dataset.features else None
     names = getattr(feature, "names", None)
     return None if names is None else tuple(map(str, names))
@@ -145,7 +147,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def _tokenizer_file(name: str, **options: Any) -> Path:
-    """Path of the tokenizer.json, downloaded if the model is on the hub."""
+    """Path of a model's tokenizer.json, downloaded if the model is on the hub."""
     from transformers.utils import cached_file
 
     local_file = Path(name) / TOKENIZER_FILE
@@ -156,7 +158,7 @@ def _tokenizer_file(name: str, **options: Any) -> Path:
 
 
 def _check_tokenizer_files(folder: Path) -> None:
-    """Raise UserError for damaged tokenizer files and git-lfs pointers."""
+    """Raise UserError if tokenizer files are damaged or git-lfs pointers."""
     for pattern in ("*.model", "*.txt", "*.json"):
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
@@ -175,7 +177,7 @@ def _check_tokenizer_files(folder: Path) -> None:
 
 
 def _check_no_code(folder: Path) -> None:
-    """Raise UserError if the tokenizer needs custom code (`auto_map`)."""
+    """Raise UserError if a tokenizer needs custom code (`auto_map`)."""
     for name in TOKENIZER_FILES:
         if (folder / name).exists() and read_object(folder / name).data.get("auto_map"):
             raise DataUnavailable(
@@ -186,7 +188,7 @@ def _check_no_code(folder: Path) -> None:
 
 @contextmanager
 def _offline_datasets(offline: bool) -> Iterator[None]:
-    """Set `datasets` to offline mode inside the context; it has no argument for this."""
+    """Context in which the library `datasets` is in offline mode."""
     from datasets import config
 
     previous = config.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""Explanations and advice for errors of the Hugging Face hub."""
+"""Explanations of Hugging Face hub errors, with advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAD_TOKEN = "Invalid credentials in Authorization header"
 
 
 class HubProblem(NamedTuple):
-    """Reason for a failed download, and advice; both are clauses of one sentence."""
+    """Reason of a failed download, and advice; both are clauses of one sentence."""
 
     reason: str
     advice: str
@@ -31,7 +31,7 @@ class HubProblem(NamedTuple):
 def explain_hub_error(
     name: str, error: BaseException, reachable: bool, repo: Literal["model", "dataset"] = "model"
 ) -> HubProblem:
-    """Explain an exception of Hugging Face's libraries.
+    """Explain an exception that Hugging Face's libraries raised.
 
     Args:
         name: of the model or data set.
@@ -55,20 +55,23 @@ def explain_hub_error(
 
 
 def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and the chain of its causes."""
+    """Yield an exception and the chain of its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _find_response(error: BaseException) -> Any:
-    """HTTP response in an exception's chain; None without one."""
+    """HTTP response in an exception's chain of causes; None without one."""
     responses = (getattr(cause, "response", None) for cause in _iterate_causes(error))
     return next((cause for cause in responses if hasattr(cause, "status_code")), None)
 
 
 def _find_access_refusal(name: str, repo: str) -> Any:
-    """HTTP response of a refused repository, which `datasets` drops from its errors."""
+    """HTTP response that refuses access to a repository.
+
+    The library `datasets` drops it from its errors.
+    """
     from huggingface_hub import HfApi
 
     try:
@@ -80,7 +83,7 @@ def _find_access_refusal(name: str, repo: str) -> Any:
 
 
 def _is_file_error(error: BaseException) -> bool:
-    """True if the file system raised the error, such as on a write to the cache."""
+    """True if the file system raised the exception, such as on a write to the cache."""
     return isinstance(error, OSError) and error.errno in _FILE_ERRNOS
 
 
@@ -91,13 +94,13 @@ def _cache_folder() -> str:
 
 
 def _find_offline_variable(repo: str) -> str | None:
-    """Name of the environment variable that forces offline mode; None without one."""
+    """Name of the environment variable that sets offline mode; None without one."""
     names = OFFLINE_VARIABLES if repo == "dataset" else OFFLINE_VARIABLES[:2]
     return next((name for name in names if os.environ.get(name, "").upper() in _TRUE), None)
 
 
 def _explain_unreachable(variable: str | None) -> HubProblem:
-    """Explanation where the hub cannot be reached and the cache is incomplete."""
+    """Explain that the hub cannot be reached and that the cache is incomplete."""
     from huggingface_hub import constants
 
     missing = f"and the cache {format_path(_cache_folder())} does not have all of it"
@@ -108,7 +111,7 @@ def _explain_unreachable(variable: str | None) -> HubProblem:
 
 
 def _explain_response(name: str, response: Any, repo_type: str) -> HubProblem:
-    """Explanation of an HTTP error of the hub."""
+    """Explain an HTTP error response of the hub."""
     from huggingface_hub import constants, get_token
 
     page_url = (
@@ -155,7 +158,7 @@ def _explain_response(name: str, response: Any, repo_type: str) -> HubProblem:
 
 
 def check_not_cache(folder: Path) -> None:
-    """Raise UserError for a model's folder in the hub's cache, which holds snapshots."""
+    """Raise UserError if a folder is a model's cache folder, which holds snapshots."""
     if not (folder / "snapshots").is_dir():
         return
     prefix, _, name = folder.resolve().name.partition("--")  # models--OWNER--NAME

@@ -1,4 +1,4 @@
-"""Tensors in model files that are no weights, which transformers ignores too."""
+"""Tensors in model files that are not weights of the model; transformers ignores them too."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _IGNORED = re.compile(
 
 
 def is_ignored(name: str) -> bool:
-    """True if a tensor is no weight: an old version's buffer, or unused by the model."""
+    """True if a tensor is not a weight: a buffer of an old version, or unused by the model."""
     return _IGNORED.fullmatch(name) is not None

@@ -17,7 +17,7 @@ TableRows = Mapping[str, str]
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """Base model of an exported adapter.
+    """Base model and embedding size of an exported adapter, for its model card.
 
     Attributes:
         base: its name on the hub, or its path from the adapter's folder; None: it has none.
@@ -29,7 +29,7 @@ class AdapterInfo:
 
     @property
     def line(self) -> str:
-        """Python statement that sets `base`; the adapter is in `folder`."""
+        """Python statement that assigns the base model's name or path to `base`."""
         if self.base is None:
             return 'base = "..."  # the model that the adapter was trained beside'
         is_path = self.base.startswith("..")
@@ -37,14 +37,14 @@ class AdapterInfo:
 
     @property
     def loading(self) -> list[str]:
-        """Python statements that add the adapter to the base model `model`."""
+        """Python statements that add the adapter to the base model."""
         resize = [] if self.rows is None else [f"model.resize_token_embeddings({self.rows})"]
         return [*resize, "model = PeftModel.from_pretrained(model, folder)"]
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Content of a model card.
+    """Content of a model card, rendered as README.md.
 
     Attributes:
         name: of the model.
@@ -83,7 +83,7 @@ class ModelCard:
     adapter: AdapterInfo | None = None
 
     def text(self) -> str:
-        """Render the card as Markdown."""
+        """Render the model card as Markdown."""
         sections = [f"# {_escape_markdown(self.name)}", self._summary(), "## Use", self._use()]
         if self.metrics:
             rows = {name: f"{value:.4g}" for name, value in self.metrics.items()}
@@ -103,7 +103,7 @@ class ModelCard:
         return f"---\n{self.front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
     def front_matter(self) -> str:
-        """The card's metadata for the hub, as YAML."""
+        """Metadata of the model card for the hub, as YAML."""
         from huggingface_hub import EvalResult, ModelCardData
 
         task = "text2text-generation" if self.sequence_to_sequence else "text-generation"
@@ -182,7 +182,7 @@ def _escape_markdown(text: str) -> str:
 
 
 def _inline_code(text: str) -> str:
-    """Format text as inline code; the fence is longer than any backticks inside."""
+    """Format text as inline code, with a fence longer than any backticks in the text."""
     fence = "`" * (_longest_backticks(text) + 1)
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 

@@ -61,7 +61,7 @@ ModelFiles = TensorFiles | BinTensors
 
 
 def is_hf_directory(path: str | Path) -> bool:
-    """True if a folder has a config.json or weights in any format."""
+    """True if a folder has a config.json or weights in a Hugging Face format."""
     path = Path(path)
     patterns = (CONFIG, "*.safetensors", *OTHER_FORMATS)
     return any(next(path.glob(pattern), None) for pattern in patterns)
@@ -73,7 +73,9 @@ def is_complete(path: Path) -> bool:
 
 
 def read_hf_directory(path: str | Path) -> ModelFiles:
-    """Open a model's weights by their Hugging Face names; each access reads one tensor.
+    """Open the weights of a model folder as a lazy mapping by Hugging Face name.
+
+    Each access reads one tensor.
 
     Tied weights, such as `encoder.embed_tokens.weight` of T5, may be there under one name only.
     Tensors that are no weights are left out.
@@ -100,7 +102,7 @@ def read_hf_directory(path: str | Path) -> ModelFiles:
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any] | None:
-    """Content of a folder's config.json; None without one.
+    """Content of a folder's config.json; None if the file is missing.
 
     Raises:
         CheckpointError: it is damaged.
@@ -147,7 +149,7 @@ def write_hf_directory(
 
 @contextmanager
 def new_model_folder(path: str | Path) -> Iterator[Path]:
-    """Context with a temporary folder for a model's files, renamed to `path` at its end.
+    """Context with a temporary folder for a model's files, renamed to `path` at the end.
 
     Raises:
         CheckpointError: `path` is there and not empty, or cannot be written.
@@ -186,8 +188,9 @@ def _has_safetensors(path: Path) -> bool:
 
 
 def list_weight_files(path: Path) -> list[str]:
-    """Names of a model's weight files, from its index; without one, of the only bin file. The files
-    themselves may not be in the folder yet.
+    """Names of a model's weight files: those in its index, else the only bin file.
+
+    The folder may not have the files yet.
 
     Raises:
         UserError: they are bin files, and torch is not installed.
@@ -209,7 +212,7 @@ def _check_torch(path: Path) -> None:
 
 
 def _read_index(file: Path) -> Mapping[str, str]:
-    """File name of each tensor in an index."""
+    """File name of each tensor in a weight index."""
     try:
         index = read_object(file).text_mapping("weight_map")
     except FileError as error:
@@ -220,7 +223,7 @@ def _read_index(file: Path) -> Mapping[str, str]:
 
 
 def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
-    """Safetensors files of a model, in transformers' order of preference, and its index.
+    """Safetensors files of a model in transformers' order of preference, and their index.
 
     Others are not looked for: without an index nobody knows whether some are missing.
     """
@@ -235,7 +238,7 @@ def _find_safetensors(path: Path) -> tuple[list[Path], Mapping[str, str]]:
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> str:
-    """Write the weights as shards; returns the dtype of most elements."""
+    """Write weights as safetensors shards; returns the dtype of most elements."""
     shards: list[list[str]] = []
     sizes, total = Counter[str](), 0
     stored = ((name, to_storable(name, tensors[name])) for name in tensors)

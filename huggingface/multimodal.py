@@ -1,5 +1,7 @@
-"""Multimodal models around a language model: only the language model is trained; an export copies
-the other weights."""
+"""Multimodal models of which only the language model is trained.
+
+An export copies the other weights from the base model.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,25 @@ _TEXT = re.compile(
 
 
 def multimodal_type(hf_config: Mapping[str, Any]) -> str | None:
-    """The `model_type` of a config.json if it is multimodal, else None."""
+    """The `model_type` of a config.json if it is a multimodal model's, else None."""
     model_type = hf_config.get("model_type")
     return model_type if isinstance(model_type, str) and model_type in TEXT_MODEL_TYPES else None
 
 
 def headless_prefix(hf_config: Mapping[str, Any], names: Collection[str]) -> str:
-    """Prefix that weight names lack in files without a head, as transformers' `base_model_prefix`;
-    "" if they have it."""
+    """Prefix that weight names lack in files without an LM head; "" if names have it.
+
+    It is transformers' `base_model_prefix`.
+    """
     model_type = hf_config.get("model_type")
     prefix = HEADLESS_PREFIXES.get(model_type, "") if isinstance(model_type, str) else ""
     return "" if any(name.startswith(prefix) for name in names) else prefix
 
 
 def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> JsonObject:
-    """The text model's config.json, from a multimodal model's; others are returned as is.
+    """The language model's config.json, from a multimodal model's.
+
+    Other configurations are returned as they are.
 
     Args:
         names: of the weights, which say whether the head is the embedding; None: they are not here.
@@ -57,13 +63,13 @@ def text_model_config(hf_config: JsonObject, names: Collection[str] | None) -> J
 
 
 def text_tensor_name(name: str) -> str | None:
-    """The text model's name of a weight; None if it is of another part."""
+    """Name of a weight in the language model; None for weights of other modules."""
     match = _TEXT.fullmatch(name)
     return match and (match[1] or f"model{match[2]}")
 
 
 def text_tensors(files: ModelFiles) -> ArraysView:
-    """The text model's weights, by their names in the text model."""
+    """Weights of the language model, by their names in the language model."""
     return ArraysView(
         files,
         renamed={text: name for name in files if (text := text_tensor_name(name)) is not None},
@@ -71,7 +77,7 @@ def text_tensors(files: ModelFiles) -> ArraysView:
 
 
 def with_text_tensors(files: ModelFiles, text_weights: Arrays) -> Arrays:
-    """All weights of a multimodal model, with the text model's replaced."""
+    """Weights of a multimodal model, with those of the language model replaced."""
     makers = {}
     for name in files:
         text_name = text_tensor_name(name)
@@ -85,7 +91,7 @@ def with_text_tensors(files: ModelFiles, text_weights: Arrays) -> Arrays:
 def multimodal_config(
     base_config: Mapping[str, Any], text_config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A multimodal model's config.json, updated with the trained tokens and task."""
+    """A multimodal model's config.json with updated token ids and task settings."""
     changed = {
         name: text_config[name] for name in _SHARED_FIELDS if text_config.get(name) is not None
     }

@@ -51,8 +51,9 @@ _INITIAL = (True, False, "gaussian", "eva", "orthogonal")
 
 
 def read_adapter_config(folder: str | Path) -> dict[str, Any]:
-    """Convert adapter_config.json to fields of the `adapter` section. Names that match no module of
-    the weights are dropped, as in PEFT.
+    """Convert adapter_config.json to fields of the `adapter` section.
+
+    Names that match no module of the weights are dropped, as in PEFT.
 
     Raises:
         UserError: there is no adapter, or one that is not known here.
@@ -88,7 +89,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
 
 
 def _parameter_names(adapter_config: JsonObject, modules: AdapterModules) -> list[str]:
-    """Full names of the expert parameters that the file can have matrices for."""
+    """Full names of the expert parameters for which an adapter file can have matrices."""
     suffixes = [name.rpartition(".")[2] for name in _read_list(adapter_config, "target_parameters")]
     return [
         f"{m}.{end}"
@@ -99,14 +100,17 @@ def _parameter_names(adapter_config: JsonObject, modules: AdapterModules) -> lis
 
 
 class AdapterModules(NamedTuple):
-    """Modules with tensors in an adapter file; None: there is no such file."""
+    """Names of the modules that have tensors in an adapter file, by kind of tensor.
+
+    None means that there is no such file.
+    """
 
     low_rank: Collection[str] | None = None
     saved: Collection[str] | None = None
 
 
 def adapter_modules(folder: str | Path) -> AdapterModules:
-    """List the modules that have tensors in an adapter's weights.
+    """Collect the names of modules that have tensors in an adapter's weight file.
 
     Raises:
         CheckpointError: it is damaged.
@@ -131,7 +135,7 @@ def adapter_vocab_size(folder: str | Path, names: Collection[str]) -> int | None
 
 
 def ties_weights(folder: str | Path) -> bool:
-    """True if tied modules share one adapter, as they do until PEFT trains them apart.
+    """True if tied modules share one adapter, as they do until PEFT trains them separately.
 
     Raises:
         CheckpointError: the head has the embedding's matrices, but another rank or alpha.
@@ -154,7 +158,7 @@ def ties_weights(folder: str | Path) -> bool:
 
 
 def _complete_saved_modules(names: Sequence[str], modules: Collection[str] | None) -> Sequence[str]:
-    """Names of all fully saved modules. PEFT saves a resized embedding without listing it."""
+    """Names of all fully saved modules, with a resized embedding that PEFT does not list."""
     matching = _filter_matching(names, modules, is_within)
     return [
         *matching,
@@ -165,14 +169,14 @@ def _complete_saved_modules(names: Sequence[str], modules: Collection[str] | Non
 def _filter_matching(
     names: Sequence[str], modules: Collection[str] | None, matches: Callable[[str, str], bool]
 ) -> Sequence[str]:
-    """Names that match one of the modules; all if the modules are unknown."""
+    """Names that match one of the modules; all names if the modules are unknown."""
     if modules is None:
         return names
     return [name for name in names if any(matches(module, name) for module in modules)]
 
 
 def _check_supported(adapter_config: JsonObject) -> None:
-    """Raise CheckpointError for settings that are not supported."""
+    """Raise CheckpointError for PEFT settings that are not supported."""
     peft_type = adapter_config.text("peft_type")
     if peft_type != "LORA":
         raise adapter_config.error("peft_type", "LORA")
@@ -185,7 +189,10 @@ def _check_supported(adapter_config: JsonObject) -> None:
 
 
 def _token_fields(adapter_config: JsonObject) -> dict[str, Any]:
-    """Fields for trained token rows: a list is for the embedding, an object for modules."""
+    """Adapter fields for trained token rows, from `trainable_token_indices`.
+
+    A list is for the embedding, an object for named modules.
+    """
     field = "trainable_token_indices"
     value = adapter_config.data.get(field)
     if not value:
@@ -211,7 +218,7 @@ def _read_list(adapter_config: JsonObject, name: str) -> Sequence[str]:
 
 
 def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None) -> str | None:
-    """Convert `target_modules`; a string is a regular expression for full names."""
+    """Convert PEFT's `target_modules`; a string is a regular expression for full names."""
     value = adapter_config.data.get("target_modules")
     if value == ALL_LINEAR:
         return ALL_LINEAR
@@ -229,13 +236,15 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
 
 
 def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> bool:
-    """True if the head has the embedding's adapter, without being a target."""
+    """True if the LM head has the embedding's adapter without being a target."""
     return adapter_config.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
 def _layers_pattern(adapter_config: JsonObject, names: Sequence[str]) -> str:
-    """Regular expression for modules of chosen layers; a layer's number is the first in the name,
-    or follows the first match of `layers_pattern`."""
+    """Regular expression for the modules of the layers in `layers_to_transform`.
+
+    A layer's number is the first in the name, or follows the first match of `layers_pattern`.
+    """
     field, pattern = "layers_to_transform", adapter_config.data.get("layers_pattern")
     is_single = isinstance(adapter_config.data[field], int)
     numbers = [adapter_config.count(field)] if is_single else adapter_config.counts(field)
@@ -268,7 +277,7 @@ def _format_pattern(
 
 
 def adapter_tensors(folder: str | Path) -> ArraysView:
-    """Open an adapter's tensors by their names in the base model; they are read lazily.
+    """Open an adapter's tensors lazily, by their names in the base model.
 
     Raises:
         CheckpointError: the file is missing or damaged.
@@ -291,7 +300,7 @@ def make_adapter_config(
     tied_modules: Sequence[Sequence[str]] = (),
     parameter_names: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Content of adapter_config.json for an adapter.
+    """Content of PEFT's adapter_config.json for an adapter.
 
     Args:
         modules: names of those with an adapter, and of all others, which `target_modules` must not
@@ -339,12 +348,12 @@ def make_adapter_config(
 
 
 def _as_integer(number: float) -> float:
-    """The number as an int if it is integral."""
+    """Convert a number to int if it is integral."""
     return int(number) if number == int(number) else number
 
 
 def _target_suffixes(modules: Collection[str], other_modules: Collection[str]) -> list[str]:
-    """Shortest suffixes that match only these modules; else their full names."""
+    """Shortest name suffixes that match only the given modules, else their full names."""
     suffixes = {name.rpartition(".")[2] for name in modules}
     if any(name.rpartition(".")[2] in suffixes for name in other_modules):
         return sorted(modules)
@@ -354,7 +363,7 @@ def _target_suffixes(modules: Collection[str], other_modules: Collection[str]) -
 def write_adapter(
     folder: Path, tensors: Mapping[str, np.ndarray], settings: Mapping[str, Any]
 ) -> None:
-    """Write an adapter's files; all tensors are in memory at once.
+    """Write the files of an adapter folder; all tensors are in memory at once.
 
     Args:
         tensors: by the names of the base model's modules.

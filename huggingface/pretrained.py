@@ -1,4 +1,4 @@
-"""Pretrained models of the Hugging Face hub or of folders in its format."""
+"""Pretrained models on the Hugging Face hub or in local model folders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RANDOM = "random"  # in place of a model: random weights
 
 @dataclass(frozen=True)
 class PretrainedInfo:
-    """Configuration of a pretrained model.
+    """Configuration of a pretrained model, and whether its files have an LM head.
 
     Attributes:
         hf_config: its config.json, or that of its text part; of the tokens that end a text, all
@@ -78,7 +78,7 @@ def local_model(name: str, files: Sequence[str] | None = None) -> Path:
 
 
 def read_pretrained(name: str) -> PretrainedInfo:
-    """Read a model's configuration; weights on the hub are not downloaded.
+    """Read the configuration of a pretrained model, without downloading its weights.
 
     Raises:
         UserError: there is no such model, or no such file in its folder.
@@ -102,8 +102,10 @@ def read_pretrained(name: str) -> PretrainedInfo:
 
 
 def _download_model(name: str, files: Sequence[str] | None) -> Path:
-    """Download a model's files. Weights are fetched in one format only, not in copies or
-    subfolders."""
+    """Download the files of a model, with weights in one format only.
+
+    Copies in other formats and in subfolders are skipped.
+    """
     if files is not None:
         return _download_files(name, files)
     folder = _download_files(name, [*CONFIG_PATTERNS, SINGLE_FILE])
@@ -115,7 +117,7 @@ def _download_model(name: str, files: Sequence[str] | None) -> Path:
 
 
 def _download_files(name: str, files: Sequence[str]) -> Path:
-    """Download the top-level files that match some patterns."""
+    """Download the top-level files of a model that match file name patterns."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

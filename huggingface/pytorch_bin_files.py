@@ -1,4 +1,4 @@
-"""Weights in pytorch_model.bin files, loaded by torch without running code from the file."""
+"""Weights in pytorch_model.bin files, loaded without running code from the files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SINGLE_BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def has_bin_files(folder: Path) -> bool:
-    """True if a folder has a complete set of .bin files."""
+    """True if a folder has a complete set of .bin weight files."""
     return (folder / SINGLE_BIN).exists() or (folder / BIN_INDEX).exists()
 
 
@@ -36,7 +36,7 @@ def has_torch() -> bool:
 
 
 class BinTensors(LazyArrays):
-    """Lazy mapping of the weights in .bin files, as `TensorFiles` for safetensors.
+    """Lazy mapping from weight names to the tensors in .bin files.
 
     torch maps the files into memory; those of before torch 1.6 it reads whole.
 
@@ -45,7 +45,7 @@ class BinTensors(LazyArrays):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the .bin files of a folder.
+        """Open the .bin files of a folder; tensors are memory-mapped.
 
         Raises:
             UserError: a file is missing, cannot be read, or holds more than tensors.
@@ -66,7 +66,7 @@ class BinTensors(LazyArrays):
         self.missing = {name: file for name, file in index.items() if name not in self._tensors}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Read one tensor. Raises UserError if its name or dtype cannot be stored."""
+        """Read one tensor. Raises UserError if its name or dtype is not supported."""
         value, path = self._tensors[name]
         return _to_numpy(value, name, path)
 
@@ -77,12 +77,12 @@ class BinTensors(LazyArrays):
         return ArraySpec(dtype, tuple(value.shape))
 
     def fingerprint(self) -> str:
-        """Digest of the files' names, sizes and first megabytes."""
+        """Hash of the files' names, sizes and first megabytes."""
         return fingerprint_files(self._paths)
 
 
 def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
-    """The .bin files of a folder, in transformers' order of preference, and its index."""
+    """The .bin files of a folder in transformers' order of preference, and their index."""
     if (folder / SINGLE_BIN).exists():
         return [folder / SINGLE_BIN], {}
     if not (folder / BIN_INDEX).exists():  # then nobody knows whether some are missing
@@ -101,7 +101,7 @@ def _find_bin_files(folder: Path) -> tuple[list[Path], Mapping[str, str]]:
 
 
 def _load_state_dict(path: Path) -> dict[str, Any]:
-    """Load a state dict with `weights_only=True`, so that no code of the file runs."""
+    """Load a PyTorch state dict with `weights_only=True`, which runs no code of the file."""
     import torch
 
     check_regular(path)

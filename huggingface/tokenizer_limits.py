@@ -1,4 +1,4 @@
-"""Protection against hostile tokenizers: unbounded text growth, and panics of the library."""
+"""Protection against malicious tokenizers: unbounded text growth, and crashes in the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 @contextmanager
 def catch_panics() -> Iterator[None]:
-    """Convert a panic of the tokenizers library into a UserError."""
+    """Convert a Rust panic of the tokenizers library into a UserError."""
     try:
         yield
     except BaseException as error:
@@ -33,8 +33,10 @@ def catch_panics() -> Iterator[None]:
 
 
 def check_growth(file: Path) -> None:
-    """Raise UserError if a tokenizer file's replacements can lengthen a text beyond `MAX_GROWTH`. A
-    missing file passes."""
+    """Raise UserError if a tokenizer file can lengthen a text beyond `MAX_GROWTH`.
+
+    A missing file passes.
+    """
     if not file.is_file():
         return
     tokenizer_json = read_object(file).data
@@ -47,7 +49,7 @@ def check_growth(file: Path) -> None:
 
 
 def max_growth(component: Any) -> float:
-    """Maximum factor by which a normalizer or decoder can lengthen a text."""
+    """Maximum factor by which a tokenizer's normalizer or decoder can lengthen a text."""
     if not isinstance(component, dict):
         return 1.0
     growth = 1.0
@@ -65,7 +67,7 @@ def max_growth(component: Any) -> float:
 
 
 def _matches_empty(pattern: Any) -> bool:
-    """True if the regular expression can match the empty string, also on a timeout."""
+    """True if a regular expression can match the empty string, also on a timeout."""
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     try:
         return regex.match(str(expression), "", timeout=1.0) is not None

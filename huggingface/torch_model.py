@@ -1,4 +1,4 @@
-"""Reference models of transformers on torch, with given weights."""
+"""Reference models: transformers on PyTorch, with given weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDS_TORCH = (
 
 
 def require_torch() -> None:
-    """Raise UserError unless torch is installed."""
+    """Raise UserError unless PyTorch is installed."""
     if not has_torch():
         raise UserError(NEEDS_TORCH)
 
@@ -25,7 +25,7 @@ def require_torch() -> None:
 def build_torch_model(
     hf_config: Mapping[str, Any], dtype: str, weights: Mapping[str, np.ndarray]
 ) -> Any:
-    """Build a model of transformers from weights, in evaluation mode.
+    """Build a transformers model from weights, in evaluation mode.
 
     It is made as `from_pretrained` makes it from the files of --save-hf, without the files.
 
@@ -60,7 +60,7 @@ def build_torch_model(
 def generate(
     model: Any, input_ids: np.ndarray, max_new_tokens: int, mask: np.ndarray | None = None
 ) -> np.ndarray:
-    """Greedy generation with a torch model.
+    """Generate greedily with a PyTorch model; returns token ids.
 
     Args:
         input_ids: int [n, prompt length].

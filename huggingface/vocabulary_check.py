@@ -1,4 +1,4 @@
-"""Checks for incomplete tokenizers: missing vocabulary, special tokens in an old format."""
+"""Checks of tokenizers for a missing vocabulary and for special tokens in an old format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL_TOKENS_FIELD = "additional_special_tokens"
 
 
 class NoVocabularyError(UserError, ValueError):
-    """A tokenizer whose vocabulary file is missing."""
+    """Raised for a tokenizer whose vocabulary file is missing."""
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
@@ -49,8 +49,9 @@ def _built_in_tokens(tokenizer_class: type[PreTrainedTokenizerFast]) -> set[str]
 
 
 def special_token_arguments(name: str, **options: Any) -> dict[str, Any]:
-    """Keyword arguments that restore special tokens stored as objects, which transformers 5 does
-    not read.
+    """Keyword arguments that restore special tokens stored as JSON objects.
+
+    transformers 5 does not read these.
 
     Args:
         name: a folder, or a model on the hub.

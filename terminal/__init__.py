@@ -1,1 +1,1 @@
-"""Command lines, signals, standard streams and messages for the user."""
+"""Terminal interface: command lines, signals, standard streams and messages."""

@@ -1,4 +1,4 @@
-"""Base configuration that flags override: a preset, the user's YAML, a model or a run."""
+"""Base configuration that flags override: a preset, a YAML file, a model or a run."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ _PATH_FIELDS = (
 
 
 class ConfigLoader(Protocol):
-    """Loads configurations that are not presets: of runs, models and adapters."""
+    """Interface of loaders of configurations from runs, models and adapters."""
 
     def from_load(self, load: str) -> Mapping[str, Any] | None:
-        """Returns the configuration that a new run takes over from the run in `--load`; None for a
-        model."""
+        """Returns the configuration that a new run inherits from the run in `--load`.
+
+        None if `--load` names a model.
+        """
         ...
 
     def from_run(self, load: str) -> Mapping[str, Any] | None:
-        """Returns the same as `from_load`, or None if there is no run."""
+        """Returns the configuration inherited from the run in `--load`; None without a run."""
         ...
 
     def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
-        """Returns the full configuration of the run in `--save`; None if there is none.
+        """Returns the full configuration of the run in `--save`; None without a run.
 
         Args:
             mirror: address to restore the run from if the folder is gone.
@@ -57,11 +59,11 @@ class ConfigLoader(Protocol):
         ...
 
     def resolve_addresses(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Returns local folders for object-store addresses, by dotted path."""
+        """Returns the local folders of checkpoint URLs, by the field's dotted path."""
         ...
 
     def from_adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
-        """Returns the fields, nested, of the adapter in a folder beside the configured model."""
+        """Returns the nested configuration fields of a saved adapter."""
         ...
 
     def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
@@ -69,13 +71,13 @@ class ConfigLoader(Protocol):
         ...
 
     def from_model(self, name: str) -> Mapping[str, Any]:
-        """Returns the configuration of a Hugging Face model, from a folder or the hub."""
+        """Returns the configuration of a Hugging Face model in a folder or on the hub."""
         ...
 
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """Configuration that flags override.
+    """Configuration that flags override, with the name of its origin.
 
     Attributes:
         name: name of the preset, file, model or folder.
@@ -93,8 +95,10 @@ class BaseConfig:
     is_unspecified: bool = False
 
     def external_paths(self, flags: Mapping[str, Any]) -> list[str]:
-        """Returns a message about paths outside its folder that a loaded run names and no flag
-        sets: whoever made the folder chose them."""
+        """Returns a message about the paths outside its folder that a loaded run names.
+
+        Paths that a flag sets are left out: whoever made the folder chose the others.
+        """
         if self.source_run is None:
             return []
         named, given = flatten(self.settings.sources[0].values), flatten(flags)
@@ -110,8 +114,10 @@ class BaseConfig:
         return [f"as the run in {format_path(self.source_run)} says: {found}"] if found else []
 
     def differences(self, flags: Mapping[str, Any]) -> list[str]:
-        """Returns a message for each field that flags, nested, change in the resumed run, and for
-        each field of `--config` that is not used."""
+        """Returns messages about fields whose values differ from those of the resumed run.
+
+        Flags (nested) take effect; values of `--config` do not.
+        """
         if self.run is None:
             return []
         before, by_flags = flatten(self.settings.sources[0].values), flatten(flags)
@@ -151,7 +157,9 @@ def resolve_base_config(
     loader: ConfigLoader | None,
     takes_default: bool = False,
 ) -> BaseConfig:
-    """Returns the configuration that flags override; other arguments as for `read_command_line`.
+    """Returns the configuration that flags override.
+
+    Arguments as for `read_command_line`.
 
     Raises:
         ConfigError: no model is named, or it cannot be loaded.
@@ -179,7 +187,7 @@ def resolve_base_config(
 
 
 def _exhaustive_base(name: str, values: Mapping[str, Any]) -> BaseConfig:
-    """Returns a base whose missing fields have their defaults."""
+    """Returns a base configuration whose missing fields have default values."""
     return BaseConfig(
         name, LayeredConfig(config_class_of(values, name), (ConfigSource(name, values, True),))
     )
@@ -187,8 +195,10 @@ def _exhaustive_base(name: str, values: Mapping[str, Any]) -> BaseConfig:
 
 # ---- a run that is continued --------------------------------------------------------------------
 def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
-    """Returns the configuration of the run in `--save`, else of that in `--load` with `--config`
-    over it; None if there is no such run."""
+    """Returns the base configuration of the run to resume; None without such a run.
+
+    It is the run in `--save`, else that in `--load` with `--config` over it.
+    """
     values, folder, run_overrides = None, args.save, args.yaml_values
     over = list[ConfigSource]()
     if folder is not None and not args.overwrite:
@@ -212,7 +222,7 @@ def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None
 
 
 def _is_same(model: str, run: Mapping[str, Any]) -> bool:
-    """Returns whether a run started from this model, which can be gone."""
+    """Returns whether a run started from this model, which may no longer exist."""
     start_model = str(flatten(run).get("checkpoint.load"))
     return model == start_model or os.path.realpath(model) == os.path.realpath(start_model)
 
@@ -230,8 +240,10 @@ def _check_family(
 
 # ---- a run that begins --------------------------------------------------------------------------
 def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
-    """Returns the configuration of a preset, a file, a run whose weights are loaded, or a model;
-    None if none is named."""
+    """Returns the base configuration of a new run; None if nothing is named.
+
+    It is that of a preset, a file, a run whose weights are loaded, or a model.
+    """
     yaml_values, model = args.yaml_values, args.model
     own = [_user_source(args)] if yaml_values else []
     if model is None and "family" not in yaml_values:
@@ -256,7 +268,7 @@ def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
 
 
 def _user_source(args: PreParsedArgs) -> ConfigSource:
-    """Returns the source of `--config`. A preset is exhaustive, and so is a run's config.yml."""
+    """Returns the values of `--config`; a preset and a run's config.yml are exhaustive."""
     whole = not args.is_user_file or (
         "family" in args.yaml_values and sets_every_field(_family(args), args.yaml_values)
     )
@@ -268,14 +280,14 @@ def _family(args: PreParsedArgs) -> type[RunConfig]:
 
 
 def _implied_model(args: PreParsedArgs) -> str | None:
-    """Returns the model to use if neither `--model` nor a run in `--load` is given."""
+    """Returns the default model, if neither `--model` nor a run in `--load` is given."""
     if args.load is not None and args.load != RANDOM:
         return args.load
     return None if args.train is None else SMALL_MODEL
 
 
 def _known_fields(section: type[ConfigSection], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of nested data that a section has fields for."""
+    """Returns the nested values for which a section has fields."""
     known_fields: dict[str, Any] = {}
     for name, annotation in field_annotations(section).items():
         if name in data:

@@ -1,4 +1,4 @@
-"""Command-line reader: a preset, a run or a model, with a flag for each field over it."""
+"""Command-line parser: a base configuration, and a flag for each of its fields."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from terminal.screen import say
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line; scripts pass on its parts as typed values."""
+    """A parsed command line: the configuration, its origin and the script's options."""
 
     config: RunConfig
     """The preset with the flags over it."""
@@ -74,7 +74,7 @@ def read_command_line(
     takes_default: bool = False,
     unused: UnusedFields = ALL_USED,
 ) -> CommandLine:
-    """Reads `--config`, a flag for each field of the model family, and the script's options.
+    """Parses `--config`, a flag for each configuration field, and the script's options.
 
     Without `--config`, the configuration is that of the run which `--load` names. How to run a
     model of Hugging Face, which `--model` or `--load` names, is open then.
@@ -138,7 +138,7 @@ HelpOf = Callable[[ConfigField], str]
 def _field_help(
     base: BaseConfig, presets: str, all_fields: bool, unused: UnusedFields, section: type[RunConfig]
 ) -> HelpOf:
-    """Returns the help texts of a family's fields, with the values in use."""
+    """Returns the help texts of a model family's fields, with the effective values."""
     settings, has_auto_fields = (
         with_default_length_and_batch(base.settings),
         base.settings.has_auto_fields,
@@ -157,7 +157,7 @@ def _add_fields(
     base: BaseConfig,
     help_of: Callable[[type[RunConfig]], HelpOf],
 ) -> None:
-    """Adds flags of the family's fields; for help without a model, of all families."""
+    """Adds flags of the family's fields; for `--help` without a model, of all families."""
     section, known = base.settings.section, set[str]()
     others = [family.config for family in FAMILIES.values()] if base.is_unspecified else []
     for config_class in (section, *others):
@@ -218,7 +218,7 @@ def _with_adapter(
 
 
 def _default(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
-    """Returns the configuration that is used without `--config`, for the help text."""
+    """Returns the help text's name for the configuration used without `--config`."""
     if loader is None:
         return preset
     if takes_default:
@@ -227,7 +227,7 @@ def _default(preset: str, loader: ConfigLoader | None, takes_default: bool) -> s
 
 
 def _epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
-    """Returns the end of a help text."""
+    """Returns the last paragraph of the help text, which lists the presets."""
     used = (
         "what is used where no flag says it; the program chooses by model, data and machine"
         if has_auto_fields
@@ -238,7 +238,7 @@ def _epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
 
 
 def format_command(script: str, arguments: Sequence[str] | None) -> str:
-    """Returns a command line that can be typed again.
+    """Returns a shell command line that starts a script with arguments.
 
     Args:
         script: its file.

@@ -1,4 +1,4 @@
-"""Entry points of scripts: exit codes, and one sentence for a user error.
+"""Entry points of scripts: exit codes, and one sentence per user error.
 
 A script is a short main:
 
@@ -51,13 +51,13 @@ NOBODY_READS = 141  # 128 + SIGPIPE, as shells count
 
 
 class Main(Protocol):
-    """A script's main function; its arguments are the process's by default."""
+    """Protocol of a script's main function; by default it reads the process's arguments."""
 
     def __call__(self, arguments: Sequence[str] | None = None) -> None: ...
 
 
 class EntryPoint(Protocol):
-    """A main that returns an exit code."""
+    """Protocol of a main function that returns an exit code."""
 
     def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
 
@@ -67,7 +67,7 @@ def entry_point(
     single_process: bool = False,
     caches: bool = False,
 ) -> Callable[[Main], EntryPoint]:
-    """Makes a script's main return an exit code and print a user error as one sentence.
+    """Decorates a main function to return an exit code and print user errors as one sentence.
 
     `UserError`, and what `user_errors` names, end with the message on stderr and code 2, and so do
     a file or disk that fails and memory that runs out. SIGINT ends with code 130, SIGTERM with
@@ -125,7 +125,7 @@ def entry_point(
 
 
 def _run(main: Main, arguments: Sequence[str] | None) -> None:
-    """Runs main and flushes its output, which fails if the disk is full or the reader is gone."""
+    """Runs a main function and flushes its output, which fails if the disk is full."""
     try:
         main(arguments)
     except SystemExit:  # --help
@@ -135,13 +135,15 @@ def _run(main: Main, arguments: Sequence[str] | None) -> None:
 
 
 def _drop_output() -> None:
-    """Redirects broken standard output to the null device: Python's last flush would change the
-    exit code."""
+    """Redirects broken standard output to the null device.
+
+    Otherwise Python's last flush would change the exit code.
+    """
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
 def _is_full(stream: TextIO) -> bool:
-    """Returns whether a stream accepts no more output."""
+    """Returns whether an output stream accepts no more bytes."""
     try:
         stream.write("\n")
         stream.flush()
@@ -151,7 +153,7 @@ def _is_full(stream: TextIO) -> bool:
 
 
 def _print_last_line(text: str, code: int) -> int:
-    """Prints the last line to stderr if possible, and returns the exit code.
+    """Prints the last line to stderr if possible; returns the exit code.
 
     One of several processes ends here, so that the others do not wait for it.
     """
@@ -174,7 +176,7 @@ def _failure(error: OSError) -> str:
 
 @contextmanager
 def _plain_notices() -> Iterator[None]:
-    """Prints `UserNotice` warnings without their position in the code."""
+    """Prints `UserNotice` warnings without the source location that raised them."""
     usual = warnings.formatwarning
 
     def formatwarning(
@@ -202,7 +204,7 @@ def _plain_notices() -> Iterator[None]:
 
 
 def _join_process_group(arguments: Sequence[str]) -> None:
-    """Connects to the other processes if the arguments or the environment name any.
+    """Connects to the other processes of a run, if arguments or environment name them.
 
     Raises:
         ConfigError, DistributedError: these are invalid, or the others do not come.

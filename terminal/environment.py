@@ -34,7 +34,7 @@ _GOOD = {"JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVI
 
 
 def check_environment() -> None:
-    """Checks the variables that popxl, JAX and XLA read.
+    """Checks the environment variables that popxl, JAX and XLA read.
 
     Raises:
         ConfigError: one has a value with which they do not start.
@@ -87,7 +87,7 @@ def _check_platforms(given: str) -> None:
 def _check_starts(
     name: str, value: str, program: str, others: Mapping[str, str] | None = None
 ) -> None:
-    """Raises ConfigError unless a program starts with a variable set, besides `others`."""
+    """Raises ConfigError unless a program starts with an environment variable set."""
     reason = _start_error(program, {**(os.environ if others is None else others), name: value})
     if reason is not None:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _check_starts(
 
 
 def _start_error(program: str, environment: Mapping[str, str]) -> str | None:
-    """Returns why a program does not start in an environment; None if it does."""
+    """Returns why a program does not start with these environment variables; None if it does."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", program], env=dict(environment), timeout=_SECONDS,

@@ -10,8 +10,10 @@ _VARIABLES = ("POPXL_CACHE_DIR", "POPART_CACHE_DIR")
 
 
 def use_default_cache() -> None:
-    """Name `$XDG_CACHE_HOME/popxl/executables`, else `~/.cache/popxl/executables`, in
-    POPXL_CACHE_DIR, where neither variable of the cache is set. An empty one switches it off.
+    """Set POPXL_CACHE_DIR to a folder in the user's cache, unless a cache is configured.
+
+    The folder is `$XDG_CACHE_HOME/popxl/executables`, else `~/.cache/popxl/executables`. An empty
+    variable disables the cache.
 
     The folder is made with mode 0700, since its files are run. Where it cannot be made there is no
     cache: it only saves time.

@@ -15,7 +15,7 @@ AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]:
-    """Returns a script's options by the names of their flags, with underscores."""
+    """Returns a script's command-line options by flag name, with underscores."""
     parser = Parser(add_help=False, allow_abbrev=False)
     if add_options is not None:
         add_options(parser)
@@ -23,7 +23,9 @@ def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]
 
 
 def to_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action]) -> list[str]:
-    """Returns command-line arguments for options with values; false and null give none.
+    """Returns options of a YAML file as command-line arguments.
+
+    False and null give no argument.
 
     Raises:
         ConfigError: a value is a list or a section, or a switch is not true or false.

@@ -1,4 +1,4 @@
-"""Huge pages for malloc, requested from glibc before the process starts.
+"""Huge pages for malloc, enabled in glibc before the process starts.
 
 XLA's CPU client takes memory for each result from malloc and soon returns it, so that the kernel
 clears fresh pages all the time. In pages of 2 MB instead of 4 kB that takes less of the processor's
@@ -19,7 +19,7 @@ _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment with huge pages requested, unless it already sets the tunable."""
+    """Returns the environment variables with huge pages enabled, unless they are configured."""
     given = environment.get(_VARIABLE, "")
     if _TUNABLE in given:
         return dict(environment)

@@ -1,4 +1,4 @@
-"""Signals such as SIGINT (Ctrl-C): the program ends with a sentence, whatever it is doing.
+"""Signal handling: on signals such as SIGINT (Ctrl-C) the program ends with one sentence.
 
 Python runs a signal's handler when the main thread is back in Python. A compilation or a step on
 the devices may keep it away for minutes, so a second thread watches: if the handler has not run
@@ -36,8 +36,7 @@ RETRY_OFFSET = 128  # added to the number of a signal that is to be sent once mo
 
 
 class Interrupted(BaseException):
-    """Raised by a signal that ends the program; like KeyboardInterrupt, `except Exception` does not
-    catch it."""
+    """Raised by a signal that ends the program; `except Exception` does not catch it."""
 
     def __init__(self, number: int, text: str | None = None) -> None:
         self.number = number
@@ -45,12 +44,12 @@ class Interrupted(BaseException):
 
 
 def signal_message(number: int) -> str:
-    """Returns the last line on the screen after a signal."""
+    """Returns the last line that the program prints after a signal."""
     return f"interrupted by {signal.Signals(number).name}: what was saved before is intact"
 
 
 def exit_code(number: int) -> int:
-    """Returns the exit code for a signal, as shells count: 130, or 143 for SIGTERM."""
+    """Returns the exit code for a signal, 128 + its number as in shells."""
     return 128 + number
 
 
@@ -110,7 +109,7 @@ def handle_signals() -> Iterator[None]:
 
 
 def end_within(seconds: float, number: int) -> threading.Timer:
-    """Ends the process for a signal unless it ends itself first or the timer is cancelled."""
+    """Starts a timer that ends the process unless it ends or cancels the timer in time."""
     timer = threading.Timer(seconds, popdist.fail, (signal_message(number), exit_code(number)))
     timer.daemon = True
     timer.start()
@@ -125,7 +124,7 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _watch(reader: int, handle: object, answered: threading.Event) -> None:
-    """Ends the process for a signal that `handle`, if installed, does not answer in time."""
+    """Ends the process for a signal that its handler does not answer in time."""
     received, last, since = 0, 0, 0.0
     while byte := os.read(reader, 1):
         number = byte[0]

@@ -1,4 +1,4 @@
-"""Argument parser, and options that several scripts share."""
+"""Argument parser, and command-line options that several scripts share."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ LAST_PORT = 2**16 - 1
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError in place of ending the program."""
+    """An argument parser that raises ConfigError where argparse ends the program."""
 
     def flags(self) -> list[str]:
-        """Returns the long flags added so far."""
+        """Returns the long flags added to the parser."""
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
     def options(self) -> dict[str, argparse.Action]:
-        """Returns the options added so far by the names of their long flags, with underscores."""
+        """Returns the parser's options by the names of their long flags, with underscores."""
         actions = self._option_string_actions
         return {flag[2:].replace("-", "_"): actions[flag] for flag in self.flags()}
 
     def names(self) -> list[str]:
-        """Returns the namespace names of the options added so far."""
+        """Returns the attribute names of the parser's options in the parsed namespace."""
         return [action.dest for action in self._actions]
 
     def shorten(self, rare: Collection[str]) -> None:
-        """Hides the options of these names in `--help`."""
+        """Hides rarely used options in `--help`."""
         for action in self._actions:
             if action.dest in rare:
                 action.help = argparse.SUPPRESS
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses as argparse does, but a flag's value can begin with a dash, such as `->`."""
+        """Parses as argparse does, but a value can begin with a dash, such as `->`."""
         given = sys.argv[1:] if args is None else args
         return super().parse_known_args(self._with_values(given), namespace)
 
     def _with_values(self, arguments: Sequence[str]) -> list[str]:
-        """Returns the arguments with `=` between a flag and a value that begins with a dash."""
+        """Returns arguments in which values that begin with a dash follow `=`."""
         joined = list[str]()
         for text in arguments:
             action = self._option_string_actions.get(joined[-1]) if joined else None
@@ -54,11 +54,11 @@ class Parser(argparse.ArgumentParser):
         return joined
 
     def _is_flag(self, text: str) -> bool:
-        """True for one of this parser's flags, with a value or without."""
+        """True if a text is a flag of this parser, with or without a value."""
         return text.partition("=")[0] in self._option_string_actions
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the help; a full disk is an error."""
+        """Prints the help text; raises an error if the disk is full."""
         print(self.format_help(), end="", file=file, flush=True)
 
     def error(self, message: str) -> NoReturn:
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def path_option(text: str) -> str:
-    """Option type: the name of a file or folder."""
+    """Option type: the path of a file or folder."""
     try:
         return str(ValueType.from_annotation(PathText).check(text, "it"))
     except ValueError as error:
@@ -82,7 +82,7 @@ def count_option(text: str) -> int:
 
 
 def port_option(text: str) -> int:
-    """Option type: a port."""
+    """Option type: a TCP port."""
     number = count_option(text)
     if number > LAST_PORT:
         raise argparse.ArgumentTypeError(f"must be a port, 1 to {LAST_PORT}, not {number}")
@@ -98,7 +98,7 @@ EXPORT_OPTION: dict[str, Any] = {
 
 
 def add_export_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that write a Hugging Face model."""
+    """Adds the options that export a Hugging Face model."""
     parser.add_argument("--save-hf", **EXPORT_OPTION)
     parser.add_argument(
         "--merge",

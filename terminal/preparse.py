@@ -1,4 +1,4 @@
-"""First pass over a command line: finds the preset, model or run, which decide the flags."""
+"""First pass over a command line: finds the base configuration, which decides the flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from terminal.parser import Parser, path_option
 
 @dataclass(frozen=True)
 class PreParsedArgs:
-    """Names given on a command line, or in the file of `--config`.
+    """Values of the options that name the base configuration.
 
     Attributes:
         arguments: options of the file, then the command line.
@@ -46,7 +46,7 @@ class PreParsedArgs:
 
     @property
     def is_user_file(self) -> bool:
-        """True if `config` is the user's file, not a preset."""
+        """True if `--config` names the user's file, not a preset."""
         return is_user_file(self.config)
 
     @classmethod
@@ -57,7 +57,7 @@ class PreParsedArgs:
         with_models: bool,
         add_options: AddOptions | None = None,
     ) -> PreParsedArgs:
-        """Pre-parses a command line.
+        """Pre-parses a command line for options that name the base configuration.
 
         Args:
             with_models: it may name models and runs.
@@ -101,7 +101,7 @@ class PreParsedArgs:
 def add_config_options(
     parser: argparse.ArgumentParser, with_models: bool, default: str = ""
 ) -> None:
-    """Adds the options that name the base configuration.
+    """Adds the options that name the base configuration, `--config` and `--model`.
 
     Args:
         with_models: also `--model`.
@@ -124,7 +124,7 @@ def add_config_options(
 
 
 def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Returns the options, and the fields by dotted path."""
+    """Parses the options, and returns them with the field values by dotted path."""
     parser = Parser(add_help=False, allow_abbrev=False)
     add_config_options(parser, with_models)
     field: dict[str, Any] = {"default": argparse.SUPPRESS}
@@ -143,7 +143,7 @@ def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespa
 
 
 def _spelled(argument: str) -> str:
-    """Returns a flag with underscores; other arguments unchanged."""
+    """Returns a flag with underscores for dashes; other arguments unchanged."""
     name, equals, value = argument.partition("=")
     if not argument.startswith("--"):
         return argument

@@ -1,4 +1,4 @@
-"""Status lines, progress bars and standard streams."""
+"""Status lines, progress bars and protected standard streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_first_process() -> bool:
-    """Returns whether this is the first process, which prints for all."""
+    """Returns whether this is process 0, which prints for all processes."""
     try:
         return popdist.getInstanceIndex() == 0
     except popdist.DistributedError:  # this process has to report it
@@ -24,7 +24,7 @@ def is_first_process() -> bool:
 
 
 def say(text: str) -> None:
-    """Prints a line to standard error, above a progress bar; only the first process prints."""
+    """Prints a line to standard error, above a progress bar; only process 0 prints."""
     if not is_first_process():
         return
     if "tqdm" in sys.modules:
@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 
 def progress_bar(what: str, total: int, unit: str, first: int = 0, quiet: bool = False) -> tqdm:
-    """Returns a progress bar, which is shown on terminals only.
+    """Returns a progress bar, which is shown only on terminals.
 
     Args:
         what: is done; "": it goes without saying.
@@ -52,12 +52,12 @@ def progress_bar(what: str, total: int, unit: str, first: int = 0, quiet: bool =
 
 
 def drop_torch_advice(record: logging.LogRecord) -> bool:
-    """Log filter that drops transformers' advice that PyTorch is missing."""
+    """Log filter that drops transformers' message that PyTorch is missing."""
     return not record.getMessage().startswith("PyTorch was not found")
 
 
 class _FaultTolerantStream:
-    """A stream that ignores output once its reader, terminal or disk is gone."""
+    """An output stream that discards text once its reader, terminal or disk is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -88,7 +88,10 @@ class _FaultTolerantStream:
 
 @contextmanager
 def tolerate_broken_streams() -> Iterator[None]:
-    """Context in which standard output and error can break; a warning at the end says so."""
+    """Context in which broken standard output and error do not end the program.
+
+    A warning at the end says that lines are missing.
+    """
     names = {"stdout": "output", "stderr": "error"}
     usual = {name: getattr(sys, name) for name in names}
     ours = {name: _FaultTolerantStream(stream) for name, stream in usual.items()}

@@ -1,4 +1,4 @@
-"""Check that Weights & Biases can be used, before anything slow starts."""
+"""Early check that Weights & Biases can be used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
 def check_wandb() -> None:
-    """Checks the environment variables and login of Weights & Biases.
+    """Checks the environment variables and the login of Weights & Biases.
 
     Raises:
         UserError: it is not installed, WANDB_MODE is no mode, or there is no key.
@@ -36,7 +36,7 @@ def check_wandb() -> None:
 
 
 def _is_logged_in() -> bool:
-    """Returns whether a key is where `wandb login` stores it; True if that is unclear."""
+    """Returns whether `wandb login` stored an API key; True if that is unclear."""
     configured = os.environ.get("WANDB_CONFIG_DIR", "~/.config/wandb")
     folders = os.path.expanduser(configured), "wandb"
     if any(os.path.exists(os.path.join(folder, "settings")) for folder in folders):

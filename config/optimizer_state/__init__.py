@@ -1,4 +1,4 @@
-"""Registry of optimizers and of the state that they store for each weight."""
+"""Registry of optimizers, with the state that each stores per weight."""
 
 from __future__ import annotations
 

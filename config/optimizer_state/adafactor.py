@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adafactor(ConfigSection):
-    """Settings of Adafactor, in place of AdamW's betas and eps. HF: transformers' Adafactor."""
+    """Settings of Adafactor, which replace AdamW's betas and eps; as in transformers' Adafactor."""
 
     beta1: Probability | None = None
     """Decay of the moving average of updates. null: no moving average."""
@@ -50,7 +50,7 @@ def _slots_for(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
 def _build_step(
     optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
-    """Build the update, which treats each weight of a variable as one matrix, sharded or not."""
+    """Build the update of a variable; its weights are separate matrices, sharded or not."""
     from popxl_addons.optimizers.adafactor import AdafactorOptimizerStep
 
     settings = optimizer.adafactor

@@ -1,4 +1,4 @@
-"""State slots: the tensors that an optimizer stores for each weight; and optimizer specs."""
+"""State slots: the tensors that an optimizer stores for each weight."""
 
 from __future__ import annotations
 
@@ -34,17 +34,20 @@ class StateSlot:
 
     @property
     def name(self) -> str:
-        """Name in checkpoints and in the optimizer's graph."""
+        """Name of the state tensor in checkpoints and in the optimizer's graph."""
         return f"{self.quantity}_{self.per}s" if self.per in ("row", "column") else self.quantity
 
     @property
     def transposed(self) -> StateSlot:
-        """Slot of the transposed weight, with rows and columns exchanged."""
+        """State slot of the transposed weight, with rows and columns exchanged."""
         axes: dict[str, Any] = {"row": "column", "column": "row"}
         return replace(self, per=axes.get(self.per, self.per))
 
     def shape(self, weight: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
-        """Shape of the tensor for a weight's shape; `axis` is that of quantization blocks."""
+        """Shape of the state tensor for a weight's shape.
+
+        `axis` is the axis of quantization blocks.
+        """
         if self.per == "block":
             from popxl_addons.optimizers.state_8bit import scales_shape
 
@@ -53,7 +56,7 @@ class StateSlot:
         return shapes[self.per]
 
     def nbytes(self, weight: tuple[int, ...]) -> int:
-        """Bytes of the tensor for a weight's shape."""
+        """Bytes of the state tensor for a weight's shape."""
         return math.prod(self.shape(weight)) * self.itemsize
 
 
@@ -74,7 +77,7 @@ RESIDUAL_SLOTS = {
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """State slots and update module of an optimizer.
+    """State slots and update rule of an optimizer.
 
     The functions take the fields of `training.optimizer` and a variable's rank. They import the
     runtime only when they build a graph, so configurations can be read without it.

@@ -42,7 +42,7 @@ Scene = tuple[str, str]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A hypothesis: the person did (not) take the thing in the way that `claim` states."""
+    """A hypothesis: that the person did (or did not) take the thing as `claim` says."""
 
     scene: Scene
     attribute: str
@@ -52,14 +52,14 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Premise:
-    """A premise: a scene with the values of the mentioned attributes."""
+    """A premise: who took which thing, with values of the mentioned attributes."""
 
     scene: Scene
     values: dict[str, str]
 
 
 def is_held_out(scene: Scene) -> bool:
-    """True if the scene belongs to validation.
+    """True if a scene belongs to the validation split.
 
     A Latin-square pattern: every person and every thing appears in both splits equally often.
     """
@@ -83,7 +83,7 @@ def sample_hypothesis(rng: random.Random, scenes: list[Scene]) -> Hypothesis:
 def sample_premise(
     rng: random.Random, hypothesis: Hypothesis, label: int, scenes: list[Scene]
 ) -> Premise:
-    """Draw a premise with the relation `label` to the hypothesis."""
+    """Draw a premise that has the relation `label` to the hypothesis."""
     scene, asked = hypothesis.scene, hypothesis.attribute
     others = [name for name in ATTRIBUTES if name != asked]
     if label == NEUTRAL and rng.random() < OTHER_SCENE_FRACTION:
@@ -129,7 +129,7 @@ def write_premise(rng: random.Random, premise: Premise) -> str:
 
 
 def generate(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
-    """Generate the examples of a split, all distinct, a third for each label."""
+    """Generate distinct examples of a split, a third for each label."""
     rng = random.Random(f"{seed}-{split}")
     scenes = split_scenes(split)
     labels = [index % 3 for index in range(SIZES[split])]
@@ -146,7 +146,7 @@ def generate(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
 
 
 def write(folder: Path) -> None:
-    """Write `train.jsonl` and `validation.jsonl` into `folder`."""
+    """Write `train.jsonl` and `validation.jsonl` into a folder."""
     for split in SIZES:
         lines = [json.dumps(example) + "\n" for example in generate(split)]
         (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")

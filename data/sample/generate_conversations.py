@@ -38,7 +38,7 @@ QUESTIONS = {
 
 
 def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
-    """Generate rows with `messages`, in OpenAI's format."""
+    """Generate rows with a column `messages`, in OpenAI's format."""
     rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)
@@ -57,7 +57,7 @@ def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
 
 
 def answer(question: str, known: dict[str, str], brief: bool) -> str:
-    """The assistant's answer, as one word or a sentence."""
+    """The assistant's answer to a question, as one word or a sentence."""
     value = known.get(question)
     if value is None:
         return "unknown" if brief else "You did not say."
@@ -79,14 +79,14 @@ def answer(question: str, known: dict[str, str], brief: bool) -> str:
 
 
 def said(role: str, content: str) -> dict[str, str]:
-    """A message."""
+    """Create a message with a role and content."""
     return {"role": role, "content": content}
 
 
 def write(
     folder: Path, rows_of: Callable[[str], Iterable[Mapping[str, Any]]] = conversations
 ) -> None:
-    """Write `train.jsonl` and `validation.jsonl`."""
+    """Write the generated rows to `train.jsonl` and `validation.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "validation"):
         lines = "".join(json.dumps(row) + "\n" for row in rows_of(split))

@@ -1,4 +1,4 @@
-"""Generate two small tasks in files: `python -m data.sample.generate_tasks`.
+"""Generate a summarization and a classification task: `python -m data.sample.generate_tasks`.
 
 `summaries/` is free text: sentences about two events, and who took what. `places/` is labelled:
 whether what a sentence tells happens indoors or outdoors. Words and sentences are those of the
@@ -25,7 +25,7 @@ PLACE = "place"
 
 
 def summaries(split: str) -> Iterator[dict[str, str]]:
-    """Generate rows with `text` (two sentences) and `summary` (the events alone)."""
+    """Generate rows with `text` (two sentences) and `summary` (without the details)."""
     rng, scenes = random.Random(f"{SEED}-summaries-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
         first, second = _two_scenes(rng, scenes)

@@ -26,7 +26,7 @@ evenly."""
 
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train a tokenizer on texts; deterministic."""
+    """Train a GPT-2-style tokenizer on texts; deterministic."""
     names = {"bos_token": END, "eos_token": END, "unk_token": END, "pad_token": PAD}
     return train_byte_level_bpe(texts, (END, PAD), **names)
 
@@ -34,7 +34,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 def train_byte_level_bpe(
     texts: Sequence[str], special: Sequence[str], **names: str
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer; deterministic.
+    """Train a byte-level BPE tokenizer on texts; deterministic.
 
     Args:
         special: the first tokens.
@@ -62,7 +62,7 @@ def train_byte_level_bpe(
 
 
 def write(folder: Path) -> None:
-    """Train on the committed training split and write the tokenizer's files into `folder`."""
+    """Train on the sample's training split and write the tokenizer's files into `folder`."""
     examples = TASKS["sample"].corpus("train").examples
     texts = [f"{e.prompt} target: {e.target} " for e in examples]
     build_tokenizer(texts).save_pretrained(folder)

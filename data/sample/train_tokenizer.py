@@ -42,7 +42,7 @@ ASCII = "".join(map(chr, range(33, 127)))
 
 
 def training_lines(examples: Sequence[Example]) -> Iterator[str]:
-    """Prompts and answers, then every word with various neighbors.
+    """Texts to train on: prompts and answers, then every word with various neighbors.
 
     SentencePiece takes its candidates from a suffix tree, where a word that is always followed by
     the same character ("hypothesis" by ":") is no node and would be cut into pieces.
@@ -55,8 +55,10 @@ def training_lines(examples: Sequence[Example]) -> Iterator[str]:
 
 
 def train_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
-    """Train the unigram model; returns pieces with log-probabilities, special ones first;
-    deterministic."""
+    """Train a unigram model; returns its pieces with log-probabilities.
+
+    Special pieces come first; the result is deterministic.
+    """
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=lines,
@@ -81,7 +83,7 @@ def train_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
 
 
 def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
-    """T5's tokenizer pipeline around the pieces."""
+    """Build T5's tokenizer pipeline around the unigram pieces."""
     count = MIN_SENTINELS + -(len(pieces) + MIN_SENTINELS) % VOCAB_MULTIPLE
     sentinels = [f"<extra_id_{index}>" for index in reversed(range(count))]
     vocab = pieces + [(sentinel, 0.0) for sentinel in sentinels]
@@ -108,7 +110,7 @@ def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
 
 
 def write(folder: Path) -> None:
-    """Train on the committed training split and write the tokenizer's files into `folder`."""
+    """Train on the sample's training split and write the tokenizer's files into `folder`."""
     examples = TASKS["sample"].corpus("train").examples
     build_tokenizer(train_pieces(training_lines(examples))).save_pretrained(folder)
 

@@ -25,7 +25,7 @@ VERBS = (("took", "take"), ("carried", "carry"), ("brought", "bring"), ("moved",
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim about an attribute: its text, and the values for which it is true."""
+    """A claim about an attribute: its text, and the attribute values for which it is true."""
 
     text: str
     true_of: frozenset[str]
@@ -33,7 +33,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Attribute:
-    """One attribute of a scene.
+    """One attribute of an event, such as its place, with its possible values.
 
     `phrase` turns a value into words (`to the {}`). `groups` maps the words of each group
     (`outdoors`) to its values; the groups of one attribute have the same size, so that a uniformly
