@@ -1,4 +1,4 @@
-"""Checks of Hugging Face's config.json that all families share, and special token ids."""
+"""Checks of Hugging Face config.json files that all model families share; special token ids."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ def check_hf_settings(
     read: Collection[str],
     required: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> None:
-    """Raises ConfigError if a config.json has settings that change the output and that the family
-    does not support; one sentence names them all.
+    """Raises ConfigError if a config.json has settings that the model family does not support.
+
+    Only settings that change the model's output count; one sentence names them all.
 
     Settings are ignored if they are off, have the default of transformers' class, have no effect
     (`NO_EFFECT`) or repeat another one (`SYNONYMS`).
@@ -91,7 +92,7 @@ def check_hf_settings(
 
 
 def _error_message(model_type: str, other: Sequence[str], unknown: Sequence[str]) -> str:
-    """Returns the sentence about settings with other values than required, and unknown ones."""
+    """Returns the message about unsupported values and unknown settings of a config.json."""
     parts, advice = list(other), f"no other {model_type} is supported"
     if unknown:
         them, verb = ("them", "are") if len(unknown) > 1 else ("it", "is")
@@ -130,8 +131,10 @@ def _repeats(names: Collection[str], value: Any, data: Mapping[str, Any]) -> boo
 
 @cache
 def hf_defaults(model_type: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """Returns the settings of transformers' class with their defaults, and the names of those that
-    all models have, generation's included."""
+    """Returns the defaults of a transformers config class, and the names all classes share.
+
+    The names include generation's.
+    """
     from transformers import GenerationConfig, PreTrainedConfig
 
     common = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
@@ -146,7 +149,7 @@ def hf_config_class(model_type: str) -> Any:
 
 
 def read_token_id(hf_config: JsonObject, name: str, default: int) -> int:
-    """Reads a special token id from a config.json, of several the first.
+    """Reads a special token id from a config.json, the first one if it lists several.
 
     Args:
         name: "eos" or "pad".

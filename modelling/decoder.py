@@ -1,5 +1,4 @@
-"""The specification of a decoder-only model, from which training, generation and the weight map are
-derived."""
+"""Specification of a decoder-only model: training, generation and weight map derive from it."""
 
 from __future__ import annotations
 
@@ -19,13 +18,15 @@ HEAD = "head"
 
 
 def layer_name(index: int) -> str:
-    """Returns the name of a layer in the weight map."""
+    """Returns the name of decoder layer `index` in the weight map."""
     return f"layer.{index}"
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """The parts of a decoder-only model. Each call builds new modules, inside `use_run_config`.
+    """Factories of a decoder-only model's modules.
+
+    Each call builds new modules, inside `use_run_config`.
 
     Attributes:
         embeddings, head: the input and the output layer.
@@ -46,12 +47,15 @@ class DecoderSpec:
 
     @property
     def layer_names(self) -> list[str]:
-        """The name of each layer in the weight map."""
+        """Names of all decoder layers in the weight map, in order."""
         return [layer_name(i) for i in range(len(self.layer_types))]
 
 
 def decoder_weight_map(config: RunConfig, spec: DecoderSpec) -> WeightMap:
-    """Derives the weight map for the phases of `modelling.phases.build_decoder_only_phases`."""
+    """Returns the weight map of a decoder-only model, for its phases.
+
+    See `modelling.phases.build_decoder_only_phases`.
+    """
     expert_groups = config.execution.expert_groups
     with use_run_config(config):
         embeddings, head = spec.embeddings(), spec.head()
@@ -89,7 +93,7 @@ def decoder_weight_map(config: RunConfig, spec: DecoderSpec) -> WeightMap:
 def _split_off_experts(
     layer: str, mappings: Sequence[WeightMapping], expert_groups: int
 ) -> tuple[list[WeightMapping], dict[str, tuple[WeightMapping, ...]]]:
-    """Returns a layer's mappings without its experts', and those of each group of experts."""
+    """Splits a layer's weight mappings into non-expert ones and those of each expert group."""
     experts = [m for m in mappings if ".experts." in m.path]
     others = [m for m in mappings if ".experts." not in m.path]
     return others, {

@@ -1,4 +1,4 @@
-"""The device and the platform that a configuration runs on."""
+"""Device description and platform (CPU, GPU, TPU) that a configuration runs on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DESCRIPTIONS: dict[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "
 
 
 def device_desc(config: RunConfig) -> DeviceDesc:
-    """Return the `device_desc` of a `popxl.Session`; "auto" is the best platform present."""
+    """Return the `device_desc` argument of `popxl.Session`; "auto" is the best platform present."""
     return _DESCRIPTIONS[config.execution.device]
 
 

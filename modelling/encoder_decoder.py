@@ -1,5 +1,4 @@
-"""The specification of an encoder-decoder, from which training, generation and the weight map are
-derived."""
+"""Specification of an encoder-decoder: training, generation and weight map derive from it."""
 
 from __future__ import annotations
 
@@ -41,13 +40,15 @@ class BlockStack:
     hf_layers: str
 
     def position_bias(self) -> tuple[str, PositionBias] | None:
-        """Returns the path and the module of the first block's position bias, if it has one."""
+        """Returns path and module of the first block's position bias; None if it has none."""
         return next(find_modules(self.block(True), PositionBias), None)
 
 
 @dataclass(frozen=True)
 class EncoderDecoderSpec:
-    """The parts of an encoder-decoder. Each call builds new modules, inside `use_run_config`.
+    """Factories of an encoder-decoder's modules.
+
+    Each call builds new modules, inside `use_run_config`.
 
     Attributes:
         embeddings: the input layer of the encoder, whose `tokens` own the embedding weight.
@@ -69,12 +70,14 @@ class EncoderDecoderSpec:
 
     @property
     def stacks(self) -> dict[str, BlockStack]:
-        """Encoder and decoder by name."""
+        """The block stacks of encoder and decoder, by the names "encoder" and "decoder"."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
 
 def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> WeightMap:
-    """Derives the weight map for the phases of `modelling.phases.build_encoder_decoder_phases`.
+    """Returns the weight map of an encoder-decoder, for its phases.
+
+    See `modelling.phases.build_encoder_decoder_phases`.
 
     The embedding weight belongs to the encoder's embeddings, even if the head is tied to it.
     """
@@ -113,14 +116,14 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
 
 
 def layer_name(stack: str, index: int) -> str:
-    """Returns the name of a stack's layer in the weight map."""
+    """Returns the name of layer `index` of the encoder or decoder in the weight map."""
     return f"{stack}.{index}"
 
 
 def find_modules(
     module: addons.Module, cls: type[ModuleT], path: str = ""
 ) -> Iterator[tuple[str, ModuleT]]:
-    """Yields path and module of all submodules of a class."""
+    """Yields path and module of each submodule that is an instance of a class."""
     for name, child in module.named_children().items():
         if isinstance(child, cls):
             yield f"{path}{name}", child

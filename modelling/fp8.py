@@ -1,4 +1,4 @@
-"""FP8 recipes of a configuration."""
+"""FP8 recipes (how operands are scaled) of a configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl_addons.fp8 import Recipe
 
 
 def make_recipe(config: RunConfig) -> Recipe | None:
-    """Returns the FP8 recipe of a configuration; None: no FP8."""
+    """Returns the FP8 scaling recipe of a configuration; None if it does not use FP8."""
     fp8 = config.fp8
     if not fp8.enabled:
         return None
@@ -24,10 +24,10 @@ def make_recipe(config: RunConfig) -> Recipe | None:
 
 
 def fp8_layers(config: RunConfig) -> AbstractContextManager[None]:
-    """Returns a context in which linear layers are created with the configured FP8 recipe."""
+    """Returns a context manager: new linear layers multiply by the configured FP8 recipe."""
     return addons.fp8_autocast(make_recipe(config))
 
 
 def fp8_head(config: RunConfig) -> AbstractContextManager[None]:
-    """Returns a context in which a head is created, with FP8 only if `fp8.head` is set."""
+    """Returns a context manager for creating an LM head: FP8 only if `fp8.head` is set."""
     return nullcontext() if config.fp8.head else addons.fp8_autocast(None)

@@ -1,4 +1,4 @@
-"""Builds the Ir of a configuration, for training, evaluation and generation."""
+"""Creates the popxl Ir of a configuration, for training, evaluation and generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from popxl_addons.patterns import apply_pre_alias_patterns
 
 @contextmanager
 def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
-    """Builds an Ir for the replicas of a configuration, of which each process has equally many.
+    """Creates an Ir for a configuration's replicas, spread evenly over the processes.
 
     Ops in the context go to the main graph; linear layers created in it use FP8 if it is
     configured.

@@ -1,4 +1,4 @@
-"""Model families: what the scripts know about a family is one record."""
+"""Model families: one record per family with everything the scripts need of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from modelling.weights.trainable import (
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A family of models, such as T5 or Llama.
+    """A model family, such as T5 or Llama: conversions, phases, weight map, generators.
 
     Attributes:
         sample_format: of its data: `data.seq2seq.SEQ2SEQ` or `data.causal_lm.CAUSAL_LM`.
@@ -62,7 +62,7 @@ class ModelFamily:
     )
 
     def weight_map(self, config: RunConfig) -> WeightMap:
-        """Returns the weight map of a configuration, with adapters and what is trainable.
+        """Returns a configuration's weight map, with adapters and trainable weights marked.
 
         Raises:
             ConfigError: see `add_adapters` and `mark_trainable`.
@@ -82,7 +82,7 @@ def decoder_family(
     from_config_json: Callable[[JsonObject], dict[str, Any]],
     **fields: Any,
 ) -> ModelFamily:
-    """Returns the record of a family of decoder-only models.
+    """Returns the `ModelFamily` record of decoder-only models.
 
     Args:
         make_spec: returns the specification of a configured model.
@@ -119,7 +119,7 @@ def encoder_decoder_family(
     from_config_json: Callable[[JsonObject], dict[str, Any]],
     **fields: Any,
 ) -> ModelFamily:
-    """Returns the record of a family of encoder-decoders; arguments as for `decoder_family`."""
+    """Returns the `ModelFamily` record of encoder-decoders; arguments as for `decoder_family`."""
 
     def base_weight_map(config: Any) -> WeightMap:
         return encoder_decoder_weight_map(config, make_spec(config))
@@ -145,11 +145,11 @@ def encoder_decoder_family(
 
 
 def get_family(config: RunConfig) -> ModelFamily:
-    """Returns the record of a configuration's family."""
+    """Returns the `ModelFamily` record of a configuration."""
     return load_family(config.family)
 
 
 def load_family(name: str) -> ModelFamily:
-    """Imports the record of a family of the registry, `config.families.FAMILIES`."""
+    """Imports the `ModelFamily` record that `config.families.FAMILIES` registers under a name."""
     family: ModelFamily = import_module(FAMILIES[name].record).FAMILY
     return family

@@ -33,7 +33,7 @@ _CHUNK_ELEMENTS = 2**22  # quantized at a time, to limit the memory of intermedi
 def quantized_shapes(
     shape: tuple[int, int], quant: QuantConfig, axis: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of the variables of a quantized weight.
+    """Returns the shapes of a quantized weight's variables (codes and scales).
 
     Args:
         shape: of the weight.
@@ -60,8 +60,9 @@ def quantized_shapes(
 def dequantize(
     fields: Sequence[Tensor], quant: QuantConfig, dtype: popxl.dtype, axis: int = 0
 ) -> Tensor:
-    """Dequantizes a weight in a graph: tensors in the order of `QUANT_FIELDS` -> (in features, out
-    features), or the transpose with axis 1.
+    """Dequantizes a weight in a graph, from tensors in the order of `QUANT_FIELDS`.
+
+    The result is (in features, out features), or its transpose with axis 1.
 
     Args:
         dtype: of the result.
@@ -93,8 +94,7 @@ def quantize(weight: np.ndarray, variables: NamedTensors, axis: int = 0) -> list
 
 
 def fake_quantize(weight: np.ndarray, quant: QuantConfig) -> np.ndarray:
-    """Quantizes and dequantizes a weight: (out features, in features) -> float32 of the same
-    shape."""
+    """Quantizes and dequantizes a weight (out features, in features) -> float32, same shape."""
     fields = _quantize_chunk(weight, quant, -1)
     rounded: np.ndarray = group_quantize_decompress_numpy(*fields, bits=quant.bits)
     return rounded
@@ -110,7 +110,7 @@ def _quantize_chunk(
 
 @runtime_checkable
 class QuantizedWeightCache(Protocol):
-    """Tensors that cache the quantized form of some of them."""
+    """Interface of tensors that cache the quantized form of some of them."""
 
     def get_quantized(
         self,
@@ -118,7 +118,7 @@ class QuantizedWeightCache(Protocol):
         key: str,
         compute: Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]],
     ) -> Sequence[np.ndarray]:
-        """Returns the arrays that `compute` makes from the tensors `names`, cached or computed.
+        """Returns the cached arrays of `key`, or computes and caches them from tensors `names`.
 
         Args:
             key: everything besides the tensors' bytes that the arrays depend on.
@@ -126,7 +126,7 @@ class QuantizedWeightCache(Protocol):
 
 
 class QuantizedWeight:
-    """The host data of a quantized weight, computed together and taken one by one.
+    """Host data of a quantized weight: all fields computed together, taken one by one.
 
     Args:
         compute: returns the data in the order of `QUANT_FIELDS`.
@@ -142,11 +142,11 @@ class QuantizedWeight:
 
     @property
     def variables(self) -> list[Variable]:
-        """The variables, in the order of `QUANT_FIELDS`."""
+        """The quantized weight's variables, in the order of `QUANT_FIELDS`."""
         return [self._variables.get(name) for name in QUANT_FIELDS]
 
     def take(self, variable: Variable) -> np.ndarray:
-        """Returns the data of one variable, and drops it."""
+        """Returns the data of one of the variables and frees it here."""
         with self._lock:
             if variable not in self._data:
                 self._data = dict(zip(self.variables, self._compute(), strict=True))

@@ -1,1 +1,1 @@
-"""A configured model in a session: training, losses, generation."""
+"""Sessions: compiled programs of a configured model for training, losses and generation."""

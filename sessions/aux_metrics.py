@@ -1,4 +1,4 @@
-"""Auxiliary metrics of a batch, without duplicates across processes."""
+"""Auxiliary metrics of a batch, summed without duplicates over processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUMS = "sums"  # among the arrays of a batch
 def tally_of(
     objective: Objective, sharding: BatchSharding, sums: np.ndarray, batch: Batch
 ) -> MetricSums:
-    """Compute the metric sums of this process's samples, without those of an earlier process.
+    """Compute the metric sums of those samples that no earlier process has.
 
     Args:
         sums: loss statistics of all processes' samples, in the order of a global batch.
@@ -26,7 +26,7 @@ def tally_of(
 
 
 def expert_metrics(usage: np.ndarray) -> dict[str, float]:
-    """Compute the load-balancing loss without its coefficient, and the load of each expert.
+    """Compute the unscaled load-balancing loss and the load of each expert.
 
     The loss is at least the number of experts per token; a load is a fraction of all choices.
 

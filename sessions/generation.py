@@ -21,7 +21,7 @@ from sessions.session import ModelSession
 
 
 class GenerationSession(ModelSession):
-    """Generates with a model. Use it as a context manager; write the weights first.
+    """Generates text with a model. Use it as a context manager; write the weights first.
 
     A run of the program takes several micro-batches on each data-parallel replica:
     `execution.device_iterations` with the weights on the device, and a large batch with streamed
@@ -35,7 +35,7 @@ class GenerationSession(ModelSession):
         weight_source: ModelSession | None = None,
         token_by_token: bool = False,
     ) -> None:
-        """Build and compile the program.
+        """Build and compile the generation program.
 
         Args:
             config: one for training works, too.
@@ -65,7 +65,7 @@ class GenerationSession(ModelSession):
 
     @property
     def samples_per_run(self) -> int:
-        """Samples of one run of the program; several prompts can share one."""
+        """Samples per program run; several prompts can share a sample."""
         execution, batches = self.config.execution, self.program.ir.num_host_transfers
         return batches * execution.data_parallel * execution.micro_batch_size
 
@@ -75,7 +75,7 @@ class GenerationSession(ModelSession):
         mask: np.ndarray,
         on_progress: Callable[[int], object] | None = None,
     ) -> np.ndarray:
-        """Generate for any number of prompts.
+        """Generate answers to any number of prompts.
 
         Args:
             input_ids: int (n, sequence_length), a prompt in each row, padded on the right.
@@ -108,7 +108,7 @@ class GenerationSession(ModelSession):
         return tokens
 
     def stream(self, input_ids: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
-        """Generate for one prompt; yields the tokens so far, after each new one.
+        """Generate for one prompt; yields all tokens so far after each new token.
 
         Args:
             input_ids, mask: as for `generate`, (1, sequence_length).
@@ -137,7 +137,7 @@ class GenerationSession(ModelSession):
     def _run_prompts(
         self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> np.ndarray:
-        """Run the program once: int (samples, length) -> int32 (prompts, output length).
+        """Run the program on samples, int (samples, length) -> int32 (prompts, output length).
 
         Args:
             indices: index of each prompt of this process's replicas, or `EMPTY_SLOT`.
@@ -149,7 +149,7 @@ class GenerationSession(ModelSession):
     def _inputs(
         self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
-        """Inputs of one run by stream; arguments as for `_run_prompts`."""
+        """Input arrays of a run by stream; arguments as for `_run_prompts`."""
         program, to_replicas = self.program, self._sharding.to_replicas
         inputs = {program.input_ids: to_replicas(input_ids), program.mask: to_replicas(mask)}
         for name, array in self._strategy.input_arrays(indices, program.tokens.shape[1]).items():
@@ -157,7 +157,7 @@ class GenerationSession(ModelSession):
         return inputs
 
     def _from_replicas(self, tokens: np.ndarray) -> np.ndarray:
-        """Reorder tokens of all replicas to the order of the samples, without duplicates."""
+        """Reorder tokens from replica order to sample order, without duplicates."""
         copies = tokens[:, :: self.config.execution.tensor_parallel]
         return copies.reshape(-1, *self.program.tokens.shape[1:])
 

@@ -22,7 +22,7 @@ from sessions.session import ModelSession
 
 @dataclass(frozen=True)
 class LossResult:
-    """Sums of the loss of samples.
+    """Summed loss and metrics of samples.
 
     Attributes:
         total: sum over all samples.
@@ -41,7 +41,7 @@ class LossResult:
 
     @property
     def tally(self) -> MetricSums:
-        """Sums of the loss and the other metrics, by name."""
+        """Sums of the loss and other metrics, by name."""
         return {**self.aux_metrics, "loss": (self.total, self.tokens)}
 
 
@@ -49,7 +49,7 @@ class LossSession(ModelSession):
     """Computes losses. Use it as a context manager; write the weights first."""
 
     def __init__(self, config: RunConfig, weight_source: ModelSession | None = None) -> None:
-        """Build and compile the program; a configuration for training works, too.
+        """Build and compile the loss program; configurations for training work, too.
 
         Args:
             weight_source: see `ModelSession`.
@@ -71,7 +71,7 @@ class LossSession(ModelSession):
     def compute(
         self, samples: Samples, on_progress: Callable[[int], object] | None = None
     ) -> LossResult:
-        """Compute the loss of all samples.
+        """Compute the loss over all samples.
 
         Args:
             on_progress: called after each run of the program with its number of samples.
@@ -94,7 +94,7 @@ class LossSession(ModelSession):
         )
 
     def loss_stats(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
-        """Compute the loss statistics of all samples, batch by batch.
+        """Compute loss statistics of all samples, one batch at a time.
 
         Args:
             first: index of the first sample.
@@ -109,7 +109,7 @@ class LossSession(ModelSession):
             yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
 
     def _batches(self, samples: Samples, first: int = 0) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Iterate over batches: indices of their samples, and the samples of this process."""
+        """Yield batches: the sample indices, and this process's samples."""
         size = self.config.training.global_batch_size
         local = self._sharding.local_indices(size)
         for start in range(first, len(samples), size):
@@ -118,7 +118,7 @@ class LossSession(ModelSession):
             yield indices, self.objective.keep_real_samples(batch, local < len(indices))
 
     def _sums(self, batch: Batch) -> tuple[float, np.ndarray | None]:
-        """Run a batch; returns its loss, and the loss statistics of all processes' samples."""
+        """Run one batch; returns its loss and the loss statistics of all processes' samples."""
         c = self.config
         arrays = self._family.sample_format.program_inputs(batch)
         local, streams = self._sharding.local_replicas, self.program.inputs

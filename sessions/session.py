@@ -1,4 +1,4 @@
-"""The base class of sessions: a compiled program of a configured model."""
+"""Base class of sessions: a compiled program of a configured model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModelSession:
         variables: Variables,
         weight_source: ModelSession | None = None,
     ) -> None:
-        """Compile `ir`.
+        """Compile the program `ir`.
 
         Args:
             variables: the program's variables, by the phases of `weight_map`.
@@ -63,12 +63,12 @@ class ModelSession:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that the state of this process's replicas takes."""
+        """Host memory in bytes that the state of this process's replicas takes."""
         ir = self.session.ir
         return popxl.plan.storage_of(ir).remote * ir.instance_replication_factor
 
     def write(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Set weights, and other state of the program, from full tensors by logical name.
+        """Set weights and other state from full tensors by logical name.
 
         Tensors are read one by one when the session is entered, or now if it is; by several threads
         if the mapping has a true attribute `concurrent`. Weights that are shared with another
@@ -85,7 +85,7 @@ class ModelSession:
     def shared_values(
         self, program_variables: Variables
     ) -> dict[Variable, Callable[[], np.ndarray]]:
-        """Return readers of this session's values for the equal variables of another program."""
+        """Return readers of this session's values for another program's equal variables."""
         values = {}
         for name, layers in program_variables.items():
             sources = self.variables.get(name)
@@ -145,7 +145,7 @@ Model = TypeVar("Model", bound=ModelSession)
 
 
 def compile_session(create: Callable[[], Model], name: str) -> Model:
-    """Create a session; prints that it compiles, and how long it took.
+    """Create a session; prints a message before compiling and the time it took.
 
     Args:
         name: name of the program in these messages.
@@ -159,7 +159,7 @@ def compile_session(create: Callable[[], Model], name: str) -> Model:
 
 
 def format_startup(startup: popxl.session.Startup) -> str:
-    """Format where a program's executables came from: the compiler or the cache."""
+    """Format the origin of a program's executables: compiler or cache."""
     how = "compiled"
     if startup.from_cache:
         missing = startup.compiles > 0

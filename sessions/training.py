@@ -57,7 +57,7 @@ class TrainingSession(ModelSession):
     """Trains a model. Use it as a context manager; write the weights before the first step."""
 
     def __init__(self, config: RunConfig, gradients: bool = False) -> None:
-        """Build and compile the program.
+        """Build and compile the training program.
 
         Args:
             gradients: keep the gradients of the last step for `gradients`.
@@ -98,11 +98,11 @@ class TrainingSession(ModelSession):
         return self._weight_map.to_logical(read, self.program.variables, optimizer, shards, frozen)
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
-        """Return a copy of `tensors`."""
+        """Return a copy of the tensors that `tensors` maps."""
         return dict(self.tensors(optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Return the gradients of the last step by weight name, without loss scaling.
+        """Return the last step's gradients by weight name, without loss scaling.
 
         Raises:
             ValueError: the session is not entered.
@@ -123,7 +123,7 @@ class TrainingSession(ModelSession):
         return super().shared_values(program_variables)
 
     def finish_update(self) -> None:
-        """Do the update that waits for the next step, if one does (`execution.update` behind).
+        """Run the optimizer update that is deferred to the next step, if there is one.
 
         All processes do this together.
         """
@@ -154,7 +154,7 @@ class TrainingSession(ModelSession):
     def run(
         self, batches: Sequence[Batch], learning_rates: Sequence[float], first_step: int = 0
     ) -> list[StepResult]:
-        """Do `execution.device_iterations` optimizer steps, one for each global batch.
+        """Run `execution.device_iterations` optimizer steps, one per global batch.
 
         Args:
             batches: the samples for this process's replicas (`data.loader.Loader`); with a single
@@ -184,12 +184,12 @@ class TrainingSession(ModelSession):
         return results
 
     def _seed_rounding(self, step: int) -> None:
-        """Seed the stochastic rounding of the next run for the update of a step."""
+        """Seed stochastic rounding of the next run for the update of optimizer step `step`."""
         (seed,) = counter_seeds(self.config.model.seed, step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
 
     def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
-        """Count tokens and target tokens of each global batch over all processes."""
+        """Count tokens and target tokens per global batch over all processes."""
         unique = [self._sharding.drop_replicated(batch) for batch in batches]
         local = [
             [self._family.sample_format.count_tokens(b), self._objective.normalizer(b)]
@@ -199,7 +199,7 @@ class TrainingSession(ModelSession):
         return [(tokens, targets) for tokens, targets in totals]
 
     def _arrays(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
-        """Arrange samples by stream name: arrays (micro-batches, local replicas, ...)."""
+        """Arrange samples by stream name: arrays (micro-batches, local replicas, ...) each."""
         c, local = self.config, self._sharding.local_replicas
         samples = self._family.sample_format.program_inputs(batch)
         names = self.program.inputs.keys() & samples.keys()
@@ -211,8 +211,7 @@ class TrainingSession(ModelSession):
         return arrays
 
     def _per_step(self, values: np.ndarray) -> np.ndarray:
-        """Arrange values for a stream that is loaded once per step: (steps, ...) -> (transfers,
-        local replicas, ...).
+        """Arrange per-step values for a stream: (steps, ...) -> (transfers, local replicas, ...).
 
         A stream has a transfer for each micro-batch; those after the steps are never loaded.
         """
@@ -224,8 +223,7 @@ class TrainingSession(ModelSession):
         return out
 
     def _seeds(self, first_step: int) -> np.ndarray:
-        """Seeds of the steps, uint32 (transfers, local replicas, 2), equal in a tensor-parallel
-        group."""
+        """Step seeds, uint32 (transfers, local replicas, 2), equal in tensor-parallel groups."""
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
         copies = c.execution.data_parallel
@@ -258,7 +256,7 @@ class TrainingSession(ModelSession):
         counts: Sequence[tuple[int, int]],
         batches: Sequence[Batch],
     ) -> list[dict[str, Any]]:
-        """Compute the objective's metrics of each step besides the loss."""
+        """Compute the objective's further metrics of each step."""
         stream = self.program.aux_outputs.get(LOSS_STATS)
         objective, sharding = self._objective, self._sharding
         if stream is None:
@@ -278,7 +276,7 @@ class TrainingSession(ModelSession):
     def _expert_metrics(
         self, outputs: Mapping[popxl.DeviceToHostStream, np.ndarray], steps: int
     ) -> list[dict[str, float]]:
-        """Compute the metrics of experts of each step; empty without experts."""
+        """Compute expert metrics of each step; empty for models without experts."""
         stream = self.program.aux_outputs.get(EXPERT_USAGE)
         if stream is None:
             return [{} for _ in range(steps)]

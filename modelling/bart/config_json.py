@@ -42,7 +42,7 @@ def to_config_json(config: BartConfig) -> dict[str, Any]:
 
 
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Returns the fields of the model section for a config.json; raises as `check_hf_settings`."""
+    """Returns the fields of the `model` section that a config.json sets; raises ConfigError."""
     data, (model_defaults, _) = hf_config.data, hf_defaults("bart")
     required = {
         "is_encoder_decoder": (True, True),
@@ -78,7 +78,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
 
 
 def normalize_config_json(config: BartConfig, hf_config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config.json with our name of the activation."""
+    """Returns the config.json with the activation function under its canonical name."""
     name = "activation_function"
     return hf_config | ({name: _canonical_activation(hf_config[name])} if name in hf_config else {})
 
@@ -88,7 +88,7 @@ def _canonical_activation(name: Any) -> Any:
 
 
 def _forced_token_id(hf_config: JsonObject, name: str) -> int | None:
-    """Returns the token that answers start or end with, of several the first; None: no token."""
+    """Returns a forced start or end token id, the first of several; None if none is set."""
     value: Any = hf_config.data.get(name, 2 if name == "forced_eos_token_id" else None)
     if isinstance(value, list) and value:
         value = value[0]

@@ -1,5 +1,6 @@
-"""BART (Lewis et al., arXiv:1910.13461): the post-norm encoder-decoder of Vaswani et al.
-(arXiv:1706.03762) with learned positions and GELU.
+"""BART: the post-norm encoder-decoder with learned positions (Lewis et al., arXiv:1910.13461).
+
+After Vaswani et al. (arXiv:1706.03762), with GELU.
 
 x is (batch, length, hidden), equal on all replicas of a tensor-parallel group; between `copy_to_tp`
 and a `Linear` with `shard="in"` each replica has its heads or feed-forward features.
@@ -104,7 +105,7 @@ class BartAttention(MultiHeadAttention):
 
 
 class BartCrossAttention(CrossAttention):
-    """Cross-attention to the encoder's output."""
+    """Cross-attention of the decoder to the encoder's output."""
 
     def __init__(self, c: BartModel, heads: int) -> None:
         hidden, std = c.hidden_size, c.init_std
@@ -122,7 +123,7 @@ class BartCrossAttention(CrossAttention):
 
 # ---- layers -------------------------------------------------------------------------------------
 class BartLayer(Module):
-    """Self-attention and feed-forward modules, which encoder and decoder layers have.
+    """Base class of BART's encoder and decoder layers: self-attention and feed-forward modules.
 
     Args:
         heads: of attention.
@@ -148,7 +149,7 @@ class BartLayer(Module):
 
 
 class BartEncoderLayer(BartLayer):
-    """Self-attention and feed-forward, post-norm."""
+    """A BART encoder layer: post-norm self-attention and feed-forward."""
 
     def __init__(self, c: BartModel) -> None:
         super().__init__(c, c.encoder_attention_heads, c.encoder_ffn_dim, causal=False)
@@ -160,7 +161,7 @@ class BartEncoderLayer(BartLayer):
 
 
 class BartDecoderLayer(BartLayer):
-    """Causal self-attention, cross-attention and feed-forward, post-norm."""
+    """A BART decoder layer: post-norm causal self-attention, cross-attention, feed-forward."""
 
     def __init__(self, c: BartModel) -> None:
         super().__init__(c, c.decoder_attention_heads, c.decoder_ffn_dim, causal=True)
@@ -176,7 +177,7 @@ class BartDecoderLayer(BartLayer):
 
 # ---- the model ----------------------------------------------------------------------------------
 def encoder_decoder_spec(config: BartConfig) -> EncoderDecoderSpec:
-    """Describes the model of a configuration."""
+    """Returns the model specification of a BART configuration."""
     c = config.model
 
     def head() -> LMHeadLoss:

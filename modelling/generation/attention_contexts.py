@@ -1,4 +1,4 @@
-"""Attention contexts of a decoder's blocks with KV caches: one for prompts, one for a new token.
+"""Attention contexts of decoder blocks with KV caches: one for prefill, one for decoding.
 
 Prompts are padded on the right and have different lengths. `KVCacheLayout` defines the cache index
 of each key and value. Attention masks by positions: empty and padded cache entries have a position
@@ -87,7 +87,7 @@ class TokenContext(BlockContext):
 
 
 class Prefill(LayerWrapper):
-    """A decoder block that reads prompts and returns its KV caches.
+    """A decoder block that processes whole prompts and returns their KV caches.
 
     Args:
         prompt_length, max_new_tokens, sequences: see `PromptContext`.
@@ -111,7 +111,7 @@ class Prefill(LayerWrapper):
 
 
 class Decode(LayerWrapper):
-    """A decoder block that reads one token of each sequence and updates its KV caches.
+    """A decoder block that processes one new token of each sequence and updates the KV caches.
 
     Args:
         prompt_length, max_new_tokens: see `TokenContext`.

@@ -1,4 +1,4 @@
-"""Beam search with the results of transformers' `generate`.
+"""Beam search with the same results as transformers' `generate`.
 
 Each prompt has `beams` running sequences, and as many finished ones with scores: the sum of the
 tokens' log probabilities, divided by length ** length_penalty. Each position considers the 2 x
@@ -51,7 +51,7 @@ class Beam(StatelessStrategy):
 
 @dataclass(frozen=True)
 class BeamCandidates:
-    """The best continuations of each prompt's running sequences, best first.
+    """The best continuations of each prompt's unfinished sequences, best first.
 
     Attributes:
         scores: float32 (prompts, `num_candidates`), sums of log probabilities.
@@ -77,7 +77,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Continuations of each prompt at a position: enough that one per beam does not end."""
+        """Number of continuations considered per prompt; enough that one per beam does not end."""
         extra = len(self.context.special_tokens.extra_eos_token_ids)
         return (2 + extra) * self.strategy.beams
 
@@ -169,14 +169,14 @@ class BeamSearch:
         return state[5].reshape((state[5].shape[0],))
 
     def tokens(self, state: list[Tensor]) -> Tensor:
-        """Best finished sequence of each prompt: int32 (prompts, length)."""
+        """Return the best finished sequence of each prompt: int32 (prompts, length)."""
         return state[2][:, : self.context.length]
 
     # ---- steps ----------------------------------------------------------------------------------
     def _scores(
         self, logits: Tensor, position: Tensor, running: Tensor, history: list[Tensor]
     ) -> Tensor:
-        """Log probabilities after the logits processors, (sequences, local vocabulary)."""
+        """Log probabilities after the logits processors, float32 (sequences, local vocabulary)."""
         generated = running.reshape((logits.shape[0], self.context.length))
         log_probabilities = logits - self._log_normalizer(logits)
         return self.context.scores(log_probabilities, position, generated, history)
@@ -207,7 +207,7 @@ class BeamSearch:
         return ops.logsumexp(self._gather_vocabulary(total), 1, keepdims=True)
 
     def _gather_vocabulary(self, x: Tensor) -> Tensor:
-        """All-gather over the tensor-parallel group: (rows, n) -> (rows, members * n)."""
+        """All-gather over the tensor-parallel group: (rows, n) -> (rows, group size * n)."""
         groups = self.context.groups
         parts = ops.collectives.replicated_all_gather(x, group=groups.tp, output_shape="new_axis")
         rows, n = x.shape
@@ -216,7 +216,7 @@ class BeamSearch:
     def _append_tokens(
         self, running: Tensor, candidates: BeamCandidates, position: Tensor
     ) -> Tensor:
-        """Token sequences of the candidates: int32 (prompts, `num_candidates` * length)."""
+        """Append the candidates' tokens: int32 (prompts, `num_candidates` * length)."""
         prompts, count = candidates.tokens.shape
         length = self.context.length
         before = _gather_beams(running, candidates.beams, length).reshape((prompts, count, length))
@@ -227,7 +227,7 @@ class BeamSearch:
         )
 
     def _length_penalty(self, position: Tensor) -> Tensor:
-        """Divisor of the score of a sequence that ends at `position`: float32 scalar."""
+        """Divisor of the score of a sequence that ends at `position`, a float32 scalar."""
         lengths = np.arange(1, self.context.length + 1, dtype=np.float64)
         table = popxl.constant(lengths**self.strategy.length_penalty, popxl.float32, "penalties")
         return ops.gather(table, position)
@@ -235,7 +235,7 @@ class BeamSearch:
     def _may_improve(
         self, scores: Tensor, finished_scores: Tensor, is_finished: Tensor, position: Tensor
     ) -> Tensor:
-        """True where a running sequence can still beat a finished one: bool (prompts, 1)."""
+        """True where an unfinished sequence can still beat a finished one: bool (prompts, 1)."""
         best = ops.max(scores, 1, keepdims=True) / self._length_penalty(position)
         worst = -ops.max(-finished_scores, 1, keepdims=True)
         masked = popxl.constant(MASKED_SCORE, popxl.float32)
@@ -243,13 +243,13 @@ class BeamSearch:
         return ops.cast(ops.max(_as_int(better), 1, keepdims=True), popxl.bool)
 
     def _batch_indices(self, beam_idx: Tensor) -> Tensor:
-        """Row in the batch of each beam: int32 (prompts, beams) -> same shape."""
+        """Convert beam numbers of a prompt to batch indices: int32 (prompts, beams), same shape."""
         first = np.arange(beam_idx.shape[0])[:, None] * self.strategy.beams
         return beam_idx + popxl.constant(first, popxl.int32, "first_sequences")
 
 
 def _gather_beams(x: Tensor, index: Tensor, length: int) -> Tensor:
-    """Gather beams of each prompt: (prompts, n * length) -> (prompts, k * length).
+    """Gather the beams `index` of each prompt: (prompts, n * length) -> (prompts, k * length).
 
     Args:
         index: int32 (prompts, k), the beams to take of a prompt's n.
@@ -265,6 +265,6 @@ def _as_int(t: Tensor) -> Tensor:
 
 
 def _mask_unless(allowed: Tensor) -> Tensor:
-    """Score offset: 0 where `allowed`, else `MASKED_SCORE`; bool -> float32, same shape."""
+    """Mask scores: 0 where `allowed`, else `MASKED_SCORE`; bool -> float32, same shape."""
     zero, masked = (popxl.constant(x, popxl.float32) for x in (0.0, MASKED_SCORE))
     return ops.where(allowed, zero, masked)

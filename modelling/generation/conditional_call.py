@@ -1,4 +1,4 @@
-"""Conditional calls: skip a graph whose results nobody needs."""
+"""Conditional calls: skip a graph at run time if its results are not needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from popxl_addons import BoundGraph
 
 
 def any_prompt(mask: Tensor, groups: ParallelGroups) -> Tensor:
-    """Reduce a mask to a flag: bool (batch,) -> bool scalar, true if any replica has a true entry.
+    """Reduce a mask over prompts: bool (batch,) -> bool scalar, true if any replica has a true one.
 
     The flag decides whether collectives run, so all replicas get the same one.
     """
@@ -20,7 +20,7 @@ def any_prompt(mask: Tensor, groups: ParallelGroups) -> Tensor:
 
 
 def call_if(enabled: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Call a graph if `enabled`; otherwise return zeros of the shapes of its outputs.
+    """Call a graph if `enabled`; otherwise return zeros in the shapes of its outputs.
 
     XLA runs a conditional as a unit and keeps only its outputs. It schedules the ops of other calls
     freely: it delays the last step of a layer that fills caches, and keeps that step's inputs.

@@ -1,4 +1,4 @@
-"""The decoding loop: read a token, choose the next."""
+"""The decoding loop: run the model on one token, choose the next one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from popxl_addons import BoundGraph
 
 
 class DecodeStart(NamedTuple):
-    """The state after prefill from which the decoding loop starts.
+    """Prefill results from which the decoding loop starts: caches, first tokens, prompts.
 
     Attributes:
         decode: graph that reads one token. Inputs that are not bound: position (int32 scalar, from
@@ -68,7 +68,7 @@ def decode_more(
     search: Search,
     groups: ParallelGroups,
 ) -> tuple[Tensor, ...]:
-    """Generate `count` more tokens.
+    """Continue the decoding loop by `count` more tokens of each sequence.
 
     Args:
         decode: see `DecodeStart`.

@@ -1,4 +1,4 @@
-"""Generation with decoder-only models: prefill, then decode with KV caches.
+"""Generation with decoder-only models: prefill the KV caches, then decode token by token.
 
 The loop reads the last token of a prompt as its first one. So all positions do the same: read a
 token, choose the next. Prefill needs no head.
@@ -29,14 +29,15 @@ EMBEDDINGS, LAYER = "embeddings", "layer"
 
 
 class DecoderOnlyGenerator:
-    """A `Generator` of a model with the phases embeddings, layer and head."""
+    """A `Generator` of decoder-only models: embeddings, layers and head."""
 
     prompts_per_sample = 1
 
     def __init__(
         self, config: RunConfig, decoder: DecoderSpec, adapters: LayerAdapters, sequences: int
     ) -> None:
-        """
+        """Build the generator of a decoder.
+
         Args:
             sequences: number of sequences decoded for each prompt.
         """
@@ -52,7 +53,7 @@ class DecoderOnlyGenerator:
         self.prompt_state: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """Implements `Generator`; the prompt state is `last`, see `KVCacheLayout`."""
+        """Compute each prompt's last token index as prompt state; see `KVCacheLayout`."""
         first, last, has_prompt = last_tokens(input_ids, mask)
         first = repeat_interleave(first, self._copies)
         return PreparedPrompts(has_prompt, first, pad_left(input_ids, mask), [last])
@@ -63,7 +64,6 @@ class DecoderOnlyGenerator:
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        """Implements `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.map_modules(lambda layer: Prefill(layer, *lengths, self._copies))
@@ -81,7 +81,6 @@ class DecoderOnlyGenerator:
         prompt_state: Sequence[MicroBatchTensor],
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
-        """Implements `Generator`."""
         x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
         layers = self._layers.map_modules(lambda layer: Decode(layer, *lengths))
@@ -90,12 +89,11 @@ class DecoderOnlyGenerator:
         )
 
     def head(self) -> LMHeadLoss:
-        """Implements `Generator`."""
         return self._adapters.attach_to_head(self._decoder.head())
 
     def _embeddings(self) -> Embeddings:
         return self._adapters.attach_to_embeddings(self._decoder.embeddings())
 
     def _decode_inputs(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
-        """Inputs of a `Decode` block besides x and the caches."""
+        """Inputs of a `Decode` block besides x and the KV caches."""
         return [repeat_interleave(last, self._copies), position]

@@ -1,4 +1,4 @@
-"""The decoding strategy of a configuration: greedy, sampling or beam search."""
+"""Choose the decoding strategy of a configuration: greedy, sampling or beam search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelling.generation.stop_strings import StopStringAutomaton
 
 
 def strategy_from_config(config: RunConfig, tokenizer: Tokenizer | None = None) -> DecodingStrategy:
-    """Build the decoding strategy that the section `generation` sets.
+    """Build the decoding strategy that the config section `generation` selects.
 
     Args:
         tokenizer: the model's tokenizer; None: without stop strings, which need it.

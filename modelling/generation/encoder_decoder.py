@@ -45,7 +45,7 @@ from popxl import Tensor, TensorSpec, ops
 
 
 class DecoderTokenContext(DecoderContext):
-    """Attention context of one new token of each sequence.
+    """Attention context of a decoder block that processes one new token of each sequence.
 
     Args:
         caches: K and V of the encoder's output, then those of the earlier tokens, (sequences,
@@ -91,7 +91,7 @@ class DecoderTokenContext(DecoderContext):
 
 # ---- layers -------------------------------------------------------------------------------------
 class DecoderTokenEmbeddings(LayerWrapper):
-    """The embeddings of a decoder with learned positions, at one position."""
+    """Decoder embeddings with learned positions, for one token at one position."""
 
     def build(self, input_ids: Tensor, position: Tensor) -> Tensor:
         """input_ids: int32 (sequences, 1), position: int32 scalar -> (sequences, 1, hidden)."""
@@ -100,7 +100,7 @@ class DecoderTokenEmbeddings(LayerWrapper):
 
 
 class EncoderBlockWithBias(LayerWrapper):
-    """An encoder block that takes the position bias, which all blocks share."""
+    """An encoder block whose position bias, equal for all blocks, is an input."""
 
     def build(self, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> same shape.
@@ -113,7 +113,7 @@ class EncoderBlockWithBias(LayerWrapper):
 
 
 class InitialCaches(LayerWrapper):
-    """Computes the initial caches of a decoder block.
+    """Initial caches of a decoder block: K and V of cross-attention, empty ones for itself.
 
     Args:
         sequences, length: number and length of the generated sequences.
@@ -124,8 +124,11 @@ class InitialCaches(LayerWrapper):
         self._sequences, self._length = sequences, length
 
     def build(self, encoded: Tensor) -> tuple[Tensor, ...]:
-        """encoded: (batch, length, hidden) -> K and V of cross-attention, (batch, heads, length,
-        head_dim) each; two empty caches, (sequences, heads, output length, head_dim) each."""
+        """encoded: (batch, length, hidden) -> K and V of cross-attention; two empty caches.
+
+        K and V: (batch, heads, length, head_dim) each; empty caches: (sequences, heads, output
+        length, head_dim) each.
+        """
         (_, attention), *_ = find_modules(self.layer, CrossAttention)
         k, v = attention.project_kv(encoded)
         shape = (self._sequences, k.shape[1], self._length, k.shape[3])
@@ -133,7 +136,7 @@ class InitialCaches(LayerWrapper):
 
 
 class DecodeBlock(LayerWrapper):
-    """A decoder block at one position."""
+    """A decoder block that processes the token at one position and updates the KV caches."""
 
     def __init__(self, layer: Module, packing: Packing) -> None:
         super().__init__(layer)
@@ -157,12 +160,13 @@ class DecodeBlock(LayerWrapper):
 
 # ---- the model ----------------------------------------------------------------------------------
 class EncoderDecoderGenerator:
-    """A `Generator` of an encoder-decoder model."""
+    """A `Generator` of encoder-decoder models: encode the prompt once, then decode."""
 
     def __init__(
         self, config: RunConfig, model: EncoderDecoderSpec, adapters: LayerAdapters, sequences: int
     ) -> None:
-        """
+        """Build the generator of an encoder-decoder.
+
         Args:
             sequences: number of sequences decoded for each prompt.
         """
@@ -179,7 +183,7 @@ class EncoderDecoderGenerator:
         ]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """Implements `Generator`; the prompt state is the mask."""
+        """Prepare the prompts; the prompt state is the encoder's padding mask."""
         start = [self.special_tokens.decoder_start_token_id]
         first = popxl.constant([start] * self.sequences, popxl.int32, "start_tokens")
         has_prompt = self._packing.has_tokens(mask)
@@ -192,8 +196,11 @@ class EncoderDecoderGenerator:
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        """Implements `Generator`; the loop invariant is the position bias, if there is one, which
-        broadcasts to (1, heads, positions, positions), for each query and key."""
+        """Encode the prompts; returns initial KV caches and, if present, the position bias.
+
+        The position bias is the loop invariant: it broadcasts to (1, heads, positions, positions),
+        for each query and key.
+        """
         start = with_packed_positions(self._adapters.attach_to_embeddings(self._model.embeddings()))
         x = executor.run(
             EMBEDDINGS,
@@ -220,7 +227,6 @@ class EncoderDecoderGenerator:
         prompt_state: Sequence[MicroBatchTensor],
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
-        """Implements `Generator`."""
         decoder_embeddings = self._model.decoder_embeddings
         start = self._adapters.attach_to_embeddings(
             (decoder_embeddings or self._model.embeddings)()
@@ -240,17 +246,16 @@ class EncoderDecoderGenerator:
         )
 
     def head(self) -> LMHeadLoss:
-        """Implements `Generator`."""
         return self._adapters.attach_to_head(self._model.head())
 
     def _layers(self, name: str) -> LayerModules:
-        """Create the blocks of a stack without position biases of their own."""
+        """Create a stack's blocks without the position bias, which is passed as an input."""
         stack = self._model.stacks[name]
         names = [layer_name(name, i) for i in range(stack.num_layers)]
         return self._adapters.build_layers(names, [False] * stack.num_layers, stack.block)
 
     def _position_bias(self, executor: Executor, stack: str, length: int) -> list[Tensor]:
-        """Position bias between `length` positions, from the variables of the first layer."""
+        """Position bias between `length` positions, computed with the first layer's variables."""
         module = self._model.stacks[stack].position_bias()
         return (
             []
@@ -265,5 +270,5 @@ class EncoderDecoderGenerator:
 
 
 def _encoder_inputs(kind: int, *inputs: Tensor) -> LayerInputs:
-    """Inputs of an encoder block besides x: the mask and the position bias."""
+    """Inputs of an encoder block besides x: padding mask and position bias."""
     return inputs

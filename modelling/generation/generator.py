@@ -1,4 +1,4 @@
-"""The interface of a family's generator, and of the two executors that run it.
+"""Interfaces of generation: a model family's generator, and the executors that run its layers.
 
 The resident executor has all weights on the device and the values of one micro-batch; the streamed
 one runs all micro-batches through one layer at a time and keeps their values in remote buffers.
@@ -32,7 +32,7 @@ LayerInputsFn = Callable[..., LayerInputs]
 
 
 def no_layer_inputs(layer_type: int, *tensors: Tensor) -> LayerInputs:
-    """No further layer inputs."""
+    """Return no further inputs for a layer."""
     return []
 
 
@@ -47,7 +47,7 @@ class Executor(Protocol):
         prompt_state: Sequence[MicroBatchTensor] = (),
         loop_invariants: Sequence[Tensor] = (),
     ) -> MicroBatchTensor:
-        """Run a single layer: `build(x, *prompt_state, *loop_invariants)` returns one tensor."""
+        """Run one layer: `build(x, *prompt_state, *loop_invariants)` returns one tensor."""
         ...
 
     def run_layers(
@@ -60,7 +60,7 @@ class Executor(Protocol):
         loop_invariants: Sequence[Tensor] = (),
         layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[MicroBatchTensor, Caches]:
-        """Run all layers of a stack.
+        """Run all layers of a stack (encoder or decoder).
 
         Args:
             layers: `build(x, *inputs)` or `build(x, caches, *inputs)` returns x, K and V.
@@ -74,11 +74,11 @@ class Executor(Protocol):
         ...
 
     def init_caches(self, name: str, layers: LayerModules, x: MicroBatchTensor) -> Caches:
-        """Initial caches of a stack; `build(x)` of a layer returns its own."""
+        """Compute the initial KV caches of a stack; a layer's `build(x)` returns its own."""
         ...
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
-        """Run a module on the variables of a stack's first layer under `path`."""
+        """Run the submodule at `path` of a stack's first layer, with that layer's variables."""
         ...
 
 
@@ -118,7 +118,7 @@ class Generator(Protocol):
     prompt_state: Sequence[TensorSpec]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """Compute the per-prompt tensors in the current graph.
+        """Compute the per-prompt tensors (`PreparedPrompts`) in the current graph.
 
         Args:
             input_ids: int32 (batch, prompt_length).
@@ -133,7 +133,7 @@ class Generator(Protocol):
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        """Read the prompts; returns the caches and the loop invariants of decoding."""
+        """Process the prompts; returns the KV caches and the decoding loop's invariants."""
         ...
 
     def decode(
@@ -145,7 +145,7 @@ class Generator(Protocol):
         prompt_state: Sequence[MicroBatchTensor],
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
-        """Read a token of each sequence.
+        """Process one token of each sequence; returns its output and the updated KV caches.
 
         Args:
             input_ids: int32 (sequences, 1).

@@ -1,4 +1,4 @@
-"""Greedy search: the next token is the most probable one."""
+"""Greedy search: the next token is always the most probable one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Greedy(StatelessStrategy):
 
 @dataclass(frozen=True)
 class GreedySearch(SingleSequenceSearch):
-    """Chooses the token with the largest logit, the first one of equal ones."""
+    """Chooses the token with the largest logit; of equal logits, the first token."""
 
     @property
     def groups(self) -> ParallelGroups:
@@ -45,7 +45,7 @@ class GreedySearch(SingleSequenceSearch):
         return self._best_of_group(ops.max(logits, 1), token)
 
     def _best_of_group(self, logit: Tensor, token: Tensor) -> Tensor:
-        """Best token of the group from each member's best: (batch,), (batch,) -> int32 (batch,)."""
+        """Argmax over the tensor-parallel group: each member's (batch,) -> int32 (batch,)."""
         # One collective for both: messages this small cost only latency.
         pair = ops.concat([_row(logit), _row(cast(token, popxl.float32))])
         pairs = ops.collectives.replicated_all_gather(
@@ -59,7 +59,7 @@ class GreedySearch(SingleSequenceSearch):
 
 
 def check_vocabulary(size: int) -> None:
-    """Raise ValueError if tokens of a vocabulary cannot be sent as float32."""
+    """Raise ValueError if the vocabulary is too large for token ids to be sent as float32."""
     if size > LARGEST_EXACT_INTEGER:
         raise ValueError(
             f"a vocabulary of {size} tokens is too large: tokens travel as float32, which is "
@@ -68,5 +68,5 @@ def check_vocabulary(size: int) -> None:
 
 
 def _row(x: Tensor) -> Tensor:
-    """(batch,) -> (1, batch)."""
+    """Reshape (batch,) -> (1, batch)."""
     return x.reshape((1, x.shape[0]))

@@ -1,4 +1,4 @@
-"""KV caches: their layout, and updating and reordering them."""
+"""KV caches: layout in memory, update with new tokens, reordering for beam search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMPTY_POSITION = 2**30
 def update_cache(
     caches: Sequence[Tensor], cache_index: Tensor, new: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Write the K and V of one position to a layer's caches.
+    """Write K and V of one new position to a layer's caches.
 
     Args:
         caches: K and V, (batch, heads, positions, head_dim) each.
@@ -37,7 +37,7 @@ def update_cache(
 
 
 def reorder_cache(caches: Sequence[Tensor], beam_idx: Sequence[Tensor]) -> list[Tensor]:
-    """Select the caches of the sequences that the beams continue: (sequences, ...) -> same shapes.
+    """Gather the caches of the sequences that each beam continues: (sequences, ...), same shapes.
 
     Args:
         beam_idx: `SearchStep.beam_idx` as the only element; empty: each sequence keeps its own.
@@ -47,7 +47,7 @@ def reorder_cache(caches: Sequence[Tensor], beam_idx: Sequence[Tensor]) -> list[
 
 @dataclass(frozen=True)
 class KVCacheLayout:
-    """The layout of the KV cache of a decoder-only model, for layers that see all positions.
+    """KV cache layout of decoder-only layers with full attention: prompt, then new tokens.
 
     The cache has an entry for each token of the longest prompt, followed by an entry for each new
     token: the cache index of a new token is the same for all samples, and its position is not. The
@@ -68,21 +68,23 @@ class KVCacheLayout:
     def for_layer(
         cls, prompt_length: int, max_new_tokens: int, window: int | None = None
     ) -> KVCacheLayout:
-        """Return the layout for a layer with a window of so many positions; None: no window."""
+        """Return the cache layout of a layer with an attention window (None: full attention)."""
         if window is None or window >= prompt_length + max_new_tokens:
             return KVCacheLayout(prompt_length, max_new_tokens)
         return SlidingWindowCacheLayout(prompt_length, max_new_tokens, window)
 
     def init_cache(self, kv: Tensor, last: Tensor) -> Tensor:
-        """Initial cache from the prompts' K or V: (batch, heads, prompt_length, head_dim) ->
-        (batch, heads, cache length, head_dim)."""
+        """Allocate a cache that starts with the prompts' K or V, of the same dtype.
+
+        Shapes: (batch, heads, prompt_length, head_dim) -> (batch, heads, cache length, head_dim).
+        """
         batch, heads, _, size = kv.shape
         return ops.concat(
             [kv, ops.init((batch, heads, self.max_new_tokens, size), kv.dtype)], POSITIONS
         )
 
     def cache_index(self, position: Tensor) -> Tensor:
-        """Index in the cache of a new token, int32 scalar."""
+        """Cache index at which a new token's K and V are written, an int32 scalar."""
         return position + self.prompt_length
 
     def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
@@ -101,7 +103,7 @@ class KVCacheLayout:
 
 @dataclass(frozen=True)
 class SlidingWindowCacheLayout(KVCacheLayout):
-    """The layout of the KV cache of a layer with a sliding window: a ring buffer.
+    """KV cache layout of sliding-window layers: a ring buffer of `window` entries.
 
     Prefill stores the positions before each prompt's last token in order. A new token replaces the
     one that leaves the window, which has the same cache index in all samples.
@@ -122,7 +124,7 @@ class SlidingWindowCacheLayout(KVCacheLayout):
         return ops.gather(popxl.constant(indices, popxl.int32, "ring_indices"), position)
 
     def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
-        """Position of each cache entry, int32 (batch, window); `EMPTY_POSITION` before the text."""
+        """Position of each cache entry, int32 (batch, window); `EMPTY_POSITION` if unused."""
         entries = popxl.constant(np.arange(self.window)[None], popxl.int32, "entries")
         zero, age = popxl.constant(0, popxl.int32), self.cache_index(position) - entries
         age = ops.where(ops.greater(zero, age), age + self.window, age)

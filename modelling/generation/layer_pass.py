@@ -1,4 +1,4 @@
-"""A layer pass: run one layer for all micro-batches, as streamed generation does.
+"""Streamed generation: run one layer for all micro-batches before the next layer.
 
 As in training, a layer's weights are loaded from remote buffers once, and all micro-batches run
 through it. A micro-batch's state between layers and between positions (activations, KV caches,
@@ -24,13 +24,13 @@ LayerIOs = LayerIO | Sequence[LayerIO]
 
 
 def _shared_row_io(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
-    """Layer IO with an entry for each micro-batch, which all layers share."""
+    """Buffers of a layer input with one entry per micro-batch, shared by all layers."""
     buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
     return LayerIO(spec, RemoteHandle(buffer, None))
 
 
 def _per_layer_io(t: Tensor, settings: PhaseSettings, rows: int) -> LayerIO:
-    """Layer IO with an entry for each layer and micro-batch."""
+    """Buffers of a layer input with one entry per layer and micro-batch, such as a KV cache."""
     return LayerIO(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, rows)))
 
 
@@ -86,5 +86,5 @@ class LayerPass:
         ).graph
 
     def call(self, row: Tensor, weights: NamedTensors, *loop_invariants: Tensor) -> None:
-        """Run all micro-batches through layer `row`."""
+        """Run all micro-batches through layer `row`, with the given weights."""
         self._serialised.bind(weights).call(row, *loop_invariants)

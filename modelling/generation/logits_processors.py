@@ -21,7 +21,7 @@ from popxl import Tensor, ops
 
 @dataclass(frozen=True)
 class LogitsProcessors:
-    """The logits processors of a search; those that are not set cost nothing.
+    """The logits processors of a search; disabled ones add no ops.
 
     Attributes:
         repetition_penalty: divides the positive scores of tokens that were read, and multiplies
@@ -40,7 +40,7 @@ class LogitsProcessors:
         return self.repetition_penalty != 1.0 or self.no_repeat_ngram_size is not None
 
     def start(self, prompt_tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Initial state of the processors, which the search carries.
+        """Initial state of the processors, carried through the decoding loop.
 
         Args:
             prompt_tokens: int32 (prompts, n), the tokens before the first new one, padded on the
@@ -54,7 +54,7 @@ class LogitsProcessors:
         return stop_states, [prompt_tokens] if self.needs_history else []
 
     def split_state(self, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Split the end of a search's state into stop-string states, prompt tokens and the rest."""
+        """Split a search's state: stop-string states, prompt tokens, the strategy's state."""
         stop = int(self.stop_strings is not None)
         end = stop + self.needs_history
         return state[:stop], state[stop:end], state[end:]
@@ -93,7 +93,7 @@ class LogitsProcessors:
     def advance_stops(
         self, states: list[Tensor], tokens: Tensor
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Advance the stop-string states by a token of each sequence.
+        """Advance the stop-string automaton of each sequence by one token.
 
         Returns:
             The new states, and a mask of the sequences in which a stop string has ended; None
@@ -120,7 +120,7 @@ NO_PROCESSORS = LogitsProcessors()
 
 
 def _token_history(prompt_tokens: Tensor, generated: Tensor, position: Tensor) -> Tensor:
-    """Prompt and generated tokens: int32 (sequences, n + length), -1 where there is none."""
+    """Concatenate prompt and generated tokens: int32 (sequences, n + length), -1 for padding."""
     positions = popxl.constant(np.arange(generated.shape[1])[None], popxl.int32, "positions")
     no_token = popxl.constant(-1, popxl.int32)
     is_generated = ops.greater(position, positions)
@@ -128,7 +128,7 @@ def _token_history(prompt_tokens: Tensor, generated: Tensor, position: Tensor) -
 
 
 def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: ParallelGroups) -> Tensor:
-    """Mask of the local vocabulary: int32 (sequences, n) -> bool (sequences, local vocabulary).
+    """Mark tokens in the local vocabulary: int32 (sequences, n) -> bool (sequences, local size).
 
     Args:
         tokens: -1 stands for no token.
@@ -143,7 +143,7 @@ def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: ParallelGroups) -> 
 
 
 def _repeating_tokens(seen: Tensor, count: Tensor, size: int) -> Tensor:
-    """Find tokens that would repeat an n-gram: int32 (sequences, width) -> same shape, -1 for none.
+    """Find tokens that would repeat an n-gram: int32 (sequences, width) -> same shape, else -1.
 
     A token repeats one if the `size` - 1 tokens before an earlier occurrence equal the last ones.
     Positions before the first token count as -1, which matches nothing by mistake, since they occur

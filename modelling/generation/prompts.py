@@ -1,4 +1,4 @@
-"""Tensors derived from right-padded prompts: last tokens, left padding, repeated rows."""
+"""Tensor functions on right-padded prompts: last tokens, left padding, repeated rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from popxl import Tensor, ops
 
 
 def last_tokens(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the last token of each right-padded prompt.
+    """Find the last token of each right-padded prompt: its id and its position.
 
     Args:
         input_ids: int32 (batch, length).

@@ -1,4 +1,4 @@
-"""The executor with all weights on the device, and its prefill and decoding graphs."""
+"""Executor for weights that stay on the device: graphs of prefill and of one decoding step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ResidentExecutor:
         prompt_state: Sequence[Tensor] = (),
         loop_invariants: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Implements `Executor`; a shared token embedding keeps its name in `embeddings`."""
+        """Run one layer; a token embedding shared with the head is named `embeddings`."""
         inner: Any = unwrap(module)
         setattr(self._module, name, inner)
         if name != EMBEDDINGS and TOKENS in inner.named_children():
@@ -59,8 +59,7 @@ class ResidentExecutor:
         return y
 
     def run_head(self, head: LMHeadLoss, x: Tensor) -> Tensor:
-        """Compute the logits of one position: (sequences, 1, hidden) -> (sequences, local
-        vocabulary)."""
+        """Compute next-token logits: (sequences, 1, hidden) -> (sequences, local vocabulary)."""
         self._module.head = head
         with popxl.plan.part(f"head/{self._stage}"):
             table = self._module.get("embeddings").tokens.last_weights if head.tied else None
@@ -76,7 +75,7 @@ class ResidentExecutor:
         loop_invariants: Sequence[Tensor] = (),
         layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[Tensor, Caches]:
-        """Implements `Executor`; inputs that layers share are computed once."""
+        """Run all layers of a stack; inputs that layers share are computed once."""
         type_inputs = [
             layer_inputs(kind, *prompt_state, *loop_invariants)
             for kind in range(len(layers.modules))
@@ -106,7 +105,6 @@ class ResidentExecutor:
         return x, new
 
     def init_caches(self, name: str, layers: LayerModules, x: Tensor) -> Caches:
-        """Implements `Executor`."""
         with popxl.plan.part(f"{name}/{self._stage}"):
             graphs = [module.create_graph(x) for module in layers.modules]
             return [
@@ -115,7 +113,6 @@ class ResidentExecutor:
             ]
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
-        """Implements `Executor`."""
         facts, graph = module.create_graph(*args)
         with popxl.plan.part(f"{name}/{self._stage}"):
             return graph.bind(self._weights(f"{name}.0.{path}", facts)).call()[0]
@@ -123,7 +120,7 @@ class ResidentExecutor:
     def _call(
         self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *inputs: Any
     ) -> tuple[Tensor, ...]:
-        """Call a layer; one that fills caches only if `enabled`.
+        """Call a layer's graph; a layer that fills KV caches is called only if `enabled`.
 
         Without the condition XLA delays filling the caches until all layers are done, and keeps the
         projections until then, which take one and a half times the memory of the caches.
@@ -134,14 +131,14 @@ class ResidentExecutor:
         return call_if(self._enabled, bound, *inputs)
 
     def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
-        """Add a layer's variables to the module; returns its inputs for them."""
+        """Add a layer's variables to the module; returns them as arguments of its graph."""
         add = self._module.add_variable_factory
         inputs = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
         return NamedTensors.from_dict(inputs)
 
 
 class _Prefill(Module):
-    """Prefill: from prompts to KV caches and loop invariants."""
+    """Graph of prefill: from prompts to KV caches and loop invariants."""
 
     def __init__(self, model: Generator) -> None:
         super().__init__()
@@ -155,7 +152,7 @@ class _Prefill(Module):
 
 
 class _Decode(Module):
-    """Decoding step: from the token at one position to the logits of the next."""
+    """Graph of a decoding step: from the token at one position to the next token's logits."""
 
     def __init__(self, model: Generator) -> None:
         super().__init__()
@@ -170,8 +167,7 @@ class _Decode(Module):
         prompt_state: list[Tensor],
         loop_invariants: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """input_ids: int32 (sequences, 1) -> logits, float32 (sequences, local vocabulary), and
-        the updated caches.
+        """input_ids: int32 (sequences, 1) -> float32 logits (sequences, local vocabulary); caches.
 
         Args:
             position: position of the tokens, int32 scalar.
@@ -188,7 +184,7 @@ class _Decode(Module):
 
 
 class PrefillResult(NamedTuple):
-    """Result of prefill.
+    """Outputs of prefill: prepared prompts, KV caches, further inputs of decoding.
 
     Attributes:
         caches: the caches that decoding updates, see `DecodeStart`.
@@ -201,7 +197,7 @@ class PrefillResult(NamedTuple):
 
 
 class ResidentModel:
-    """The prefill and decoding graphs of a generator.
+    """Prefill and decoding graphs of a generator, with all weights on the device.
 
     Attributes:
         facts: factories of the model's variables, by layer and path of its weight map.
@@ -235,7 +231,7 @@ class ResidentModel:
         )
 
     def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> DecodeStart:
-        """Prefill in the current graph; arguments as for `read_prompts`."""
+        """Add prefill to the current graph; arguments as for `read_prompts`."""
         prompts, caches, decode_inputs = self.read_prompts(weights, input_ids, mask)
         decode = self.bind_decode(weights, decode_inputs)
         return DecodeStart(
@@ -243,7 +239,7 @@ class ResidentModel:
         )
 
     def read_prompts(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> PrefillResult:
-        """Prefill in the current graph.
+        """Prepare the prompts and add prefill to the current graph.
 
         Args:
             weights: values of the variables, by the names in `facts`.
@@ -258,14 +254,14 @@ class ResidentModel:
         return PrefillResult(prompts, kv, [*fixed, *prompts.prompt_state, *loop_invariants])
 
     def bind_decode(self, weights: NamedTensors, decode_inputs: Sequence[Tensor]) -> BoundGraph:
-        """Bind weights and constant inputs of the decoding graph, see `PrefillResult`."""
+        """Bind weights and prefill's constant outputs to the decoding graph."""
         num_kv = NUM_KV_TENSORS * len(self._counts)
         constant = self._decode.graph.inputs[2 + num_kv :]  # after position, input_ids and caches
         named = dict(zip(constant, decode_inputs, strict=False))  # the weights are the last inputs
         return self._decode.bind(weights).bind(named)
 
     def _split(self, outputs: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
-        """Split the outputs of prefill into the caches of each layer and the loop invariants."""
+        """Split prefill's outputs into KV caches by layer and loop invariants."""
         remaining = list(outputs)
         caches = [[remaining.pop(0) for _ in range(count)] for count in self._counts]
         return caches, remaining

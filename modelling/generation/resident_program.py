@@ -1,4 +1,4 @@
-"""The generation program with all weights on the device, for all families."""
+"""Generation program that keeps all weights on the device, for all model families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from popxl_addons import NamedTensors
 
 @dataclass(frozen=True)
 class GenerationProgram:
-    """A program that generates: its Ir, streams and variables.
+    """A generation program: Ir, input and output streams, weight variables.
 
     A run takes `ir.num_host_transfers` micro-batches on each replica; the replicas of a
     tensor-parallel group need equal ones.
@@ -54,7 +54,7 @@ class GenerationProgram:
 def build_resident(
     config: RunConfig, make_generator: GeneratorFactory, strategy: DecodingStrategy | None = None
 ) -> GenerationProgram:
-    """Build the resident program of a configuration; its variables are zeros.
+    """Build the generation program with resident weights; all variables start as zeros.
 
     Args:
         config: needs `model.eval`.
@@ -88,7 +88,7 @@ def build_resident(
 def declare_program(
     ir: popxl.Ir, generator: Generator, batch: int, strategy: DecodingStrategy, model: ResidentModel
 ) -> GenerationProgram:
-    """Create the streams and variables of a program, as the first ops of its main graph."""
+    """Create a generation program's streams and variables at the start of its main graph."""
     prompts, length = (batch, generator.prompt_length), generator.output_length
     count = batch * generator.prompts_per_sample
     input_ids, mask = (

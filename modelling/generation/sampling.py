@@ -1,4 +1,4 @@
-"""Sampling: draw the next token from the model's distribution, with temperature, top-k and top-p.
+"""Sampling: draw the next token at random, with temperature, top-k and top-p.
 
 The order is that of transformers: temperature, then the `top_k` likeliest
 tokens, then the likeliest ones that have the probability `top_p` together (the nucleus of Holtzman
@@ -69,7 +69,7 @@ def uniforms(seed: int, prompt: int, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SamplingSearch(SingleSequenceSearch):
-    """Draws one token for each prompt; its input is uniform numbers, float32 (prompts, length)."""
+    """Draws one token per prompt from uniform random numbers, float32 (prompts, length)."""
 
     strategy: Sampling
 
@@ -94,7 +94,7 @@ class SamplingSearch(SingleSequenceSearch):
         return ops.gather(tokens.reshape((batch * k,)), rows + index)
 
     def _gather_vocabulary(self, logits: Tensor) -> Tensor:
-        """All-gather logits: (prompts, local vocabulary) -> (prompts, vocabulary)."""
+        """All-gather logits of the vocabulary: (prompts, local) -> (prompts, vocabulary)."""
         groups = self.context.groups
         if groups.tensor_parallel == 1:
             return logits
@@ -106,7 +106,7 @@ class SamplingSearch(SingleSequenceSearch):
 
 
 def _inverse(cumulative: Tensor, drawn: Tensor) -> Tensor:
-    """Invert a distribution function: weights (batch, n), drawn (batch, 1) -> int32 (batch,).
+    """Inverse transform sampling: cumulative (batch, n), drawn (batch, 1) -> int32 (batch,).
 
     That is the index of the token whose interval `drawn` lies in: int32 (batch,).
     """

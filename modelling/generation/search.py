@@ -1,4 +1,4 @@
-"""The interfaces of decoding strategies and their searches, which choose the tokens."""
+"""Interfaces of decoding strategies and of their searches, which choose the tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SpecialTokens:
 
     @classmethod
     def from_model(cls, model: AnyModel) -> SpecialTokens:
-        """Return the special tokens of a configured model."""
+        """Return the special token ids of a model configuration."""
         extra = model.extra_eos_token_ids, model.start_token_id, model.forced_token_ids
         return cls(model.eos_token_id, model.pad_token_id, *extra)
 
@@ -46,7 +46,7 @@ class SpecialTokens:
         return self.pad_token_id if self.start_token_id is None else self.start_token_id
 
     def is_end(self, tokens: Tensor) -> Tensor:
-        """Return a mask of the tokens that end a sequence: int32, any shape -> bool, same shape."""
+        """Mask of the tokens that end a sequence: int32, any shape -> bool, same shape."""
         mask, *others = (
             ops.equal(tokens, popxl.constant(end, popxl.int32, "end"))
             for end in (self.eos_token_id, *self.extra_eos_token_ids)
@@ -58,7 +58,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class SearchContext:
-    """Inputs that all searches share.
+    """Settings and helpers of all searches: groups, special tokens, logits processors.
 
     Attributes:
         groups: the vocabulary is sharded over tensor parallelism; member r has the r-th shard.
@@ -98,7 +98,7 @@ class SearchContext:
 
 
 class SearchStep(NamedTuple):
-    """The result of one decoding step of a search.
+    """Result of one decoding step of a search: chosen tokens and new state.
 
     Attributes:
         input_ids: int32 (sequences, 1), the tokens to read next.
@@ -122,7 +122,7 @@ class Search(Protocol):
     def start(
         self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Return the state before the first token.
+        """Return the search's initial state, before the first token is chosen.
 
         Args:
             has_prompt: bool (prompts,), false for rows that only fill up the batch.
@@ -133,7 +133,7 @@ class Search(Protocol):
         ...
 
     def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStep:
-        """Choose a token for each sequence.
+        """Choose the next token of each sequence from its logits.
 
         Args:
             logits: float32 (sequences, local vocabulary).
@@ -142,16 +142,16 @@ class Search(Protocol):
         ...
 
     def unfinished(self, state: list[Tensor]) -> Tensor:
-        """Return a mask of the prompts that need more tokens: bool (prompts,)."""
+        """Mask of the prompts that need more tokens: bool (prompts,)."""
         ...
 
     def tokens(self, state: list[Tensor]) -> Tensor:
-        """Return the result: int32 (prompts, length), tokens up to the end token, then padding."""
+        """Return the generated tokens, padded after the end token: int32 (prompts, length)."""
         ...
 
 
 class DecodingStrategy(Protocol):
-    """A decoding strategy: plain data, from which a program creates its search."""
+    """A decoding strategy: plain settings, from which a program creates its search."""
 
     @property
     def sequences(self) -> int:
@@ -160,15 +160,15 @@ class DecodingStrategy(Protocol):
 
     @property
     def processors(self) -> LogitsProcessors:
-        """Logits processors of the search."""
+        """Logits processors that the strategy's search applies."""
         ...
 
     def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
-        """Return specs of the search's inputs for a micro-batch, (prompts, ...) each, by name."""
+        """Specs of the search's further inputs for a micro-batch by name, (prompts, ...) each."""
         ...
 
     def input_arrays(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
-        """Return arrays for these inputs.
+        """Host arrays for the inputs that `inputs` describes, by name.
 
         Args:
             prompts: int (n,), index of each prompt among all prompts, so that results do not depend

@@ -1,4 +1,4 @@
-"""Base class of searches with one sequence per prompt, and of strategies without inputs."""
+"""Base classes: searches with one sequence per prompt; strategies without further inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SingleSequenceSearch:
     context: SearchContext
 
     def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """Choose tokens: logits, float32 (prompts, local vocabulary) -> int32 (prompts,)."""
+        """Choose next tokens: float32 logits (prompts, local vocabulary) -> int32 (prompts,)."""
         raise NotImplementedError
 
     def start(

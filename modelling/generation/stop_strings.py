@@ -22,7 +22,7 @@ BYTES = 256
 
 @dataclass(frozen=True, eq=False)
 class StopStringAutomaton:
-    """The transitions of an automaton that matches stop strings, by token.
+    """An automaton that matches stop strings as tokens arrive; its transitions are per token.
 
     Attributes:
         columns: int32 (tokens + 1,), the column of each token; the last entry is for no token.
@@ -35,7 +35,7 @@ class StopStringAutomaton:
 
     @staticmethod
     def from_texts(texts: Sequence[str], tokens: Sequence[bytes]) -> StopStringAutomaton:
-        """Build the automaton.
+        """Build the automaton that matches any of `texts`.
 
         Args:
             texts: stop strings that are not empty.
@@ -51,7 +51,7 @@ class StopStringAutomaton:
         return StopStringAutomaton(columns.astype(np.int32), table.T.astype(np.int32))
 
     def start(self, prompt_tokens: Tensor) -> Tensor:
-        """Return the states after the prompts: int32 (rows, n) -> int32 (rows,).
+        """Automaton states after the prompts: int32 tokens (rows, n) -> int32 states (rows,).
 
         Args:
             prompt_tokens: -1 stands for no token. A stop string in them ends no answer.
@@ -84,7 +84,7 @@ class StopStringAutomaton:
 
 
 def _collapse_other_bytes(token_bytes: Sequence[bytes], alphabet: set[int]) -> list[bytes]:
-    """Replace each run of bytes that no stop string contains by one such byte.
+    """Replace each run of bytes that occur in no stop string by a single such byte.
 
     So most tokens become equal and share a column of the table.
     """
@@ -100,7 +100,7 @@ def _collapse_other_bytes(token_bytes: Sequence[bytes], alphabet: set[int]) -> l
 
 
 def _build_automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Build the byte automaton: next states, int (states, 256), and final ones, bool (states,)."""
+    """Build a byte-level automaton: next states, int (states, 256); final, bool (states,)."""
     prefixes = {b"": 0}
     for text in texts:
         for n in range(1, len(text) + 1):
@@ -117,7 +117,7 @@ def _build_automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _advance_all(transitions: np.ndarray, is_final: np.ndarray, token: bytes) -> np.ndarray:
-    """Column of `StopStringAutomaton.table` for the bytes of a token: int64 (states,)."""
+    """Next state from every state after a token's bytes: int64 (states,)."""
     states, ended = np.arange(len(transitions)), np.zeros(len(transitions), bool)
     for byte in token:
         states = transitions[states, byte]

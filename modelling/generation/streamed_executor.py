@@ -1,4 +1,4 @@
-"""The executor that streams weights: each layer runs for all micro-batches before the next."""
+"""Executor that streams weights: each layer runs on all micro-batches before the next loads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONCE = [(0, range(1))]
 
 
 class WithLayerInputs(LayerWrapper):
-    """A layer that computes the inputs that the layers of its type share."""
+    """Wraps a layer so that it computes the inputs shared by layers of its type."""
 
     def __init__(self, layer: Module, layer_inputs: LayerInputsFn, has_caches: bool) -> None:
         super().__init__(layer)
@@ -35,7 +35,7 @@ class WithLayerInputs(LayerWrapper):
     def build(
         self, x: Tensor, caches: list[Tensor], beam_idx: list[Tensor], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the layer's outputs.
+        """Gather the caches by beam, compute the shared inputs and run the wrapped layer.
 
         Args:
             beam_idx: see `reorder_cache`.
@@ -73,7 +73,6 @@ class StreamedExecutor:
         prompt_state: Sequence[LayerIO] = (),
         loop_invariants: Sequence[Tensor] = (),
     ) -> LayerIO:
-        """Implements `Executor`."""
         specs = [t.spec for t in loop_invariants]
         layer_pass = LayerPass(
             module, [x, *prompt_state], self._settings, loop_invariants=specs, stores=[x]
@@ -92,7 +91,6 @@ class StreamedExecutor:
         loop_invariants: Sequence[Tensor] = (),
         layer_inputs: LayerInputsFn = no_layer_inputs,
     ) -> tuple[LayerIO, Caches]:
-        """Implements `Executor`."""
         passes: list[LayerPass] = []
         new: Caches = []
         for kind, layer in enumerate(layers.modules):
@@ -112,7 +110,6 @@ class StreamedExecutor:
         return x, new
 
     def init_caches(self, name: str, layers: LayerModules, x: LayerIO) -> Caches:
-        """Implements `Executor`."""
         passes = [
             LayerPass(layer, [x], self._settings, rows=layers.type_of_layer.count(kind))
             for kind, layer in enumerate(layers.modules)
@@ -122,7 +119,6 @@ class StreamedExecutor:
         return [layer_pass.outputs for layer_pass in passes]
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
-        """Implements `Executor`."""
         facts, graph = rename_variables(
             *module.create_graph(*args), lambda variable: f"{path}.{variable}"
         )

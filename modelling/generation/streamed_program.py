@@ -1,4 +1,4 @@
-"""The generation program that streams weights layer by layer, for all families.
+"""Generation program that streams weights layer by layer, for all model families.
 
 For each position every layer's weights are loaded once, for all micro-batches of a run. The device
 holds one layer and one micro-batch at a time, so a model trained by phases can generate on the same
@@ -38,7 +38,7 @@ def build_streamed(
     weight_map: WeightMap,
     strategy: DecodingStrategy | None = None,
 ) -> GenerationProgram:
-    """Build the streamed program of a configuration.
+    """Build the generation program that streams weights from host memory.
 
     A run takes `num_streamed_batches` micro-batches on each replica.
 
@@ -64,7 +64,7 @@ def build_streamed(
 
 
 def num_streamed_batches(config: RunConfig) -> int:
-    """Micro-batches of each data-parallel copy that share one load of the weights."""
+    """Number of micro-batches per data-parallel replica that share one load of the weights."""
     e = config.execution
     samples = e.micro_batch_size * e.data_parallel
     configured = config.generation.micro_batches
@@ -72,8 +72,10 @@ def num_streamed_batches(config: RunConfig) -> int:
 
 
 def _with_batches(config: RunConfig, count: int) -> RunConfig:
-    """Return the configuration with the batch size for which `PhaseSettings.micro_batches` is
-    `count`."""
+    """Return the configuration whose batch size gives `count` micro-batches per replica.
+
+    See `PhaseSettings.micro_batches`.
+    """
     e = config.execution
     size = e.micro_batch_size * e.data_parallel * count
     return replace(config, training=replace(config.training, global_batch_size=size))
@@ -81,7 +83,7 @@ def _with_batches(config: RunConfig, count: int) -> RunConfig:
 
 # ---- modules around the search ------------------------------------------------------------------
 class PreparePrompts(Module):
-    """From prompts to first tokens, the search's initial state and the prompt state."""
+    """Module that turns prompts into first tokens, initial search state and prompt state."""
 
     def __init__(self, program: StreamedProgramBuilder) -> None:
         super().__init__()
@@ -99,7 +101,7 @@ class PreparePrompts(Module):
 
 
 class ChooseTokens(LayerWrapper):
-    """From the last layer's output to the next tokens and the search's new state."""
+    """Module that turns the last layer's output into next tokens and a new search state."""
 
     layer: LMHeadLoss
 
@@ -114,14 +116,14 @@ class ChooseTokens(LayerWrapper):
 
 
 class GeneratedTokens(Module):
-    """From the search's final state to the generated tokens."""
+    """Module that turns the search's final state into the generated tokens."""
 
     def __init__(self, search: Search) -> None:
         super().__init__()
         self._search = search
 
     def build(self, state: list[Tensor]) -> Tensor:
-        """state -> int32 (prompts, length)."""
+        """state: the search's tensors -> int32 (prompts, length)."""
         return ops.identity(self._search.tokens(state))
 
 
@@ -132,7 +134,7 @@ def _identity_beam_idx(sequences: int) -> Tensor:
 
 # ---- the program --------------------------------------------------------------------------------
 class StreamedProgramBuilder:
-    """Builds a streamed program in the current graph.
+    """Builds the streamed generation program in the current graph.
 
     Attributes:
         search_inputs: names of the search's inputs.
@@ -170,7 +172,7 @@ class StreamedProgramBuilder:
         state: Sequence[Tensor],
         prompt_state: Sequence[Tensor] = (),
     ) -> list[Tensor]:
-        """Return copies of a micro-batch's state between positions and of `prompt_state`.
+        """Return copies of a micro-batch's decoding state and prompt state, to be stored.
 
         They are distinct tensors, since each is stored in a buffer of its own.
         """
@@ -182,7 +184,7 @@ class StreamedProgramBuilder:
         return [ops.identity(t) for t in (*first, *state, *prompt_state)]
 
     def build(self) -> popxl.DeviceToHostStream:
-        """Add the program to the current graph; returns the stream of the generated tokens."""
+        """Add the whole program to the current graph; returns the generated tokens' stream."""
         tokens = popxl.d2h_stream((self.count, self.model.output_length), popxl.int32, "tokens")
         row, no_weights = popxl.constant(0, popxl.int32), NamedTensors()
         self.inputs.load()
@@ -222,7 +224,7 @@ class StreamedProgramBuilder:
     def _one_position(
         self, position: Tensor, caches: Caches, loop_invariants: list[Tensor]
     ) -> Tensor:
-        """Generate a token of each sequence; returns the flag of `_any_unfinished`."""
+        """Generate one token of each sequence; returns the flag of `_any_unfinished`."""
         settings = self.settings
         executor = StreamedExecutor(self.weights, settings, "token", self._beam_idx)
         x, _ = self.model.decode(
@@ -236,7 +238,7 @@ class StreamedProgramBuilder:
         return self._any_unfinished()
 
     def _all_positions(self, caches: Caches, loop_invariants: list[Tensor]) -> None:
-        """Generate tokens until all prompts are finished; the remaining positions cost nothing."""
+        """Loop over positions until all prompts are finished; then skip the remaining ones."""
         ir = popxl.gir()
 
         def advance(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
@@ -261,7 +263,7 @@ class StreamedProgramBuilder:
         ops.repeat(loop, self.model.output_length, first, unfinished, *loop_invariants)
 
     def _any_unfinished(self) -> Tensor:
-        """Flag that is 1 if a prompt of any micro-batch needs more tokens: int32 scalar."""
+        """Flag that is 1 while a prompt of any micro-batch needs more tokens: int32 scalar."""
 
         def add(step: Tensor, total: Tensor) -> list[Tensor]:
             unfinished = self._unfinished.load(step)

@@ -1,4 +1,4 @@
-"""The weights of streamed generation: remote buffers by phase, loaded one layer at a time."""
+"""Weights of streamed generation: remote buffers of each phase, loaded one layer at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = "tokens."
 
 
 class PhaseWeights:
-    """The weights of a phase in remote buffers, for the layer passes that use them.
+    """The weights of one phase in remote buffers, for all layer passes that use them.
 
     Their buffers are those of training, so that a training session can share its entries.
 
@@ -50,7 +50,7 @@ class PhaseWeights:
         self._loads: dict[tuple[str, ...], Callable[[Tensor], NamedTensors]] = {}
 
     def add(self, facts: NamedVariableFactories) -> None:
-        """Create buffers for the variables of a graph that have none yet."""
+        """Create remote buffers for those variables of a graph that have none yet."""
         existing = {n for store in self._stores for n in store.names}
         shared_prefix = () if self._weight_source is None else TOKENS
         new = {
@@ -67,7 +67,7 @@ class PhaseWeights:
 
     @property
     def variables(self) -> list[NamedTensors]:
-        """Variables of each layer, created by this call."""
+        """Create the host-accessible variables of each layer."""
         return [self._layer(row) for row in range(self.entries)]
 
     def _layer(self, row: int) -> NamedTensors:
@@ -79,7 +79,7 @@ class PhaseWeights:
         return NamedTensors(fwd=NamedTensors.from_dict(variables))
 
     def load_full(self, names: Sequence[str], row: Tensor) -> NamedTensors:
-        """Load the named weights of layer `row`, gathered and dequantized."""
+        """Load the named weights of layer `row`; all-gathered and dequantized."""
         key = tuple(names)
         if key not in self._loads:
             self._loads[key] = self._build_loader(key)
@@ -126,7 +126,7 @@ class PhaseWeights:
 
 
 class GroupWeights(PhaseWeights):
-    """The weights of expert groups, of which a layer pass loads all groups of its layer.
+    """Weights of expert groups; a layer pass loads all groups of its layer.
 
     Args:
         rows: weight mappings of one group.
@@ -143,7 +143,7 @@ class GroupWeights(PhaseWeights):
     def add_group_variables(
         self, facts: Mapping[str, VariableFactory]
     ) -> dict[str, VariableFactory]:
-        """Create buffers for the experts' variables of a layer; returns the other variables."""
+        """Create buffers for a layer's expert variables; returns the other variables."""
         experts = {n: self._group_factory(n, f) for n, f in facts.items() if n in self._axes}
         self.add(NamedVariableFactories.from_dict(experts))
         return {n: f for n, f in facts.items() if n not in experts}
@@ -155,7 +155,7 @@ class GroupWeights(PhaseWeights):
         return VariableFactory(zeros, full.dtype, replica_grouping=full.replica_grouping)
 
     def load_all_groups(self, names: Sequence[str], row: Tensor) -> dict[str, Tensor]:
-        """Load the named weights of all expert groups of layer `row`, concatenated."""
+        """Load and concatenate the named weights of all expert groups of layer `row`."""
         expert_names = [name for name in names if name in self._axes]
         if not expert_names:
             return {}
@@ -167,7 +167,7 @@ class GroupWeights(PhaseWeights):
 
 
 class ModelWeights:
-    """The weights of all phases, by stack.
+    """The weights of all phases of a model, by stack.
 
     Args:
         phases: layers of each phase, `WeightMap.phases`.
@@ -197,7 +197,7 @@ class ModelWeights:
 
     @property
     def variables(self) -> dict[str, list[NamedTensors]]:
-        """Variables by phase and layer (`modelling.weights.Variables`), created by this call."""
+        """Create all variables, by phase and layer (`modelling.weights.Variables`)."""
         all_phases = [p for phases in self._phases.values() for p in phases]
         all_phases += [p.experts for p in all_phases if p.experts is not None]
         return {p.name: p.variables for p in all_phases}
@@ -207,7 +207,7 @@ class ModelWeights:
         return self._phases[name][0]
 
     def layers(self, name: str) -> int:
-        """Number of layers of a stack."""
+        """Number of layers of a stack (encoder or decoder)."""
         return sum(phase.entries for phase in self._phases[name])
 
     def run(
@@ -217,7 +217,7 @@ class ModelWeights:
         runs: Sequence[tuple[int, range]],
         *loop_invariants: Tensor,
     ) -> None:
-        """Run all micro-batches through all layers of a stack, each by the pass of its layer type.
+        """Run all micro-batches through a stack's layers, with the pass of each layer's type.
 
         Args:
             passes: the pass of each layer type.

@@ -1,4 +1,4 @@
-"""Generation token by token: each run of the program continues after the last one's token."""
+"""Generation for streaming output: each program run generates one token and keeps its state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from popxl_addons import NamedTensors
 def build_token_by_token(
     config: RunConfig, make_generator: GeneratorFactory, strategy: DecodingStrategy
 ) -> GenerationProgram:
-    """Build a resident program of one micro-batch that generates one token per run.
+    """Build a one-micro-batch program with resident weights that generates one token per run.
 
     A run reads the prompts first if `starts_stream` is true. Variables hold the state between runs.
     """
@@ -58,7 +58,7 @@ def build_token_by_token(
 
 
 class TokenStep:
-    """The graphs of one run; its methods add ops to the current graph.
+    """Graphs of a token-by-token run: prefill or one decoding step.
 
     The state between runs: position, a flag that is true if a prompt needs more tokens, the tokens
     to read, the search's state, the caches, and the decoder's constant inputs.
@@ -72,7 +72,7 @@ class TokenStep:
         self._num_caches = 0
 
     def start(self, values: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-        """Read the prompts; returns the state before the first token."""
+        """Prefill the KV caches from the prompts; returns the initial decoding state."""
         input_ids, mask, *search_inputs = inputs
         prefilled = self._model.read_prompts(self._weights(values), input_ids, mask)
         state = self._search.start(
@@ -91,7 +91,7 @@ class TokenStep:
         ]
 
     def advance(self, values: list[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
-        """Generate one token; returns the state after it."""
+        """Generate one token of each sequence; returns the new decoding state."""
         end = 3 + self.num_states + self._num_caches  # of the part that changes
         decode = self._model.bind_decode(self._weights(values), state[end:])
         new = decode_more(
@@ -104,7 +104,7 @@ class TokenStep:
 
 
 def _state_variable(ir: popxl.Ir, t: Tensor) -> Tensor:
-    """Create a variable of zeros with a tensor's shape and dtype, one value per replica."""
+    """Create a zero-initialized variable per replica with a tensor's shape and dtype."""
     grouping = ir.replica_grouping(group_size=1)
     shape = t.shape if grouping.num_groups == 1 else (grouping.num_groups, *t.shape)
     return popxl.variable(

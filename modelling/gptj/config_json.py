@@ -40,7 +40,7 @@ def to_config_json(config: GPTJConfig) -> dict[str, Any]:
 
 
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Returns the fields of the model section for a config.json; raises as `check_hf_settings`."""
+    """Returns the fields of the `model` section that a config.json sets; raises ConfigError."""
     data = hf_config.data
     hidden = hf_config.count("n_embd")
     dropout = data.get("resid_pdrop") or 0.0

@@ -1,5 +1,6 @@
-"""GPT-J (Wang and Komatsuzaki, 2021): causal attention with RoPE (Su et al., arXiv:2104.09864) and
-a feed-forward layer, in parallel.
+"""GPT-J: causal attention with RoPE and a feed-forward layer, in parallel.
+
+Wang and Komatsuzaki (2021); RoPE: Su et al. (arXiv:2104.09864).
 
 RoPE rotates pairs of neighbouring features, the first `rotary_dim` ones of a head. Attention and
 feed-forward have the same normed input; their outputs are added to x together.
@@ -33,7 +34,7 @@ from popxl_addons.ops.rotary_pos_embed import rotary_pos_embed, trig_table_const
 
 
 class GPTJAttention(MultiHeadAttention):
-    """Causal self-attention with RoPE. Tensor parallelism shards heads."""
+    """Causal self-attention with RoPE; heads are sharded over tensor parallelism."""
 
     def __init__(self, c: GPTJModel) -> None:
         spec = AttentionSpec(c.head_dim**-0.5, causal=True)
@@ -44,8 +45,7 @@ class GPTJAttention(MultiHeadAttention):
         self.rotary_dim, self.rope_theta = a.rotary_dim, a.rotary_positional_embeddings_base
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor:
-        """x: (batch, length, hidden) -> this replica's term of the sum over replicas, of the same
-        shape."""
+        """x: (batch, length, hidden) -> same shape: this replica's term of a sum over replicas."""
         q, k, v = (self.split_heads(t) for t in self.qkv(x))
         sin, cos = ctx.rope_tables(self._make_rope_tables, q.shape[1])
         q, k = (rotary_pos_embed(t, sin, cos, self.rotary_dim) for t in (q, k))
@@ -65,8 +65,7 @@ class GPTJMLP(Module):
         self.fc_out = Linear(inner, hidden, shard="in", std=std, bias=True)
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., hidden) -> this replica's term of the sum over replicas, of the same shape,
-        without the bias of fc_out."""
+        """x: (..., hidden) -> same shape: this replica's term of a sum over replicas, no bias."""
         return self.fc_out.partial_sum(ops.gelu(self.fc_in(x)))
 
 
@@ -103,7 +102,7 @@ class GPTJBlock(Module):
 
 
 def decoder_spec(config: GPTJConfig) -> DecoderSpec:
-    """Describes the model of a configuration."""
+    """Returns the model specification of a GPT-J configuration."""
     c, std = config.model, config.model.initializer_range
     return DecoderSpec(
         embeddings=lambda: Embeddings(VocabularyEmbedding(std, "transformer.wte")),

@@ -1,4 +1,4 @@
-"""The order of the batch and sequence axes of activations."""
+"""Axis order of activations: batch first or sequence first."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class ActivationLayout:
         return cls(config.execution.transpose_batch_sequence)
 
     def shape(self, batch: int, length: int, hidden: int) -> tuple[int, int, int]:
-        """Returns the shape of activations."""
+        """Returns the shape of activations in this layout: the three sizes, in layout order."""
         return (length, batch, hidden) if self.transposed else (batch, length, hidden)
 
     def length(self, x: Tensor) -> int:
-        """Returns the sequence length of activations."""
+        """Returns the sequence length of activations in this layout."""
         return x.shape[0 if self.transposed else 1]
 
     def convert(self, t: Tensor) -> Tensor:
-        """Converts (batch, length, ...) to the layout of activations, or back."""
+        """Converts (batch, length, ...) to this layout; applied twice, it is the identity."""
         return t.transpose((1, 0, *range(2, t.rank))) if self.transposed else t

@@ -1,4 +1,4 @@
-"""Activation functions by their names in configurations."""
+"""Activation functions by their names in configurations, such as "gelu"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Returns the activation function with a name.
+    """Returns the activation function of a name, such as "silu".
 
     gelu_tanh and gelu_new are the tanh approximation of GELU (arXiv:1606.08415), silu is
     x * sigmoid(x) (arXiv:1702.03118).

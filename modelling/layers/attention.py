@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with masks, between the projections.
+"""Scaled dot-product attention with masks; the projections are elsewhere.
 
 Shapes: b samples, h heads on this replica, g KV heads on this replica, q queries, k keys, d
     features
@@ -24,7 +24,7 @@ QUERIES = 2
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How attention scores are computed and masked.
+    """Settings of attention scores: scale, causal mask, window, soft cap, sinks.
 
     Attributes:
         scale: factor on q @ k.
@@ -82,7 +82,7 @@ def packed_qk_ids(segment_starts: Tensor) -> list[Tensor]:
 
 
 class Attention(addons.Module):
-    """softmax(scores + biases) v, for all queries at once or for one chunk of them at a time.
+    """softmax(scores + biases) v, for all queries at once or chunk by chunk.
 
     Scores and softmax are in float32, whatever the dtype of q, k and v: scores without a scale, as
     in T5, need it.
@@ -117,8 +117,7 @@ class Attention(addons.Module):
         qk_ids: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Attends from all queries to all keys: q (b, h, q, d), k and v (b, g, k, d) ->
-        (b, h, q, d).
+        """Attends from all queries to all keys: q (b, h, q, d), k, v (b, g, k, d) -> (b, h, q, d).
 
         Args:
             biases: float32, added to the scores; they broadcast to (b, h, q, k). Sinks are the
@@ -197,7 +196,7 @@ class Attention(addons.Module):
         )
 
     def _materialized(self, x: Tensor) -> Tensor:
-        """Marks x as saved for the backward pass, in the layout that its kernel reads fastest.
+        """Marks x for storage until the backward pass, in the layout its kernel reads fastest.
 
         cuDNN's kernel takes (b, s, h, d), as projections produce it; a loop over tiles takes
         (b, h, s, d).

@@ -1,4 +1,4 @@
-"""The inputs of a block besides x, for whole samples in training and evaluation.
+"""Inputs of a transformer block besides x, for whole samples in training and evaluation.
 
 Generation has contexts of its own (`modelling.generation.attention_contexts`), for prompts and for
 one token.
@@ -20,7 +20,7 @@ from popxl_addons.ops.routing import count_expert_usage
 
 
 class BlockContext:
-    """Seeds, positions, masks and expert usage for one call of one block.
+    """Seeds, positions, masks and expert usage of one call of one transformer block.
 
     Args:
         segment_starts: int32 (batch, length), the index in its sample at which each token's
@@ -55,7 +55,7 @@ class BlockContext:
 
     # ---- dropout and residuals ------------------------------------------------------------------
     def next_seed(self) -> Tensor | None:
-        """Derives a new seed, uint32 (2,), from the block's; None if the model has no dropout."""
+        """Derives a new seed, uint32 (2,), from the block's seed; None without dropout."""
         if not self._has_dropout or self._seed is None:
             return None
         self._num_seeds += 1
@@ -91,7 +91,7 @@ class BlockContext:
         return () if self._segment_starts is None else packed_qk_ids(self._segment_starts)
 
     def update_cache(self, k: Tensor, v: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Adds keys and values to those of earlier tokens, and returns all that queries see.
+        """Appends new keys and values to the cached ones; returns all that the queries attend to.
 
         Here there are no earlier tokens: it returns k and v.
 
@@ -103,7 +103,7 @@ class BlockContext:
 
     # ---- experts --------------------------------------------------------------------------------
     def count_experts(self, topk_experts: Tensor, probabilities: Tensor) -> None:
-        """Adds this block's usage of experts; arguments as for `count_expert_usage`."""
+        """Adds this block's expert usage to the total; arguments as for `count_expert_usage`."""
         if self.expert_usage is not None:
             assert self._segment_ids is not None
             token_mask = self._layout.convert(self._segment_ids)
@@ -111,5 +111,5 @@ class BlockContext:
             self.expert_usage = self.expert_usage + usage
 
     def defer_experts(self, **inputs: Tensor) -> None:
-        """Leaves the experts to phases of their own, which take these inputs."""
+        """Saves the expert layer's inputs, so that the experts run in separate phases."""
         self.expert_inputs = inputs

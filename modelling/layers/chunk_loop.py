@@ -1,4 +1,4 @@
-"""A loop over chunks of tokens, in the forward and in the backward pass.
+"""A loop over chunks of tokens with a custom gradient that recomputes each chunk.
 
 The scores of all queries, (b, h, q, k), and the logits of all tokens, (tokens, vocabulary), are the
 largest tensors of a model. A loop over chunks holds those of one chunk at a time: its gradient is a
@@ -22,7 +22,7 @@ ChunkFn = Callable[[Sequence[Tensor], Tensor | None], Tensor]
 
 
 class ChunkLoop(addons.Module):
-    """Applies a function to one chunk of tokens after the other.
+    """Applies a function to one chunk of tokens at a time, to save memory.
 
     Args:
         fn: see `ChunkFn`.
@@ -68,7 +68,7 @@ class ChunkLoop(addons.Module):
         return ops.repeat(graph, self.num_chunks, out, start, *inputs, *_optional(seed))[0]
 
     def build_grad(self, dy: Tensor) -> list[Tensor]:
-        """Returns the gradients of the differentiable inputs, from the gradient of the result.
+        """Returns gradients of the differentiable inputs from the gradient of the result.
 
         Those of inputs that every chunk reads are summed in float32.
         """
@@ -107,21 +107,21 @@ class ChunkLoop(addons.Module):
         return inputs[0].shape[axis] // self.num_chunks
 
     def _chunk(self, inputs: Sequence[Tensor], start: Tensor) -> list[Tensor]:
-        """Slices the inputs of the chunk whose first token is at `start`."""
+        """Slices the inputs of the chunk that starts at token `start`."""
         size, pairs = self._chunk_size(inputs), zip(inputs, self.axes, strict=True)
         return [t if axis is None else _slice(t, start, size, axis) for t, axis in pairs]
 
     def _chunk_graph(
         self, inputs: Sequence[Tensor], seed: Tensor | None
     ) -> addons.GraphWithNamedArgs:
-        """Creates the graph of `fn` for one chunk."""
+        """Creates the graph that applies `fn` to one chunk."""
         size, pairs = self._chunk_size(inputs), zip(inputs, self.axes, strict=True)
         specs = [t.spec if axis is None else _resize(t.spec, size, axis) for t, axis in pairs]
         return self.fn.create_graph(specs, seed)[1]
 
     @staticmethod
     def _store(total: Tensor, start: Tensor, value: Tensor, axis: int | None) -> Tensor:
-        """Writes a chunk's value into the total along `axis`, or adds it if that is None."""
+        """Writes a chunk's value into the total along `axis`; adds it if `axis` is None."""
         if axis is None:
             return total + value
         size = value.shape[axis]
@@ -129,7 +129,7 @@ class ChunkLoop(addons.Module):
 
 
 class _ChunkModule(addons.Module):
-    """A `ChunkFn` as a module."""
+    """Wraps a `ChunkFn` as a module."""
 
     def __init__(self, fn: ChunkFn) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def _optional(seed: Tensor | None) -> list[Tensor]:
 def _forward_values(
     backward: addons.GraphWithNamedArgs, values: Sequence[Tensor]
 ) -> dict[Tensor, Tensor]:
-    """Maps inputs of a recomputing gradient graph to values of the forward graph's inputs."""
+    """Maps the inputs of a recomputing gradient graph to values of the forward graph's inputs."""
     info = backward.grad_graph_info
     by_input = dict(zip(info.forward_graph.inputs, values, strict=True))
     expected = zip(info.graph.inputs, info.expected_inputs, strict=True)

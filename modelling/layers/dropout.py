@@ -1,4 +1,4 @@
-"""Dropout and its seeds."""
+"""Dropout, driven by explicit seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from popxl import Tensor, ops
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout with one probability.
+    """Dropout with a fixed probability.
 
     A mask is a function of its seed and shape alone, so every use needs a seed of its own.
 
@@ -22,8 +22,7 @@ class Dropout:
 
     @classmethod
     def from_model(cls, model: AnyModel, probability: float | None = None) -> Dropout:
-        """Returns dropout with the model's `dropout_prob` or another probability, 0 in
-        evaluation."""
+        """Returns dropout with the model's `dropout_prob` or `probability`; 0 in evaluation."""
         p = model.dropout_prob if probability is None else probability
         return cls(0.0 if model.eval else p)
 
@@ -44,7 +43,7 @@ class Dropout:
         return ops.dropout(x, self._check_seed(seed), self.probability) if self.active else x
 
     def op_arguments(self, seed: Tensor | None) -> tuple[Tensor | None, float]:
-        """Returns seed and probability for an op that applies dropout itself.
+        """Returns seed and probability as arguments of an op with built-in dropout.
 
         Raises:
             ValueError: a seed is needed and missing.

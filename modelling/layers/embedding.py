@@ -10,7 +10,7 @@ from popxl import Tensor, ops
 
 
 class VocabularyEmbedding(Module):
-    """Token embedding, vocabulary-parallel.
+    """Token embedding with the vocabulary sharded over tensor parallelism.
 
     Each replica looks up the tokens of its shard; the sum over the group is the embedding. Rows of
     some tokens may be trained separately, and it may have an adapter.
@@ -48,15 +48,17 @@ class VocabularyEmbedding(Module):
         return groups.reduce_from_tp(x)
 
     def embedding_weights(self) -> list[Tensor]:
-        """Returns the weight, (local vocab size, hidden), with the separately trained rows, and A
-        and B of an adapter, (local vocab size, rank) and (rank, hidden)."""
+        """Returns the weight, (local vocab size, hidden), with trainable rows, and its adapter.
+
+        The adapter: A, (local vocab size, rank), and B, (rank, hidden).
+        """
         weight = self.weight if self.rows is None else self.rows(self.weight)
         self.last_weights = [weight, *(self.adapters() if self.adapters else [])]
         return self.last_weights
 
 
 class Embeddings(Module):
-    """The input layer of a stack: dropout(tokens(input_ids) * scale).
+    """The input layer of an encoder or decoder: dropout(tokens(input_ids) * scale).
 
     Args:
         tokens: the token embedding.

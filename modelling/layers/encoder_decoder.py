@@ -1,4 +1,4 @@
-"""Contexts and layers of encoder-decoders: padding masks, cross-attention and position biases."""
+"""Contexts and layers of encoder-decoders: padding masks, cross-attention, position biases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PaddingMask = tuple[Sequence[Tensor], Tensor | None]
 
 
 class PositionBias(Module):
-    """Biases of attention scores by position.
+    """Interface of modules that compute biases of attention scores by position.
 
     `build(queries, keys)` takes numbers of positions and returns float32 that broadcasts to (batch,
     heads, queries, keys). If a stack's blocks share it, the first block has the variables.
@@ -29,7 +29,7 @@ class PositionBias(Module):
 
 
 class StackContext(BlockContext):
-    """The context of a block of the encoder or the decoder.
+    """Inputs besides x of a block of the encoder or the decoder.
 
     Args:
         seed: see `BlockContext`.
@@ -41,13 +41,14 @@ class StackContext(BlockContext):
         self._bias = bias
 
     def position_bias(self, module: PositionBias, length: int) -> Tensor:
-        """Returns the bias of a module for this number of queries and keys."""
+        """Returns the position bias of attention scores for `length` queries and keys."""
         bias: Tensor = module(length, length) if self._bias is None else self._bias
         return bias
 
     def padding_mask(self, takes_lengths: bool) -> PaddingMask:
-        """Returns the mask of padding in x. The decoder needs none: its padding is at the end,
-        which the causal mask hides.
+        """Returns the mask of padding in x; None for the decoder.
+
+        The decoder's padding is at the end, which the causal mask hides.
 
         Args:
             takes_lengths: True if attention can take numbers of keys: a kernel adds one bias, not
@@ -57,7 +58,7 @@ class StackContext(BlockContext):
 
 
 class EncoderContext(StackContext):
-    """The context of a block of the encoder.
+    """Inputs besides x of an encoder block.
 
     Args:
         mask: int32 (batch, length), see `Packing`.
@@ -76,7 +77,7 @@ class EncoderContext(StackContext):
 
 
 class DecoderContext(StackContext):
-    """The context of a block of the decoder.
+    """Inputs besides x of a decoder block.
 
     Args:
         encoded: the encoder's output, (batch, encoder length, hidden).
@@ -91,7 +92,7 @@ class DecoderContext(StackContext):
         self._encoded, self._mask, self.packing = encoded, mask, current_packing()
 
     def encoder_padding_mask(self, takes_lengths: bool, length: int) -> PaddingMask:
-        """Returns the mask of the encoder's padding and of other examples of the sample.
+        """Returns the cross-attention mask of encoder padding and of the sample's other examples.
 
         Args:
             takes_lengths: see `padding_mask`.
@@ -102,20 +103,23 @@ class DecoderContext(StackContext):
         return [self.packing.cross_bias(self._mask, length)], None
 
     def encoder_kv(self, attention: CrossAttention) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of the encoder's output, (batch, heads, encoder length, head_dim)
-        each."""
+        """Returns encoder K and V: (batch, heads, encoder length, head_dim) each."""
         return attention.project_kv(self._encoded)
 
 
 class CrossAttention(MultiHeadAttention):
-    """Attention to the encoder's output, between the projections, of which subclasses declare that
-    of keys and values as `kv`. A decoder has few queries, so they are never chunked."""
+    """Attention to the encoder's output; subclasses declare the projection `kv`.
+
+    A decoder has few queries, so they are never chunked.
+    """
 
     kv: FusedLinear
 
     def attend_encoded(self, q: Tensor, ctx: DecoderContext) -> Tensor:
-        """Attends to the encoder's output: q (batch, n * length, h * d), the n sequences of a
-        sample joined by `Packing.pack_sequences` -> the same shape."""
+        """Attends to the encoder's output: q (batch, n * length, h * d) -> the same shape.
+
+        The n sequences of a sample are joined by `Packing.pack_sequences`.
+        """
         length = self.layout.length(q) // ctx.packing.sequences_per_sample
         masks, lengths = ctx.encoder_padding_mask(bool(self.fused), length)
         k, v = ctx.encoder_kv(self)
@@ -123,8 +127,7 @@ class CrossAttention(MultiHeadAttention):
         return self.attend_heads(q, k, v, ctx, masks, lengths=lengths)
 
     def project_kv(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Projects the encoder's output to keys and values: (batch, length, hidden) -> (batch,
-        heads, length, head_dim) each."""
+        """Projects (batch, length, hidden) to K and V: (batch, heads, length, head_dim) each."""
         k, v = (self.split_heads(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
         return transpose_heads(k), transpose_heads(v)
 
@@ -143,12 +146,12 @@ class PackedEncoderEmbeddings(LayerWrapper):
 
 
 def with_packed_positions(embeddings: Embeddings) -> Embeddings | PackedEncoderEmbeddings:
-    """Wraps encoder embeddings so that they take the mask, if their positions depend on it."""
+    """Wraps encoder embeddings that depend on positions, so that they also take the mask."""
     needs_mask = embeddings.has_positions and current_packing().examples_per_sample > 1
     return PackedEncoderEmbeddings(embeddings) if needs_mask else embeddings
 
 
 def current_packing() -> Packing:
-    """Returns the packing of the run that modules are built for."""
+    """Returns how the current run configuration packs examples into samples."""
     config = current_run_config()
     return Packing.from_config(config, answers_per_example(config))

@@ -34,7 +34,7 @@ GatedActivation = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ExpertUsage:
-    """How the usage of experts is counted, see `popxl_addons.ops.routing.count_expert_usage`.
+    """Counting of expert usage; see `popxl_addons.ops.routing.count_expert_usage`.
 
     Attributes:
         num_experts: of a layer.
@@ -48,12 +48,11 @@ class ExpertUsage:
 
     @property
     def spec(self) -> TensorSpec:
-        """The spec of a usage, float32 (2, num_experts): counts of tokens, sums of
-        probabilities."""
+        """Spec of expert usage, float32 (2, num_experts): token counts, summed probabilities."""
         return TensorSpec((2, self.num_experts), popxl.float32)
 
     def add_load_balancing_loss(self, loss: Tensor, expert_usage: Tensor) -> Tensor:
-        """Adds the load-balancing loss: num_experts * sum(share of tokens * mean probability).
+        """Adds the loss num_experts * sum(share of tokens * mean router probability).
 
         Both are over the tokens of all layers without padding.
 
@@ -71,7 +70,7 @@ class ExpertUsage:
 
 
 class Router(Module):
-    """The top-k experts of each token and their weights.
+    """Chooses the top-k experts of each token and computes their weights.
 
     Weights are softmax probabilities over all experts, in float32.
 
@@ -100,8 +99,10 @@ class Router(Module):
             self.bias = parameter(num_experts, std=std)
 
     def build(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: (tokens, hidden) -> top-k weights, float32 (tokens, k); their experts, int32 (tokens,
-        k); probabilities of all experts, float32 (tokens, num_experts)."""
+        """x: (tokens, hidden) -> top-k weights, top-k experts, probabilities of all experts.
+
+        Shapes: float32 (tokens, k); int32 (tokens, k); float32 (tokens, num_experts).
+        """
         logits = cast(ops.matmul(x, self.weight.transpose((1, 0))), popxl.float32)
         if self.has_bias:
             logits = logits + cast(self.bias, popxl.float32)
@@ -115,7 +116,7 @@ class Router(Module):
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Names of experts' weights in files.
+    """Names of the experts' weights in Hugging Face's files.
 
     Attributes:
         gate, up, down: an expert's projections.
@@ -132,7 +133,7 @@ class ExpertNames:
 
 
 class ExpertLinear(Module):
-    """A linear layer of each expert; matrices and biases are stacked along the first axis.
+    """Linear layers of all experts, with weights and biases stacked along the first axis.
 
     In files they are modules beside this one.
 
@@ -168,7 +169,7 @@ class ExpertLinear(Module):
 
 
 class Experts(Module):
-    """The experts of a layer. They may have adapters.
+    """The experts of a mixture-of-experts layer, which may have adapters.
 
     Tensor parallelism shards the features of each expert, or the experts
     (`execution.expert_parallel`).
@@ -226,7 +227,7 @@ class Experts(Module):
         return [(f"{e}.{self.names.down}",) for e in range(count)]
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Returns the names of stacked tensors, which older or newer files have."""
+        """Returns names under which older or newer files store the stacked expert weights."""
         names, parent = self.names, hf_path.rpartition(".")[0]
         if names.stacked_in is not None:
             parent = f"{parent.rpartition('.')[0]}.{names.stacked_in}"
@@ -259,8 +260,9 @@ class Experts(Module):
         topk_experts: Tensor,
         sorted_rows: tuple[Tensor, ...],
     ) -> Tensor:
-        """Computes sum_e weight_e * down_e(gated_activation(gate_e x, up_e x)): (tokens, hidden) ->
-        the same shape.
+        """Computes sum_e weight_e * down_e(gated_activation(gate_e x, up_e x)).
+
+        Shapes: (tokens, hidden) -> the same shape.
 
         Args:
             topk_weights: float32 (tokens, k).
@@ -275,7 +277,7 @@ class Experts(Module):
         return y
 
     def sort_rows(self, topk_experts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sorts rows by expert, those of this replica's experts first, see `sort_by_expert`."""
+        """Sorts rows by expert, those of this replica's experts first; see `sort_by_expert`."""
         order, inverse_order, group_sizes = sort_by_expert(
             self._rotate_to_local(topk_experts), experts=self.num_experts
         )
@@ -284,7 +286,7 @@ class Experts(Module):
         return order, inverse_order, group_sizes
 
     def _rotate_to_local(self, topk_experts: Tensor) -> Tensor:
-        """Renumbers experts so that this replica's first one is 0."""
+        """Renumbers experts so that this replica's first expert is number 0."""
         if not self.is_expert_parallel:
             return topk_experts
         count = popxl.constant(self.num_experts, popxl.int32, "experts")
@@ -294,12 +296,13 @@ class Experts(Module):
     def _partial_sum(
         self, x: Tensor, topk_weights: Tensor, sorted_rows: tuple[Tensor, ...]
     ) -> Tensor:
-        """Computes this replica's term of the output, (tokens, hidden), from its features of each
-        expert, or from its experts: rows of others are zeros.
+        """Computes this replica's term of the output sum, (tokens, hidden).
+
+        A replica has a shard of each expert's features or some of the experts; rows of experts on
+        other replicas are zeros.
 
         The input of the down projection is scaled by the weights, not its output: it is smaller,
-            and
-        the gradient then needs no product again.
+        and the gradient then repeats no matmul.
         """
         order, inverse_order, group_sizes = sorted_rows
         rows, expected = order / topk_weights.shape[1], self._expected_rows(topk_weights)
@@ -322,7 +325,7 @@ class Experts(Module):
         return self.down_adapter(hidden, y, group_sizes, expected, rows)
 
     def _expected_rows(self, topk_weights: Tensor) -> int | None:
-        """Returns the number of rows of local experts under balanced routing; None: all rows."""
+        """Returns the number of rows of local experts if routing is balanced; None: all rows."""
         local, total = self.num_local_experts, self.num_experts
         return None if local == total else topk_weights.nelms * local // total
 
@@ -334,7 +337,7 @@ class Experts(Module):
 
 
 class MoE(Module):
-    """A mixture-of-experts layer: a router and its experts, in place of a feed-forward layer.
+    """A mixture-of-experts layer, a router and its experts; takes the place of the MLP.
 
     Args:
         router: named `gate`, as in most of Hugging Face's models.
@@ -359,15 +362,17 @@ class MoE(Module):
             self.shared_expert, self.shared_expert_gate = shared, SharedExpertGate(std)
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Returns another name of the router, which newer files may have."""
+        """Returns the name under which newer files store the router's weight."""
         if self._router_alias is None:
             return HfTensorNames()
         name = f"{hf_path}.{self.gate.hf_name or 'gate'}.weight"
         return HfTensorNames(aliases={f"{hf_path.rpartition('.')[0]}.{self._router_alias}": name})
 
     def build(self, x: Tensor, ctx: BlockContext) -> Tensor | None:
-        """x: (..., hidden) -> the same shape; None if the experts run in phases of their own, see
-        `BlockContext.defer_experts`."""
+        """x: (..., hidden) -> the same shape; None if experts run in separate phases.
+
+        See `BlockContext.defer_experts`.
+        """
         tokens = x.reshape((-1, x.shape[-1]))
         topk_weights, topk_experts, probabilities = self.gate(tokens)
         if ctx.routes_only:
@@ -383,7 +388,7 @@ class MoE(Module):
         return None if y is None else y.reshape(x.shape)
 
     def expert_input_specs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
-        """Returns the specs of what `build` passes to `BlockContext.defer_experts`, for an x."""
+        """Returns the specs of the tensors that `BlockContext.defer_experts` receives for x."""
         tokens_and_k = (math.prod(x.shape[:-1]), self.gate.num_experts_per_tok)
         return {
             "normed": x,
@@ -393,7 +398,7 @@ class MoE(Module):
 
 
 class SharedExpertGate(Module):
-    """sigmoid(x @ weight).
+    """Gate of the shared expert: sigmoid(x @ weight).
 
     Args:
         std: of the initial weights.
@@ -410,7 +415,7 @@ class SharedExpertGate(Module):
 
 
 class _ExpertsOfGroup(Module):
-    """The experts of a group, in the place of a block's `mlp`."""
+    """Holds a group's experts under the name `mlp`, as in a block."""
 
     def __init__(self, experts: Experts, hf_name: str | None) -> None:
         super().__init__(hf_name)
@@ -418,8 +423,7 @@ class _ExpertsOfGroup(Module):
 
 
 class ExpertGroup(Module):
-    """One of `execution.expert_groups` equal groups of a layer's experts, which is a phase of its
-    own in training.
+    """One of `execution.expert_groups` equal groups of experts, which trains as its own phase.
 
     Args:
         experts: the group's.
@@ -438,7 +442,7 @@ class ExpertGroup(Module):
         group_index: Tensor,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """Computes the output of these experts: (..., hidden) -> the same shape.
+        """Computes the output of this group's experts: (..., hidden) -> the same shape.
 
         Args:
             normed, topk_weights, topk_experts: see `MoE.build`.

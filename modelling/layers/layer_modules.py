@@ -1,5 +1,4 @@
-"""Modules of a model's layers, one for each layer type, such as sliding-window and full
-attention."""
+"""One module per layer type of a model, such as sliding-window and full attention."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class LayerModules:
-    """The modules of a model's layers.
+    """The modules of a model's layers: one per distinct layer type, and each layer's type.
 
     Attributes:
         modules: one for each layer type; all have the same variables, except for adapters.
@@ -40,21 +39,20 @@ class LayerModules:
         return cls([make(t) for t in types], [types.index(t) for t in layer_types])
 
     def take(self, layers: range) -> LayerModules:
-        """Returns consecutive layers with the modules of their types."""
+        """Returns the given consecutive layers, with the modules of their types."""
         types = self.type_of_layer[layers.start : layers.stop]
         return LayerModules.from_types(types, self.modules.__getitem__)
 
     def map_modules(self, wrap: Callable[[Any], addons.Module]) -> LayerModules:
-        """Applies a function to each module."""
+        """Returns these layers with a function applied to each module."""
         return LayerModules([wrap(module) for module in self.modules], self.type_of_layer)
 
     def runs_of_one_type(self) -> list[tuple[int, range]]:
-        """Splits the layers into runs of consecutive layers of one type: (type index, layers)."""
+        """Splits layers into runs of consecutive equal type: (type index, layer indices) each."""
         groups = groupby(enumerate(self.type_of_layer), key=itemgetter(1))
         runs = [(index, [layer for layer, _ in members]) for index, members in groups]
         return [(index, range(layers[0], layers[-1] + 1)) for index, layers in runs]
 
     def first_of_each_type(self, items: Sequence[Item]) -> list[Item]:
-        """Takes the item of the first layer of each type from a sequence with one for each
-        layer."""
+        """Picks from a sequence with one item per layer the first layer's item of each type."""
         return [items[self.type_of_layer.index(index)] for index in range(len(self.modules))]

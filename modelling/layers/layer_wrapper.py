@@ -1,4 +1,4 @@
-"""Modules that wrap a layer and keep the names of its variables."""
+"""Modules that wrap a layer without changing the names of its variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 def rename_variables(
     facts: NamedVariableFactories, graph: GraphWithNamedArgs, rename: Callable[[str], str]
 ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-    """Renames the variables of a graph."""
+    """Renames a graph's variables by the function `rename`."""
     factories = {rename(n): f for n, f in facts.to_dict().items()}
     args = {rename(n): t for n, t in graph.args.to_dict().items()}
     return (
@@ -28,7 +28,7 @@ def rename_variables(
 
 
 class LayerWrapper(Module):
-    """A module around `layer`, whose variables have the names that the layer gives them."""
+    """Base class of modules that wrap `layer` and keep its variable names."""
 
     def __init__(self, layer: Module) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class LayerWrapper(Module):
     def create_graph(
         self, *args: Any, **kwargs: Any
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """Creates the graph as `Module.create_graph` does, with the layer's variable names."""
+        """Creates the graph of the wrapper, with the wrapped layer's variable names."""
         facts, graph = super().create_graph(*args, **kwargs)
         return rename_variables(facts, graph, lambda name: name.removeprefix(self._prefix))
 
@@ -52,7 +52,7 @@ class LayerWrapper(Module):
 
 
 class PositionalInputs(LayerWrapper):
-    """A layer whose inputs are passed by position, in another order than its own.
+    """Wraps a layer so that its inputs are passed by position, in the order of `names`.
 
     Args:
         names: parameters of the layer's `build`, in the order of the inputs.
@@ -63,16 +63,16 @@ class PositionalInputs(LayerWrapper):
         self._names = names
 
     def build(self, *inputs: Tensor, seed: Tensor | None = None) -> Any:
-        """Returns the layer's outputs for inputs in the order of `names`."""
+        """Runs the wrapped layer on inputs in the order of `names`."""
         kwargs = {} if seed is None else {"seed": seed}
         return self.layer(**dict(zip(self._names, inputs, strict=True)), **kwargs)
 
 
 def unwrap(module: addons.Module) -> addons.Module:
-    """Returns the innermost layer of nested wrappers, or the module itself if it is none."""
+    """Returns the innermost layer of nested wrappers; a module that is no wrapper itself."""
     return unwrap(module.layer) if isinstance(module, LayerWrapper) else module
 
 
 def layer_class_name(module: addons.Module) -> str:
-    """Returns the class name of a module, or of the layer that it wraps."""
+    """Returns the class name of the innermost layer that a module wraps."""
     return type(unwrap(module)).__name__

@@ -59,7 +59,7 @@ class Linear(Module):
         return mapping.path == "weight"
 
     def build(self, x: Tensor) -> Tensor:
-        """x: (..., in_features) -> (..., out_features), of which the sharded ones are local."""
+        """x: (..., in_features) -> (..., out_features); the sharded axis has its local size."""
         if self.shard == "in":
             y = self.groups.reduce_from_tp(self.partial_sum(x))
             return y + self.bias if self.has_bias else y
@@ -73,8 +73,10 @@ class Linear(Module):
         return groups.sum_grad_over_shard_replicas(y, replicas)
 
     def partial_sum(self, x: Tensor) -> Tensor:
-        """Computes this replica's term of the sum over replicas, without the bias, if `shard` is
-        "in": (..., local in_features) -> (..., out_features)."""
+        """Computes this replica's term of the sum over replicas, if `shard` is "in".
+
+        Without the bias: (..., local in_features) -> (..., out_features).
+        """
         weight = self.weight
         return self._apply_adapters(x, self.product(x, weight, None), weight, None)
 
@@ -83,7 +85,7 @@ class Linear(Module):
 
 
 class FusedLinear(Linear):
-    """Several column-parallel linear layers of one input, as one product, such as q, k and v.
+    """Column-parallel linear layers with the same input, as one matmul, such as q, k and v.
 
     In files they are modules beside this one.
 

@@ -62,8 +62,11 @@ class LMHead(Module):
         return self.compute_logits(self.groups.copy_to_tp(x), *self.weights(embedding_weights))
 
     def weights(self, embedding_weights: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Returns the weight (hidden, local vocab size), the bias (local vocab size,) if there is
-        one, and A and B of an adapter, (hidden, rank) and (rank, local vocab size)."""
+        """Returns the head's weight, then bias and adapter (A, B) if it has them.
+
+        Shapes: weight (hidden, local vocab size), bias (local vocab size,), A (hidden, rank), B
+        (rank, local vocab size).
+        """
         if embedding_weights is None:
             weight = self.weight if self.rows is None else self.rows(self.weight, transposed=True)
             lora = [*self.adapters()] if self.adapters else []
@@ -74,7 +77,7 @@ class LMHead(Module):
         return [weight, *bias, *lora]
 
     def compute_logits(self, x: Tensor, weight: Tensor, *bias_and_lora: Tensor) -> Tensor:
-        """Computes the logits from weights at hand: shapes as for `build`.
+        """Computes the logits from a given weight; shapes as for `build`.
 
         Args:
             x: after `copy_to_tp`.

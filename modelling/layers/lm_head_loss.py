@@ -1,4 +1,4 @@
-"""The output layer of a model: final norm, logits and loss."""
+"""The output layer of a model: final norm, dropout, logits and loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOSS_STATS, EXPERT_USAGE = "loss_stats", "expert_usage"
 
 
 class LMHeadLoss(Module):
-    """A head (norm, dropout, logits) and an objective.
+    """The output layer (norm, dropout, logits) with a training objective.
 
     Attributes:
         aux_outputs: names of the outputs of `build` after the loss.
@@ -72,7 +72,7 @@ class LMHeadLoss(Module):
         seed: Tensor | None = None,
         **inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Returns the weighted loss of a micro-batch and `aux_outputs`.
+        """Returns the weighted loss of a micro-batch and the outputs that `aux_outputs` names.
 
         Args:
             x: the last layer's output, (batch, length, hidden).
@@ -96,7 +96,7 @@ class LMHeadLoss(Module):
         return loss, *aux_outputs
 
     def _loss_stats(self, features: Tensor, token_inputs: Sequence[Tensor]) -> Tensor:
-        """Computes the objective's statistics, for one chunk of tokens at a time if need be."""
+        """Computes the objective's statistics, in chunks of tokens if the logits are large."""
         num_chunks = self._num_chunks(features)
         if num_chunks == 1:
             logits = self.lm_head(features, self._embedding_weights())
@@ -119,7 +119,7 @@ class LMHeadLoss(Module):
         return self.objective.loss_stats(logits, by_name, self.layout, self.groups)
 
     def _num_chunks(self, features: Tensor) -> int:
-        """Returns the smallest number of chunks whose logits are within `MAX_LOGIT_BYTES`."""
+        """Returns the smallest number of chunks that keeps the logits within `MAX_LOGIT_BYTES`."""
         if self.is_fp8:
             return 1
         groups, length = self.groups, self.layout.length(features)
@@ -132,7 +132,7 @@ class LMHeadLoss(Module):
         return self.tokens.embedding_weights() if self.tied else None
 
     def features(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """Computes the input of the logits: (batch, length, hidden) -> the same shape."""
+        """Applies final norm and dropout: (batch, length, hidden) -> the same shape."""
         x = self.dropout(x if self.norm is None else self.norm(x), seed)
         # The features are scaled, not the logits: they are fewer.
         return x if self.scale == 1 else x * self.scale
@@ -151,7 +151,6 @@ class LMHeadLoss(Module):
     def next_token_logits(
         self, x: Tensor, embedding_weights: Sequence[Tensor] | None = None
     ) -> Tensor:
-        """Returns the logits of one position: (batch, 1, hidden) -> float32 (batch, local vocab
-        size)."""
+        """Computes logits of one position: (batch, 1, hidden) -> (batch, local vocab size)."""
         logits = self.logits(x, embedding_weights)
         return logits.reshape((-1, logits.shape[-1]))

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., arXiv:2106.09685) and DoRA: adapters beside frozen weights.
+"""LoRA (Hu et al., arXiv:2106.09685) and DoRA: trainable adapters of frozen weights.
 
 The variables of adapters, float32, have mappings in the weight map (`modelling.weights.lora`). If
 the frozen weight's input features are sharded, lora_A is sharded, else lora_B. The other matrix is
@@ -33,7 +33,7 @@ _SEED_TAG = 0xADA
 
 
 class LowRankMatrices(Module):
-    """The variables of an adapter, those that it has of lora_A, lora_B and DoRA's magnitude."""
+    """Base class with an adapter's variables: lora_A, lora_B, DoRA's magnitude if present."""
 
     lora_A: Tensor
     lora_B: Tensor
@@ -48,7 +48,7 @@ class LowRankMatrices(Module):
 
 
 class LoRA(LowRankMatrices):
-    """W x + scale * B A dropout(x), for this replica's shard of a linear layer's weight W.
+    """y + scale * B A dropout(x), for this replica's shard of a linear layer y = W x.
 
     DoRA (Liu et al., arXiv:2402.09353) multiplies that by magnitude / n, where n are the norms of
     the rows of W + scale * B A, which have no gradient.
@@ -78,7 +78,7 @@ class LoRA(LowRankMatrices):
         self._shard_replicas = mapping.shard_replicas
 
     def build(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Adds the adapter to the linear layer's output.
+        """Adds the adapter's output to the linear layer's output y.
 
         Args:
             x: float32 (..., in_features).
@@ -111,7 +111,7 @@ class LoRA(LowRankMatrices):
         return cast(y_float32 + base * (factor - 1) + delta * factor, y.dtype)
 
     def _norms(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Computes the norms of the rows of W + scale * B A: float32 (out_features,)."""
+        """Computes DoRA's norms of the rows of W + scale * B A: float32 (out_features,)."""
         merged = ops.detach(cast(weight, float32) + (a @ b) * self.scale)
         squares = ops.sum(merged * merged, 0)
         if self._is_input_sharded and self.groups.tensor_parallel > 1:
@@ -119,14 +119,13 @@ class LoRA(LowRankMatrices):
         return ops.sqrt(squares)
 
     def _copy_to_tp(self, t: Tensor) -> Tensor:
-        """Returns `t`; its gradient is summed over the group, and counts the replicas of a shard
-        once."""
+        """Returns `t`; its gradient is summed over the group, each distinct shard once."""
         groups = self.groups
         return groups.scale_grad_by_shard_replicas(groups.copy_to_tp(t), self._shard_replicas)
 
 
 class LinearAdapters(Module):
-    """The adapters of a linear layer, each for one or some of the weights that are fused in it.
+    """All adapters of a linear layer, each for one or more of the weights fused in it.
 
     Args:
         mapping: of the layer's weight, which names its adapters.
@@ -155,7 +154,7 @@ class LinearAdapters(Module):
             del names[:count]
 
     def build(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Adds the adapters to the layer's output: shapes as for `LoRA.build`."""
+        """Adds the adapters' outputs to the linear layer's output; shapes as for `LoRA.build`."""
         x_float32, size = cast(x, float32), y.shape[-1] // len(self._mapping.weights)
         if len(self._parts) == 1:
             ((_, only),) = self._parts
@@ -171,7 +170,7 @@ class LinearAdapters(Module):
 
 
 class VocabularyAdapter(LowRankMatrices):
-    """The adapter of `embed_tokens` or `lm_head`, whose vocabulary is sharded."""
+    """Adapter of `embed_tokens` or `lm_head`, whose vocabulary axis is sharded."""
 
     def __init__(self, mapping: WeightMapping, mappings: MappingsByPath) -> None:
         (adapter,) = mapping.adapters
@@ -192,8 +191,9 @@ class VocabularyAdapter(LowRankMatrices):
 
 
 class ExpertAdapter(LowRankMatrices):
-    """scale * B_e A_e x for each row of x and its expert e: PEFT's adapter of a parameter that
-    stacks the experts' matrices.
+    """Adds scale * B_e A_e x for each row x of expert e.
+
+    It is PEFT's adapter of a parameter that stacks the experts' matrices.
 
     Variables stack the matrices of each expert; with expert parallelism both are sharded.
 
@@ -214,7 +214,7 @@ class ExpertAdapter(LowRankMatrices):
         expected_rows: int | None,
         rows: Tensor,
     ) -> Tensor:
-        """Adds the adapters to the experts' output y, of the same shape and dtype.
+        """Adds the adapters' outputs to the experts' output y, of the same shape and dtype.
 
         Args:
             x: (tokens, in features), from which `rows` are taken; of a down projection (rows, in
@@ -238,7 +238,7 @@ class ExpertAdapter(LowRankMatrices):
 
 
 class TrainableTokenRows(Module):
-    """Replaces the rows of some tokens in a frozen matrix: PEFT's trainable tokens.
+    """Replaces some tokens' rows of a frozen matrix by trainable ones (PEFT's trainable tokens).
 
     Variables, float32: `delta` (tokens, hidden), equal on all replicas.
 
@@ -251,7 +251,7 @@ class TrainableTokenRows(Module):
         self._token_ids = np.asarray(token_ids, np.int32)
 
     def build(self, matrix: Tensor, transposed: bool = False) -> Tensor:
-        """matrix: (local vocab size, hidden) -> the same shape.
+        """matrix: (local vocab size, hidden) -> the same shape, with the trainable rows in it.
 
         Args:
             transposed: it is (hidden, local vocab size), before and after.
@@ -271,7 +271,7 @@ class TrainableTokenRows(Module):
 
 
 class LayerAdapters:
-    """Attaches adapters to the layers of a model.
+    """Attaches the adapters of a weight map to the layers of a model.
 
     Args:
         weight_map_of: returns the family's weight map for a configuration.
@@ -287,7 +287,7 @@ class LayerAdapters:
         self._dropout = NO_DROPOUT if config.model.eval else Dropout(config.adapter.dropout)
 
     def attach(self, module: ModuleT, *layers: str) -> ModuleT:
-        """Attaches the adapters of layers to a module, as far as it has their linear layers.
+        """Attaches the adapters of the named layers to a module's linear layers.
 
         Args:
             layers: names of layers in the weight map.
@@ -295,7 +295,7 @@ class LayerAdapters:
         return self._attach(module, [m for layer in layers for m in self._layers.get(layer, ())])
 
     def attach_to_experts(self, group: ModuleT, layer: str) -> ModuleT:
-        """Attaches the adapters of a layer's experts to a group of them; all groups are equal."""
+        """Attaches the adapters of a layer's experts to one expert group; all groups are equal."""
         mappings = [m for m in self._layers.get(layer, ()) if ".experts." in m.path]
         return self._attach(group, [m.expert_slice(0, self._expert_groups) for m in mappings])
 
@@ -316,11 +316,11 @@ class LayerAdapters:
         return module
 
     def attach_to_embeddings(self, module: ModuleT) -> ModuleT:
-        """Attaches the embeddings' adapters."""
+        """Attaches the adapters of the token embedding."""
         return self.attach(module, EMBEDDINGS)
 
     def attach_to_head(self, module: ModuleT) -> ModuleT:
-        """Attaches the head's adapters; a tied head uses the embeddings'."""
+        """Attaches the adapters of the LM head; a tied head uses the embedding's."""
         return self.attach(module, "head", EMBEDDINGS)
 
     def build_layers(
@@ -329,7 +329,7 @@ class LayerAdapters:
         layer_types: Sequence[LayerTypeT],
         make: Callable[[LayerTypeT], Module],
     ) -> LayerModules:
-        """Builds layers with their adapters; layers with different adapters have different types.
+        """Builds layers with adapters; layers with different adapters get different types.
 
         Args:
             names: of each layer, in the weight map.
@@ -345,7 +345,7 @@ class LayerAdapters:
 
 
 def seed_adapters(layer: Module, seed: Tensor | None) -> None:
-    """Gives each adapter of a layer a seed for dropout, derived from the layer's.
+    """Gives each adapter of a layer its own dropout seed, derived from the layer's seed.
 
     Args:
         seed: uint32 (2,).

@@ -1,4 +1,4 @@
-"""Attention masks as biases that are added to scores before the softmax."""
+"""Attention masks as biases that are added to the scores before the softmax."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ MASK_VALUE = -1e9
 
 
 def invert_mask(mask: Tensor) -> Tensor:
-    """Converts between the two conventions of masks: 1 keeps a position (here, T5X, Hugging Face),
-    or 1 drops it (Transformer Engine). It is its own inverse.
+    """Converts a mask of positions to keep (1) into one of positions to drop, and vice versa.
+
+    1 keeps a position here, in T5X and in Hugging Face's models; 1 drops it in Transformer Engine.
 
     Args:
         mask: zeros and ones, int32 or bool, any shape.
@@ -21,14 +22,14 @@ def invert_mask(mask: Tensor) -> Tensor:
 
 
 def padding_bias(mask: Tensor) -> Tensor:
-    """Masks padding: int32 (batch, keys), 1 = token -> float32 (batch, 1, 1, keys)."""
+    """Returns the bias that masks padding: int32 (batch, keys) -> float32 (batch, 1, 1, keys)."""
     batch, keys = mask.shape
     dropped = cast(invert_mask(mask), popxl.float32)
     return ops.reshape(dropped * MASK_VALUE, (batch, 1, 1, keys))
 
 
 def segment_bias(query_segments: Tensor, key_segments: Tensor) -> Tensor:
-    """Masks keys of other segments than the query's.
+    """Returns the bias that masks keys of other segments than the query's.
 
     Args:
         query_segments: int32 (batch or 1, queries), the segment id of each query.

@@ -1,4 +1,4 @@
-"""The base class of modules: parameters are declared in `__init__` and are tensors in `build`.
+"""Base class of modules: parameters declared in `__init__` are tensors in `build`.
 
 A declaration is an entry of the weight map (`modelling.weights.WeightMapping`): a model's weight
 map is derived from its modules (`collect_mappings`), whose attributes have Hugging Face's names.
@@ -31,8 +31,9 @@ def parameter(
     max_shards: int | None = None,
     transposed: bool = False,
 ) -> Tensor:
-    """Declares a parameter: `self.weight = parameter(...)` in `__init__`. In `build`, `self.weight`
-    is the tensor, which becomes an input of the graph at first use.
+    """Declares a parameter: `self.weight = parameter(...)` in `__init__`.
+
+    In `build`, `self.weight` is the tensor, which becomes an input of the graph at first use.
 
     Args:
         shape: unsharded, as in Hugging Face's model.
@@ -51,7 +52,7 @@ def fused_parameter(
     transposed: bool = False,
     **fields: Any,
 ) -> Tensor:
-    """Declares a variable that holds several of Hugging Face's weights side by side.
+    """Declares a variable that concatenates several Hugging Face weights.
 
     Args:
         weights: named relative to the module; "": as the attribute.
@@ -69,7 +70,7 @@ def fused_parameter(
 
 
 def declare(mapping: WeightMapping) -> Tensor:
-    """Declares the variable of a mapping, whose path becomes the attribute's name."""
+    """Declares the variable of a weight mapping, under the attribute that it is assigned to."""
     # `Module.__setattr__` stores the declaration; `build` sees the tensor.
     return typed(Tensor, _Declaration(mapping))
 
@@ -80,7 +81,7 @@ class _Declaration:
 
 
 class Module(addons.Module):
-    """A part of a model.
+    """Base class of a model's modules, with declared parameters.
 
     Attributes:
         config: of the run that it is built for.
@@ -132,11 +133,11 @@ class Module(addons.Module):
 
     @property
     def dtype(self) -> popxl.dtype:
-        """The dtype of parameters and activations."""
+        """The dtype of parameters and activations in the current run configuration."""
         return popxl.dtype.as_dtype(self.config.model.precision)
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Returns other names that files have for this module's parameters.
+        """Returns alternative names of this module's parameters in Hugging Face files.
 
         Args:
             hf_path: the module's path in Hugging Face's model.
@@ -144,7 +145,7 @@ class Module(addons.Module):
         return HfTensorNames()
 
     def move_out(self, name: str) -> Module:
-        """Moves the submodule `name` to a new module and returns that.
+        """Moves the submodule `name` into a new module and returns the new module.
 
         This module uses it as before; its variables are then those of the new module alone.
         """
@@ -154,11 +155,11 @@ class Module(addons.Module):
 
     # ---- variables ------------------------------------------------------------------------------
     def is_quantizable(self, mapping: WeightMapping) -> bool:
-        """True if a parameter may be quantized."""
+        """True if a weight mapping's parameter can be quantized."""
         return False
 
     def _add_parameter(self, mapping: WeightMapping) -> Tensor:
-        """Adds the inputs of a declared parameter to the graph, and returns its tensor."""
+        """Adds the graph inputs of a declared parameter; returns its (dequantized) tensor."""
         groups = self.groups
         shape = mapping.shape_on_replica(groups.tensor_parallel)
         sharded = mapping.axis is not None and mapping.is_sharded
@@ -181,7 +182,7 @@ class Module(addons.Module):
         dtype: popxl.dtype,
         grouping: ReplicaGrouping | None = None,
     ) -> Tensor:
-        """Adds a graph input for a variable, and returns it.
+        """Adds a graph input for a variable of this shape and dtype; returns the input.
 
         The factory's data are zeros that take no memory: initial values are random numbers that
         belong to the unsharded model (see `modelling.weights`), and a graph can be built, and its
@@ -196,7 +197,7 @@ class Module(addons.Module):
 
 
 def collect_mappings(module: addons.Module, hf_path: str) -> list[WeightMapping]:
-    """Derives the entries of the weight map from a module's parameters.
+    """Returns the weight mappings of a module's parameters, for the weight map.
 
     Args:
         hf_path: the module's path in Hugging Face's model.
@@ -213,7 +214,7 @@ def collect_mappings(module: addons.Module, hf_path: str) -> list[WeightMapping]
 
 
 def collect_file_names(module: addons.Module, hf_path: str) -> HfTensorNames:
-    """Merges `Module.file_names` of a module and its submodules.
+    """Merges the alternative file names (`Module.file_names`) of a module and its submodules.
 
     Args:
         hf_path: the module's path in Hugging Face's model.
@@ -230,7 +231,7 @@ def iter_modules(module: addons.Module) -> Iterator[Module]:
 
 
 def _walk(module: addons.Module, path: str, hf_path: str) -> Iterator[tuple[str, str, Module]]:
-    """Yields path ("" or ending with a dot), Hugging Face's path and module of each submodule."""
+    """Yields each submodule with its path (ending with a dot) and its Hugging Face path."""
     if not isinstance(module, Module) or not module.is_shared:
         if isinstance(module, Module):
             yield path, hf_path, module

@@ -28,7 +28,7 @@ def choose_fused_attention(config: RunConfig) -> bool | None:
 
 
 class MultiHeadAttention(Module):
-    """Attention between the projections, which subclasses declare, in a tensor-parallel region.
+    """Base class of multi-head attention; subclasses declare the projections.
 
     Shapes: b samples, n tokens, h heads on this replica, g KV heads on this replica, d features of
     a head.
@@ -70,11 +70,11 @@ class MultiHeadAttention(Module):
         )
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Splits queries into heads: (b, n, h * d) -> (b, n, h, d)."""
+        """Splits query features into heads: (b, n, h * d) -> (b, n, h, d)."""
         return split_heads(self.layout.convert(x), self.heads)
 
     def split_kv_heads(self, x: Tensor) -> Tensor:
-        """Splits keys or values into heads: (b, n, g * d) -> (b, n, g, d)."""
+        """Splits key or value features into heads: (b, n, g * d) -> (b, n, g, d)."""
         return split_heads(self.layout.convert(x), self.kv_heads)
 
     def attend(
@@ -86,8 +86,7 @@ class MultiHeadAttention(Module):
         biases: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Attends to these and earlier tokens: q (b, n, h, d), k and v (b, n, g, d) -> (b, n, h *
-        d).
+        """Attends to new and cached tokens: q (b, n, h, d), k, v (b, n, g, d) -> (b, n, h * d).
 
         Args:
             ctx: has the keys and values of earlier tokens, and the masks.
@@ -107,7 +106,7 @@ class MultiHeadAttention(Module):
         qk_ids: Sequence[Tensor] = (),
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Attends to the given keys alone: q (b, h, n, d), k and v (b, g, m, d) -> (b, n, h * d).
+        """Attends to the given keys only: q (b, h, n, d), k, v (b, g, m, d) -> (b, n, h * d).
 
         Args:
             biases, qk_ids, lengths: see `Attention.build`.

@@ -37,16 +37,16 @@ class RMSNorm(Module):
         return cast(normed, x.dtype) * weight
 
     def scale(self) -> Tensor:
-        """Returns the weight, (features,)."""
+        """Returns the multiplicative weight of the norm, (features,)."""
         return self.groups.copy_to_tp(self.weight) if self.in_tp_region else self.weight
 
     def mean_square(self, x: Tensor) -> Tensor:
-        """x: (..., features) -> mean of squares, (..., 1)."""
+        """Computes the mean of squares over features: (..., features) -> (..., 1)."""
         return ops.mean(x * x, -1, keepdims=True)
 
 
 class ShardedRMSNorm(RMSNorm):
-    """An `RMSNorm` over features that are sharded over tensor parallelism.
+    """RMS norm over features that are sharded over tensor parallelism.
 
     Args:
         max_shards: of the features, see `parameter`.

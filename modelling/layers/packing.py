@@ -1,4 +1,4 @@
-"""Samples of an encoder-decoder that hold several examples, none of which attends to another.
+"""Packed samples of encoder-decoders: several examples that do not attend to each other.
 
 In the encoder, the examples of a sample are concatenated; the mask has their numbers. In the
 decoder each is a sequence of its own, so that only cross-attention joins them.
@@ -24,7 +24,7 @@ _BATCH_FIRST = ActivationLayout()
 
 @dataclass(frozen=True)
 class Packing:
-    """Masks and shapes of packed samples.
+    """Masks and shapes of packed encoder-decoder samples.
 
     A mask is int32 (batch, encoder length): the number, from 1, of the example that a token belongs
     to, and 0 for padding.
@@ -42,30 +42,32 @@ class Packing:
 
     @classmethod
     def from_config(cls, config: RunConfig, sequences_per_example: int = 1) -> Self:
-        """Returns the packing of a configuration's samples."""
+        """Returns how a configuration packs examples into samples."""
         assert isinstance(config.data, Seq2SeqData)
         layout = ActivationLayout.from_config(config)
         return cls(config.data.examples_per_sample, sequences_per_example, layout)
 
     @property
     def sequences_per_sample(self) -> int:
-        """The number of decoder sequences of a sample."""
+        """Number of decoder sequences in a sample."""
         return self.examples_per_sample * self.sequences_per_example
 
     def encoder_bias(self, mask: Tensor) -> Tensor:
-        """Returns the bias of the encoder's self-attention, which masks other examples: float32,
-        broadcasts to (batch, 1, q, k)."""
+        """Returns the encoder self-attention bias that masks padding and other examples.
+
+        float32, broadcasts to (batch, 1, q, k).
+        """
         return padding_bias(mask) if self.examples_per_sample == 1 else segment_bias(mask, mask)
 
     def lengths(self, mask: Tensor) -> Tensor:
-        """Returns the number of tokens of unpacked samples, padded on the right: int32 (batch,).
+        """Returns the token counts of unpacked samples, padded on the right: int32 (batch,).
 
         It is at least 1, so that the softmax of a sample that is all padding is finite.
         """
         return ops.maximum(ops.sum(mask, 1), popxl.constant(1, popxl.int32))
 
     def cross_bias(self, mask: Tensor, length: int) -> Tensor:
-        """Returns the bias of cross-attention, which masks other examples' encoder tokens.
+        """Returns the cross-attention bias that masks encoder tokens of other examples.
 
         Args:
             length: queries of a decoder sequence.
@@ -88,7 +90,7 @@ class Packing:
         return ops.cast(ops.reshape(has_any, (batch * self.examples_per_sample,)), popxl.bool)
 
     def positions(self, mask: Tensor) -> Tensor:
-        """Returns the position of each token in its example: int32 (batch, encoder length)."""
+        """Returns the position of each token within its example: int32 (batch, encoder length)."""
         batch, length = mask.shape
         index = popxl.constant(np.arange(length)[None], popxl.int32, "positions")
         if self.examples_per_sample == 1:
@@ -99,16 +101,22 @@ class Packing:
         return index - ops.sum(earlier, 2)
 
     def pack_sequences(self, x: Tensor) -> Tensor:
-        """Joins a sample's decoder sequences: (batch * n, length, hidden) ->
-        (batch, n * length, hidden), n = sequences_per_sample."""
+        """Joins a sample's n decoder sequences along the length; inverse of `unpack_sequences`.
+
+        (batch * n, length, hidden) -> (batch, n * length, hidden), n = sequences_per_sample.
+
+        n = sequences_per_sample.
+        """
         x = self.layout.convert(x)
         sequences, length, hidden = x.shape
         n = self.sequences_per_sample
         return self.layout.convert(x.reshape((sequences // n, n * length, hidden)))
 
     def unpack_sequences(self, x: Tensor) -> Tensor:
-        """Splits a sample's decoder sequences: (batch, n * length, hidden) ->
-        (batch * n, length, hidden), n = sequences_per_sample."""
+        """Splits a sample's n decoder sequences; the inverse of `pack_sequences`.
+
+        (batch, n * length, hidden) -> (batch * n, length, hidden), n = sequences_per_sample.
+        """
         x = self.layout.convert(x)
         batch, length, hidden = x.shape
         n = self.sequences_per_sample

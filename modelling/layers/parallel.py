@@ -1,4 +1,4 @@
-"""Replica groups of tensor and data parallelism, and their communication in layers.
+"""Replica groups of tensor and data parallelism, and their collectives in layers.
 
 Replica r is member r % tp of the tensor-parallel group r // tp: a group's members are neighbours,
 and each group has its own samples.
@@ -34,7 +34,7 @@ def _scale_gradient(x: Any, *, shard_replicas: int) -> Any:
 
 @dataclass(frozen=True)
 class ParallelGroups:
-    """Replica groups of an Ir.
+    """Tensor- and data-parallel replica groups of an Ir.
 
     `sharded` and `replicated` are the groups of replicas with equal values of a variable, `tp` and
     `dp` those that communicate.
@@ -57,7 +57,7 @@ class ParallelGroups:
 
     @classmethod
     def current(cls, tensor_parallel: int) -> ParallelGroups:
-        """Returns the groups of the current Ir.
+        """Returns the replica groups of the current Ir.
 
         Raises:
             ValueError: the number of replicas is no multiple of `tensor_parallel`.
@@ -81,12 +81,11 @@ class ParallelGroups:
         )
 
     def vocab_shard_size(self, vocab_size: int) -> int:
-        """Returns the size of a replica's shard of the vocabulary; the last shard is padded to
-        it."""
+        """Returns the size of a replica's vocabulary shard; the last shard is padded to it."""
         return -(-vocab_size // self.tensor_parallel)
 
     def shard_grouping(self, shard_replicas: int) -> ReplicaGrouping:
-        """Returns the grouping of a variable with fewer shards than `tensor_parallel`.
+        """Returns the replica grouping of a variable whose shards are each on several replicas.
 
         Args:
             shard_replicas: number of neighbours in a tensor-parallel group with the same shard.
@@ -99,7 +98,7 @@ class ParallelGroups:
 
     # ---- in graphs ------------------------------------------------------------------------------
     def copy_to_tp(self, x: Tensor) -> Tensor:
-        """Enters a tensor-parallel region, in which each replica does a part of the work.
+        """Enters a tensor-parallel region: the identity, whose gradient is summed over the group.
 
         Args:
             x: any shape, equal on all replicas of the group.
@@ -112,14 +111,16 @@ class ParallelGroups:
         return replicated_all_reduce_identical_inputs(x, group=self.tp)
 
     def reduce_from_tp(self, x: Tensor) -> Tensor:
-        """Leaves a tensor-parallel region: sums `x`, of any shape, over the group."""
+        """Leaves a tensor-parallel region: sums `x` over the tensor-parallel group."""
         if self.tensor_parallel == 1:
             return x
         return replicated_all_reduce_identical_grad_inputs(x, group=self.tp)
 
     def sum_grad_over_shard_replicas(self, t: Tensor, shard_replicas: int) -> Tensor:
-        """Returns `t`; its gradient is summed over the replicas with the same shard, each of which
-        uses it for a part of the work."""
+        """Returns `t`; its gradient is summed over the replicas that have the same shard.
+
+        Each of them uses the shard for a part of the work.
+        """
         if shard_replicas == 1:
             return t
         replicas = self.tensor_parallel * self.data_parallel
@@ -140,8 +141,10 @@ class ParallelGroups:
         return ops.collectives.replicated_slice(ranks, 0, self.tp).reshape((1,))
 
     def tp_seed(self, seed: Tensor | None) -> Tensor | None:
-        """Derives a seed, uint32 (2,), that differs between the replicas of a tensor-parallel
-        group, for random numbers in a tensor-parallel region; None if `seed` is."""
+        """Derives a seed, uint32 (2,), that differs between replicas of a tensor-parallel group.
+
+        It is for random numbers in a tensor-parallel region; None if `seed` is.
+        """
         if seed is None or self.tensor_parallel == 1:
             return seed
         return ops.create_random_seed(seed, self.tp_rank())

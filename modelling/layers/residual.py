@@ -12,7 +12,7 @@ FLOAT16_LIMIT = float(np.finfo(np.float16).max) - 1000
 
 
 def add_residual(x: Tensor, y: Tensor) -> Tensor:
-    """Returns x + y, clipped to the range of float16 in that dtype.
+    """Returns x + y; in float16 clipped to that dtype's finite range.
 
     A few activations of models trained in bfloat16, especially T5, exceed that range. One infinity
     would turn everything after it into NaN; clipping does no harm (Hugging Face clips too). The

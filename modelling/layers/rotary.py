@@ -35,7 +35,7 @@ def constant_rope_tables(
 
 
 def gather_rope_tables(tables: RopeTables, positions: Tensor) -> RopeTables:
-    """Gathers the tables' rows of some positions.
+    """Gathers the rows of RoPE tables at the given token positions.
 
     Args:
         positions: int32 (batch,), one for each sample, or (batch, n).
@@ -48,7 +48,7 @@ def gather_rope_tables(tables: RopeTables, positions: Tensor) -> RopeTables:
 
 
 def packed_rope_tables(tables: RopeTables, segment_starts: Tensor | None) -> RopeTables:
-    """Returns the tables of all tokens of samples, whose positions restart at each sequence.
+    """Returns RoPE tables of packed samples, whose positions restart at each sequence.
 
     Args:
         tables: of positions 0, 1, ..., (length, rotary_dim / 2) each.
@@ -65,7 +65,7 @@ def packed_rope_tables(tables: RopeTables, segment_starts: Tensor | None) -> Rop
 
 
 def apply_rotary_pos_emb(x: Tensor, sin: Tensor, cos: Tensor, rotary_dim: int) -> Tensor:
-    """Rotates each pair of features i and i + rotary_dim / 2 by the angle of its position.
+    """Rotates each feature pair (i, i + rotary_dim / 2) by the angle of its position.
 
     Computed in float32.
 

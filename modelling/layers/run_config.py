@@ -1,4 +1,4 @@
-"""The configuration of the run that modules are built for."""
+"""The run configuration that modules read while they are built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CURRENT: ContextVar[RunConfig] = ContextVar("run_config")
 
 @contextmanager
 def use_run_config(config: RunConfig) -> Iterator[None]:
-    """Builds modules for a run: its parallelism, precision, quantization, dropout and kernels."""
+    """Context manager: modules built inside take parallelism, precision and kernels from it."""
     token = _CURRENT.set(config)
     try:
         yield

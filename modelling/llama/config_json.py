@@ -1,4 +1,4 @@
-"""Conversion between the config.json of Llama and its relatives and our configuration.
+"""Conversion between config.json of Llama-like models and our configuration.
 
 transformers' classes fill in defaults, and read both ways of writing RoPE settings:
 `rope_parameters`, and `rope_theta` with `rope_scaling`, as before transformers 5.
@@ -25,7 +25,7 @@ _GEMMA3_LEGACY = frozenset(("rope_local_base_freq", "sliding_window_pattern"))
 
 
 class Architecture(NamedTuple):
-    """Peculiarities of the config.json of a model type.
+    """Peculiarities of one model type's config.json.
 
     Attributes:
         cls: transformers' class.
@@ -95,7 +95,7 @@ FACTOR_LISTS = ("short_factor", "long_factor")
 
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Returns the fields of the model section for a config.json.
+    """Returns the fields of the `model` section that a config.json sets.
 
     Raises:
         ConfigError: a setting is unknown, or has a value that is not supported.
@@ -116,7 +116,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
 
 
 def _load_hf_config(model_type: str, data: Mapping[str, Any]) -> Any:
-    """Loads transformers' configuration, with defaults; raises as `from_config_json`."""
+    """Loads a config.json as transformers' class, with defaults; raises ConfigError."""
     data, architecture = _modernize(model_type, data), ARCHITECTURES[model_type]
     model_defaults, common_names = hf_defaults(model_type)
     read = READ_ALWAYS | architecture.legacy | (READ & model_defaults.keys())
@@ -135,7 +135,7 @@ def _load_hf_config(model_type: str, data: Mapping[str, Any]) -> Any:
 
 
 def _modernize(model_type: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a config.json to the form that transformers reads today.
+    """Converts a config.json of an older transformers version to today's form.
 
     LLaMA 1 has -1 for token ids that it lacks. gpt-oss's MXFP4 experts are dequantized on reading
     (`modelling.weights.mxfp4`). The first Phi-3 files call the RoPE type "longrope" "su", whose
@@ -153,8 +153,12 @@ def _modernize(model_type: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _token_ids(hf: Any) -> dict[str, Any]:
-    """Returns the special token ids: the first of several eos tokens, and all of them; eos also
-    pads if there is no padding token."""
+    """Returns a transformers config's special token ids as fields of our model section.
+
+    The first eos token also pads if there is no padding token.
+
+    The first eos token also pads if there is no padding token.
+    """
 
     def valid_ids(name: str) -> list[int]:
         value = getattr(hf, f"{name}_token_id")
@@ -171,7 +175,7 @@ def _token_ids(hf: Any) -> dict[str, Any]:
 
 
 def _layer_types(model_type: str, hf: Any) -> dict[str, Any]:
-    """Returns the shortest pattern of layer types, the sliding window, and layers without RoPE."""
+    """Returns the shortest period of layer types, the window, and the layers without RoPE."""
     count, window = hf.num_hidden_layers, getattr(hf, "sliding_window", None)
     types = getattr(hf, "layer_types", None)
     if types is None or ARCHITECTURES[model_type].one_layer_type:
@@ -190,7 +194,7 @@ def _layer_types(model_type: str, hf: Any) -> dict[str, Any]:
 
 
 def _shortest_period(values: list[Any]) -> list[Any]:
-    """Returns the shortest prefix whose repetition begins with `values`."""
+    """Returns the shortest prefix that, repeated, starts with `values`."""
     count = len(values)
     return next(values[:n] for n in range(1, count + 1) if (values[:n] * count)[:count] == values)
 
@@ -235,7 +239,7 @@ def _join(values: Iterable[Any]) -> str:
 
 # ---- to config.json -----------------------------------------------------------------------------
 def to_config_json(config: LlamaConfig) -> dict[str, Any]:
-    """Returns the content of config.json, with RoPE settings in both forms.
+    """Returns the content of config.json, with RoPE settings in the old and the new form.
 
     Raises:
         ConfigError: models of this type cannot have the configuration.
@@ -273,7 +277,7 @@ def to_config_json(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _hf_rope_settings(model: LlamaModel, hf_names: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the RoPE settings of config.json, in both forms."""
+    """Returns the RoPE settings of config.json, in the old and the new form."""
     rope, local_theta = model.rope_parameters, model.rope_local_base_freq
     parameters = _hf_rope_scaling(rope)
     settings: dict[str, Any] = {
@@ -296,7 +300,7 @@ def _hf_rope_settings(model: LlamaModel, hf_names: Mapping[str, Any]) -> dict[st
 
 
 def _hf_rope_scaling(rope: LlamaRope) -> dict[str, Any]:
-    """Returns the settings of the RoPE type, without the base."""
+    """Returns the RoPE scaling settings of config.json, without theta."""
     required, optional = ROPE_TYPES[rope.rope_type]
     values = rope.to_dict() | {name: list(factors(getattr(rope, name))) for name in FACTOR_LISTS}
     values |= {"truncate": None if rope.truncate else False}
@@ -305,7 +309,7 @@ def _hf_rope_scaling(rope: LlamaRope) -> dict[str, Any]:
 
 
 def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless the config.json, read again, gives an equivalent model."""
+    """Raises ConfigError unless reading the config.json back gives an equivalent model."""
     restored = _model_of(model, hf_config)
     before, after = _canonical_fields(model), _canonical_fields(restored)
     name = next((n for n in before if before[n] != after[n]), None)
@@ -318,14 +322,14 @@ def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
 
 
 def _model_of(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
-    """Returns the model with the fields that a config.json has."""
+    """Returns the model section with the fields that a config.json sets replaced."""
     return LlamaModel.from_dict(
         model.to_dict() | from_config_json(JsonObject(dict(hf_config), "config.json"))
     )
 
 
 def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
-    """Returns the fields of a model, with equal values for equivalent settings."""
+    """Returns a model section's fields, equal for settings with equal effect."""
     rope = model.rope_parameters
     return flatten(model.to_dict()) | {
         "layer_types": [layer.is_sliding for layer in model.layers],
@@ -336,5 +340,5 @@ def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
 
 
 def normalize_config_json(config: LlamaConfig, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config.json, in whichever form, as `to_config_json` writes it."""
+    """Returns a config.json of any form as `to_config_json` would write it."""
     return to_config_json(replace(config, model=_model_of(config.model, hf_config)))

@@ -1,5 +1,4 @@
-"""Llama and its relatives: causal attention with grouped KV heads, a gated feed-forward layer or
-experts, RMS norms.
+"""Llama-like models: grouped-query attention, gated MLP or mixture of experts, RMS norms.
 
 Grouped-query attention: Ainslie et al., arXiv:2305.13245; sliding windows: Beltagy et al.,
 arXiv:2004.05150; QK norm: Henry et al., arXiv:2010.04245; gated feed-forward: Shazeer,
@@ -106,7 +105,7 @@ class LlamaAttention(MultiHeadAttention):
         return self.o_proj(self.attend(q, k, v, ctx, [self.sinks] if self.has_sinks else []))
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Phi-3's files fuse queries, keys and values."""
+        """Returns the names under which Phi-3's files fuse queries, keys and values."""
         if self.model_type != "phi3":
             return HfTensorNames()
         qkv = [f"{hf_path}.{name}_proj.weight" for name in "qkv"]
@@ -131,7 +130,7 @@ class LlamaMLP(Module):
         return self.down_proj(self.act(gate) * up)
 
     def file_names(self, hf_path: str) -> HfTensorNames:
-        """Phi-3's files fuse gate and up."""
+        """Returns the name under which Phi-3's files fuse the gate and up projections."""
         if self.model_type != "phi3":
             return HfTensorNames()
         gate_up = [f"{hf_path}.{name}_proj.weight" for name in ("gate", "up")]
@@ -141,7 +140,7 @@ class LlamaMLP(Module):
 
 
 def make_experts(c: LlamaModel, num_experts_in_group: int | None = None) -> Experts:
-    """Builds the experts of a layer, or of one group of them."""
+    """Builds the experts of a whole layer or of one expert group."""
     is_gpt_oss, act, limit = c.model_type == "gpt_oss", activation(c.hidden_act), c.swiglu_limit
     names = ExpertNames(interleaved=is_gpt_oss)
     if c.model_type == "mixtral":
@@ -162,15 +161,18 @@ def make_experts(c: LlamaModel, num_experts_in_group: int | None = None) -> Expe
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
-    """Computes g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = clamp(up, ±limit), as in
-    gpt-oss (arXiv:2508.10925): (..., features) -> the same shape and dtype, in float32."""
+    """Computes g * sigmoid(alpha * g) * (u + 1), with g and u clamped, as in gpt-oss.
+
+    g = min(gate, limit), u = clamp(up, ±limit); arXiv:2508.10925; (..., features) -> the same shape
+    and dtype, computed in float32.
+    """
     g = ops.clamp(cast(gate, popxl.float32), max=limit)
     u = ops.clamp(cast(up, popxl.float32), -limit, limit)
     return cast(ops.swish(g * alpha) * (u + 1.0) * (1 / alpha), gate.dtype)
 
 
 def make_moe(c: LlamaModel) -> MoE:
-    """Builds the router and the experts of a layer, and the shared expert, if it has one."""
+    """Builds a mixture-of-experts layer: router, experts and, if configured, shared expert."""
     is_gpt_oss, std = c.model_type == "gpt_oss", c.initializer_range
     shared_size = c.shared_expert_intermediate_size
     return MoE(
@@ -191,13 +193,13 @@ def make_moe(c: LlamaModel) -> MoE:
 
 
 def hf_mlp_name(c: LlamaModel) -> str | None:
-    """Returns Hugging Face's name of a block's `mlp`; None: the same."""
+    """Returns the name of a block's MLP in Hugging Face files; None: also `mlp`."""
     return "block_sparse_moe" if c.model_type == "mixtral" else None
 
 
 # ---- blocks -------------------------------------------------------------------------------------
 class LlamaBlock(Module):
-    """Pre-norm: x + attn(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm block: x + attn(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, c: LlamaModel, layer: LayerType) -> None:
         super().__init__()
@@ -207,7 +209,7 @@ class LlamaBlock(Module):
         self.add_norms(c)
 
     def add_norms(self, c: LlamaModel) -> None:
-        """Adds the block's norms."""
+        """Adds the norms of the block as submodules."""
         self.input_layernorm = make_norm(c)
         self.post_attention_layernorm = make_norm(c)
 
@@ -219,7 +221,7 @@ class LlamaBlock(Module):
 
 
 class OlmoBlock(LlamaBlock):
-    """Post-norm, as in OLMo 2 (arXiv:2501.00656): x + norm(attn(x)), then x + norm(mlp(x))."""
+    """Post-norm block of OLMo 2 (arXiv:2501.00656): x + norm(attn(x)), then x + norm(mlp(x))."""
 
     def add_norms(self, c: LlamaModel) -> None:
         self.post_attention_layernorm = make_norm(c)
@@ -233,7 +235,7 @@ class OlmoBlock(LlamaBlock):
 
 
 class GemmaBlock(LlamaBlock):
-    """Norms before and after each branch, as in Gemma 2 (arXiv:2408.00118)."""
+    """Block of Gemma 2 (arXiv:2408.00118): norms before and after attention and MLP."""
 
     def add_norms(self, c: LlamaModel) -> None:
         self.input_layernorm = make_norm(c)
@@ -252,14 +254,13 @@ BLOCKS = dict.fromkeys(OLMO, OlmoBlock) | dict.fromkeys(GEMMA, GemmaBlock)
 
 
 def make_norm(c: LlamaModel, features: int | None = None, in_tp_region: bool = False) -> RMSNorm:
-    """Builds an RMS norm over `features`, by default over hidden_size; Gemma multiplies by
-    1 + weight."""
+    """Builds an RMS norm over `features` (default hidden_size); Gemma scales by 1 + weight."""
     return RMSNorm(features or c.hidden_size, c.rms_norm_eps, c.model_type in GEMMA, in_tp_region)
 
 
 # ---- the model ----------------------------------------------------------------------------------
 def decoder_spec(config: LlamaConfig) -> DecoderSpec:
-    """Describes the model of a configuration."""
+    """Returns the model specification of a Llama-like configuration."""
     c, std = config.model, config.model.initializer_range
     expert_groups, expert_usage = config.execution.expert_groups, None
     if c.num_experts and not c.eval:

@@ -1,4 +1,4 @@
-"""RoPE frequencies, and their scaling for long contexts as transformers does it.
+"""RoPE frequencies and their scaling for long contexts, as in transformers.
 
 All arithmetic is in float32, as in transformers.
 """
@@ -23,14 +23,13 @@ from popxl import Tensor
 
 
 class Rope:
-    """Rotary position embeddings of the layers of one type."""
+    """Rotary position embeddings for the layers of one type."""
 
     def __init__(self, c: LlamaModel, layer: LayerType) -> None:
         self._model, self._layer = c, layer
 
     def __call__(self, q: Tensor, k: Tensor, ctx: BlockContext) -> tuple[Tensor, Tensor]:
-        """Rotates queries (batch, length, heads, head_dim) and keys (batch, length, kv_heads,
-        head_dim) -> the same shapes."""
+        """Rotates queries (b, length, heads, head_dim) and keys (b, length, kv_heads, head_dim)."""
         if not self._layer.has_rope:
             return q, k
 
@@ -47,7 +46,7 @@ class Rope:
 def rope_tables(
     model: LlamaModel, layer: LayerType, num_positions: int, max_length: int
 ) -> RopeTables:
-    """Returns the tables of positions 0, 1, ... for layers of a type, see `RopeTables`.
+    """Returns RoPE tables of positions 0, 1, ... for a layer type; see `RopeTables`.
 
     Args:
         max_length: tokens of the longest sequence, on which scaling may depend.
@@ -63,8 +62,10 @@ def rope_tables(
 
 
 def _query_scale(rope: LlamaRope, num_positions: int) -> Tensor:
-    """Returns Llama 4's attention temperature, 1 + beta * log(1 + floor(position / context of
-    pretraining)): float32 (num_positions, 1)."""
+    """Returns Llama 4's attention temperature by position: float32 (num_positions, 1).
+
+    1 + beta * log(1 + floor(position / context of pretraining)).
+    """
     original, beta = rope.original_max_position_embeddings, rope.llama_4_scaling_beta
     assert original is not None
     assert beta is not None
@@ -74,7 +75,7 @@ def _query_scale(rope: LlamaRope, num_positions: int) -> Tensor:
 
 
 def scaled_frequencies(model: LlamaModel, max_length: int) -> tuple[np.ndarray, float]:
-    """Returns radians per position, float32 (rotary_dim / 2,), and the factor on sin and cos.
+    """Returns scaled RoPE frequencies, float32 (rotary_dim / 2,), and the scale of sin and cos.
 
     Args:
         max_length: tokens of the longest sequence.
@@ -109,8 +110,7 @@ def scaled_frequencies(model: LlamaModel, max_length: int) -> tuple[np.ndarray, 
 
 
 def inverse_frequencies(theta: float, rotary_dim: int) -> np.ndarray:
-    """Returns theta^(-2i / rotary_dim), radians per position of each pair: float32
-    (rotary_dim / 2,)."""
+    """Returns theta^(-2i / rotary_dim), radians per position: float32 (rotary_dim / 2,)."""
     inv_freq: np.ndarray = 1 / _positions_per_radian(theta, rotary_dim)
     return inv_freq
 
@@ -123,8 +123,11 @@ def _positions_per_radian(theta: float, rotary_dim: int) -> np.ndarray:
 def _llama3_frequencies(
     rope: LlamaRope, factor: float, original: int, inv_freq: np.ndarray
 ) -> np.ndarray:
-    """Divides the frequencies of long wavelengths by the factor, keeps those of short ones, and
-    interpolates between: float32 (rotary_dim / 2,) -> the same shape."""
+    """Scales RoPE frequencies as Llama 3: float32 (rotary_dim / 2,) -> the same shape.
+
+    Divides the frequencies of long wavelengths by the factor, keeps those of short ones, and
+    interpolates between.
+    """
     low, high = rope.low_freq_factor, rope.high_freq_factor
     wavelengths = np.float32(2 * math.pi) / inv_freq
     divided = inv_freq / np.float32(factor)
@@ -136,8 +139,10 @@ def _llama3_frequencies(
 
 
 def _longrope_scale(rope: LlamaRope, factor: float, original: int) -> float:
-    """Returns the factor on sin and cos, which sharpens attention over longer contexts (Ding et
-    al., arXiv:2402.13753)."""
+    """Returns LongRoPE's scale of sin and cos, which sharpens attention over longer contexts.
+
+    Ding et al., arXiv:2402.13753.
+    """
     if rope.attention_factor is not None:
         return rope.attention_factor
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -146,9 +151,11 @@ def _longrope_scale(rope: LlamaRope, factor: float, original: int) -> float:
 def _yarn_frequencies(
     rope: LlamaRope, factor: float, original: int, inv_freq: np.ndarray
 ) -> np.ndarray:
-    """Keeps the frequencies of pairs that turn often in the context of pretraining, divides those
-    that turn seldom by the factor, and interpolates between (Peng et al., arXiv:2309.00071):
-    float32 (rotary_dim / 2,) -> the same shape."""
+    """Scales RoPE frequencies as YaRN: float32 (rotary_dim / 2,) -> the same shape.
+
+    Keeps the frequencies of pairs that turn often in the context of pretraining, divides those that
+    turn seldom by the factor, and interpolates between (Peng et al., arXiv:2309.00071).
+    """
     rotary_dim = 2 * len(inv_freq)
 
     def index_of_pair(rotations: float) -> float:
@@ -164,7 +171,7 @@ def _yarn_frequencies(
 
 
 def _yarn_scale(rope: LlamaRope, factor: float) -> float:
-    """Returns YaRN's factor on sin and cos."""
+    """Returns YaRN's scale of sin and cos."""
     if rope.attention_factor is not None or factor <= 1:
         return rope.attention_factor or 1.0
     if rope.mscale and rope.mscale_all_dim:

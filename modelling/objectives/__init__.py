@@ -18,5 +18,5 @@ OBJECTIVES: dict[str, Callable[[RunConfig], Objective]] = {
 
 
 def make_objective(config: RunConfig) -> Objective:
-    """Returns the objective of a configuration."""
+    """Returns the training objective of a configuration."""
     return OBJECTIVES[config.training.objective](config)

@@ -1,4 +1,4 @@
-"""Cross entropy: the mean negative log-likelihood of the labels, in nats."""
+"""Cross-entropy objective: mean negative log-likelihood of the labels, in nats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CrossEntropy(Objective):
-    """The mean negative log-likelihood over the labels of a global batch.
+    """Cross-entropy objective: mean negative log-likelihood over a global batch's labels.
 
     Inputs: `labels`, int32 (batch, length), in [0, vocab_size), or `IGNORE_INDEX` for tokens that
         do
@@ -60,7 +60,7 @@ def token_losses(
     groups: ParallelGroups,
     reduction: Literal["sum", "none"],
 ) -> Tensor:
-    """Computes negative log-likelihoods of labels, 0 for `IGNORE_INDEX`: float32.
+    """Computes each label's negative log-likelihood, float32; 0 where it is `IGNORE_INDEX`.
 
     Args:
         logits: float32 (batch, length, local vocab size).

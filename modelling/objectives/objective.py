@@ -30,7 +30,7 @@ SpecOf = Callable[[TensorSpec], TensorSpec]
 
 
 class Objective(ABC):
-    """A training objective: a loss and its metrics.
+    """Interface of a training objective: a loss and its metrics.
 
     The loss is computed in two steps, since the logits of all tokens may take more memory than a
     device has: statistics that are sums over tokens, for one chunk of tokens at a time; then the
@@ -49,7 +49,7 @@ class Objective(ABC):
     returns_stats: ClassVar[bool] = False
 
     def input_specs(self, labels: TensorSpec) -> dict[str, TensorSpec]:
-        """Returns the specs of all inputs besides logits, `LOSS_WEIGHT` included, by name.
+        """Returns the specs of all loss inputs besides logits by name, `LOSS_WEIGHT` included.
 
         Args:
             labels: spec of the labels, (batch, length).
@@ -66,7 +66,7 @@ class Objective(ABC):
         layout: ActivationLayout,
         groups: ParallelGroups,
     ) -> Tensor:
-        """Computes the statistics of some tokens, which are summed over all tokens.
+        """Computes loss statistics of a chunk of tokens; they are summed over all chunks.
 
         Args:
             logits: float32 (batch, length, local vocab size), see `LMHead.build`.
@@ -80,7 +80,7 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, stats: Tensor, inputs: Mapping[str, Tensor], groups: ParallelGroups) -> Tensor:
-        """Computes the loss of a micro-batch, a sum over its samples: float32 scalar.
+        """Computes a micro-batch's loss, a sum over its samples: float32 scalar.
 
         Args:
             stats: of all its tokens, see `loss_stats`.
@@ -89,18 +89,18 @@ class Objective(ABC):
 
     @abstractmethod
     def normalizer(self, batch: Batch) -> int:
-        """Returns a batch's contribution to the divisor of the global batch's loss."""
+        """Returns this batch's term of the number that the global batch's loss is divided by."""
 
     @abstractmethod
     def keep_real_samples(self, batch: Batch, is_real: np.ndarray) -> Batch:
-        """Returns the batch without labels in the samples that only fill it up.
+        """Returns the batch with the labels of fill-up samples removed.
 
         Args:
             is_real: bool (samples,), False for samples that fill up.
         """
 
     def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
-        """Returns the sum and count of each metric besides the loss, over a batch.
+        """Returns sum and count of each metric over a batch, without the loss.
 
         Args:
             stats: of the batch's sequences, in order.

@@ -51,7 +51,7 @@ class PairLogps:
 
     @property
     def margin(self) -> Tensor:
-        """chosen - rejected."""
+        """Log-probability margin: chosen - rejected."""
         return self.chosen - self.rejected
 
 
@@ -61,7 +61,7 @@ PairLossFn = Callable[[PairLogps, "Training", "ParallelGroups"], Tensor]
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """The loss function of a preference objective.
+    """A preference objective's loss function, and how it takes log-probabilities.
 
     Attributes:
         fn: see `PairLossFn`.
@@ -117,8 +117,11 @@ def _orpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
 
 
 def _kto(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    """Here `rejected` is another example's answer to the same prompt: its mean over the samples of
-    all data-parallel replicas estimates the KL divergence of the policy from the reference."""
+    """KTO's loss; `rejected` is the log-probability of another example's answer to the prompt.
+
+    Its mean over the samples of all data-parallel replicas estimates the KL divergence of the
+    policy from the reference.
+    """
     assert pair.kto_labels is not None
     sums = ops.concat([ops.sum(pair.rejected * pair.is_present, [0], True),
                        ops.sum(pair.is_present, [0], True)], 1)  # fmt: skip
@@ -142,7 +145,7 @@ PREFERENCE_LOSSES: Mapping[str, PreferenceLoss] = {
 
 
 class PreferenceObjective(Objective):
-    """The mean loss of preference pairs, see `data.preference_samples`.
+    """Mean loss over preference pairs; see `data.preference_samples`.
 
     CPO adds the mean negative log-likelihood of the chosen answers' tokens; ORPO's loss has it.
     """
@@ -177,7 +180,7 @@ class PreferenceObjective(Objective):
         layout: ActivationLayout,
         groups: ParallelGroups,
     ) -> Tensor:
-        """Computes the summed log-probability of each sequence's labels: (pairs, 2)."""
+        """Sums the log-probabilities of each sequence's labels: float32 (pairs, 2)."""
         labels = inputs["labels"]
         batch, length = labels.shape
         losses = token_losses(logits, labels, layout, groups, "none")
@@ -226,7 +229,7 @@ class PreferenceObjective(Objective):
         return masked
 
     def metric_sums(self, stats: np.ndarray, batch: Batch) -> MetricSums:
-        """Returns the sums and counts of rewards and log-probabilities, as TRL names them.
+        """Returns sums and counts of rewards and log-probabilities, under TRL's names.
 
         Rewards are beta times the scores that the loss compares.
 

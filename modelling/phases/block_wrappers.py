@@ -11,7 +11,7 @@ from popxl import Tensor, TensorSpec
 
 
 class TrainingBlock(LayerWrapper):
-    """A decoder block over whole samples, without a KV cache."""
+    """Wraps a decoder block for whole samples, without a KV cache."""
 
     layer: Module
     routes_only = False
@@ -24,7 +24,7 @@ class TrainingBlock(LayerWrapper):
         segment_starts: Tensor | None = None,
         seed: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """x: (batch, length, hidden) -> the same shape, then usage plus the block's expert usage.
+        """x: (batch, length, hidden) -> the same shape, then the updated sum of expert usage.
 
         Args:
             usage, segment_ids, segment_starts, seed: fields of `BlockContext`.
@@ -40,11 +40,11 @@ class TrainingBlock(LayerWrapper):
 
 
 class RouterOnlyBlock(TrainingBlock):
-    """A mixture-of-experts block that ends with its router and outputs the expert inputs."""
+    """Wraps a mixture-of-experts block so that it stops after the router, for streamed experts."""
 
     routes_only = True
 
     def expert_input_specs(self, x: TensorSpec) -> Mapping[str, TensorSpec]:
-        """Specs of the expert inputs by name, for the spec of x."""
+        """Specs of the streamed experts' inputs by name, for the spec of x."""
         (moe,) = (part for part in iter_modules(self.layer) if isinstance(part, MoE))
         return moe.expert_input_specs(x)

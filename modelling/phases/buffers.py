@@ -1,4 +1,4 @@
-"""Remote buffers of activations and inputs; a row has one entry for each micro-batch of a pass."""
+"""Remote buffers for activations and inputs: one row per layer, one entry per micro-batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from popxl_addons.transforms.batch_serialisation import OfRow, RemoteHandle
 def fixed_row(
     buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
 ) -> RemoteHandle:
-    """Handle of one constant row of a buffer, whatever layer (row) the phase runs."""
+    """Returns a handle of a buffer row that is the same for all layers of a phase."""
     offset = (lambda _: popxl.constant(row, popxl.int32)) if row else None
     return RemoteHandle(buffer, offset, shard_group, grows=False)
 
 
 @dataclass(frozen=True)
 class LayerIO:
-    """An input or output of a layer: its spec and the buffer rows of its value and gradient.
+    """A layer input or output: its spec and the buffer rows of its value and gradient.
 
     Attributes:
         spec: spec of one micro-batch on one replica.
@@ -39,18 +39,18 @@ class LayerIO:
     grad: RemoteHandle | None = None
 
     def load(self, step: popxl.Tensor) -> popxl.Tensor:
-        """Load the value of micro-batch `step` (int32 scalar) from row 0: a tensor of `spec`."""
+        """Load row 0 of micro-batch `step` (int32 scalar): a tensor of `spec`."""
         return ops.remote_load(self.handle.buffer, step)
 
     @property
     def handle(self) -> RemoteHandle:
-        """Handle of the value, which must not be computed from the row."""
+        """Handle of the value; raises an error if the handle is a function of the row."""
         assert isinstance(self.value, RemoteHandle)
         return self.value
 
 
 class ActivationRows:
-    """Activations between the layers of a stack, and their gradients.
+    """Remote buffers for activations between a stack's layers, and for their gradients.
 
     A layer reads one row and writes the next. Before the first trainable layer no backward pass
     reads a row again and there are no gradients, so layers overwrite the row that they read.
@@ -74,11 +74,11 @@ class ActivationRows:
 
     @property
     def last_row(self) -> LayerIO:
-        """The row written last, as input or output of a phase with one layer."""
+        """The most recently reserved row, as input or output of a single-layer phase."""
         return self._layer_io(0)
 
     def reserve(self, num_layers: int, requires_grad: bool) -> tuple[LayerIO, LayerIO]:
-        """Reserve rows for the next layers; returns their input and their output.
+        """Reserve rows for `num_layers` more layers; returns the layers' input and output.
 
         Args:
             num_layers: number of layers, all in one phase.
@@ -93,8 +93,10 @@ class ActivationRows:
         return layer_ios
 
     def shared_output(self) -> LayerIO:
-        """The row written last, as an input that all layers of a phase share: each layer adds to
-        its gradient."""
+        """The last row, as an input that all layers of a phase share.
+
+        Each layer adds to its gradient.
+        """
         value = fixed_row(self._x, self._row, self._shards)
         if not self._has_gradient:
             return LayerIO(self._spec, value)
@@ -102,16 +104,16 @@ class ActivationRows:
         return LayerIO(self._spec, value, replace(grad, adds=True))
 
     def zero_grad(self) -> None:
-        """Zero the gradient of the row written last, before layers add to it."""
+        """Zero the last row's gradient, before several layers add to it."""
         if self._has_gradient:
             zero_row(self._dx, self._row, self._settings)
 
     def zero_first_row(self) -> None:
-        """Zero row 0 of every micro-batch."""
+        """Zero row 0 of the activations for every micro-batch."""
         zero_row(self._x, 0, self._settings)
 
     def _layer_io(self, row_offset: int, requires_grad: bool = False) -> LayerIO:
-        """Row `row_offset` after the last one, as the phase's row 0 sees it.
+        """Layer input or output at row `row_offset`, counted from the last reserved row.
 
         Args:
             requires_grad: True if the row has a gradient even where the rows before have none.
@@ -124,7 +126,7 @@ class ActivationRows:
 
 
 def zero_row(buffer: popxl.RemoteBuffer, row: int, settings: PhaseSettings) -> None:
-    """Zero a row of a buffer for every micro-batch of a pass."""
+    """Zero a buffer row for every micro-batch of a pass."""
     steps = settings.micro_batches_per_pass
 
     def zero_entry(entry: popxl.Tensor) -> popxl.Tensor:
@@ -178,19 +180,19 @@ class InputBuffers:
         self._steps = settings.micro_batches_per_pass
 
     def __getitem__(self, name: str) -> RemoteHandle:
-        """Handle that a phase loads the input `name` from."""
+        """Handle from which a phase loads the input stream `name`."""
         return fixed_row(self.buffers[name], 0)
 
     def layer_io(self, name: str) -> LayerIO:
-        """Returns the input `name` as an input of a layer."""
+        """Returns the input stream `name` as a layer input."""
         return LayerIO(self.streams[name].spec, self[name])
 
     def layer_ios(self, names: Iterable[str]) -> dict[str, LayerIO]:
-        """Returns the named inputs as inputs of a layer, by name."""
+        """Returns the named input streams as layer inputs, by name."""
         return {name: self.layer_io(name) for name in names}
 
     def load(self) -> None:
-        """Load the micro-batches of a pass from the host."""
+        """Copy the micro-batches of a pass from the host streams to the buffers."""
 
         def load_micro_batch(step: popxl.Tensor) -> popxl.Tensor:
             for name, stream in self.streams.items():
@@ -210,7 +212,7 @@ def loop_over_layers(
     invariants: Sequence[popxl.Tensor] = (),
     row_offset: popxl.Tensor | None = None,
 ) -> list[popxl.Tensor]:
-    """Run `body` for each of `rows` in one loop of the program.
+    """Run `body` for each layer of `rows`, as one loop of the program.
 
     Args:
         rows: row of each iteration, an arithmetic sequence.

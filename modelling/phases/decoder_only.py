@@ -1,4 +1,4 @@
-"""Build the phases of a decoder-only model: embeddings, layers and head."""
+"""Builds the phases of decoder-only models: embeddings, layers and head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelling.phases.settings import PhaseSettings
 def build_decoder_only_phases(
     settings: PhaseSettings, decoder: DecoderSpec, adapters: LayerAdapters
 ) -> PhasePlan:
-    """Build embeddings, layers and head of a decoder-only model.
+    """Build the phases (embeddings, layers, head) of a decoder-only model.
 
     Input streams: `input_ids`, int32 (micro-batch, sequence_length), and those of the head's
     objective, all of that shape; for packed samples `segment_starts`

@@ -1,4 +1,4 @@
-"""Runs of dense layers: one phase per layer type, connected by rows of activations."""
+"""Phases of dense layers: one per layer type, connected by rows of activation buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LayerIOs = tuple[LayerIO, ...]
 
 
 def by_name(layer_ios: Iterable[LayerIO]) -> dict[str, LayerIO]:
-    """Name the values that a layer passes to the next one: x, then the expert usage if present."""
+    """Name a layer's outputs: x, then, if present, the expert usage."""
     return dict(zip(("x", "expert_usage"), layer_ios, strict=False))
 
 
@@ -25,7 +25,7 @@ def reserve_rows(
     requires_grad: bool,
     usage_requires_grad: bool,
 ) -> tuple[LayerIOs, LayerIOs]:
-    """Reserve rows of activations for layers; returns the layers' inputs and outputs.
+    """Reserve activation rows for layers; returns the layers' inputs and outputs.
 
     Args:
         activations: rows of x and, for mixtures of experts, of the expert usage.
@@ -45,7 +45,7 @@ def build_runs_by_type(
     outputs: Sequence[LayerIO],
     settings: PhaseSettings,
 ) -> list[list[PhaseRun]]:
-    """Build, for each layer type, the runs of all layers as if every layer had that type.
+    """Build, for each layer type, a phase over all layers as if all had that type.
 
     The caller takes for each layer the run of its type. The phase of the first type owns the
     weights of all layers.
@@ -68,7 +68,7 @@ def build_dense_runs(
     settings: PhaseSettings,
     usage_requires_grad: bool,
 ) -> list[PhaseRun]:
-    """Build the runs of layers whose experts, if any, are on the device with the layer.
+    """Build the phases of layers whose experts, if any, are loaded with the layer.
 
     Args:
         activations: rows of x and, for mixtures of experts, of the expert usage.

@@ -1,4 +1,4 @@
-"""Build the phases of an encoder-decoder: two stacks of layers, encoder head and loss.
+"""Builds the phases of encoder-decoders: two stacks of layers, encoder head and loss.
 
 Every decoder layer reads the last row of the encoder's activations and adds to its gradient.
 """
@@ -39,7 +39,7 @@ from popxl import Tensor
 
 
 class StackBlock(LayerWrapper):
-    """A block of the encoder or the decoder over whole samples, without a KV cache."""
+    """Wraps an encoder or decoder block for whole samples, without a KV cache."""
 
     layer: Module
 
@@ -68,7 +68,7 @@ class StackBlock(LayerWrapper):
 def build_encoder_decoder_phases(
     settings: PhaseSettings, model: EncoderDecoderSpec, adapters: LayerAdapters
 ) -> PhasePlan:
-    """Build embeddings and layers of both stacks, the encoder head, and the head with the loss.
+    """Build the phases of an encoder-decoder: embeddings, layers, encoder head, loss head.
 
     Input streams: `input_ids` and `mask`, int32 (micro-batch, sequence_length), see
     `EncoderContext`; `decoder_input_ids`, int32 (sequences, decoder_sequence_length), and those of
@@ -136,7 +136,7 @@ def _build_stack(
     model: EncoderDecoderSpec,
     adapters: LayerAdapters,
 ) -> list[PhaseRun]:
-    """Build the runs of a stack; a first layer that owns the position bias is a phase of its own.
+    """Build a stack's phases; a first layer that owns the position bias is a separate phase.
 
     Args:
         extra_inputs: inputs of each layer besides x, by name.

@@ -1,4 +1,4 @@
-"""Build the program of the loss: the forward phases of training, for any model family."""
+"""Builds the program that computes losses: the forward phases of training, any family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelling.weights import WeightMap
 
 @dataclass(frozen=True)
 class LossProgram:
-    """An Ir that computes losses, its streams and its variables.
+    """A loss program: Ir, streams and variables.
 
     Attributes:
         inputs: streams of the batch by name, with one transfer per micro-batch.
@@ -37,7 +37,7 @@ class LossProgram:
 def build_loss(
     config: RunConfig, build_phases: Callable[[PhaseSettings], PhasePlan], weight_map: WeightMap
 ) -> LossProgram:
-    """Build the loss program of a configuration with `model.eval` set.
+    """Build the loss program of a configuration, with `model.eval` set.
 
     Layers are loaded one after the other, as in training: a model that can be trained can be
     evaluated on the same devices.

@@ -1,4 +1,4 @@
-"""The FP8 state of a phase's layers: scales and amax histories in remote buffers."""
+"""FP8 state of a phase's layers (scales and amax histories), in remote buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 @dataclass(frozen=True)
 class FP8State:
-    """State of the FP8 matrix products of a phase, equal on all replicas; one entry per layer.
+    """FP8 state of a phase's matmuls, equal on all replicas; one buffer entry per layer.
 
     The loss of a micro-batch is weighted like that of the whole global batch (`LOSS_WEIGHT`), so
     its gradients grow with the number of micro-batches. The state holds amaxes and scales of the
@@ -50,7 +50,7 @@ class FP8State:
     def create(
         cls, facts: NamedVariableFactories, num_layers: int, settings: PhaseSettings
     ) -> FP8State | None:
-        """Create buffers for the FP8 state among `facts`; None if there is none."""
+        """Create buffers for the FP8 variables among `facts`; None if there are none."""
         recipe, state = make_recipe(settings.config), facts.of_kind("fp8")
         if not isinstance(recipe, DelayedScaling) or not state.keys():
             return None
@@ -61,11 +61,11 @@ class FP8State:
         return cls(recipe, state, products, buffers, amaxes, micro_batches)
 
     def load(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """Load the scales of layer `row` by name, for gradients of the global batch's loss."""
+        """Load the FP8 scales of layer `row` by name, for gradients of the global batch's loss."""
         return load_remote(self.buffers.filter_keys(self._scale_names), row).to_dict()
 
     def scales(self, state: Mapping[str, popxl.Tensor]) -> dict[str, popxl.Tensor]:
-        """Scales that a layer takes, for gradients of a micro-batch's loss."""
+        """FP8 scales that a layer takes: those of gradients adapted to a micro-batch's loss."""
         scales_by_name = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
             return scales_by_name
@@ -77,7 +77,7 @@ class FP8State:
         return [f"{name}.{SCALE}" for name in self.products]
 
     def observe(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
-        """Store the amaxes observed in layer `row`: the maximum over all replicas."""
+        """Store the amaxes of layer `row`, reduced by maximum over all replicas."""
         observed = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
         gradient_share = self._gradient_factors(1 / self.micro_batches)
         amaxes = ops.concat([amax * gradient_share for amax in observed])
@@ -85,7 +85,7 @@ class FP8State:
         ops.remote_store(self.amaxes, row, largest)
 
     def update(self, row: popxl.Tensor, norm: popxl.Tensor) -> dict[str, popxl.Tensor]:
-        """Update the state of layer `row`, unless the global gradient norm `norm` is not finite.
+        """Update the FP8 state of layer `row`, unless the gradient norm `norm` is not finite.
 
         Returns:
             The new state by name.
@@ -102,6 +102,6 @@ class FP8State:
         return new
 
     def _gradient_factors(self, factor: float) -> popxl.Tensor:
-        """(3,) factors of the operands of a product: `factor` for the gradient, else 1."""
+        """Factors of a matmul's operands, (3,): `factor` for the gradient, else 1."""
         factors = [factor if name == "gradient" else 1.0 for name in OPERANDS]
         return popxl.constant(np.asarray(factors), popxl.float32, "micro_batch_share")

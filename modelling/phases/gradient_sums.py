@@ -1,4 +1,4 @@
-"""Accumulated gradients between the passes of an optimizer step."""
+"""Gradient accumulators in remote buffers, between the passes of an optimizer step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def to_float32(t: popxl.Tensor) -> popxl.Tensor:
 
 @dataclass(frozen=True)
 class GradientSums:
-    """Remote buffers of a phase's gradient accumulators, with one entry per layer.
+    """Remote buffers of a phase's gradient accumulators, one entry per layer.
 
     Accumulators are float32. Where the entries are narrower, each pass accumulates from zero, and
     its sum is added to the entry and rounded once.
@@ -57,7 +57,7 @@ class GradientSums:
         return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **reusable}))
 
     def load_accumulators(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Accumulators at the start of a further pass over layer `row`.
+        """Load the accumulators of layer `row` at the start of a further pass.
 
         They are the sums of the passes before, or zero where the entry is narrower than float32.
         """
@@ -70,7 +70,7 @@ class GradientSums:
         return addons.NamedTensors.from_dict({**zero.init_zero().to_dict(), **exact})
 
     def total(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> addons.NamedTensors:
-        """Float32 gradients of layer `row`, summed over all passes."""
+        """Sum the gradients of layer `row` over all passes, in float32."""
         sums = {
             name: self._add_to_entry(name, row, accumulators)
             if self._is_rounded(name)
@@ -82,7 +82,7 @@ class GradientSums:
     def store(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors, is_first: bool = False
     ) -> None:
-        """Store the sums of layer `row` after a pass that is not the last.
+        """Store the accumulated gradients of layer `row` after a pass that is not the last.
 
         A narrower entry is added here, because the pass did not start from it.
         """
@@ -92,12 +92,12 @@ class GradientSums:
             ops.remote_store(buffer, row, addons.round_by_hash(total, buffer.tensor_dtype))
 
     def _is_rounded(self, name: str) -> bool:
-        """True if the entries of an accumulator are narrower than float32."""
+        """True if an accumulator is stored in fewer bits than float32."""
         return self.buffers.get(name).tensor_dtype != popxl.float32
 
     def _add_to_entry(
         self, name: str, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
-        """Add an entry and the gradient of the current pass, in float32."""
+        """Add the current pass's gradient to the stored sum, in float32."""
         before = ops.remote_load(self.buffers.get(name), row, name=name)
         return to_float32(before) + to_float32(accumulators.get(name))

@@ -1,4 +1,4 @@
-"""The last phase: loss and gradient in one pass over the micro-batches."""
+"""The last phase of training: loss and gradient in a single pass over the micro-batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOSS_SUM = "loss_sum"
 
 
 class LossPhase(Phase):
-    """A phase whose output is the loss.
+    """The phase that computes the loss, with its gradient if it trains.
 
     `backward` computes the loss and its gradient together, without recomputation. The unscaled
     loss of each micro-batch goes to `loss_stream`. If a loss is not finite, `backward` returns NaN
@@ -89,7 +89,7 @@ class LossPhase(Phase):
         grad: addons.GraphWithNamedArgs,
         specs: list[popxl.TensorSpec],
     ) -> addons.GraphWithNamedArgs:
-        """Join the forward graph and its gradient graph into one graph."""
+        """Join the forward and the gradient graph into one graph."""
         scaling = self._settings.config.execution.loss_scaling
         named: dict[str, popxl.Tensor] = {}
 
@@ -125,12 +125,12 @@ class LossPhase(Phase):
         return streams
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
-        """Compute the loss; in training `backward` does that."""
+        """Compute the loss; not used in training, where `backward` computes it."""
         if not self._settings.is_training:
             super().forward(row, step)
 
     def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Load variables and run the pending update, since there was no forward pass."""
+        """Load variables and run the pending update, as there was no forward pass."""
         return self._load(row, step)
 
     def _finish_gradients(

@@ -1,4 +1,4 @@
-"""Master weights: an optimizer updates a value that is more precise than the 16-bit weight.
+"""Master weights: optimizers update a higher-precision copy of each 16-bit weight.
 
 It is a float32 copy (Micikevicius et al., arXiv:1710.03740), or the weight joined with its rounding
 residual (FlashOptim, arXiv:2602.23349). The model computes with that value rounded to nearest, so
@@ -17,7 +17,7 @@ from popxl_addons.optimizers.weight_residual import join_weight, store_split_wei
 
 
 class _WithMasterWeight:
-    """Mixin for an optimizer step, before it among the bases, that updates the master weight.
+    """Mixin that makes an optimizer step update a master weight and then round it to `var`.
 
     Attributes:
         slot: the optimizer state next to the 16-bit weight: the float32 master, or the residual;
@@ -33,7 +33,7 @@ class _WithMasterWeight:
         replica_grouping: ReplicaGrouping | None = None,
         **settings: Any,
     ) -> None:
-        """Update the master weight, the other state and `var`; arguments as of the optimizer."""
+        """Update master weight, optimizer state and `var`; arguments as for the optimizer."""
         dtype = popxl.dtype.from_name(self.slot.dtype)
         state = self.add_state_like(self.slot.name, var, dtype, replica_grouping)  # type: ignore[attr-defined]
         master = state if self.slot == MASTER_WEIGHT else join_weight(var, state)
@@ -45,5 +45,5 @@ class _WithMasterWeight:
 
 
 def with_master_weight(step: type[addons.Module], slot: StateSlot) -> type[addons.Module]:
-    """Returns the optimizer step's module with a master weight that is stored in `slot`."""
+    """Returns the optimizer step with a master weight stored in the state slot `slot`."""
     return type(f"{step.__name__}On{slot.name.title()}", (_WithMasterWeight, step), {"slot": slot})

@@ -1,4 +1,4 @@
-"""Runs of mixture-of-experts layers whose experts are streamed to the device group by group.
+"""Phases of mixture-of-experts layers whose experts are streamed group by group.
 
 The phase of a layer ends with the router. It outputs x and the inputs of the experts; each group of
 experts then adds its outputs to x. So the gradient of x is the same before and after the experts.
@@ -33,7 +33,7 @@ ROW = popxl.TensorSpec((), popxl.int32)
 
 
 class ExpertInputs:
-    """Buffers of the tensors that a layer passes to its groups of experts besides x.
+    """Buffers for the tensors besides x that a layer passes to its expert groups.
 
     Args:
         specs: specs of one micro-batch on one replica, by name.
@@ -59,7 +59,7 @@ class ExpertInputs:
 
     @property
     def layer_ios(self) -> dict[str, LayerIO]:
-        """Outputs of a layer, by name. The gradients are those of the running layer alone."""
+        """The tensors as outputs of a layer, by name; gradients are of the running layer only."""
         return {
             name: LayerIO(
                 spec,
@@ -72,7 +72,7 @@ class ExpertInputs:
         }
 
     def zero_grads(self) -> None:
-        """Zero the gradients before the groups of a layer add to them."""
+        """Zero the gradients before a layer's expert groups add to them."""
         for buffer in self._gradients.values():
             zero_row(buffer, 0, self._settings)
 
@@ -86,7 +86,7 @@ def build_moe_runs(
     settings: PhaseSettings,
     usage_requires_grad: bool,
 ) -> list[PhaseRun]:
-    """Build the runs of layers that are followed by their streamed experts.
+    """Build the phases of layers and of the streamed experts that follow each layer.
 
     Args:
         names: names of the layers' phase and of the experts' phase.
@@ -123,19 +123,19 @@ def build_moe_runs(
 
 
 def _group_input(layer_io: LayerIO, groups: int) -> LayerIO:
-    """An output of a layer as the input of each of its groups, which add to its gradient."""
+    """Turn a layer output into the input of each of its expert groups, which sum its gradient."""
     grad = None if layer_io.grad is None else replace(layer_io.grad, adds=True)
     return LayerIO(layer_io.spec, _row_of_layer(layer_io.handle, groups), grad)
 
 
 def _group_output(layer_io: LayerIO, groups: int) -> LayerIO:
-    """An output of a layer as the output of each of its groups, which add to its value."""
+    """Turn a layer output into the output of each of its expert groups, which add to its value."""
     grad = None if layer_io.grad is None else _row_of_layer(layer_io.grad, groups)
     return LayerIO(layer_io.spec, replace(_row_of_layer(layer_io.handle, groups), adds=True), grad)
 
 
 def _row_of_layer(handle: RemoteHandle, groups: int) -> RemoteHandle:
-    """Handle of the layer's row, computed from the row of one of the layer's groups."""
+    """Handle of a layer's row, computed from the row index of one of its expert groups."""
     row_offset = handle.row_offset
     if not isinstance(row_offset, int):
         return handle

@@ -1,4 +1,4 @@
-"""A phase: layers of one type, with their forward, backward and optimizer graphs."""
+"""A phase: layers of one type with their forward, backward and optimizer graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SEED = "seed"  # name of the seed among the arguments of a gradient graph
 
 
 class SavedTail(NamedTuple):
-    """The last layers of a phase, which save their activations.
+    """The last layers of a phase: those that save activations instead of recomputing them.
 
     Attributes:
         first: index of the first such layer.
@@ -44,7 +44,7 @@ class SavedTail(NamedTuple):
 
 
 class Phase:
-    """The graphs of a layer, and variables for each of `num_layers` layers that share the graphs.
+    """Graphs for one layer, and variables for each of the `num_layers` layers that share them.
 
     A pass loads the variables of a layer once and runs the forward graph on all its micro-batches
     in a loop; likewise the gradient graph, which accumulates gradients. The gradient graph
@@ -119,15 +119,17 @@ class Phase:
             self._borrow_variables(share_weights_with)
 
     def saved_tail(self) -> Phase:
-        """Returns a phase with the same variables that runs the last `num_saved_layers` layers and
-        saves their activations."""
+        """Returns a phase over the last `num_saved_layers` layers that saves their activations.
+
+        It has the same variables.
+        """
         last = SavedTail(self.num_layers - self.num_saved_layers, self.name)
         layer = self._module, self._inputs, self._outputs, self._settings, self.num_layers
         owner = self._weights_owner
         return Phase(f"{self.name}_saved", *layer, share_weights_with=owner, last=last)
 
     def _find_owners(self, shared: Mapping[str, Phase]) -> dict[str, Phase]:
-        """Owners of the variables that this phase borrows, by the variable's name."""
+        """Returns the phases that own variables shared with this phase, by variable name."""
         return {
             name: owner
             for name in self.names
@@ -142,7 +144,7 @@ class Phase:
 
     # ---- graphs ---------------------------------------------------------------------------------
     def _build_forward(self, forward: addons.GraphWithNamedArgs) -> None:
-        """Build the forward graph alone, for evaluation and where no backward pass is needed."""
+        """Build only the forward graph, for evaluation and phases without a backward pass."""
         tensors = zip(forward.graph.inputs, self._inputs.values(), strict=False)
         results, settings = forward.graph.outputs, self._settings
         serialised = batch_serialise(
@@ -161,7 +163,7 @@ class Phase:
         self.fwd = serialised.graph
 
     def _seed_input(self, forward: addons.GraphWithNamedArgs) -> popxl.Tensor | None:
-        """The seed input of the forward graph; None if nothing is random."""
+        """Returns the forward graph's seed input; None if the layer draws no random numbers."""
         if self._settings.seed_spec is None:
             return None
         return forward.graph.inputs[len(self._inputs)]
@@ -169,7 +171,7 @@ class Phase:
     def _host_streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
-        """Streams to the host, by output of the forward graph."""
+        """Returns device-to-host streams by output of the forward graph."""
         return {}
 
     def _build_graphs(self, forward: addons.GraphWithNamedArgs) -> None:
@@ -224,14 +226,16 @@ class Phase:
         self.fwd, self.bwd = fwd.graph, bwd.graph
 
     def _accumulated_inputs(self, forward: addons.GraphWithNamedArgs) -> tuple[popxl.Tensor, ...]:
-        """Inputs whose gradients are accumulated: trainable variables, and the scales of FP8
-        products, whose "gradients" are the observed amaxes."""
+        """Inputs with accumulated gradients: trainable variables and FP8 scales.
+
+        The "gradients" of the scales are the observed amaxes.
+        """
         frozen = {*self.names} - {*self.trainable}
         names = [name for name in forward.args.keys_flat() if name not in frozen]
         return forward.args.filter_keys(names).tensors
 
     def _create_variables(self) -> None:
-        """Create buffers for owned variables, and register with the owners of borrowed ones."""
+        """Create buffers for owned variables; register with the owners of shared variables."""
         settings = self._settings
         parameters = self._facts.of_kind("parameter").to_dict()
         owned = {n: f for n, f in parameters.items() if n not in self._owner_of}
@@ -259,7 +263,7 @@ class Phase:
         self._build_reduction()
 
     def _borrow_variables(self, other: Phase) -> None:
-        """Use the variables, gradients, FP8 state and optimizer of another phase."""
+        """Share the variables, gradients, FP8 state and optimizer of another phase."""
         assert self.names == other.names, "phases that share weights have the same variables"
         self.variables, self.fp8, self.optimizer = other.variables, other.fp8, other.optimizer
         self._borrowers = other._borrowers
@@ -268,7 +272,7 @@ class Phase:
         self._build_reduction()
 
     def _build_update(self) -> None:
-        """Build the update graph of a layer, which compiles once wherever in a step it runs."""
+        """Build a layer's optimizer update graph, compiled once for all places that run it."""
 
         def update(row: popxl.Tensor, norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
             assert self.variables is not None
@@ -300,8 +304,7 @@ class Phase:
         )
 
     def keep_resident(self, num_layers: int) -> None:
-        """Keep variables, gradients and optimizer state of the first `num_layers` layers on the
-        device."""
+        """Keep variables, gradients and optimizer state of the first layers on the device."""
         if self.variables and self._settings.is_training:
             state = [self.optimizer.buffers] if self.optimizer else []
             for tree in (self.variables.buffers, self.variables.grads, *state):
@@ -312,7 +315,7 @@ class Phase:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trainable})
 
     def _variables_with(self, name: str) -> PhaseVariables:
-        """The variables, owned or borrowed, among which `name` is."""
+        """The set of variables, owned or shared with another phase, that contains `name`."""
         phase = self._owner_of.get(name, self)
         assert phase.variables is not None
         return phase.variables
@@ -351,16 +354,16 @@ class Phase:
 
     # ---- running --------------------------------------------------------------------------------
     def plan_part(self, direction: str) -> AbstractContextManager[Any]:
-        """Context in which ops belong to the part `<phase>/<direction>` of the plan."""
+        """Context manager that labels ops as `<phase>/<direction>` in plans."""
         return popxl.plan.part(f"{self.name}/{direction}")
 
     def _load_code(self, graph: popxl.Graph) -> None:
-        """Load the code of `graph` if `execution.code_load` says so."""
+        """Load a graph's code onto the device if `execution.code_load` says so."""
         if self._settings.config.execution.code_load:
             ops.remote_code_load(graph, "executable")
 
     def _load(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Load full variables, owned and borrowed, and FP8 scales, for the first use in a pass.
+        """Load full variables and FP8 scales of layer `row`, for the first use in a pass.
 
         A pending update runs first, and its results are not loaded again. The first of several
         passes stores the gathered variables for the others.
@@ -378,17 +381,17 @@ class Phase:
         return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
 
     def _reload(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Load again what `_load` loaded before."""
+        """Load again the tensors that `_load` loaded in the same pass."""
         owned = self._reload_variables(self.variables, row) if self.variables else {}
         scales = self.fp8.scales(self.fp8.load(row)) if self.fp8 else {}
         return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
 
     def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
-        """Load full variables and FP8 scales for the backward pass."""
+        """Load full variables and FP8 scales of layer `row` for the backward pass."""
         return self._reload(row)
 
     def _load_shared(self) -> dict[str, popxl.Tensor]:
-        """Load full variables of other phases, which ran before this one."""
+        """Load full variables shared with other phases, which ran before this one."""
         first, shared = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
         for owner in dict.fromkeys(self._owner_of.values()):
             assert owner.variables is not None
@@ -399,13 +402,13 @@ class Phase:
     def _reload_variables(
         self, variables: PhaseVariables, row: popxl.Tensor
     ) -> dict[str, popxl.Tensor]:
-        """Load full variables; with several passes per step, those that the first one stored."""
+        """Load full variables; if a step has several passes, the copies stored by the first."""
         several = self._settings.passes > 1
         full = variables.load_gathered(row) if several else variables.load_full(row)
         return variables.dequantize(full).to_dict()
 
     def _seed_args(self, row: popxl.Tensor, step: StepInputs) -> list[popxl.Tensor]:
-        """Random arguments of layer `row`, equal in the forward and the backward pass.
+        """Seed arguments of layer `row`, equal in the forward and the backward pass.
 
         They are the layer's seed, uint32 (2,), after the index of the pass's first micro-batch if
         the step has several passes.
@@ -421,7 +424,7 @@ class Phase:
         return [seed] if first is None else [first, seed]
 
     def _overwrites_grad(self, name: str) -> bool:
-        """True if this phase overwrites, rather than adds to, the gradient of a borrowed variable.
+        """True if this phase overwrites the gradient of a shared variable instead of adding to it.
 
         It does so if it is the only borrower. Layers in a loop run the same ops, so all of them
         add.
@@ -429,7 +432,7 @@ class Phase:
         return self.num_layers == 1 and self._owner_of[name]._borrowers[name] == [self]
 
     def zero_shared_grads(self) -> None:
-        """Zero the gradients that borrowing phases add to."""
+        """Zero the gradients to which other phases that share the variables add."""
         for name, borrowers in sorted(self._borrowers.items()):
             if borrowers[0]._overwrites_grad(name):
                 continue
@@ -438,7 +441,7 @@ class Phase:
             ops.remote_store(buffer, 0, zero)
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
-        """Run layer `row` on all micro-batches of a pass, after its update if one is pending."""
+        """Run layer `row` on all micro-batches of a pass, after its pending update, if any."""
         with self.plan_part("forward"):
             self._load_code(self.fwd.graph)
             self.fwd.bind(self._load(row, step)).call(row, *self._seed_args(row, step))
@@ -475,7 +478,7 @@ class Phase:
 
     @cached_property
     def _gradient_sums(self) -> GradientSums:
-        """Buffers of the accumulators between passes, created once all phases exist.
+        """Create, once all phases exist, the buffers of accumulators between passes.
 
         A gradient that is not sharded, and to which no other phase adds, uses its own buffer.
         """
@@ -491,7 +494,7 @@ class Phase:
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
-        """Reduce and store the gradients of layer `row`; returns this replica's squares of them."""
+        """Reduce and store gradients of layer `row`; returns this replica's sum of squares."""
         if self.fp8:
             self.fp8.observe(row, accumulators)
         if not self.trainable:
@@ -513,7 +516,7 @@ class Phase:
         return weighted_squares(complete, self.variables, self._settings.config.gradient_scaling)
 
     def update(self, row: popxl.Tensor, update: UpdateInputs) -> dict[str, popxl.Tensor]:
-        """Run the optimizer step of layer `row`.
+        """Run the optimizer update of layer `row`.
 
         Returns:
             This replica's new shards of variables, and the new FP8 state, by name.
@@ -526,7 +529,7 @@ class Phase:
 
 
 def _output_grads(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
-    """Map each gradient input of a gradient graph to the forward output that it belongs to."""
+    """Map each gradient input of a gradient graph to the forward output it is the gradient of."""
     expected = grad.grad_graph_info.expected_inputs
     fwd_grad = popxl.transforms.ExpectedConnectionType.FwdGrad
     pairs = zip(grad.graph.inputs, expected, strict=False)
@@ -536,7 +539,7 @@ def _output_grads(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.T
 def _forward_residuals(
     forward: addons.GraphWithNamedArgs, grad: addons.GraphWithNamedArgs
 ) -> list[popxl.Tensor]:
-    """Tensors that a gradient graph takes from inside its forward graph."""
+    """Tensors from inside the forward graph that the gradient graph takes as inputs."""
     inputs = set(forward.graph.inputs)
     expected = grad.grad_graph_info.expected_inputs
     fwd = popxl.transforms.ExpectedConnectionType.Fwd

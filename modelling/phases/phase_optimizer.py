@@ -23,7 +23,7 @@ _SCALAR = popxl.TensorSpec((), popxl.float32)
 
 @dataclass(frozen=True)
 class PhaseOptimizer:
-    """Optimizer state of a phase and the graphs that update its variables.
+    """Optimizer state of a phase, and the graphs that update its variables.
 
     Attributes:
         facts: factories of the state, by variable.
@@ -62,7 +62,7 @@ class PhaseOptimizer:
     def update(
         self, variables: PhaseVariables, row: popxl.Tensor, update: UpdateInputs
     ) -> dict[str, popxl.Tensor]:
-        """Run one optimizer step on the variables of layer `row`, if the norm is finite.
+        """Run one optimizer step on layer `row`'s variables, unless the norm is not finite.
 
         A skipped step changes no bit of variables and state, including the step counter of Adam's
         bias correction. Variables are updated one after the other, so the device holds the state
@@ -90,14 +90,14 @@ class PhaseOptimizer:
         return updated
 
     def _norm_args(self, norm: popxl.Tensor) -> list[popxl.Tensor]:
-        """Arguments for the global norm: none where the updates do not clip."""
+        """Arguments for the global gradient norm; empty if the updates do not clip."""
         return [norm] if self.clips_gradients else []
 
 
 def _select(
     condition: popxl.Tensor, new: dict[str, popxl.Tensor], old: dict[str, popxl.Tensor]
 ) -> dict[str, popxl.Tensor]:
-    """Select `new` where the condition holds, else `old`.
+    """Select `new` where the condition holds, otherwise `old`.
 
     A selection, unlike a branch, is fused into the update's loop over elements.
     """
@@ -107,7 +107,7 @@ def _select(
 def _buffers_of(
     name: str, variables: PhaseVariables, optimizer: PhaseOptimizer
 ) -> dict[str, popxl.RemoteBuffer]:
-    """Remote buffers of a variable and of its optimizer state."""
+    """Remote buffers of a variable and of its optimizer state, by name."""
     state = optimizer.buffers.get(name).to_dict()
     return {_VARIABLE: variables.buffers.to_dict()[name], **state}
 
@@ -118,7 +118,7 @@ def _build_update_graph(
     factory: addons.VariableFactory,
     settings: PhaseSettings,
 ) -> tuple[NamedVariableFactories, addons.GraphWithNamedArgs]:
-    """Build the update graph of a variable, whose shard on a replica has `spec`."""
+    """Build the optimizer update graph of a variable with a shard of `spec` on each replica."""
     optimizer = settings.config.training.optimizer
     rank = len(factory.shape_on_replica)
     master = None if spec.dtype == popxl.float32 else settings.config.master_slot

@@ -1,4 +1,4 @@
-"""The phases of a model and the order in which a training step runs them."""
+"""The phases of a model, and the order in which a training step runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _no_op() -> None:
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """Consecutive layers of a phase.
+    """Consecutive layers of one phase, with their streamed experts, if any.
 
     Attributes:
         rows: indices of the layers in the phase.
@@ -35,7 +35,7 @@ class PhaseRun:
 
     @property
     def phases(self) -> list[Phase]:
-        """The phase of the layers and, if experts are streamed, the phase of the experts."""
+        """The layers' phase, then, if experts are streamed, the experts' phase."""
         return [self.phase] if self.experts is None else [self.phase, self.experts.phase]
 
 
@@ -56,7 +56,7 @@ class PhasePlan:
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Each phase once, ordered by its first layer."""
+        """All phases, each once, ordered by first layer."""
         return list(dict.fromkeys(phase for run in self.order for phase in run.phases))
 
     @property
@@ -67,7 +67,7 @@ class PhasePlan:
         return head
 
     def forward(self, step: StepInputs) -> None:
-        """Run the forward pass of all phases; in training without the loss."""
+        """Run all phases forward; in training all but the loss phase."""
         self.zero_activations()
         for run in self.order:
 
@@ -82,7 +82,7 @@ class PhasePlan:
             _loop(run, run.rows, body, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
-        """Run the backward pass of all phases, starting with the loss.
+        """Run all phases backward, starting with the loss phase.
 
         Returns:
             This replica's share of the sum of squares of all gradients, float32 scalar; zero
@@ -132,7 +132,7 @@ def _loop(
     carry: Sequence[popxl.Tensor],
     step: StepInputs,
 ) -> list[popxl.Tensor]:
-    """Run `body` for each row in a loop of the program; a phase of one layer needs no loop."""
+    """Run `body` for each row in one loop of the program; without a loop for a single layer."""
     if run.phase.num_layers == 1:
         return body(popxl.constant(0, popxl.int32), *carry, *step.tensors)
     return loop_over_layers(rows, body, carry, step.tensors)

@@ -21,7 +21,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 
 @dataclass(frozen=True)
 class PhaseVariables:
-    """The variables that a phase owns: their remote buffers and the graphs that load them.
+    """Variables that a phase owns: remote buffers and the graphs that load and gather them.
 
     Attributes:
         facts: factories of the stored tensors: variables, or the fields of quantized ones.
@@ -84,7 +84,7 @@ class PhaseVariables:
         )
 
     def subset(self, names: Sequence[str]) -> PhaseVariables:
-        """Returns these stored tensors alone; `self` if they are all."""
+        """Returns the given stored tensors only; `self` if these are all."""
         if list(names) == self.names:
             return self
         facts, buffers = self.facts.filter_keys(names), self.buffers.filter_keys(names)
@@ -93,7 +93,7 @@ class PhaseVariables:
         return replace(subset, names=loaded, load_graph=load, gather_graph=gather)
 
     def of_variables(self, variables: Sequence[str]) -> PhaseVariables:
-        """Returns these variables alone, with all fields of quantized ones."""
+        """Returns the given variables only, with all fields of quantized ones."""
         return self.subset([n for n in self.names if _variable_of(n, self.quantized) in variables])
 
     def load_shards(
@@ -112,23 +112,23 @@ class PhaseVariables:
         return addons.NamedTensors.from_dict({name: shards[name] for name in self.names})
 
     def load_dequantized(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Load, gather and dequantize the variables of layer `row`."""
+        """Load, all-gather and dequantize the variables of layer `row`."""
         return self.dequantize(self.load_full(row))
 
     def load_full(
         self, row: popxl.Tensor, updated: Mapping[str, popxl.Tensor] | None = None
     ) -> addons.NamedTensors:
-        """Load and gather the stored tensors of layer `row`; `updated` as for `load_shards`."""
+        """Load and all-gather layer `row`'s stored tensors; `updated` as for `load_shards`."""
         shards = self.load_shards(row, updated)
         return addons.NamedTensors.pack(self.names, self.gather_graph.bind(shards).call())
 
     def store_gathered(self, row: popxl.Tensor, full: addons.NamedTensors) -> None:
-        """Store the gathered tensors of layer `row` for the other passes of the step."""
+        """Store the gathered tensors of layer `row` for the later passes of the step."""
         for name, buffer in self._gathered_buffers().items():
             ops.remote_store(buffer, row, full.get(name))
 
     def load_gathered(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Load the tensors that `store_gathered` stored; equal to `load_full`."""
+        """Load the gathered tensors that `store_gathered` stored; equal to `load_full`."""
         gathered = {n: ops.remote_load(b, row) for n, b in self._gathered_buffers().items()}
         missing = [name for name in self.names if name not in gathered]
         loaded = self.subset(missing).load_full(row).to_dict() if missing else {}
@@ -139,7 +139,7 @@ class PhaseVariables:
         return dequantize_variables(full, self.quantized, self.quant) if self.quant else full
 
     def _gathered_buffers(self) -> dict[str, popxl.RemoteBuffer]:
-        """Buffers for gathered copies of sharded variables, created at first use."""
+        """Buffers for gathered copies of sharded variables, created on first use."""
         for name, buffer in self.buffers.to_dict().items():
             if buffer.meta_shape and name not in self._full_buffers:
                 shape = self.facts.get(name).shape_on_replica
@@ -149,7 +149,7 @@ class PhaseVariables:
         return {n: self._full_buffers[n] for n in self.names if n in self._full_buffers}
 
     def square_weight(self, name: str) -> float:
-        """Weight of a replica's sum of squared gradient elements in the sum over all replicas.
+        """Weight of a replica's squared gradient elements in the sum over all replicas.
 
         It is below 1 where several replicas hold the same elements.
         """
@@ -157,7 +157,7 @@ class PhaseVariables:
         return self.shard_groups[name].group_size / group.group_size
 
     def gradient_variables(self, row: int, prefix: str) -> addons.NamedTensors:
-        """Create variables through which the host reads the gradients of layer `row`."""
+        """Create variables through which the host reads layer `row`'s gradients."""
         variables = {}
         for name, buffer in self.grads.to_dict().items():
             factory = self.facts.get(name)
@@ -179,19 +179,19 @@ class PhaseVariables:
 
 
 def _variable_of(stored: str, quantized: Mapping[str, DequantSpec]) -> str:
-    """Name of the variable that a stored tensor belongs to."""
+    """Name of the variable that a stored tensor (such as quantized codes) belongs to."""
     variable, _, _ = stored.rpartition(".")
     return variable if variable in quantized else stored
 
 
 def label_buffers(buffers: NamedRemoteBuffers, kind: str) -> None:
-    """Label buffers with the kind of their contents, for plans and `disk_offload`."""
+    """Label buffers with the kind of their contents, for plans and disk offload."""
     for buffer in buffers.to_dict().values():
         buffer.kind = kind
 
 
 def _shard_groups(facts: NamedVariableFactories) -> dict[str, popxl.ReplicaGrouping]:
-    """Replicas over which each variable can be sharded, among those that hold equal values.
+    """Replica groups over which variables can be sharded: replicas that hold equal values.
 
     Where those have no constant stride, they are runs of consecutive replicas, as in PopXL.
     """

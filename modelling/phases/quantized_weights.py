@@ -1,4 +1,4 @@
-"""Quantized frozen weights: 4 or 8 bits in host memory and on the link, dequantized after loading.
+"""Quantized frozen weights of phases: stored in 4 or 8 bits, dequantized after loading.
 
 A layer's graphs are the same as without quantization; while the layer runs, the device holds a
 dequantized copy of its weights.
@@ -20,7 +20,7 @@ from popxl_addons.variable_factory import NamedVariableFactories, VariableFactor
 
 
 class DequantSpec(NamedTuple):
-    """The dequantized form of a quantized variable.
+    """How to dequantize a variable: its dtype and its axis of input features.
 
     Attributes:
         dtype: data type of the dequantized variable.
@@ -34,7 +34,7 @@ class DequantSpec(NamedTuple):
 def quantize_factories(
     facts: NamedVariableFactories, phase: str, settings: PhaseSettings
 ) -> tuple[NamedVariableFactories, dict[str, DequantSpec]]:
-    """Factories of the tensors that a phase stores for its variables.
+    """Factories of the tensors that a phase stores: quantized fields replace variables.
 
     Returns:
         Factories, of which a quantized variable has three (`QUANT_FIELDS`), and the quantized
@@ -60,7 +60,7 @@ def quantize_factories(
 def dequantize_variables(
     stored: addons.NamedTensors, quantized: Mapping[str, DequantSpec], quant: QuantConfig
 ) -> addons.NamedTensors:
-    """Dequantize those stored tensors that `quantized` names; the others stay as they are."""
+    """Dequantize the stored tensors that `quantized` names; return the others unchanged."""
     tensors = stored.to_dict()
     for name, (dtype, axis) in quantized.items():
         if f"{name}.{QUANT_FIELDS[0]}" in tensors:

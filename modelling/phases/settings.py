@@ -1,4 +1,4 @@
-"""Settings that all phases of a program share."""
+"""Settings of a program that all its phases share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = "*"
 
 @dataclass(frozen=True)
 class PhaseSettings:
-    """Settings of a run that the graphs of all phases are built from.
+    """Settings of a run from which the graphs of all phases are built.
 
     Attributes:
         config: the run's configuration.
@@ -43,12 +43,12 @@ class PhaseSettings:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches in an optimizer step on one replica."""
+        """Micro-batches per optimizer step on one replica."""
         return self.config.gradient_accumulation
 
     @property
     def micro_batches_per_pass(self) -> int:
-        """Micro-batches that run through all layers before the next ones, on one replica."""
+        """Micro-batches per replica in one pass through all layers."""
         if not self.is_training:
             return self.micro_batches
         count = self.config.execution.micro_batches_per_pass
@@ -56,11 +56,11 @@ class PhaseSettings:
 
     @property
     def passes(self) -> int:
-        """Passes through all layers in an optimizer step."""
+        """Passes through all layers per optimizer step."""
         return self.micro_batches // self.micro_batches_per_pass
 
     def num_saved_layers(self, phase: str, num_layers: int) -> int:
-        """Number of layers of a phase that save their activations for the backward pass."""
+        """Number of a phase's layers that save activations instead of recomputing them."""
         mode = self.config.execution.activations
         if mode == "auto":
             fraction = self.saved_fractions.get(phase, self.saved_fractions.get(ALL, 0.0))
@@ -79,7 +79,7 @@ class PhaseSettings:
 
     @property
     def gradient_dtype(self) -> popxl.dtype:
-        """Data type of stored weight gradients."""
+        """Data type in which weight gradients are stored."""
         return popxl.dtype.from_name(self.config.training.gradient_dtype)
 
     @property
@@ -94,20 +94,20 @@ class PhaseSettings:
 
     @property
     def activation_shards(self) -> popxl.ReplicaGrouping | None:
-        """Replicas over which activations between phases are sharded; None if they are not."""
+        """Replicas over which activation buffers are sharded; None: not sharded."""
         sharded = self.config.execution.shards_activations and self.groups.tensor_parallel > 1
         return self.groups.tp if sharded else None
 
     @property
     def seed_spec(self) -> popxl.TensorSpec | None:
-        """Spec of the seed of a phase; None if nothing is random."""
+        """Spec of a phase's seed; None if the model draws no random numbers."""
         model, adapter = self.config.model, self.config.adapter
         drops = model.has_dropout or (adapter.rank > 0 and adapter.dropout > 0)
         random = drops and not model.eval
         return popxl.TensorSpec((2,), popxl.uint32) if random else None
 
     def layers_per_phase(self, phase: str, num_layers: int) -> dict[str, int]:
-        """Number of layers of each phase that a family's phase is split into.
+        """Numbers of layers of the phases that one stack's layers are split into.
 
         Layers with different trainable weights are in different phases; see
         `WeightMap.phase_splits`.
@@ -120,18 +120,18 @@ class PhaseSettings:
         }
 
     def is_phase_trainable(self, phase: str) -> bool:
-        """True if the phase owns a trainable variable."""
+        """True if the phase owns any trainable variable."""
         if self.weight_map is None or not self.is_training:
             return self.is_training
         layer = self.weight_map.phases[phase][0]
         return any(mapping.is_updated for mapping in self.weight_map.layers[layer])
 
     def is_variable_trainable(self, phase: str, variable: str) -> bool:
-        """True if a variable of the phase's layers is trainable."""
+        """True if a variable of a phase's layers is trainable."""
         return self.weight_map is None or self.mapping(phase, variable).is_updated
 
     def mapping(self, phase: str, variable: str) -> WeightMapping:
-        """Weight mapping of a variable of the phase's layers."""
+        """Weight mapping of a variable of a phase's layers."""
         assert self.weight_map is not None, "this needs the weight map"
         layer = self.weight_map.phases[phase][0]
         for mapping in self.weight_map.layers[layer]:
@@ -140,7 +140,7 @@ class PhaseSettings:
         raise WeightsError(missing_mapping(layer, variable))
 
     def quant(self, phase: str, variable: str) -> QuantConfig | None:
-        """Quantization of a variable that is dequantized on load; None if it is not quantized."""
+        """Quantization of a variable, which is dequantized on load; None: not quantized."""
         if not self.is_training or self.weight_map is None:
             return None
         return self.config.model.quant if is_quantizable(self.mapping(phase, variable)) else None
@@ -153,7 +153,7 @@ class PhaseSettings:
     def num_shards(
         self, phase: str, variable: str, shape: tuple[int, ...], grouping: popxl.ReplicaGrouping
     ) -> int:
-        """Number of replicas that a variable is sharded over: those of a group, or 1.
+        """Number of replicas over which a variable is sharded: a group's size or 1.
 
         Small variables are not sharded, nor are those whose shards would be unequal or would split
         a quantization block of the optimizer state.

@@ -1,4 +1,4 @@
-"""Inputs that all phases of an optimizer step share, passed through the loops over layers."""
+"""Inputs of an optimizer step that all phases share, as arguments of layer loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import popxl
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """Inputs of an optimizer update besides gradients and state; float32 scalars.
+    """Inputs of an optimizer update besides gradients and state: global norm and learning rate.
+
+    Both are float32 scalars.
 
     Attributes:
         norm: global norm of the unscaled gradients; if it is not finite, nothing is updated.
@@ -22,7 +24,7 @@ class UpdateInputs:
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
-        """Both tensors, as the arguments of a graph."""
+        """The two tensors as graph arguments."""
         return [self.norm, self.lr]
 
 
@@ -48,12 +50,12 @@ class StepInputs:
 
     @property
     def tensors(self) -> list[popxl.Tensor]:
-        """All tensors, as the arguments of a graph."""
+        """The tensors as graph arguments."""
         tensors = [t for t in (self.seed, self.first_micro_batch) if t is not None]
         return tensors if self.update is None else [*tensors, *self.update.tensors]
 
     def with_tensors(self, tensors: Sequence[popxl.Tensor]) -> StepInputs:
-        """The same inputs in another graph, whose tensors are in the order of `tensors`."""
+        """The same inputs inside another graph, with `tensors` as its inputs."""
         remaining = list(tensors)
         seed = None if self.seed is None else remaining.pop(0)
         first = None if self.first_micro_batch is None else remaining.pop(0)

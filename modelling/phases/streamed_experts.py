@@ -1,4 +1,4 @@
-"""Experts that are streamed to the device one group at a time."""
+"""Streamed experts: loaded to the device one group of experts at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelling.phases.step_inputs import StepInputs
 
 @dataclass(frozen=True)
 class StreamedExperts:
-    """The experts of a phase's layers, run group by group.
+    """The experts of a phase's layers, run one group at a time.
 
     Attributes:
         phase: phase with one row per group; the groups of a layer are consecutive rows.
@@ -26,7 +26,7 @@ class StreamedExperts:
     zero_grads: Callable[[], None]
 
     def forward(self, layer: popxl.Tensor, step: StepInputs) -> None:
-        """Run the forward pass of all groups of layer `layer`, an int32 scalar."""
+        """Run all expert groups of a layer forward; `layer` is an int32 scalar."""
 
         def body(row: popxl.Tensor, *tensors: popxl.Tensor) -> list[popxl.Tensor]:
             self.phase.forward(row, step.with_tensors(tensors))
@@ -38,7 +38,7 @@ class StreamedExperts:
     def backward(
         self, layer: popxl.Tensor, step: StepInputs, sum_squares: popxl.Tensor
     ) -> popxl.Tensor:
-        """Run the backward pass of all groups of layer `layer`, last group first.
+        """Run all expert groups of a layer backward, last group first.
 
         Returns:
             `sum_squares` plus the squares of the groups' gradients; see `Phase.backward`.

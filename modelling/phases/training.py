@@ -1,4 +1,4 @@
-"""Build the training program: forward, backward and optimizer phases, for any model family."""
+"""Builds the training program of any family: forward, backward and optimizer phases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from popxl import ops
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """An Ir that trains, with its streams and variables.
+    """A training program: Ir, streams and variables.
 
     Attributes:
         inputs: streams of the batch by name, each with `ir.num_host_transfers` transfers per run.
@@ -110,7 +110,7 @@ def build_training(
 
 
 def _phases_by_type(phase_plan: PhasePlan) -> dict[str, list[str]]:
-    """Names of the phases with a backward pass by layer type, without the loss."""
+    """Names of the phases with a backward pass, except the loss phase, by layer type."""
     names: dict[str, list[str]] = defaultdict(list)
     for phase in phase_plan.phases:
         if phase is not phase_plan.head and phase.bwd is not None:
@@ -119,7 +119,9 @@ def _phases_by_type(phase_plan: PhasePlan) -> dict[str, list[str]]:
 
 
 def defers_update(config: RunConfig) -> bool:
-    """True if updates run in the next forward pass; "auto": if that hides transfers.
+    """True if optimizer updates run in the next step's forward pass.
+
+    "auto": if that hides transfers.
 
     A device that shares the host's memory has no transfers to hide, except those of a disk.
     """
@@ -132,7 +134,7 @@ def defers_update(config: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """The streams of an optimizer step, and methods that add its parts to the current graph."""
+    """The streams of an optimizer step, and methods that add its stages to the current graph."""
 
     phase_plan: PhasePlan
     settings: PhaseSettings
@@ -145,7 +147,7 @@ class TrainingStep:
         self.update(self.compute_gradients())
 
     def compute_gradients(self, pending: UpdateInputs | None = None) -> UpdateInputs:
-        """Run forward and backward phases; each layer runs a pending update before its first use.
+        """Run forward and backward phases; each layer runs its pending update before its first use.
 
         Returns:
             The inputs of this step's update.
@@ -157,7 +159,7 @@ class TrainingStep:
         return UpdateInputs(norm, ops.host_load(self.lr))
 
     def _run_pass(self, step: StepInputs) -> popxl.Tensor:
-        """Run a pass of micro-batches through all layers; returns as `PhasePlan.backward`."""
+        """Run one pass of micro-batches through all layers; returns as `PhasePlan.backward`."""
         self.phase_plan.inputs.load()
         self.phase_plan.forward(step)
         return self.phase_plan.backward(step)
@@ -188,12 +190,12 @@ class TrainingStep:
         return self._run_pass(replace(later, first_micro_batch=index(count * (passes - 1))))
 
     def update(self, update: UpdateInputs) -> None:
-        """Run the optimizer phases."""
+        """Run the optimizer update of all phases."""
         self.phase_plan.update(update)
 
 
 def _run_deferred_updates(step: TrainingStep, iterations: int) -> popxl.HostToDeviceStream:
-    """Run optimizer steps, each with the update of the previous step in its forward pass.
+    """Run optimizer steps whose updates run in the next step's forward pass.
 
     The inputs of the last update wait in variables for the next run. Before the first step the norm
     among them is NaN, as after a skipped step, so that update changes nothing.

@@ -65,13 +65,13 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
 
 
 def _feed_forward_proj(layer_type: tuple[bool, str]) -> str:
-    """Returns the first feed_forward_proj of (is_gated_act, activation)."""
+    """Returns config.json's `feed_forward_proj` for (is_gated_act, activation)."""
     return next(name for name, value in FEED_FORWARD_TYPES.items() if value == layer_type)
 
 
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Returns the fields of the model section for a config.json of T5, T5 v1.1, FLAN-T5 or mT5.
+    """Returns the fields of the `model` section that a T5 or mT5 config.json sets.
 
     transformers 5 writes `tie_word_embeddings` true for every model that it saves, even if the head
     is not tied. So other settings decide if the model is T5 v1.0, whose tied head is scaled; for
@@ -130,7 +130,7 @@ def _feed_forward_type(model_type: str, data: Mapping[str, Any]) -> tuple[bool, 
 
 
 def _scales_decoder_outputs(data: Mapping[str, Any]) -> bool:
-    """True if the decoder's output is scaled, as transformers 4 and 5 read the file."""
+    """True if the decoder's output is scaled before the head, as transformers reads the file."""
     value = data.get("scale_decoder_outputs")
     if value not in (None, False, True):
         raise ConfigError(
@@ -141,7 +141,7 @@ def _scales_decoder_outputs(data: Mapping[str, Any]) -> bool:
 
 
 def normalize_config_json(config: T5Config, hf_config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config.json with the settings of feed-forward layers and head made explicit.
+    """Returns the config.json with feed-forward and head settings made explicit.
 
     One without a model type is returned as it is.
     """

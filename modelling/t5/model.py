@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., arXiv:1910.10683): T5 v1.0 and v1.1, FLAN-T5, mT5 and ByT5.
+"""T5 (Raffel et al., arXiv:1910.10683): T5 v1.0, v1.1, FLAN-T5, mT5 and ByT5.
 
 x is (batch, length, hidden), equal on all replicas of a tensor-parallel group; between `copy_to_tp`
 and a `Linear` with `shard="in"` each replica has its heads or feed-forward features. Initial values
@@ -34,8 +34,9 @@ from popxl import Tensor
 
 # ---- attention and feed-forward -----------------------------------------------------------------
 class T5SelfAttention(MultiHeadAttention):
-    """Self-attention without a scale, which the initial queries make up for, with relative position
-    biases, which all blocks of a stack share.
+    """Self-attention without score scaling, with the stack's relative position bias.
+
+    The initial queries make up for the scale. All blocks of a stack share the bias.
 
     Args:
         causal: True in the decoder.
@@ -141,7 +142,7 @@ class T5LayerFF(Module):
 
 
 class T5EncoderBlock(Module):
-    """Self-attention and feed-forward."""
+    """A T5 encoder block: self-attention and feed-forward."""
 
     def __init__(self, c: T5Model, is_first: bool) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ class T5EncoderBlock(Module):
 
 
 class T5DecoderBlock(Module):
-    """Causal self-attention, cross-attention and feed-forward.
+    """A T5 decoder block: causal self-attention, cross-attention and feed-forward.
 
     Padding of x is at its end, where the causal mask hides it.
     """
@@ -175,7 +176,7 @@ class T5DecoderBlock(Module):
 
 # ---- the model ----------------------------------------------------------------------------------
 class EncoderFinalNorm(Module):
-    """dropout(norm(x)), after the encoder's last block."""
+    """The norm after the encoder's last block: dropout(norm(x))."""
 
     def __init__(self, c: T5Model) -> None:
         super().__init__()
@@ -189,7 +190,7 @@ class EncoderFinalNorm(Module):
 
 
 def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
-    """Describes the model of a configuration."""
+    """Returns the model specification of a T5 configuration."""
     c = config.model
     return EncoderDecoderSpec(
         embeddings=lambda: Embeddings(VocabularyEmbedding(1.0, "shared")),

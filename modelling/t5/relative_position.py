@@ -38,7 +38,7 @@ def relative_position_bucket(
 
 
 class RelativePositionBias(PositionBias):
-    """Biases of attention scores by the distance of key and query.
+    """Learned biases of attention scores, by bucketed distance of key and query.
 
     Args:
         causal: mask keys after the query, and use all buckets for the others.
@@ -54,8 +54,7 @@ class RelativePositionBias(PositionBias):
         self.weight = parameter(buckets, heads, std=model.hidden_size**-0.5, shard=1)
 
     def build(self, queries: int, keys: int) -> Tensor:
-        """Returns the biases of queries 0, 1, ... and keys 0, 1, ...: float32 (1, local heads,
-        queries, keys)."""
+        """Returns biases of positions 0, 1, ...: float32 (1, local heads, queries, keys)."""
         # All entries of a diagonal are equal, so there are only queries + keys different ones.
         # The gradient of a gather of each entry would be a scatter of queries * keys rows into a
         # few buckets, which is slow on every device.
@@ -74,7 +73,7 @@ class RelativePositionBias(PositionBias):
         )
 
     def _bias(self, distance: np.ndarray) -> Tensor:
-        """Returns the biases of constant distances: (n,) -> float32 (local heads, n)."""
+        """Looks up biases of constant distances: (n,) -> float32 (local heads, n)."""
         buckets = popxl.constant(self._buckets(distance), popxl.int32, "buckets")
         bias = ops.transpose(cast(ops.gather(self.weight, buckets), popxl.float32))
         if not self.causal:
@@ -87,8 +86,9 @@ def _causal_mask(distance: np.ndarray) -> np.ndarray:
 
 
 def _expand_diagonals(t: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns out[0, h, i, j] = t[h, (j - i) mod period]: (heads, period) -> (1, heads, rows,
-    columns).
+    """Returns out[0, h, i, j] = t[h, (j - i) mod period]: -> (1, heads, rows, columns).
+
+    The input t is (heads, period).
 
     Copies of t, concatenated and read in rows of period - 1 elements, shift by one in each row: row
     i begins at element i * (period - 1) = i * period - i.

@@ -1,4 +1,4 @@
-"""Convert between logical weights and the tensors of Hugging Face's files.
+"""Conversion between logical weights and the tensors of Hugging Face files.
 
 Files can have other names for a weight, transposes, and tensors that fuse several weights.
 """
@@ -23,7 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FusedWeights:
-    """Weights that files hold as one tensor, such as fused projections or stacked experts.
+    """Weights that files store as one tensor, such as fused projections or stacked experts.
 
     Attributes:
         groups: names of the weights of each matrix, concatenated along their first axis; vectors
@@ -44,16 +44,16 @@ class FusedWeights:
 
     @classmethod
     def from_weights(cls, weights: Iterable[str]) -> FusedWeights:
-        """Returns the concatenation of weights along their first axis."""
+        """Returns the fusion of weights along their first axis."""
         return cls((tuple(weights),))
 
     @property
     def weights(self) -> list[str]:
-        """Names of the weights of all matrices."""
+        """Names of all the weights that are fused."""
         return list(chain(*self.groups))
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """Shape of the fused tensor, computed from the shapes of the weights."""
+        """Shape of the fused tensor, from the shapes of its weights."""
         first = self.groups[0]
         matrix = sum(shapes[name][0] for name in first), *shapes[first[0]][1:]
         if self.stack_axis == -1:
@@ -64,7 +64,7 @@ class FusedWeights:
     def split(
         self, read: Callable[[], np.ndarray], shapes: Shapes
     ) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-        """Yield the name of each weight with a function that reads it from the tensor."""
+        """Yield each weight's name with a function that reads it out of the fused tensor."""
         for group, names in enumerate(self.groups):
             ends = accumulate((shapes[name][0] for name in names), initial=0)
             for index, (name, rows) in enumerate(zip(names, pairwise(ends), strict=True)):
@@ -72,7 +72,7 @@ class FusedWeights:
                 yield name, partial(self._read_rows, read, group, selection)
 
     def _read_rows(self, read: Callable[[], np.ndarray], group: int, rows: slice) -> np.ndarray:
-        """Read rows of the matrix of a group."""
+        """Read some rows of one matrix of the fused tensor."""
         tensor = read()
         if self.stack_axis is not None:
             tensor = (
@@ -81,7 +81,7 @@ class FusedWeights:
         return (tensor.T if self.transposed else tensor)[rows]
 
     def join(self, weights: Arrays) -> np.ndarray:
-        """Fuse weights to the tensor."""
+        """Fuse weights into the tensor that files store."""
         matrices = [self._matrix([weights[name] for name in names]) for names in self.groups]
         if self.stack_axis is None:
             return matrices[0]
@@ -89,7 +89,7 @@ class FusedWeights:
         return tensor if self.stack_axis == 0 else tensor.reshape(*tensor.shape[:-2], -1)
 
     def _matrix(self, weights: list[np.ndarray]) -> np.ndarray:
-        """Fuse the weights of a group to a matrix."""
+        """Concatenate or interleave the weights of one matrix."""
         if self.interleaved:
             matrix = np.stack(weights, 1).reshape(-1, *weights[0].shape[1:])
         else:
@@ -99,7 +99,7 @@ class FusedWeights:
 
 @dataclass(frozen=True)
 class HfTensorNames:
-    """Names and forms of tensors in files that differ from the logical weights.
+    """How the tensors of Hugging Face files differ from logical weights in name and form.
 
     Attributes:
         aliases: logical name of a weight, by its other name in files.
@@ -122,13 +122,13 @@ class HfTensorNames:
         )
 
     def subset(self, names: Collection[str]) -> HfTensorNames:
-        """Returns the names of these weights alone."""
+        """Returns the file names of the given weights only."""
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
         fused = {n: x for n, x in self.fused.items() if all(name in names for name in x.weights)}
         return HfTensorNames(aliases, fused, self.transposed, self.buffers & {*names})
 
     def from_hf(self, tensors: Arrays, shapes: Shapes) -> Arrays:
-        """Convert the tensors of a file to logical weights, each when it is read.
+        """Convert a file's tensors to logical weights, each when it is read.
 
         Args:
             shapes: shapes of all weights.
@@ -157,7 +157,7 @@ class HfTensorNames:
         return LazyArrays(readers)
 
     def to_hf(self, weights: Arrays) -> Arrays:
-        """Convert logical weights to the tensors of exported files, the inverse of `from_hf`."""
+        """Convert logical weights to tensors of an exported file; the inverse of `from_hf`."""
         fused = {name: x for name, x in self.fused.items() if x.in_exports}
         fused_weights = {name for x in fused.values() for name in x.weights}
         readers = {
@@ -169,7 +169,7 @@ class HfTensorNames:
         return OverlayArrays(LazyArrays(readers), ArraysView(weights, others))
 
     def check_shapes(self, file_shapes: Shapes, shapes: Shapes) -> None:
-        """Check names and shapes of a file's tensors.
+        """Raise WeightsError if names or shapes of a file's tensors do not fit the model.
 
         Args:
             file_shapes: shapes of the file's tensors.
@@ -190,16 +190,16 @@ class HfTensorNames:
                 check_shape(source, file_shapes[source], expected)
 
     def _read_weight(self, tensors: Arrays, name: str) -> np.ndarray:
-        """Read a tensor of a file, transposed to its logical weight if needed."""
+        """Read a file's tensor, transposed to the logical weight if stored the other way."""
         return tensors[name].T if name in self.transposed else tensors[name]
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
-        """Names in a file, with fused tensors replaced by the names of their weights."""
+        """Tensor names of a file, with fused tensors replaced by the names of their weights."""
         weights = ([name] if name not in self.fused else self.fused[name].weights for name in names)
         return list(chain.from_iterable(weights))
 
     def _sources(self, names: Iterable[str], shapes: Shapes) -> dict[str, str]:
-        """Map logical names to the names in a file that has the weights `names`."""
+        """Map each logical weight name to the name that the file with `names` uses for it."""
         sources: dict[str, str] = {}
         for name in names:
             weight = self.aliases.get(name, name)
@@ -218,7 +218,7 @@ class HfTensorNames:
 def _read_equal(
     read: Callable[[], np.ndarray], name: str, read_copy: Callable[[], np.ndarray], copy: str
 ) -> np.ndarray:
-    """Read the tensor `name`, and raise WeightsError if its copy has another value."""
+    """Read a tensor; raise WeightsError if its tied copy has another value."""
     value = read()
     if not np.array_equal(value, read_copy()):
         raise WeightsError(
@@ -228,7 +228,7 @@ def _read_equal(
 
 
 def _format_first(names: Iterable[str]) -> str:
-    """Format the first name and the number of the others."""
+    """Format the first of several names and how many more there are."""
     first, *others = sorted(names) or ["none"]
     first = format_name(first, 48)  # a sentence has two of them and a path
     return f"{first} and {len(others)} more" if others else first

@@ -1,4 +1,4 @@
-"""LoRA weights: their mappings, their names in PEFT's files, initialization and merging."""
+"""LoRA weights: mappings, names in PEFT files, initialization and merging."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TOKENS_DELTA = "token_adapter.trainable_tokens_delta"
 
 
 def add_adapters(weight_map: WeightMap, adapter: Adapter, targets: str) -> WeightMap:
-    """Add the mappings of LoRA adapters; all weights but these and `modules_to_save` are frozen.
+    """Add the weight mappings of LoRA adapters; freeze all else but `modules_to_save`.
 
     Args:
         targets: the family's default target modules, if `adapter` names none.
@@ -72,27 +72,27 @@ def add_adapters(weight_map: WeightMap, adapter: Adapter, targets: str) -> Weigh
 
 
 def module_name(weight: str) -> str:
-    """Name of the module that a weight or a bias belongs to."""
+    """Name of the module that a weight or bias belongs to: its name without the last part."""
     return weight.rpartition(".")[0]
 
 
 # ---- for adapter_config.json --------------------------------------------------------------------
 def adapted_modules(weight_map: WeightMap) -> tuple[list[str], list[str]]:
-    """Names in files of the modules with adapters, and of all other modules."""
+    """Module names in files: those with adapters, and all the others."""
     adapters = [a for mapping in weight_map.mappings for a in mapping.adapters if not a.parameter]
     adapted = dict.fromkeys(name for a in adapters for name in (a.module, *a.tied))
     return list(adapted), [name for name in _module_names(weight_map.base) if name not in adapted]
 
 
 def tied_modules(weight_map: WeightMap) -> list[list[str]]:
-    """Groups of modules that share one adapter."""
+    """Groups of tied modules, each of which shares one adapter."""
     return [
         [a.module, *a.tied] for mapping in weight_map.mappings for a in mapping.adapters if a.tied
     ]
 
 
 def saved_modules(weight_map: WeightMap) -> list[str]:
-    """Names in files of the modules whose weights are trained in full next to adapters.
+    """Names in files of the modules that are trained in full, next to adapters.
 
     A tied weight counts for every module that has it.
     """
@@ -100,14 +100,14 @@ def saved_modules(weight_map: WeightMap) -> list[str]:
 
 
 def adapted_parameters(weight_map: WeightMap) -> list[str]:
-    """Names in files of the experts' parameters with adapters."""
+    """Names in files of expert parameters with adapters."""
     return list(
         dict.fromkeys(a.parameter for r in weight_map.mappings for a in r.adapters if a.parameter)
     )
 
 
 def add_tied_copies(weight_map: WeightMap, tensors: Arrays) -> Arrays:
-    """Add the tensors of tied modules to those of files: PEFT has one for each module."""
+    """Add copies of the adapter's tensors for tied modules: PEFT has one for each module."""
     tied = {alias: name for alias, name in weight_map.hf_names.aliases.items() if name in tensors}
     transposed = weight_map.hf_names.transposed
     copies = ArraysView(tensors, renamed=tied, transform=lambda a, t: t.T if a in transposed else t)
@@ -115,7 +115,7 @@ def add_tied_copies(weight_map: WeightMap, tensors: Arrays) -> Arrays:
 
 
 def has_tied_head(weight_map: WeightMap, names: Collection[str]) -> bool:
-    """True if the weights belong to an embedding, or its adapter, that is tied to one head.
+    """True if the named weights belong to an embedding (or its adapter) that is tied to a head.
 
     It is PEFT's `ensure_weight_tying`, which supports such pairs only.
     """
@@ -126,7 +126,7 @@ def has_tied_head(weight_map: WeightMap, names: Collection[str]) -> bool:
 def unties_head(
     weight_map: WeightMap, adapted: Collection[str], is_tied: bool, folder: str
 ) -> bool:
-    """True if an adapter unties the head from the embedding that it is tied to in the base model.
+    """True if an adapter folder unties the head from the embedding of the base model.
 
     Args:
         weight_map: weight map of the base model, without adapters.
@@ -154,13 +154,13 @@ def unties_head(
 
 
 def _module_names(weight_map: WeightMap) -> list[str]:
-    """Names in files of the modules of all weights, each once."""
+    """Names in files of the modules of all weights, without duplicates."""
     modules = _file_modules_of(weight_map)
     return list(dict.fromkeys(name for weight in weight_map.weights for name in modules(weight)))
 
 
 def _file_modules_of(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
-    """Returns a function from a weight to its module in files, then the modules tied to it."""
+    """Returns a function: weight -> its module's name in files, then those of tied modules."""
     tensors = weight_map.hf_names.fused.items()
     fused = {weight: name for name, x in tensors if x.stack_axis is None for weight in x.weights}
     tied = defaultdict[str, list[str]](list)
@@ -173,7 +173,7 @@ def _file_modules_of(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
 
 # ---- mappings -----------------------------------------------------------------------------------
 class _AdapterMapper:
-    """Creates the mappings of adapters of a weight map.
+    """Creates the weight mappings of a model's adapters.
 
     An adapter belongs to a linear layer in files: a mapping can have several, or a slice of one.
     Adapters of experts belong to the parameters that stack the experts' layers.
@@ -208,7 +208,7 @@ class _AdapterMapper:
 
     @property
     def hf_names(self) -> HfTensorNames:
-        """Names of the adapters' tensors in files.
+        """Names of the adapters' tensors in PEFT files.
 
         Files fuse some matrices B and stack those of experts. Modules that are tied to an
         embedding have its matrices, a tied head their transposes.
@@ -217,7 +217,7 @@ class _AdapterMapper:
         return HfTensorNames(self._aliases, fused | self._stacked, frozenset(self._transposed))
 
     def with_adapter_mappings(self, mappings: Sequence[WeightMapping]) -> tuple[WeightMapping, ...]:
-        """Returns the mappings of a layer, followed by those of its adapters."""
+        """Returns a layer's weight mappings followed by its adapters' mappings."""
         owners: dict[str, str] = {}
         base, adapter_mappings = [], list[WeightMapping]()
         for mapping in mappings:
@@ -228,7 +228,7 @@ class _AdapterMapper:
         return (*base, *adapter_mappings)
 
     def _is_saved(self, mapping: WeightMapping) -> bool:
-        """True if `modules_to_save` has the mapping's weights."""
+        """True if `modules_to_save` contains the mapping's weights."""
         saved = [any(map(self._settings.is_saved, self._file_modules(w))) for w in mapping.weights]
         if any(saved) and not all(saved):
             names = ", ".join(w.name for w in mapping.weights)
@@ -239,7 +239,7 @@ class _AdapterMapper:
         return all(saved)
 
     def _adapters(self, mapping: WeightMapping, owners: dict[str, str]) -> Iterator[LoraSpec]:
-        """Yield the adapters of a mapping's weights; of experts, one for each matrix in files.
+        """Yield the adapters of a mapping's weights; for experts one per matrix in files.
 
         Args:
             owners: paths of the adapters that own an A, by module; new ones are added.
@@ -271,7 +271,7 @@ class _AdapterMapper:
                 )
 
     def _is_target(self, mapping: WeightMapping, names: Sequence[str]) -> bool:
-        """True if the targets match any of a module's names."""
+        """True if the adapter's targets match any of a module's names."""
         if self._requested == ALL_LINEAR and not is_linear(mapping):
             return False
         return any(self._settings.is_adapted(name, self._targets) for name in names)
@@ -279,7 +279,7 @@ class _AdapterMapper:
     def _adapter_mappings(
         self, mapping: WeightMapping, adapters: Sequence[LoraSpec]
     ) -> Iterator[WeightMapping]:
-        """Yield the mappings of consecutive adapters: A if they own it, B, and DoRA's magnitude.
+        """Yield mappings of adapters: lora_A unless shared, lora_B, and DoRA's magnitude.
 
         A is sharded like the layer's inputs, B like its outputs, if these are sharded.
         """
@@ -331,7 +331,7 @@ class _AdapterMapper:
         end: str,
         weights: Sequence[Weight],
     ) -> WeightMapping:
-        """Mapping of a tensor per weight of an adapter, which files fuse like the weights."""
+        """Mapping of an adapter tensor with a part per weight; files fuse it like the weights."""
         names, fused = [w.name for w in weights], f"{adapter.module}.{end}"
         if names != [fused] and not adapter.parameter:
             self._fused[fused] += names
@@ -340,7 +340,10 @@ class _AdapterMapper:
     def _embedding_adapter_mappings(
         self, weight: Weight, adapter: LoraSpec
     ) -> Iterator[WeightMapping]:
-        """Yield the mappings of A, initially 0, and B; a tied head has their transposes."""
+        """Yield mappings of lora_A (zeros at first) and lora_B of an embedding or tied head.
+
+        A tied head has their transposes.
+        """
         (tokens, features), rank = weight.shape, adapter.rank
         names = [f"{adapter.module}.{end}" for end in (EMBEDDING_A, EMBEDDING_B)]
         a, b = Weight(names[0], (rank, tokens), 0.0), Weight(names[1], (features, rank), 1.0)
@@ -355,8 +358,9 @@ class _AdapterMapper:
 
     # ---- checks of the settings -----------------------------------------------------------------
     def check_settings(self, adapted: WeightMap) -> None:
-        """Check that the targets match only modules that can have adapters, and at least one, and
-        that each name in the settings matches a module.
+        """Raise ConfigError unless the targets fit modules that can have adapters.
+
+        They have to match at least one module, and each name in the settings has to match a module.
 
         Raises:
             ConfigError: a name matches no module, or one that cannot have an adapter.
@@ -390,7 +394,7 @@ class _AdapterMapper:
             _check_each(field, settings.patterns(field), adapted_names, matches_end)
 
     def _check_layer_settings(self, adapted: WeightMap) -> None:
-        """Raise ConfigError if experts, embedding or head have adapters with dropout or DoRA.
+        """Raise ConfigError if an adapter with dropout or DoRA is on experts, embedding or head.
 
         Only linear layers in blocks support these. PEFT applies no dropout at an embedding.
         """
@@ -415,7 +419,7 @@ def _check_each(
     modules: Iterable[str],
     matches: Callable[[str, str], bool],
 ) -> None:
-    """Raise ConfigError for the first name that matches none of the modules.
+    """Raise ConfigError for the first name in a config field that matches no module.
 
     Args:
         matches: `matches(module, name)`.
@@ -428,12 +432,12 @@ def _check_each(
 
 
 def _last_parts(modules: Iterable[str]) -> list[str]:
-    """Last components of module names, each once."""
+    """Last components of dotted module names, without duplicates."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))
 
 
 def peft_module_name(parameter: str, adapted: Iterable[str]) -> str:
-    """Module name that prefixes the adapter of a parameter in files.
+    """Module name that PEFT files use as the prefix of a parameter's adapter.
 
     PEFT wraps a module once for each of its parameters, the last one outermost.
 
@@ -447,8 +451,9 @@ def peft_module_name(parameter: str, adapted: Iterable[str]) -> str:
 
 # ---- trainable tokens ---------------------------------------------------------------------------
 def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
-    """Add the mappings of `adapter.trainable_tokens`: trainable rows of a frozen embedding, and of
-    an untied head.
+    """Add the weight mappings of `adapter.trainable_tokens`.
+
+    They are trainable rows of a frozen embedding and of an untied head.
 
     Raises:
         ConfigError: the weight is trainable in full as well, or has an adapter; or a weight with
@@ -490,7 +495,7 @@ def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
 
 
 def _check_new_rows(weight_map: WeightMap, config: RunConfig) -> None:
-    """Raise ConfigError if a weight with new rows has an adapter; PEFT's base lacks such rows."""
+    """Raise ConfigError if a weight with new rows has an adapter; PEFT's base lacks these rows."""
     if config.model.new_rows is None:
         return
     mappings = filter(is_vocabulary, weight_map.mappings)
@@ -502,7 +507,7 @@ def _check_new_rows(weight_map: WeightMap, config: RunConfig) -> None:
 
 
 def has_trainable_tokens(weight_map: WeightMap, name: str, rows: Iterable[int]) -> bool:
-    """True if all `rows` of a weight are among its trainable tokens."""
+    """True if all of `rows` are trainable tokens of the named weight."""
     tokens = weight_map.trainable_tokens.get(name)
     return tokens is not None and {*rows} <= {*tokens.rows}
 
@@ -511,7 +516,7 @@ def has_trainable_tokens(weight_map: WeightMap, name: str, rows: Iterable[int]) 
 def merge_adapters(
     weight_map: WeightMap, weights: Arrays, dtype: np.dtype, quant: QuantConfig | None = None
 ) -> Arrays:
-    """Returns the weights of the base model with adapters merged into them when they are read.
+    """Returns the base model's weights, with adapters merged into each when it is read.
 
     Args:
         weights: weights of the model with adapters.
@@ -539,7 +544,7 @@ def merge_adapters(
 
 
 def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
-    """Initial adapter weights, with which the model computes the same as the base model.
+    """Initial adapter weights; with them the model's output equals the base model's.
 
     DoRA magnitudes are the norms of the base weights.
     """
@@ -556,14 +561,14 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
 
 
 def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LoraSpec]]:
-    """Names of the weights with adapters, and these adapters."""
+    """Names of the weights with adapters, each with its adapter."""
     return [
         (name, a) for mapping in weight_map.mappings for a in mapping.adapters for name in a.weights
     ]
 
 
 def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: LoraSpec) -> np.ndarray:
-    """W + scale * B A, with DoRA's magnitudes: float32 (out features, in features)."""
+    """W + scale * B A, with DoRA's magnitude if present: float32 (out features, in features)."""
     module = module_name(name)
     if adapter.embeds:
         b, a = (weights[f"{module}.{end}"].T for end in (EMBEDDING_A, EMBEDDING_B))
@@ -576,7 +581,7 @@ def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: Lora
 
 
 def _row_norms(base: Arrays, name: str) -> np.ndarray:
-    """Norms of the rows of a weight, float32 (out features,)."""
+    """L2 norms of the rows of a weight, float32 (out features,)."""
     norms: np.ndarray = np.linalg.norm(base[name].astype(np.float32), axis=1)
     return norms
 

@@ -1,4 +1,4 @@
-"""Dequantize weights of files in MXFP4: 4-bit values with a power-of-two scale per block of 32.
+"""Dequantization of weights in MXFP4: 4-bit values, one power-of-two scale per 32 values.
 
 The format is Microscaling Formats 1.0 of the Open Compute Project. gpt-oss stores its experts as
 `<name>_blocks`, uint8 (experts, out features, blocks, 16), two values per byte, the lower half
@@ -24,7 +24,7 @@ SCALE_BIAS = 127
 
 
 def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Dequantize exactly, to bfloat16 (experts, out features, in features)."""
+    """Dequantize MXFP4 exactly, to bfloat16 (experts, out features, in features)."""
     if blocks.shape[:-1] != scales.shape:
         raise WeightsError(
             f"the model's file is damaged: it has blocks {blocks.shape} with scales {scales.shape}"
@@ -37,7 +37,7 @@ def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def _dequantize_expert(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Dequantize one expert: (out features, blocks, 16) -> (out features, blocks, 16, 2)."""
+    """Dequantize one expert: uint8 (out features, blocks, 16) -> (out features, blocks, 16, 2)."""
     values_of_bits = np.concatenate([FP4_VALUES, -FP4_VALUES])
     pairs = np.stack([values_of_bits[blocks & 15], values_of_bits[blocks >> 4]], -1)
     with np.errstate(over="ignore", invalid="ignore"):  # a scale of 255 is not a number
@@ -46,7 +46,7 @@ def _dequantize_expert(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def dequantize_tensors(tensors: Arrays) -> Arrays:
-    """Returns the tensors of a file, with those in MXFP4 dequantized when they are read."""
+    """Returns a file's tensors; those in MXFP4 are dequantized when read."""
     fields = mxfp4_fields(tensors)
     if not fields:
         return tensors
@@ -59,7 +59,7 @@ def dequantize_tensors(tensors: Arrays) -> Arrays:
 
 
 def dequantized_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of `dequantize_tensors`."""
+    """Shapes of a file's tensors after `dequantize_tensors`."""
     result = dict(shapes)
     for name in _quantized_names(shapes):
         if len(result[name + BLOCKS]) == 4:
@@ -70,12 +70,12 @@ def dequantized_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple
 
 
 def mxfp4_fields(names: Collection[str]) -> set[str]:
-    """Names of tensors that are blocks or scales."""
+    """Those of the names that are MXFP4 blocks or scales."""
     return {name + field for name in _quantized_names(names) for field in (BLOCKS, SCALES)}
 
 
 def _quantized_names(names: Collection[str]) -> list[str]:
-    """Names of the weights of which a file has blocks and scales."""
+    """Names of the weights for which a file has MXFP4 blocks and scales."""
     stems = [n.removesuffix(BLOCKS) for n in names if n.endswith(BLOCKS)]
     return [stem for stem in stems if stem + SCALES in names]
 

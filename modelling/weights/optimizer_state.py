@@ -1,4 +1,4 @@
-"""Convert the optimizer state of a checkpoint to the form that a run stores.
+"""Conversion of a checkpoint's optimizer state to the precision that a run uses.
 
 Forms differ in the precision of moments (8-bit, 16-bit, float32), and in master weights.
 """
@@ -29,7 +29,7 @@ _MASTER_SLOTS = (MASTER_WEIGHT.name, RESIDUAL)
 
 
 class FileTensorSpec(Protocol):
-    """Shape and dtype of a tensor in a file."""
+    """Interface: shape and dtype of a tensor in a checkpoint file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -39,7 +39,7 @@ class FileTensorSpec(Protocol):
 
 @dataclass(frozen=True)
 class OptimizerStateSpec:
-    """Specification of one tensor of optimizer state.
+    """Specification of one tensor of optimizer state: its slot and its weight.
 
     Attributes:
         weight: name of the logical weight.
@@ -54,11 +54,11 @@ class OptimizerStateSpec:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor."""
+        """Shape of the optimizer state tensor."""
         return self.slot.shape(self.weight_shape, self.axis)
 
     def matches(self, spec: FileTensorSpec) -> bool:
-        """True if a tensor of a file has this shape and dtype; all floating dtypes match."""
+        """True if a file's tensor has this shape and dtype; all floating dtypes match."""
         dtype_name = np.dtype(spec.dtype).name
         both_float = "float" in dtype_name and "float" in self.slot.dtype
         return spec.shape == self.shape and (both_float or dtype_name == self.slot.dtype)
@@ -67,7 +67,7 @@ class OptimizerStateSpec:
 def optimizer_state_specs(
     config: RunConfig, weight_map: WeightMap
 ) -> dict[str, OptimizerStateSpec]:
-    """Specifications of all optimizer state but step counters, by name in checkpoints."""
+    """Specs of all optimizer state but step counters, by name in checkpoints."""
     state_specs = {}
     for mapping in (mapping for mapping in weight_map.mappings if mapping.is_updated):
         for weight in mapping.weights:
@@ -84,7 +84,7 @@ def convert_optimizer_state(
     state_specs: Mapping[str, OptimizerStateSpec],
     config: RunConfig,
 ) -> Arrays | str:
-    """Convert the tensors of a checkpoint to the optimizer state of a run.
+    """Convert a checkpoint's tensors to the optimizer state of a run.
 
     Moments are quantized or dequantized; residuals and master weights are converted into each
     other. Values that get fewer bits are rounded, all others are exact.
@@ -113,7 +113,7 @@ def convert_optimizer_state(
 
 
 def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
-    """A weight in float32: its master weight, or the weight joined with its residual."""
+    """Read a weight in float32: its master weight, or the weight joined with its residual."""
     if _name(MASTER_WEIGHT.name, name) in tensors:
         return tensors[_name(MASTER_WEIGHT.name, name)]
     rounded = tensors[name]
@@ -156,7 +156,7 @@ def _converter(
 
 
 def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
-    """Residual of rounding a weight to 16 bits, int8 or int16."""
+    """Compute the residual of rounding a weight to 16 bits, int8 or int16."""
     rounded = tensors[weight].astype(dtype.from_name(precision).as_numpy())
     residual: np.ndarray = state_8bit.quantize_residual(
         float32_weight(tensors, weight), rounded, bits
@@ -165,7 +165,7 @@ def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.nda
 
 
 def _read_moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
-    """Read a moment in either form, as float32."""
+    """Read an optimizer moment, stored in float or 8-bit form, as float32."""
     if _name(moment, weight) in tensors:
         return tensors[_name(moment, weight)].astype(np.float32, copy=False)
     codes, scales = (tensors[_name(f"{moment}_{field}", weight)] for field in _8BIT_FIELDS)
@@ -176,19 +176,19 @@ def _read_moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.nda
 def _quantize_moment(
     read: Callable[[], np.ndarray], moment: str, field: str, state: OptimizerStateSpec
 ) -> np.ndarray:
-    """Quantize a moment to 8 bits; returns its codes or its scales."""
+    """Quantize an optimizer moment to 8 bits; returns the field `field`: codes or scales."""
     values = read()
     codes_and_scales = _MOMENTS[moment][0](values, _quant_blocks(values, state.axis))
     return np.reshape(codes_and_scales[_8BIT_FIELDS.index(field)], state.shape)
 
 
 def _quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
-    """Quantization blocks of a full tensor."""
+    """Quantization blocks of an unsharded tensor along an axis."""
     blocks = state_8bit.QuantBlocks.along_axis(axis, values.shape)
     assert blocks is not None, "a full tensor splits no block"
     return blocks
 
 
 def _name(slot: str, weight: str) -> str:
-    """Name of a state tensor in checkpoints."""
+    """Name of an optimizer state tensor in checkpoints."""
     return f"{OPTIMIZER_PREFIX}/{slot}/{weight}"

@@ -1,4 +1,4 @@
-"""Mark the weights that `training.trainable` and `training.frozen` select for training."""
+"""Selection of the weights to train, from `training.trainable` and `training.frozen`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelling.weights.weight_mapping import WeightMapping, is_linear
 
 
 def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
-    """Mark the mappings that a configuration trains as trainable, and all others as frozen.
+    """Mark the weight mappings that a configuration trains as trainable, all others as frozen.
 
     A pattern matches names of weights, or their beginning up to a dot; `*` matches any characters.
     The names are this program's, a layer and a path (`layer.0.self_attn.kv.weight`), and all names
@@ -46,7 +46,7 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
 
 
 def _weights_by_name(weight_map: WeightMap) -> dict[str, list[str]]:
-    """Map each name that users can give for weights to the names of these weights."""
+    """Map each name that users can give to the names of the weights that it means."""
     names = {w.name: [w.name] for w in weight_map.weights}
     names |= {alias: [name] for alias, name in weight_map.hf_names.aliases.items()}
     names |= {name: fused.weights for name, fused in weight_map.hf_names.fused.items()}
@@ -60,7 +60,7 @@ def _weights_by_name(weight_map: WeightMap) -> dict[str, list[str]]:
 def _match_patterns(
     names: Mapping[str, Sequence[str]], field: str, patterns: Sequence[str]
 ) -> set[str]:
-    """Names of the weights that match any of the patterns of a field."""
+    """Names of the weights that match any pattern of a config field."""
     weights: set[str] = set()
     for pattern in patterns:
         glob = pattern.replace("[", "[[]").replace("?", "[?]")
@@ -74,7 +74,7 @@ def _match_patterns(
 
 
 def _mark_mapping(layer: str, mapping: WeightMapping, trainable: Collection[str]) -> WeightMapping:
-    """Mark a mapping as trainable if its weights are among `trainable`, else as frozen."""
+    """Mark a weight mapping as trainable if its weights are in `trainable`, else as frozen."""
     trained = [w.name for w in mapping.weights if w.name in trainable]
     frozen = [w.name for w in mapping.weights if w.name not in trainable]
     if trained and frozen:
@@ -91,7 +91,7 @@ def _mark_mapping(layer: str, mapping: WeightMapping, trainable: Collection[str]
 
 
 def check_quantized_frozen(weight_map: WeightMap) -> None:
-    """Raise ConfigError if a linear layer is trainable, which quantization does not allow."""
+    """Raise ConfigError if a linear layer is trainable although weights are quantized."""
     for mapping in weight_map.mappings:
         if is_linear(mapping) and mapping.trainable:
             raise ConfigError(
@@ -101,7 +101,7 @@ def check_quantized_frozen(weight_map: WeightMap) -> None:
 
 
 def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
-    """Split phases so that the layers of each have the same trainable weights and adapters."""
+    """Split phases so that a phase's layers have equal trainable weights and adapters."""
     keys = defaultdict[str, dict[str, list[object]]](dict)  # by layer, of it and of its experts
     for layer, mappings in weight_map.layers.items():
         key: list[object] = [
@@ -130,5 +130,5 @@ def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
 
 
 def _layer_index(layer: str) -> str:
-    """Index of a layer or of a group's layer, from its name."""
+    """Layer index in the name of a layer or of one of its expert groups."""
     return without_expert_group(layer).rpartition(".")[2]

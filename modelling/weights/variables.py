@@ -1,4 +1,4 @@
-"""Read logical tensors from a program's variables, in full or shard by shard."""
+"""Logical tensors read from a program's variables, in full or shard by shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LocalShards = tuple[VariableShard, ...]
 
 
 class VariableSource(NamedTuple):
-    """A variable with the mapping of the logical tensors that it is made of."""
+    """A variable and the mapping of the logical tensors that make it up."""
 
     mapping: WeightMapping
     variable: Any
@@ -40,11 +40,11 @@ class VariableSource(NamedTuple):
 
     @property
     def tensor_names(self) -> list[str]:
-        """Names of the logical tensors."""
+        """Names of the logical tensors that make up the variable."""
         return [self.prefix + weight.name for weight in self.mapping.weights]
 
     def shardings(self, shards: LocalShards) -> tuple[WeightSharding, ...]:
-        """Sharding of each logical tensor, where the variable is held in shards."""
+        """Sharding of each logical tensor of a variable that is stored in `shards`."""
         mapping, shape = self.mapping, self.variable.shape
         if self.is_shared:
             return weight_shardings(VariableLayout((shape,), shape), shards) * len(mapping.weights)
@@ -53,7 +53,7 @@ class VariableSource(NamedTuple):
 
 @dataclass(frozen=True)
 class VariableLayout:
-    """Positions of the weights' elements in a variable; further fields as of `WeightMapping`.
+    """Positions of the weights' elements in a variable; further fields as in `WeightMapping`.
 
     Attributes:
         shapes: shapes of the weights.
@@ -68,12 +68,12 @@ class VariableLayout:
 
     @classmethod
     def from_mapping(cls, mapping: WeightMapping, variable: tuple[int, ...]) -> VariableLayout:
-        """Layout of a mapping's variable, whose shape on a replica is `variable`."""
+        """Returns the layout of a mapping's variable; `variable` is its shape on a replica."""
         shapes = tuple(w.shape for w in mapping.weights)
         return cls(shapes, variable, mapping.transpose, mapping.axis, mapping.expert_parallel)
 
     def slices(self, group: int, start: int, size: int) -> Iterator[WeightSlice]:
-        """Yield the weight elements among consecutive elements of the variable.
+        """Yield the slice of each weight in a range of consecutive elements of the variable.
 
         Args:
             group: index of the tensor-parallel shard.
@@ -116,7 +116,7 @@ class VariableLayout:
 
 @dataclass(frozen=True)
 class WeightSlice:
-    """The elements of one weight among consecutive elements of a variable.
+    """The elements of one weight within consecutive elements of a variable.
 
     Attributes:
         weight: index of the weight in the mapping.
@@ -130,7 +130,7 @@ class WeightSlice:
     """Range on the axis along which weights are concatenated, its length, and inner elements."""
 
     def select(self, values: np.ndarray) -> np.ndarray:
-        """Select this weight's elements from consecutive elements of the variable."""
+        """Select the weight's elements from consecutive elements of the variable."""
         low, high, length, inner = self._axis_range
         if high - low == length:
             return values
@@ -144,7 +144,7 @@ class WeightSlice:
 
 
 class WeightSharding(NamedTuple):
-    """Sharding of one weight, where its variable is held in shards."""
+    """Sharding of one weight whose variable is stored in shards."""
 
     layout: ShardLayout
     processes: tuple[tuple[int, ...], ...]
@@ -152,21 +152,21 @@ class WeightSharding(NamedTuple):
 
     @classmethod
     def from_sources(cls, sources: Sequence[tuple[VariableShard, WeightSlice]]) -> WeightSharding:
-        """Returns the sharding, from the variable's shards and their slices of the weight."""
+        """Returns the sharding of a weight from the variable's shards and its slices in them."""
         layout = tuple(weight_slice.part for _, weight_slice in sources)
         return cls(layout, tuple(shard.processes for shard, _ in sources), tuple(sources))
 
     def read(
         self, variable: Variable, read: Callable[[Variable, VariableShard], np.ndarray], number: int
     ) -> np.ndarray:
-        """Read the elements of the weight in shard `number`."""
+        """Read the weight's elements in shard `number`."""
         shard, weight_slice = self.sources[number]
         return weight_slice.select(read(variable, shard))
 
 
 @cache
 def weight_shardings(layout: VariableLayout, shards: LocalShards) -> tuple[WeightSharding, ...]:
-    """Sharding of each weight of a layout; cached, so that equal layers share it."""
+    """Shardings of all weights of a layout; cached for layers with equal layouts."""
     sources: list[list[tuple[VariableShard, WeightSlice]]] = [[] for _ in layout.shapes]
     for shard in shards:
         for weight_slice in layout.slices(shard.group, shard.start, shard.size):
@@ -175,14 +175,14 @@ def weight_shardings(layout: VariableLayout, shards: LocalShards) -> tuple[Weigh
 
 
 class ShardReader(NamedTuple):
-    """Functions that list and read the local shards of variables; see `popxl.Session`."""
+    """Functions that list and read a process's shards of variables; see `popxl.Session`."""
 
     shards_of: Callable[[Variable], tuple[VariableShard, ...]]
     read: Callable[[Variable, VariableShard], np.ndarray]
 
 
 class HfNamedTensors(LazyArrays):
-    """Logical tensors by name, converted from variables when read, in the order of variables.
+    """Lazy mapping of names to logical tensors, converted from variables when read.
 
     Tensors of one variable are consecutive; each is cached until it has been read once.
     """
@@ -203,7 +203,7 @@ class HfNamedTensors(LazyArrays):
         self._cached: dict[str, np.ndarray] = {}
 
     def shards(self) -> Iterator[ShardedTensor]:
-        """Shards of each tensor, for `checkpoints` (`ShardSource`)."""
+        """Shards of each tensor, as `checkpoints` writes them (`ShardSource`)."""
         assert self._shard_reader is not None
         for source in self._all:
             variable, dtype = source.variable, source.variable.dtype.as_numpy()
@@ -214,7 +214,7 @@ class HfNamedTensors(LazyArrays):
 
     @property
     def nbytes(self) -> int:
-        """Total bytes of all tensors."""
+        """Total size of all tensors in bytes."""
         return sum(
             math.prod(source.variable.shape if source.is_shared else weight.shape)
             * source.variable.dtype.as_numpy().itemsize
@@ -223,7 +223,7 @@ class HfNamedTensors(LazyArrays):
         )
 
     def without(self, prefix: str) -> HfNamedTensors:
-        """Returns the tensors whose names do not begin with `prefix`."""
+        """Returns the tensors whose names do not start with `prefix`."""
         sources = [source for source in self._all if not source.prefix.startswith(prefix)]
         return HfNamedTensors(sources, self._read, self._tensor_parallel, self._shard_reader)
 
@@ -239,7 +239,7 @@ class HfNamedTensors(LazyArrays):
 
 
 def without_optimizer_state(tensors: Arrays) -> Arrays:
-    """Returns the tensors without optimizer state, still lazy."""
+    """Returns the tensors that are not optimizer state, still lazy."""
     if isinstance(tensors, HfNamedTensors):
         return tensors.without(f"{OPTIMIZER_PREFIX}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER_PREFIX}/")]
@@ -247,7 +247,7 @@ def without_optimizer_state(tensors: Arrays) -> Arrays:
 
 
 def total_nbytes(tensors: Arrays) -> int:
-    """Total bytes of tensors; tensors of a program are not read for it."""
+    """Total size of tensors in bytes, without reading those of a program."""
     if isinstance(tensors, HfNamedTensors):
         return tensors.nbytes
     return sum(array.nbytes for array in tensors.values())

@@ -1,4 +1,4 @@
-"""The weight map of a model: which logical weights make up each variable of a program.
+"""The weight map of a model: the logical weights that make up each variable.
 
 Logical weights have Hugging Face's names and shapes, whatever the layout of the program. The
 mappings convert weights, and tensors of the same shapes such as optimizer moments, to variables and
@@ -51,7 +51,7 @@ EXPERT_GROUP = "/"
 
 
 def without_expert_group(name: str) -> str:
-    """Name of the layer that a group of experts belongs to; a layer's name stays as it is."""
+    """Strip the expert group from a layer name; other layer names are returned as they are."""
     return name.partition(EXPERT_GROUP)[0]
 
 
@@ -70,7 +70,7 @@ class TrainableTokens:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """Mappings of all variables of a model.
+    """Weight mappings of all variables of a model, by phase and layer.
 
     Attributes:
         layers: mappings of each layer in the order of the forward pass, and of each group of its
@@ -93,12 +93,12 @@ class WeightMap:
 
     @property
     def mappings(self) -> tuple[WeightMapping, ...]:
-        """Mappings of all layers."""
+        """Weight mappings of all layers."""
         return tuple(mapping for mappings in self.layers.values() for mapping in mappings)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """All logical weights, each once."""
+        """All logical weights, without duplicates."""
         return tuple(w for mapping in self.mappings for w in mapping.weights)
 
     @property
@@ -108,7 +108,7 @@ class WeightMap:
 
     @property
     def trainable_weights(self) -> tuple[Weight, ...]:
-        """Logical weights that training changes."""
+        """The logical weights that training changes."""
         return tuple(w for mapping in self.mappings if mapping.trainable for w in mapping.weights)
 
     @property
@@ -118,13 +118,13 @@ class WeightMap:
 
     @property
     def frozen_names(self) -> list[str]:
-        """Names of the logical weights that training does not change."""
+        """Names of the logical weights that training leaves unchanged."""
         trainable = {w.name for w in self.trainable_weights}
         return [w.name for w in self.weights if w.name not in trainable]
 
     @property
     def vocabulary_names(self) -> list[str]:
-        """Names of the weights of embedding and head, which have one row per token."""
+        """Names of embedding and head weights, which have one row per token."""
         paths = (EMBEDDING, HEAD, HEAD.replace("weight", "bias"))
         return [
             w.name for mapping in self.mappings if mapping.path in paths for w in mapping.weights
@@ -132,7 +132,7 @@ class WeightMap:
 
     @property
     def embedding_names(self) -> list[str]:
-        """Names of the embedding in files: its own, then those of weights that are tied to it."""
+        """Names of the embedding in files, then those of the weights tied to it."""
         (mapping,) = (mapping for mapping in self.layers[EMBEDDINGS] if mapping.path == EMBEDDING)
         embedding, aliases = mapping.weights[0].name, self.hf_names.aliases.items()
         return [embedding, *(alias for alias, name in aliases if name == embedding)]
@@ -147,29 +147,29 @@ class WeightMap:
 
     @property
     def base(self) -> WeightMap:
-        """Weight map of the base model, without adapters."""
+        """The weight map without adapters."""
         return self.filter(lambda mapping: not mapping.is_adapter)
 
     # ---- logical weights ------------------------------------------------------------------------
     def init_weights(self, seed: int) -> Arrays:
-        """Initial weights by name, float32, computed when read; the same in every layout."""
+        """Initial weights by name, float32, computed when read; equal in every parallel layout."""
         return LazyArrays({w.name: partial(w.init_values, seed) for w in self.weights})
 
     def from_hf(self, tensors: Arrays) -> Arrays:
-        """Convert the tensors of Hugging Face's files to logical weights; see `HfTensorNames`."""
+        """Convert tensors of Hugging Face files to logical weights; see `HfTensorNames`."""
         return self.hf_names.from_hf(tensors, self.shapes)
 
     def to_hf(self, weights: Arrays) -> Arrays:
-        """Convert logical weights to the tensors of Hugging Face's files."""
+        """Convert logical weights to tensors of Hugging Face files; see `HfTensorNames`."""
         return self.hf_names.to_hf(weights)
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check names and shapes of a file's tensors against this model; see `HfTensorNames`."""
+        """Check names and shapes of a file's tensors against the model; see `HfTensorNames`."""
         self.hf_names.check_shapes(shapes, self.shapes)
 
     # ---- variables ------------------------------------------------------------------------------
     def check_complete(self, variables: Variables) -> None:
-        """Check that each variable of a program has a mapping, and each mapping a variable.
+        """Check that each variable of a program has a mapping and each mapping a variable.
 
         A variable without a mapping would stay zero.
 
@@ -187,7 +187,7 @@ class WeightMap:
     def to_variables(
         self, tensors: Arrays, variables: Variables
     ) -> dict[Variable, Callable[[], np.ndarray]]:
-        """Returns functions that compute the host data of variables from logical tensors.
+        """Returns functions that compute variables' host data from logical tensors.
 
         A function reads the tensors that it needs and raises WeightsError if one has the wrong
         shape. From tensors in a `LazyArrays` a process reads only the elements of its devices.
@@ -218,7 +218,7 @@ class WeightMap:
         return readers
 
     def _reader(self, source: VariableSource, tensors: Arrays) -> Callable[[], np.ndarray]:
-        """Returns the function that computes a variable's data, shard by shard if possible."""
+        """Returns the function that computes a variable's host data, by shards if possible."""
         full = partial(self._typed_data, source, tensors)
         if not isinstance(tensors, LazyArrays):
             return full
@@ -233,7 +233,7 @@ class WeightMap:
         return LazyValue(full, read_shards)
 
     def _quantized_data(self, source: VariableSource, tensors: Arrays) -> Sequence[np.ndarray]:
-        """Host data of the fields of a quantized variable, cached if the tensors' reader can."""
+        """Host data of a quantized variable's fields; cached if the tensors support it."""
         mapping, fields = source.mapping, source.variable
 
         def compute(tensors: Arrays) -> Sequence[np.ndarray]:
@@ -250,7 +250,7 @@ class WeightMap:
         return tensors.get_quantized(source.tensor_names, key, compute)
 
     def _typed_data(self, source: VariableSource, tensors: Arrays) -> np.ndarray:
-        """Host data of a variable in its dtype; for a residual, of the rounding residual."""
+        """Host data of a variable in its own dtype; a residual is computed by rounding."""
         data, dtype = self._host_data(source, tensors), source.variable.dtype.as_numpy()
         if source.residual_of_dtype is not None:
             wide, bits = data.astype(np.float32, copy=False), 8 * dtype.itemsize
@@ -259,7 +259,7 @@ class WeightMap:
         return data.astype(dtype, copy=False)
 
     def _host_data(self, source: VariableSource, tensors: Arrays) -> np.ndarray:
-        """Host data of a variable in the dtype of its tensors."""
+        """Host data of a variable in the dtype of the tensors that it is read from."""
         if source.is_shared:
             return _resize_history(
                 np.asarray(tensors[source.tensor_names[0]]), source.variable.shape
@@ -267,7 +267,7 @@ class WeightMap:
         return source.mapping.to_host(tensors, self.tensor_parallel, source.prefix)
 
     def ordered_variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
-        """Variables that `to_logical` reads, in its order."""
+        """Variables that `to_logical` reads, in the order in which it reads them."""
         return [source.variable for source in self._sources(variables, optimizer)]
 
     def to_logical(
@@ -278,7 +278,7 @@ class WeightMap:
         shard_reader: ShardReader | None = None,
         frozen: bool = True,
     ) -> Arrays:
-        """Returns logical tensors that are converted from variables when read.
+        """Returns lazy logical tensors, converted from variables when read.
 
         Reading them in order reads each variable once, and those of one remote buffer in a row.
 
@@ -295,7 +295,7 @@ class WeightMap:
     def read_gradients(
         self, read: Callable[[Variable], np.ndarray], variables: Variables
     ) -> Arrays:
-        """Gradients by the weight's name, read from the variables in the `grad` trees."""
+        """Read gradients by weight name from the variables in the `grad` trees."""
         sources = [
             VariableSource(mapping, tree.grad.get(mapping.path), "")
             for mapping, tree in self._pairs(variables)
@@ -304,7 +304,7 @@ class WeightMap:
         return HfNamedTensors(sources, read, self.tensor_parallel, None)
 
     def _pairs(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
-        """Each mapping with the trees of its layer; those that share a buffer are consecutive."""
+        """Each mapping with the variable tree of its layer; those of one buffer are adjacent."""
         pairs: list[tuple[WeightMapping, NamedTensors]] = []
         for name, trees in variables.items():
             layers = self._trees({name: trees})
@@ -313,7 +313,7 @@ class WeightMap:
         return pairs
 
     def _trees(self, variables: Variables) -> list[tuple[str, NamedTensors]]:
-        """Layers of a program with their trees; phases that own no variables have none."""
+        """Layers of a program with their variable trees; empty for phases that own none."""
         layers: list[tuple[str, NamedTensors]] = []
         for name, trees in variables.items():
             if isinstance(trees, NamedTensors):
@@ -325,7 +325,7 @@ class WeightMap:
     def _sources(
         self, variables: Variables, optimizer: bool, fp8: bool = True
     ) -> list[VariableSource]:
-        """Sources of weights, optimizer state and FP8 state; those of a buffer are consecutive."""
+        """Sources of weights, optimizer state and FP8 state, ordered by remote buffer."""
         pairs = self._pairs(variables)
         sources = [
             VariableSource(mapping, tree.fwd.get(mapping.path), "") for mapping, tree in pairs
@@ -343,7 +343,7 @@ class WeightMap:
     def _fp8_sources(
         pairs: Sequence[tuple[WeightMapping, NamedTensors]],
     ) -> list[VariableSource]:
-        """Sources of the FP8 state of linear layers, under the names of their weights."""
+        """Sources of the linear layers' FP8 state, named after their weights."""
         sources = []
         for mapping, tree in pairs:
             layer, _, name = mapping.path.rpartition(".")
@@ -360,12 +360,12 @@ _DOCS_HINT = "see docs/adding_a_model.md"
 
 
 def missing_mapping(layer: str, variable: str) -> str:
-    """Message for a variable of a program that has no mapping."""
+    """Format the message for a program's variable that has no weight mapping."""
     return f"{layer}.{variable} has no mapping in the weight map: {_DOCS_HINT}"
 
 
 def _mapped_path(name: str, mapped: Collection[str]) -> str | None:
-    """Path of the mapping of a variable, or of a field of a quantized one.
+    """Path of the mapping of a variable or of a quantized variable's field.
 
     None for the state of an FP8 product, which is no weight.
     """
@@ -376,13 +376,13 @@ def _mapped_path(name: str, mapped: Collection[str]) -> str | None:
 
 
 def _optimizer_state(mapping: WeightMapping, tree: NamedTensors) -> Mapping[str, Variable]:
-    """Optimizer state of a variable by slot; empty if the program has none."""
+    """Optimizer state variables of a variable by slot; empty if the program has none."""
     has_state = mapping.is_updated and "optim" in tree
     return tree.optim.get(mapping.path).to_dict() if has_state else {}
 
 
 def _state_source(mapping: WeightMapping, name: str, variable: Variable) -> VariableSource:
-    """Source of a tensor of optimizer state, named by the slot of the untransposed weight."""
+    """Source of an optimizer state tensor, with the slot name for the untransposed weight."""
     slot = STATE_SLOTS[name]
     state_mapping = mapping
     if slot.per == "block":
@@ -395,7 +395,7 @@ def _state_source(mapping: WeightMapping, name: str, variable: Variable) -> Vari
 
 
 def _master_sources(pairs: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
-    """Sources of master weights and residuals, under the names of the weights."""
+    """Sources of master weights and residuals, named after their weights."""
     sources = []
     for mapping, tree in pairs:
         state = _optimizer_state(mapping, tree)
@@ -408,7 +408,7 @@ def _master_sources(pairs: Sequence[tuple[WeightMapping, NamedTensors]]) -> list
 
 
 def _resize_history(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Truncate or zero-pad amax histories (latest first) to another length; keep other data."""
+    """Truncate or zero-pad an FP8 amax history (latest first); other data stay unchanged."""
     if data.ndim < 2 or data.shape == shape:
         return data
     missing = max(shape[1] - data.shape[1], 0)

@@ -1,4 +1,4 @@
-"""Weight mappings: how one variable of a program is made of logical weights.
+"""Weight mappings: how logical weights make up one variable of a program.
 
 A logical weight has Hugging Face's name and shape, whatever the layout of the program.
 """
@@ -24,12 +24,12 @@ HEAD = "lm_head.weight"
 
 
 class WeightsError(UserError, ValueError):
-    """Weights or state do not fit the configured model or program."""
+    """Error: weights or state do not fit the configured model or program."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A logical weight: a parameter of Hugging Face's model.
+    """A logical weight: one parameter of Hugging Face's model.
 
     Attributes:
         name: Hugging Face's name.
@@ -45,7 +45,7 @@ class Weight:
     uniform: bool = False
 
     def init_values(self, seed: int) -> np.ndarray:
-        """Initial values, float32, which depend on the seed and the name alone."""
+        """Initial values, float32, determined by seed and weight name."""
         if self.std is None:
             return np.ones(self.shape, np.float32)
         if self.std == 0:
@@ -62,7 +62,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """A LoRA adapter of consecutive weights of a mapping, which are one linear layer in files.
+    """A LoRA adapter of the weights of a mapping that form one linear layer in files.
 
     Attributes:
         module: PEFT's name of the linear layer.
@@ -92,13 +92,13 @@ class LoraSpec:
 
     @property
     def graph_key(self) -> tuple[str, int, float, int, str]:
-        """Key that is equal for adapters whose layers can share a graph."""
+        """Key that is equal for adapters whose layers can share one graph."""
         return self.path, self.rank, self.scale, len(self.weights), self.owner
 
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """Mapping of logical weights to one variable of a layer.
+    """Mapping between logical weights and one variable of a layer.
 
     Attributes:
         path: path of the variable in its layer's tree.
@@ -134,7 +134,7 @@ class WeightMapping:
     expert_parallel: bool = False
 
     def num_shards(self, tensor_parallel: int) -> int:
-        """Number of different shards over `tensor_parallel` replicas."""
+        """Number of distinct shards over `tensor_parallel` replicas."""
         return tensor_parallel // self.shard_replicas if self.is_sharded else 1
 
     def shape_on_replica(self, tensor_parallel: int) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ class WeightMapping:
         return tuple(shape)
 
     def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
-        """Convert logical weights to the variable's host data, with their dtype.
+        """Convert logical weights to the variable's data on the host, in the weights' dtype.
 
         Args:
             logical: arrays by name: `prefix` and the name of a weight.
@@ -176,7 +176,7 @@ class WeightMapping:
     def to_logical(
         self, data: np.ndarray, tensor_parallel: int, prefix: str = ""
     ) -> dict[str, np.ndarray]:
-        """Convert host data to logical weights, the inverse of `to_host`; drops padding."""
+        """Convert host data to logical weights, without padding; the inverse of `to_host`."""
         if self.axis is None:
             return {prefix + self.weights[0].name: self._transposed(data)}
         tensor_parallel = self.num_shards(tensor_parallel)
@@ -192,7 +192,7 @@ class WeightMapping:
         return logical
 
     def axis_moments(self, axis: int) -> WeightMapping:
-        """Mapping of moments with one element per index along `axis` of each matrix."""
+        """Mapping of optimizer moments with one element per index of `axis` of each matrix."""
         weight_axis = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[weight_axis],)) for w in self.weights)
         return WeightMapping(
@@ -204,30 +204,30 @@ class WeightMapping:
         )
 
     def block_scales(self, axis: int) -> WeightMapping:
-        """Mapping of the scales of quantization blocks along `axis` of the variable."""
+        """Mapping of quantization scales of blocks along `axis` of the variable."""
         weight_axis = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=scales_shape(w.shape, weight_axis)) for w in self.weights)
         return replace(self, weights=weights)
 
     def expert_slice(self, group: int, groups: int) -> WeightMapping:
-        """Mapping of one of `groups` equal groups of the experts."""
+        """Mapping of expert group number `group` of `groups` equal groups."""
         size = len(self.weights) // groups
         weights = self.weights[group * size : (group + 1) * size]
         return replace(self, weights=weights, expert_matrices=self.expert_matrices // groups)
 
     @property
     def is_updated(self) -> bool:
-        """True if optimizer steps change the variable."""
+        """True if optimizer steps change the variable's values."""
         return self.trainable and not self.is_buffer
 
     @property
     def unsharded_axis(self) -> int:
-        """Axis of the matrices along which they are neither sharded nor concatenated."""
+        """Matrix axis along which weights are neither sharded nor concatenated."""
         return MatrixLayout(len(self.weights), self.axis).unsharded_axis
 
     @property
     def input_axis(self) -> int:
-        """Axis of the matrices that has the input features."""
+        """Matrix axis of the input features."""
         return 0 if self.transpose else 1
 
     def _transposed(self, array: np.ndarray) -> np.ndarray:
@@ -235,7 +235,7 @@ class WeightMapping:
 
 
 def is_linear(mapping: WeightMapping) -> bool:
-    """True for a linear layer inside a block; the head is none."""
+    """True for the weight of a linear layer inside a block; false for the head."""
     return (
         mapping.transpose
         and mapping.path != HEAD
@@ -245,32 +245,32 @@ def is_linear(mapping: WeightMapping) -> bool:
 
 
 def can_have_adapter(mapping: WeightMapping) -> bool:
-    """True for weights that can have an adapter: linear layers, the embedding and the head."""
+    """True for a weight that can have an adapter: linear layers, embedding and head."""
     return is_linear(mapping) or is_vocabulary(mapping)
 
 
 def is_vocabulary(mapping: WeightMapping) -> bool:
-    """True for the embedding or a head that is not tied to it."""
+    """True for the embedding, and for a head that is not tied to it."""
     return mapping.path in (EMBEDDING, HEAD)
 
 
 def is_quantizable(mapping: WeightMapping) -> bool:
-    """True for weights that can be quantized: linear layers inside a block, and experts."""
+    """True for a weight that can be quantized: linear layers inside a block, and experts."""
     return is_linear(mapping) or mapping.expert_matrices > 0
 
 
 def is_trainable(mapping: WeightMapping) -> bool:
-    """True for weights that training changes."""
+    """True for a mapping that training changes."""
     return mapping.trainable
 
 
 def is_adapter(mapping: WeightMapping) -> bool:
-    """True for weights of an adapter."""
+    """True for a mapping of an adapter's weights."""
     return mapping.is_adapter
 
 
 def _read_checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
-    """Read a weight and check its shape."""
+    """Read a logical weight; raise WeightsError if its shape is wrong."""
     name = prefix + weight.name
     check_presence(name, logical)
     array = np.asarray(logical[name])
@@ -279,7 +279,7 @@ def _read_checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
 
 
 def check_presence(name: str, logical: Arrays) -> None:
-    """Raise WeightsError if a tensor is missing."""
+    """Raise WeightsError if the named tensor is missing."""
     if name not in logical:
         raise WeightsError(
             f"{name!r} is missing: the weights belong to a model of another kind or size than the "
@@ -288,13 +288,13 @@ def check_presence(name: str, logical: Arrays) -> None:
 
 
 def check_shape(name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
-    """Raise WeightsError if a tensor does not have the needed shape."""
+    """Raise WeightsError if the named tensor does not have the shape `needed`."""
     if shape != needed:
         raise WeightsError(f"{name!r} has shape {shape}, but the configuration needs {needed}")
 
 
 def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
-    """Split into `count` equal shards along `axis`, the last zero-padded: (count, ...)."""
+    """Split an array into `count` equal shards along `axis`, zero-padded: (count, ...)."""
     if count == 1:
         return array[None]
     length = -(-array.shape[axis] // count) * count
