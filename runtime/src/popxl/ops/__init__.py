@@ -1,4 +1,4 @@
-"""The ops of PopXL. Each is a function that adds an op to the current graph."""
+"""The ops of PopXL: functions that add an op to the current graph."""
 
 import sys as _sys
 

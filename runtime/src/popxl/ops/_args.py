@@ -1,4 +1,4 @@
-"""Arguments of ops: axes and shapes as PopXL lets them be written, normalised for attributes."""
+"""Normalization of op arguments (axes, shapes) from PopXL's notations to op attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Axes = int | Iterable[int] | None
 
 
 def check_tensors(op: str, *tensors: object) -> None:
-    """Raise TypeError for what is no tensor."""
+    """Raises TypeError for arguments that are not tensors."""
     from popxl.tensor import Tensor
 
     for t in tensors:
@@ -26,7 +26,7 @@ def check_tensors(op: str, *tensors: object) -> None:
 
 
 def normalize_axis(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
-    """`axis` counted from the front.
+    """Returns `axis` counted from the front (nonnegative).
 
     Args:
         extra: how many more axes than `t` the axis may refer to.
@@ -42,7 +42,7 @@ def normalize_axis(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
 
 
 def normalize_axes(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
-    """Sorted axes counted from the front; None means all.
+    """Returns sorted axes counted from the front; None means all axes.
 
     Raises:
         ValueError: `t` has no such axis, or one is given twice.
@@ -58,12 +58,12 @@ def normalize_axes(op: str, t: Tensor, axis: Axes) -> tuple[int, ...]:
 
 
 def as_hint_attribute(proportion: float | None) -> dict[str, float]:
-    """The attribute of a hint for other hardware, if it is given."""
+    """Returns the attributes for the hint `available_memory_proportion`; {} if it is None."""
     return {} if proportion is None else {"available_memory_proportion": float(proportion)}
 
 
 def check_same_length(op: str, **lists: Iterable[object] | None) -> None:
-    """Raise ValueError unless the given lists, those that are None left out, are equally long."""
+    """Raises ValueError unless all list arguments that are not None have one length."""
     lengths = {name: len(list(values)) for name, values in lists.items() if values is not None}
     if len(set(lengths.values())) > 1:
         text = ", ".join(f"{name} has {n}" for name, n in lengths.items())

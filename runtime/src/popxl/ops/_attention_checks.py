@@ -1,4 +1,4 @@
-"""Checks of the arguments of attention."""
+"""Checks of the attention op's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_lists(biases: Any, **pairs: Any) -> None:
-    """Raises TypeError where one tensor, or another number of them, is given for several."""
+    """Raises TypeError unless `biases` is a list and the other arguments are pairs of tensors."""
     if isinstance(biases, Tensor):
         raise TypeError(f"attention: biases are a list of tensors, not the tensor {biases.id!r}")
     for name, pair in pairs.items():
@@ -34,7 +34,7 @@ def check_limits(window: Any, cap: float | None) -> None:
 
 
 def check_inputs(q: Any, k: Any, v: Any, extra_inputs: ExtraInputs) -> None:
-    """Raises TypeError or ValueError where dtypes or shapes do not fit."""
+    """Raises TypeError or ValueError where dtypes or shapes of attention inputs do not fit."""
     for t in (q, k, v):
         check_floating(t)
     check_same_dtype(q, k, v)
@@ -85,7 +85,7 @@ def _check_biases(q: Any, k: Any, biases: Sequence[Any]) -> None:
 
 
 def _check_pair(name: str, q: Any, k: Any, pair: Sequence[Any]) -> None:
-    """Checks numbers of the queries and of the keys."""
+    """Raises unless a (queries, keys) pair of positions or segment ids fits q and k."""
     for of, t, indices in zip(("queries", "keys"), (q, k), pair, strict=False):
         _check_int32(name, indices)
         fits = [(batch, t.shape[-2]) for batch in (1, q.shape[0])]

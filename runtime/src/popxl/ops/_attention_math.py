@@ -1,4 +1,4 @@
-"""The arithmetic of attention, for all queries or a tile of them.
+"""Forward and backward arithmetic of attention, for all queries or a tile of them.
 
 Which keys a query sees is said by numbers of its position and its segment, so that no mask of the
 size of the scores exists. The softmax is normalised after the second product, on the small result
@@ -23,7 +23,7 @@ from popxl.ops.random import dropout_of_array
 
 
 def _product(equation: str, a: Any, b: Any) -> Any:
-    """Batched product accumulated and returned in float32."""
+    """Batched matrix product (einsum) accumulated and returned in float32."""
     return jnp.einsum(
         equation,
         *product_operands(a, b),
@@ -57,7 +57,7 @@ class AttentionAttrs(NamedTuple):
 
 
 class ExtraInputs(NamedTuple):
-    """Inputs after q, k and v; `floats` are those with gradients."""
+    """Inputs of attention after q, k and v; `floats` are those with gradients."""
 
     biases: list[Any]
     sinks: list[Any]
@@ -72,7 +72,7 @@ class ExtraInputs(NamedTuple):
 
 
 def group_extra_inputs(extra: Sequence[Any], settings: AttentionAttrs) -> ExtraInputs:
-    """Group the inputs after q, k and v by kind."""
+    """Groups the attention inputs after q, k and v by kind."""
     remaining = list(extra)
 
     def take(n: int) -> list[Any]:
@@ -90,7 +90,7 @@ def group_extra_inputs(extra: Sequence[Any], settings: AttentionAttrs) -> ExtraI
 def attention_with_weights(
     q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
-    """Attention: (output, exponentials of the scores, 1 / their sums), then those of sinks.
+    """Computes attention: output, exponentials of scores, 1 / their row sums, then those of sinks.
 
     A row whose scores are all -inf has exponentials of 0, and so an output and gradients of 0.
     """
@@ -118,8 +118,11 @@ def attention_with_weights(
 
 
 def _group_heads(t: Any, k: Any) -> Any:
-    """The query heads that share a head of keys as rows of one matrix: (..., h, q, d) -> (..., g,
-    h / g * q, d), which moves nothing. `t` itself if each has its own."""
+    """Reshapes query heads (..., h, q, d) to their key heads (..., g, h / g * q, d).
+
+    Heads that share a head of keys become rows of one matrix, which moves nothing. `t` itself if
+    each query head has its own key head.
+    """
     if t.shape[:-2] == k.shape[:-2]:
         return t
     return t.reshape(*k.shape[:-2], -1, t.shape[-1])
@@ -138,7 +141,7 @@ def _apply_softcap(scores: Any, cap: float | None) -> Any:
 def visibility_mask(
     queries: int, keys: int, extra_inputs: ExtraInputs, settings: AttentionAttrs
 ) -> Any:
-    """Bool mask of the keys that each query attends to, broadcastable to the scores; None: all."""
+    """Returns the bool mask of keys visible to each query, broadcastable to scores; None: all."""
     conditions = []
     if settings.causal:
         of_queries, of_keys = _pair_for_comparison(
@@ -156,8 +159,10 @@ def visibility_mask(
 
 
 def _pair_for_comparison(pair: Any) -> tuple[Any, Any]:
-    """Numbers of queries (b, q) and keys (b, k), to be compared as (b, 1, q, k); without batches,
-    as (q, k)."""
+    """Reshapes query ids (b, q) and key ids (b, k) to compare them as (b, 1, q, k).
+
+    Without a batch axis, as (q, k).
+    """
     queries, keys = pair
     if queries.ndim == 1:
         return queries[:, None], keys[None, :]
@@ -172,7 +177,7 @@ def attention_grads(
     dy: Any, q: Any, k: Any, v: Any, out: Any, weights: Any, normaliser: Any, *extra_inputs: Any,
     scale: float, p: float, cap: float | None, sinks: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of q, k, v and of the scores, and those of sinks if there are, float32.
+    """Returns the gradients of q, k, v and the scores, then of sinks if present (float32).
 
     Args:
         out, weights, normaliser: what `attention_with_weights` gave.
@@ -203,12 +208,15 @@ def attention_grads(
 
 
 def _sinks_grad(ds: Any) -> Any:
-    """Gradient of the sinks (scores whose value is 0): the sum over each row."""
+    """Returns the gradient of attention sinks (scores whose value is 0): the sum over each row."""
     heads = ds.ndim - 3
     return -sum_over(ds, (*range(heads), heads + 1, heads + 2))
 
 
 def _transposed_product(a: Any, scores: Any) -> Any:
-    """(scores)ᵀ a. A transposed first operand slows XLA's products down on CPU, so the result is
-    transposed instead, which is smaller."""
+    """Returns (scores)ᵀ a.
+
+    A transposed first operand slows XLA's products down on CPU, so the result is transposed
+    instead, which is smaller.
+    """
     return materialize_array(_product("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)

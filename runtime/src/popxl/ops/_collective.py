@@ -1,4 +1,4 @@
-"""Collectives among the replicas of a group, inside the traced program.
+"""Collectives among the replicas of a group, for use in traced JAX functions.
 
 Replicas are one mesh axis; a ReplicaGrouping is a partition of it. There is no group-local index
 in XLA, so `rank` looks the replica up in a constant table.
@@ -26,22 +26,22 @@ def _groups(group: ReplicaGrouping) -> list[list[int]]:
 
 
 def psum(x: Any, group: ReplicaGrouping) -> Any:
-    """Sum over the group."""
+    """Returns the sum over the group's replicas."""
     return x if group.group_size == 1 else lax.psum(x, AXIS, axis_index_groups=_groups(group))
 
 
 def pmax(x: Any, group: ReplicaGrouping) -> Any:
-    """Maximum over the group."""
+    """Returns the maximum over the group's replicas."""
     return x if group.group_size == 1 else lax.pmax(x, AXIS, axis_index_groups=_groups(group))
 
 
 def pmin(x: Any, group: ReplicaGrouping) -> Any:
-    """Minimum over the group."""
+    """Returns the minimum over the group's replicas."""
     return x if group.group_size == 1 else lax.pmin(x, AXIS, axis_index_groups=_groups(group))
 
 
 def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True) -> Any:
-    """Concatenate (tiled) or stack the group's values along `axis`, in rank order."""
+    """Concatenates (tiled) or stacks the group's values along `axis`, in rank order."""
     if group.group_size == 1:
         return x if tiled else jnp.expand_dims(x, axis)
     if not x.size:  # XLA refuses to gather and scatter what has no elements
@@ -50,7 +50,7 @@ def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True
 
 
 def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
-    """Sum over the group, of which each replica keeps its slice along axis 0."""
+    """Returns this replica's slice along axis 0 of the sum over the group."""
     groups = _groups(group)
 
     def at_once(x: Any) -> Any:
@@ -73,12 +73,12 @@ def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
 
 
 def ppermute(x: Any, pairs: list[tuple[int, int]]) -> Any:
-    """Send from the first to the second replica of each pair; others receive zeros."""
+    """Sends from the first to the second replica of each pair; other replicas receive zeros."""
     return lax.ppermute(x, AXIS, pairs)
 
 
 def rank(group: ReplicaGrouping) -> jax.Array:
-    """Index of this replica within its group, int32."""
+    """Returns the index of this replica within its group, int32."""
     if group.group_size == 1:
         return jnp.int32(0)
     table = np.zeros(len(group.assignment), np.int32)

@@ -1,4 +1,4 @@
-"""Attention as cuDNN's kernel, on NVIDIA GPUs.
+"""Attention by cuDNN's fused kernel, on NVIDIA GPUs.
 
 Its gradient is the same bits each time because it writes the gradient of the scores, in 16 bits,
 and multiplies that by the keys. Where that is too much at a time, heads go one group after another.
@@ -33,7 +33,7 @@ that add a mask of several texts to the rest, which takes as long as another qua
 
 
 def is_supported(q: Any, k: Any, v: Any, extra: Sequence[Any], settings: AttentionAttrs) -> bool:
-    """True if cuDNN's kernel covers these inputs and attributes on the traced platform.
+    """True if cuDNN's kernel supports these inputs and attributes on the traced platform.
 
     It has no float32, no caps, no sinks and, since its random numbers are its own, no dropout of
     ours. Its values have as many features as its keys. A bias of each sample and head would be as
@@ -61,8 +61,10 @@ def is_supported(q: Any, k: Any, v: Any, extra: Sequence[Any], settings: Attenti
 
 
 def _largest_head() -> int:
-    """Largest head size of cuDNN's kernel, forward and backward: none before Ampere,
-    and 256 on Hopper alone."""
+    """Returns the largest head dimension that cuDNN's kernels support, forward and backward.
+
+    None before Ampere, and 256 on Hopper alone.
+    """
     capability = traced_capability()
     if 0 < capability < 8:
         return 0
@@ -70,14 +72,14 @@ def _largest_head() -> int:
 
 
 def kernel_name_suffix(settings: AttentionAttrs) -> str:
-    """Suffix of the kernel's name for these attributes."""
+    """Returns the suffix of the kernel's name for these attributes."""
     if not settings.causal or settings.positions:
         return ""
     return MASKED if settings.segments else HALVED
 
 
 def _mask_kind(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
-    """The part of the mask that needs a bias.
+    """Returns the attributes of the part of the mask that must be passed as a bias.
 
     The kernel masks the rest itself, which must leave each query a key: a softmax over none is
     NaN. It takes no window beside a bias (cuDNN's frontend refuses that).
@@ -89,14 +91,14 @@ def _mask_kind(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
 
 
 def _bias_and_mask(q: Any, k: Any, extra: Sequence[Any], settings: AttentionAttrs) -> list[Any]:
-    """Tensors added to the scores: biases, and a mask from segments and positions."""
+    """Returns the tensors to add to the scores: biases, and a mask from segments and positions."""
     others = group_extra_inputs(extra, settings)
     visible = visibility_mask(q.shape[-2], k.shape[-2], others, _mask_kind(q, k, settings))
     return others.biases if visible is None else [*others.biases, jnp.where(visible, 0.0, -jnp.inf)]
 
 
 def _finite(bias: Any, dtype: Any) -> Any:
-    """A bias in 16 bits, with a number lower than all others for -inf."""
+    """Converts a bias to 16 bits, with a finite number lower than all others for -inf."""
     # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
     hidden = -(2.0**15) if dtype == jnp.float16 else -(2.0**41)
     wide = jnp.where(bias < hidden / 2, hidden / 2, bias)
@@ -129,7 +131,7 @@ def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionA
 def _sees_a_key(
     bias: Any, queries: int, keys: int, others: ExtraInputs, settings: AttentionAttrs
 ) -> Any:
-    """Bool mask of queries that attend to any key, broadcastable to the result; None: all.
+    """Returns the mask of queries that see any key, broadcastable to the result; None: all.
 
     The kernel gives the other queries a mean of values that they must not attend to.
     """
@@ -146,13 +148,15 @@ def _of_rank_4(t: Any) -> Any:
 
 
 def _workspace(batch: int, heads: int, queries: int, keys: int) -> int:
-    """Bytes of workspace for the gradient of the scores."""
+    """Returns the workspace bytes for the gradient of the scores."""
     return 2 * batch * heads * queries * keys
 
 
 def _groups(q: Any, keys: int, key_heads: int) -> int:
-    """Number of head groups computed one after another: whole ones that share keys, or a part of
-    one."""
+    """Returns the number of head groups to compute one after another within the workspace limit.
+
+    A group is whole sets of heads that share keys, or a part of one set.
+    """
     batch, heads, queries, _ = q
     shared = heads // key_heads
     for groups in (n for n in range(1, heads + 1) if heads % n == 0):
@@ -186,7 +190,7 @@ def _cudnn(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any
 
 
 def _split_head_groups(t: Any, axis: int, groups: int) -> Any:
-    """Split the heads (or the bias of all heads) into groups: (groups, ...)."""
+    """Splits the heads (or a bias's heads) into groups: (groups, ...)."""
     heads = t.shape[axis] if t.ndim >= -axis else 1
     if heads == 1:
         return jnp.broadcast_to(t, (groups, *t.shape))
@@ -220,13 +224,16 @@ def is_installed() -> bool:
 
 
 def _flops(shapes: Shapes) -> int:
-    """FLOPs of the forward pass: two products."""
+    """Returns the FLOPs of the forward pass: two matrix products."""
     q, _, v = shapes[:3]
     return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
 
 
 def _grads_flops(shapes: Shapes) -> int:
-    """FLOPs of the gradients: five products, the scores again and two for each forward one."""
+    """Returns the FLOPs of the backward pass: five matrix products.
+
+    The scores again, and two for each product of the forward pass.
+    """
     _, q, _, v = shapes[:4]
     return 2 * math.prod(q[:-1]) * v[-2] * (3 * q[-1] + 2 * v[-1])
 
@@ -241,7 +248,7 @@ KERNELS[BACKWARD + MASKED] = lambda shapes: _grads_flops(shapes) * 3 // 4
 
 
 def workspace_of(name: str, shapes: Shapes) -> int:
-    """Bytes that a kernel of `KERNELS` takes besides its arguments and results."""
+    """Returns the workspace bytes of a kernel in `KERNELS`, besides arguments and results."""
     if not name.startswith(BACKWARD):
         return 0
     q, k = shapes[1:3]

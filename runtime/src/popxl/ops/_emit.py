@@ -1,4 +1,4 @@
-"""`emit`: the only way to make an op."""
+"""`emit`: creates an op and adds it to the current graph; the only way to make one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def emit(
     inplace: int | None = None,
     view: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Add an op to the current graph and return its outputs.
+    """Adds an op to the current graph and returns its outputs.
 
     Args:
         names: names of the outputs; default: as the definition says.
@@ -49,7 +49,7 @@ def emit(
 
 
 def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
-    """Raise ValueError unless all `tensors` belong to `graph`."""
+    """Raises ValueError unless all `tensors` belong to `graph`."""
     for t in tensors:
         check_tensors(what, t)
         if t._graph.ir is not graph.ir:
@@ -67,7 +67,7 @@ def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
 
 
 def check_placement(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Raise ValueError if tensors are known to be on different IPUs or tile sets.
+    """Raises ValueError if tensors are known to be on different IPUs or tile sets.
 
     Args:
         tensors: by the name of the argument; those of unknown place are skipped.

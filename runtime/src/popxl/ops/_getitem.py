@@ -15,7 +15,7 @@ from popxl.tensor import Tensor, constant
 
 
 def getitem(t: Tensor, key: Any) -> Tensor:
-    """Slice or gather `t` by a Python index (`Tensor.__getitem__`)."""
+    """Slices, gathers or masks `t` by a Python index (`Tensor.__getitem__`)."""
     if isinstance(key, (bool, np.bool_)):
         raise TypeError(
             f"a tensor cannot be indexed with {key!r}: masks are bool tensors or arrays"
@@ -41,7 +41,7 @@ def _gather(t: Tensor, indices: Tensor) -> Tensor:
 
 
 def _from_the_front(t: Tensor, indices: np.ndarray) -> np.ndarray:
-    """Constant indices with negative ones counted from the end."""
+    """Returns constant indices with negative ones converted to count from the front."""
     n = t.shape[0] if t.rank else 0
     outside = (indices < -n) | (indices >= n)
     if outside.any():

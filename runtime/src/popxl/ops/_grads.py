@@ -1,4 +1,4 @@
-"""Pieces of gradient rules that several families need."""
+"""Helpers of gradient rules that several op families share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def scalar_like(value: float, t: Tensor) -> Constant:
-    """A scalar constant of the dtype of `t`."""
+    """Returns a scalar constant of the dtype of `t`."""
     return constant(value, t.dtype)
 
 
@@ -23,11 +23,14 @@ _DIVIDED = define("divided", float_op(lambda x, count: x / count), tags=("elemen
 
 
 def divide_by_count(t: Tensor, count: int) -> Tensor:
-    """`t` divided by a count of elements. Half types cannot hold that number, nor its
-    reciprocal, so neither becomes a constant of the dtype of `t`."""
+    """Returns `t` divided by a number of elements.
+
+    Half types cannot hold that number, nor its reciprocal, so neither becomes a constant of the
+    dtype of `t`.
+    """
     return emit(_DIVIDED, [t], {"count": count})[0]
 
 
 def zeros_like(t: Tensor) -> Tensor:
-    """Zeros of the shape and dtype of `t`."""
+    """Returns zeros of the shape and dtype of `t`."""
     return init(t.shape, t.dtype, "zeros", "zero")

@@ -1,4 +1,4 @@
-"""Bounds of index tensors: constants are checked; others clamp or drop (docs/ops.md)."""
+"""Bounds of index tensors: constants are checked; other indices are clamped or dropped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl.tensor import Constant, Tensor
 
 
 def check_known(op: str, indices: Tensor, sizes: int | np.ndarray) -> None:
-    """Refuse a constant that has an index out of range.
+    """Raises for a constant index tensor with an index out of range.
 
     Args:
         sizes: number of elements to choose from, or an array that broadcasts to `indices`.
@@ -32,24 +32,26 @@ def check_known(op: str, indices: Tensor, sizes: int | np.ndarray) -> None:
 
 
 def in_range(indices: Any, size: int) -> Any:
-    """True for the indices in [0, size), of any integer dtype."""
+    """Returns True for each index in [0, size), of any integer dtype."""
     wide = indices if indices.dtype == jnp.uint32 else indices.astype(jnp.int32)
     return (wide >= 0) & (wide < size)
 
 
 def as_int32(indices: Any) -> Any:
-    """Indices as int32; those that are too large for it become the largest."""
+    """Converts indices to int32; larger ones become the largest int32."""
     if indices.dtype == jnp.uint32:
         indices = jnp.minimum(indices, jnp.uint32(jnp.iinfo(jnp.int32).max))
     return indices.astype(jnp.int32)
 
 
 def clamp_indices(indices: Any, size: int) -> Any:
-    """Indices in [0, size) as int32; those out of range become the nearest in range."""
+    """Clamps indices to [0, size), as int32."""
     return jnp.clip(as_int32(indices), 0, size - 1)
 
 
 def indices_or_size(indices: Any, size: int) -> Any:
-    """Indices as int32, `size` for those out of range, which JAX's mode "drop" leaves out; it would
-    count negative ones from the end."""
+    """Converts indices to int32, with `size` for those out of range.
+
+    JAX's mode "drop" leaves `size` out; it would count negative indices from the end.
+    """
     return jnp.where(in_range(indices, size), indices.astype(jnp.int32), size)

@@ -1,4 +1,4 @@
-"""Logit of the label in each row, for cross entropy over sharded classes."""
+"""Logit of each row's label, for cross entropy over sharded classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _select_labels(t: Any, shift: Any, indices: Any) -> Any:
 
 
 def _label_logits_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """Gradient of label selection, as a comparison: XLA fuses it with that of the exponentials."""
+    """Gradient of label selection by comparison, which XLA fuses with that of the exponentials."""
     t, _, indices = op.inputs
     n, classes = t.shape
     columns = constant(np.arange(classes)[None], dtypes.int32, "classes")
@@ -39,7 +39,7 @@ _PICKED = define("cross_entropy_label", _select_labels, grad=_label_logits_grad)
 
 
 def shifted_labels(t: Tensor, shift: Tensor, indices: Tensor) -> Tensor:
-    """Returns t[i, indices[i]] - shift[i] for each i, and 1; for an index out of range 0, and 0.
+    """Returns t[i, indices[i]] - shift[i], and 1, for each row i; 0 and 0 if out of range.
 
     No gradient flows to the shift.
 

@@ -1,4 +1,6 @@
-"""The scale of `popxl.fp8_utils.host_fp8_mse_scale`, on the device.
+"""Float8 scale of small mean squared error, computed on the device.
+
+As `popxl.fp8_utils.host_fp8_mse_scale` does on the host.
 
 Costs of the 63 scales differ by far less than float32 tells apart, so they are computed as
 integers, digit by digit in base 4: a number of exponent e costs 4^e.
@@ -22,7 +24,7 @@ _CARRIED = 16  # digits that carries of 31 bits may add
 
 
 def _counts(x: Any) -> Any:
-    """Count of numbers with each exponent of EXPONENTS, int32."""
+    """Counts the numbers with each exponent of EXPONENTS, int32."""
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
     exponents = (bits.reshape(-1) >> 23) - 127
     top = EXPONENTS[-1]
@@ -34,7 +36,7 @@ def _counts(x: Any) -> Any:
 
 
 def _digits(terms: Any) -> Any:
-    """Base-4 digits of each row's number, lowest first, from the unnormalised digits."""
+    """Returns the base-4 digits of each row's number, lowest first, from unnormalized digits."""
 
     def step(carry: Any, column: Any) -> Any:
         value = column + carry
@@ -72,7 +74,9 @@ _DEF = define(
 
 
 def mse_scale(t: Tensor, dtype: dtypes.dtype) -> Tensor:
-    """The log2_scale of `popxl.fp8_utils.host_fp8_mse_scale` for a floating-point tensor.
+    """Returns the log2_scale for casting a tensor to float8 with small mean squared error.
+
+    That of `popxl.fp8_utils.host_fp8_mse_scale`.
 
     Returns:
         int32 scalar in [-31, 31].

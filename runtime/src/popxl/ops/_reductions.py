@@ -1,4 +1,4 @@
-"""Sums and maxima over axes, in the shape that XLA computes fast.
+"""Reductions over axes, reshaped to forms that XLA computes fast.
 
 On CPU, XLA cuts a reduction of more than 32 elements into a tree, for accuracy. The first level of
 the tree cannot be fused with what computes the elements: it writes them all out, and then reads
@@ -31,7 +31,7 @@ _target: ContextVar[tuple[str | None, float]] = ContextVar("target", default=(No
 
 @contextmanager
 def tracing_platform(target: str) -> Iterator[None]:
-    """Set the platform of programs traced inside, or a GPU's compute capability: "gpu 9.0"."""
+    """Context that sets the platform programs are traced for; a GPU with capability: "gpu 9.0"."""
     platform, _, capability = target.partition(" ")
     token = _target.set((platform, float(capability or 0)))
     try:
@@ -41,28 +41,28 @@ def tracing_platform(target: str) -> Iterator[None]:
 
 
 def traced_platform() -> str | None:
-    """The platform of the program being traced; None outside `tracing_platform`."""
+    """Returns the platform of the program being traced; None outside `tracing_platform`."""
     return _target.get()[0]
 
 
 def traced_capability() -> float:
-    """NVIDIA's compute capability of the traced GPU; 0: unknown."""
+    """Returns the compute capability of the traced NVIDIA GPU; 0: unknown."""
     return _target.get()[1]
 
 
 def sum_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.sum`, reshaped so that XLA reduces it fast."""
+    """Returns `jnp.sum(x)` over axes, reshaped so that XLA reduces it fast."""
     return _reduce(jnp.sum, x, axes, keepdims)
 
 
 def mean_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.mean` of floats, reshaped so that XLA reduces it fast."""
+    """Returns `jnp.mean(x)` over axes (floats), reshaped so that XLA reduces it fast."""
     total = sum_over(x, axes, keepdims)
     return total / (x.size / max(total.size, 1))
 
 
 def max_over(x: Any, axes: int | tuple[int, ...], keepdims: bool = False) -> Any:
-    """`jnp.max`, reshaped so that XLA reduces it fast."""
+    """Returns `jnp.max(x)` over axes, reshaped so that XLA reduces it fast."""
     return _differentiated_whole(jnp.max, x, axes, keepdims)
 
 
@@ -82,7 +82,7 @@ def _reduce(reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], kee
 
 
 def _reduce_flattened(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
-    """Reduce the first `inner` axes."""
+    """Reduces the first `inner` axes."""
     if math.prod(x.shape[:inner]) <= _SHORTEST:  # no tree
         return reduce(x, tuple(range(inner)))
     # Without the barrier, XLA reduces the axes one by one again.
@@ -90,7 +90,7 @@ def _reduce_flattened(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
 
 
 def _reduce_by_rows(reduce: Callable[..., Any], x: Any, outer: int) -> Any:
-    """Reduce all axes but the first `outer`."""
+    """Reduces all axes but the first `outer`."""
     rows = _rows(x.size // max(math.prod(x.shape[:outer]), 1))
     if rows == 1:
         return reduce(x, tuple(range(outer, x.ndim)))
@@ -120,7 +120,7 @@ _differentiated_whole.defvjp(_reduced_and_input, _gradient)
 
 
 def _rows(elements: int) -> int:
-    """Number of rows that a flat reduction is folded into; 1: not folded."""
+    """Returns the number of rows to fold a flat reduction into; 1: not folded."""
     rows = min(_ROWS, elements // _SHORTEST)
     while rows > 1 and elements % rows:
         rows //= 2

@@ -1,4 +1,4 @@
-"""Scalar arguments given as a Python number or as a tensor.
+"""Scalar op arguments, given as a Python number or as a tensor.
 
 A number becomes an attribute of the op. A tensor becomes a further input; the attribute `tensors`
 lists, in the order of these inputs, the names of the scalars that came as tensors.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def with_scalars(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A meaning `fn(*arrays, **scalars)` that sees numbers and scalar tensors alike."""
+    """Decorates a lowering `fn(*arrays, **scalars)` to take scalars as numbers or tensors."""
 
     def lower(*arrays: Any, tensors: tuple[str, ...] = (), **values: Any) -> Any:
         count = len(arrays) - len(tensors)
@@ -42,7 +42,7 @@ def emit_with_scalars(
     attrs: Mapping[str, Any] | None = None,
     inplace: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """`emit` an op whose definition uses `with_scalars`; a scalar that is None is left out."""
+    """Adds an op whose lowering uses `with_scalars`; leaves scalars out that are None."""
     from popxl.tensor import Tensor
 
     tensors = {k: v for k, v in scalars.items() if isinstance(v, Tensor)}

@@ -21,7 +21,7 @@ _FEW = 1024  # rows that are compared each with each
 
 
 def scatter_add(onto: Any, where: Any, rows: Any) -> Any:
-    """onto[where[i]] += rows[i], in the order that makes the same bits in each run.
+    """Returns `onto` with onto[where[i]] += rows[i], in an order that is bitwise reproducible.
 
     On a GPU, a row that is not finite makes NaNs of others that are added, too.
 
@@ -46,7 +46,7 @@ def scatter_add(onto: Any, where: Any, rows: Any) -> Any:
 
 
 def scatter_add_presummed(onto: Any, where: Any, rows: Any) -> Any:
-    """`scatter_add` for GPUs: sums of rows with equal indices are rounded to the dtype of `rows`.
+    """Scatter-add for GPUs: sums of rows with equal indices are rounded to the rows' dtype.
 
     The bits are those of adding a dense array of such sums; it takes memory for the rows alone.
     """
@@ -67,13 +67,15 @@ def scatter_add_presummed(onto: Any, where: Any, rows: Any) -> Any:
 
 
 def _scatter_add_few(onto: Any, where: Any, rows: Any) -> Any:
-    """`scatter_add` of few rows: all pairs of indices are compared."""
+    """Scatter-add of few rows, by comparing all pairs of indices."""
     return _scatter_unique(onto, *_sum_equal_indices(len(onto), where, rows))
 
 
 def _sum_equal_indices(size: int, where: Any, rows: Any) -> tuple[Any, Any]:
-    """Sum rows with equal indices at the first of them: indices, `size` in the places of
-    the others, and sums."""
+    """Sums rows with equal indices: the sum at the first of them, index `size` at the rest.
+
+    Returns (indices, sums).
+    """
     equal = where[:, None] == where
     is_first = ~jnp.any(jnp.tril(equal, -1), 1)
     index = jnp.where(is_first, where, size)
@@ -81,7 +83,7 @@ def _sum_equal_indices(size: int, where: Any, rows: Any) -> tuple[Any, Any]:
 
 
 def _scatter_add_sorted(onto: Any, where: Any, rows: Any) -> Any:
-    """`scatter_add` where equal indices are adjacent."""
+    """Scatter-add of rows whose equal indices are adjacent (sorted)."""
     (size, features), blocks = onto.shape, math.ceil(len(where) / _BLOCK)
     missing = blocks * _BLOCK - len(where)
     where = jnp.pad(where, (0, missing), constant_values=size).reshape(blocks, _BLOCK)
@@ -99,7 +101,7 @@ def _scatter_add_sorted(onto: Any, where: Any, rows: Any) -> Any:
 
 
 def _sum_runs(is_of: Any, rows: Any, dims: Any) -> Any:
-    """Sum the rows of each run of equal indices."""
+    """Sums the rows of each run of equal indices, accumulated in float32."""
     return lax.dot_general(
         is_of.astype(rows.dtype), rows, dims, precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.promote_types(rows.dtype, jnp.float32),
@@ -107,7 +109,7 @@ def _sum_runs(is_of: Any, rows: Any, dims: Any) -> Any:
 
 
 def _scatter_unique(onto: Any, index: Any, sums: Any) -> Any:
-    """Scatter-add at unique indices; the size of `onto` marks dropped ones."""
+    """Scatter-add at unique indices; index len(onto) marks rows to drop."""
     size = len(onto)
     apart = jnp.where(index < size, index, size + jnp.arange(index.size))
     return onto.at[apart].add(sums.astype(onto.dtype), mode="drop", unique_indices=True)

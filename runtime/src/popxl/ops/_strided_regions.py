@@ -1,4 +1,4 @@
-"""Strided regions of a tensor with permuted axes: compositions of slices and transposes.
+"""Strided regions of tensors with permuted axes: compositions of slices and transposes.
 
 A region says for each axis `(first, count, step)`: the index of the first element that is taken,
 how many are taken, and the distance to the next one, which may be negative.
@@ -24,7 +24,7 @@ Region = tuple[tuple[int, int, int], ...]
 
 
 def ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """The region with positive steps, and the axes to reverse."""
+    """Returns a region with positive steps, and the axes to reverse."""
     reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
     up = [
         (first + max(count - 1, 0) * step, count, -step) if step < 0 else
@@ -35,12 +35,12 @@ def ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
 
 
 def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
-    """Inverse permutation."""
+    """Returns the inverse permutation."""
     return tuple(int(i) for i in np.argsort(permutation))
 
 
 def read_region(x: Any, region: Region) -> Any:
-    """The elements of `x` in a region."""
+    """Returns the elements of `x` in a region."""
     up, reverse = ascending(region)
     starts = [first for first, _, _ in up]
     stops = [first + (count - 1) * step + 1 if count else first for first, count, step in up]
@@ -49,7 +49,7 @@ def read_region(x: Any, region: Region) -> Any:
 
 
 def write_region(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
-    """`inputs`, which is one array, with `value` in a region."""
+    """Returns the input array, in a tuple, with `value` written into a region."""
     x = inputs[0]
     up, reverse = ascending(region)
     part = lax.rev(value, reverse) if reverse else value
@@ -71,7 +71,7 @@ def _write(
 
 
 def merge_regions(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:
-    """Compose two strided regions into one op, as `OpDef.merge` asks."""
+    """Composes two strided views into one op, as `OpDef.merge` requires; None if impossible."""
     if merge_regions is not first.defn.merge:
         return None
     region, order = _as_part(first)

@@ -1,4 +1,4 @@
-"""Definitions of ops that take only tensors.
+"""Factories of op functions whose arguments are all tensors.
 
 exp = unary(define("exp", floats(jnp.exp), grad=..., tags=ELEMENTWISE), "e to the power ...")
 """
@@ -32,7 +32,7 @@ class Binary(Protocol):
 
 
 def unary(defn: OpDef, doc: str, inplace: int | None = None) -> Unary:
-    """The function that makes an op of one tensor, with its docstring."""
+    """Returns a function that adds an op of one tensor, with docstring `doc`."""
 
     def op(t: Tensor) -> Tensor:
         return emit(defn, [t], inplace=inplace)[0]
@@ -41,7 +41,7 @@ def unary(defn: OpDef, doc: str, inplace: int | None = None) -> Unary:
 
 
 def binary(defn: OpDef, doc: str, inplace: int | None = None) -> Binary:
-    """Like `unary`, of two tensors."""
+    """Returns a function that adds an op of two tensors, with docstring `doc`."""
 
     def op(lhs: Tensor, rhs: Tensor) -> Tensor:
         return emit(defn, [lhs, rhs], inplace=inplace)[0]
@@ -50,7 +50,7 @@ def binary(defn: OpDef, doc: str, inplace: int | None = None) -> Binary:
 
 
 def as_function(defn: OpDef, op: _Function, doc: str, inplace: int | None = None) -> _Function:
-    """Name and document `op` as a public function of the module that defines it."""
+    """Names and documents `op` as a public function of the module that defines it."""
     op.__name__ = op.__qualname__ = defn.name + ("" if inplace is None else "_")
     op.__module__, op.__doc__ = defn.home, doc
     op.defn = defn  # type: ignore[attr-defined]

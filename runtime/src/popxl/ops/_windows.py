@@ -1,4 +1,4 @@
-"""Windows that slide over the spatial axes of (batch, channels, ...) tensors."""
+"""Sliding windows over the spatial axes of (batch, channels, *spatial) tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAD_TYPES = ("not_set", "same_upper", "same_lower", "valid")
 def per_axis(
     op: str, name: str, values: Iterable[int] | None, rank: int, default: int = 1
 ) -> tuple[int, ...]:
-    """One value for each spatial axis; a missing or uniform argument fits any number of axes.
+    """Returns one value for each spatial axis; a missing or uniform argument fits any rank.
 
     Raises:
         ValueError: another number of values than axes.
@@ -28,19 +28,19 @@ def per_axis(
 
 
 def check_pad_type(op: str, pad_type: str | None) -> str:
-    """`pad_type`, None as "not_set". Raises ValueError if it is unknown."""
+    """Returns `pad_type`, with None as "not_set"; raises ValueError if it is unknown."""
     if (pad_type or "not_set") not in _PAD_TYPES:
         raise ValueError(f"{op}: pad_type {pad_type!r} must be one of {', '.join(_PAD_TYPES)}")
     return pad_type or "not_set"
 
 
 def extent(kernel: int, dilation: int) -> int:
-    """Number of elements spanned by a dilated window."""
+    """Returns the number of elements that a dilated window spans."""
     return (kernel - 1) * dilation + 1
 
 
 def halves(total: int, pad_type: str) -> tuple[int, int]:
-    """Padding split between begin and end; the odd one goes to the end for "same_upper"."""
+    """Splits padding between start and end; the odd one goes to the end for "same_upper"."""
     small, large = total // 2, total - total // 2
     return (small, large) if pad_type == "same_upper" else (large, small)
 
@@ -52,7 +52,7 @@ def padding_pairs(
     padding: Sequence[int],
     pad_type: str,
 ) -> Pairs:
-    """(begin, end) padding of each spatial axis.
+    """Returns the (start, end) padding of each spatial axis.
 
     Args:
         padding: all begins, then all ends, as ONNX has it; used if `pad_type` is "not_set".

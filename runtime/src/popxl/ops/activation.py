@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Activation functions: relu, tanh, gelu, softmax and others."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _SOFTMAX = define("softmax", float_op(_softmax), grad=_softmax_grad)
 
 
 def softmax(t: Tensor, axis: int) -> Tensor:
-    """exp(t) normalised to sum 1 along `axis`; computed in float32 for half types.
+    """Returns exp(t) normalized to sum 1 along `axis`; computed in float32 for half types.
 
     Raises:
         ValueError: `t` has no such axis.

@@ -1,4 +1,4 @@
-"""Functions of two and more tensors, element by element, with numpy broadcasting."""
+"""Element-wise arithmetic of two or more tensors, with numpy broadcasting."""
 
 # ruff: noqa: N803 - names of PopXL's arguments
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _div_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
 
 
 def _quotient(divide: Any, x: Any, y: Any, by_zero: Callable[[Any], Any]) -> Any:
-    """Integer `divide` that hides a constant division by zero from XLA, whose compiler crashes.
+    """Divides integers, hiding constant division by zero from XLA, whose compiler crashes on it.
 
     The result is then that of XLA's devices.
     """
@@ -120,7 +120,7 @@ _POW = define("pow", number_op(jnp.power), dtypes="same", tags=ELEMENTWISE)
 
 
 def pow(t: Tensor, e: float | int | TensorLike) -> Tensor:
-    """`t` to the power `e`.
+    """Returns `t` to the power `e`, element-wise.
 
     Args:
         e: exponent; a tensor of the dtype of `t`, or host data, which is converted to it.
@@ -137,7 +137,7 @@ _MAXIMUM = define("maximum", number_op(_maximum), dtypes="same", tags=ELEMENTWIS
 
 
 def maximum(*ts: Tensor) -> Tensor:
-    """The larger of the elements of all `ts`, which broadcast. Equal ones share the gradient.
+    """Returns the element-wise maximum of all `ts`, which broadcast; ties share the gradient.
 
     Raises:
         ValueError: there is no tensor.
@@ -170,7 +170,7 @@ _SCALED_ADD = define(
 
 
 def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
-    """a * X + b * Y, computed in float32 and rounded to the dtype of `X`.
+    """Returns a * X + b * Y, computed in float32 and rounded to the dtype of `X`.
 
     Args:
         X, Y: tensors of one shape; the float dtypes may differ.
@@ -197,7 +197,7 @@ _INCREMENT_MOD = define(
 
 
 def increment_mod(t: Tensor, increment: float, modulus: float) -> Tensor:
-    """(t + increment) mod modulus, in the dtype of `t`.
+    """Returns (t + increment) mod modulus, in the dtype of `t`.
 
     Raises:
         ValueError: `modulus` is 0.

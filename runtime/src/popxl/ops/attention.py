@@ -1,4 +1,4 @@
-"""Attention of queries to keys, as one op: of all scores at once, or fused."""
+"""Attention as one op: either with a materialized score matrix, or fused."""
 
 from __future__ import annotations
 
@@ -75,8 +75,10 @@ def attention(
     sinks: Tensor | None = None,
     fused: bool | None = None,
 ) -> Tensor:
-    """dropout(softmax(cap(q kᵀ * scale) + biases)) v. Products accumulate in float32, and scores
-    and softmax are float32, whatever the dtype of q, k and v.
+    """Returns dropout(softmax(cap(q kᵀ * scale) + biases)) v.
+
+    Products accumulate in float32, and scores and softmax are float32, whatever the dtype of q, k
+    and v.
 
     The score of a hidden key is -inf, so no bias makes it count. A query that sees no key gives 0,
     and gradients of 0.

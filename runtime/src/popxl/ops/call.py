@@ -1,4 +1,4 @@
-"""Calling graphs."""
+"""Calls of graphs, and information on call sites."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
 
 # ---- the op -------------------------------------------------------------------------------------
 def called_outputs(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
-    """Shape rule of calls: what the called graph returns."""
+    """Returns the specs of the called graph's outputs (shape rule of calls)."""
     return [t.spec for t in graph._outputs]
 
 
 def called_regions(op: Op) -> list[Region[Graph]]:
-    """The graphs that a call or repeat op runs."""
+    """Returns the graphs that a call or repeat op runs, as regions."""
     graph = op.attrs["graph"]
     ins, outs = range(len(graph._inputs)), range(len(graph._outputs))
     carried = tuple((k, k) for k in range(op.attrs.get("carried", 0)))
@@ -33,12 +33,12 @@ def called_regions(op: Op) -> list[Region[Graph]]:
 
 
 def called_output_names(op: Op) -> list[str]:
-    """Name rule of calls: those of the called graph's outputs, without scopes."""
+    """Returns the names of the called graph's outputs, without scopes (name rule of calls)."""
     return names_without_scopes(op.attrs["graph"]._outputs)
 
 
 def names_without_scopes(tensors: Iterable[Tensor]) -> list[str]:
-    """The names of tensors without their scopes."""
+    """Returns the names of tensors without their scopes."""
     return [t.name.rpartition("/")[2] for t in tensors]
 
 
@@ -57,7 +57,7 @@ CALL = define(
 
 # ---- call sites ---------------------------------------------------------------------------------
 class CallSiteInfo:
-    """A call or repeat, seen from both sides: tensors of the caller and of the called graph."""
+    """A call or repeat site: maps tensors of the caller to those of the called graph and back."""
 
     def __init__(self, subgraph_op: Op) -> None:
         self._op = subgraph_op
@@ -68,34 +68,34 @@ class CallSiteInfo:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The caller's input tensors, in the order of the graph's inputs."""
+        """Input tensors of the caller, in the order of the graph's inputs."""
         return tuple(self._op.inputs)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """The caller's output tensors, in the order of the graph's outputs."""
+        """Output tensors of the caller, in the order of the graph's outputs."""
         return tuple(self._op.outputs)
 
     def graph_to_parent_input_index(self, idx: int) -> int:
-        """Caller's input index of the graph's input `idx`."""
+        """Returns the caller's input index of the graph's input `idx`."""
         _check_index(idx, self.called_graph._inputs, "input", self.called_graph)
         return idx
 
     def parent_to_graph_input_index(self, idx: int) -> int:
-        """Graph's input index of the caller's input `idx`."""
+        """Returns the graph's input index of the caller's input `idx`."""
         return self.graph_to_parent_input_index(idx)
 
     def graph_to_parent_output_index(self, idx: int) -> int:
-        """Caller's output index of the graph's output `idx`."""
+        """Returns the caller's output index of the graph's output `idx`."""
         _check_index(idx, self.called_graph._outputs, "output", self.called_graph)
         return idx
 
     def parent_to_graph_output_index(self, idx: int) -> int:
-        """Graph's output index of the caller's output `idx`."""
+        """Returns the graph's output index of the caller's output `idx`."""
         return self.graph_to_parent_output_index(idx)
 
     def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
-        """The caller's tensor of an input or output of the called graph."""
+        """Returns the caller's tensor of an input or output of the called graph."""
         graph = self.called_graph
         if graph_tensor in graph._inputs:
             return self._op.inputs[graph._inputs.index(graph_tensor)]
@@ -104,7 +104,7 @@ class CallSiteInfo:
         raise ValueError(f"{graph_tensor!r} is no input or output of graph {graph.id!r}")
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
-        """The called graph's input or output of a tensor of the caller."""
+        """Returns the called graph's input or output of a tensor of the caller."""
         if parent_tensor in self._op.inputs:
             return self.called_graph._inputs[self._op.inputs.index(parent_tensor)]
         if parent_tensor in self._op.outputs:
@@ -114,17 +114,17 @@ class CallSiteInfo:
         )
 
     def parent_input(self, idx: int) -> Tensor:
-        """The caller's input tensor `idx`."""
+        """Returns the caller's input tensor `idx`."""
         return self._op.inputs[idx]
 
     def parent_output(self, idx: int) -> Tensor:
-        """The caller's output tensor `idx`."""
+        """Returns the caller's output tensor `idx`."""
         return self._op.outputs[idx]
 
     def set_parent_input_modified(
         self, parent_tensor: Tensor, infer_modified_regions: bool = False
     ) -> None:
-        """Write the changes that the graph makes to this input back to `parent_tensor`.
+        """Makes modifications of this input by the graph modify `parent_tensor` too.
 
         Raises:
             ValueError: it is no input of the call, or the graph changes it as two inputs.
@@ -155,7 +155,7 @@ def gather_inputs(
     what: str = "call",
     check_inputs: bool = True,
 ) -> list[Tensor]:
-    """Caller's tensors in the order of the graph's inputs.
+    """Returns the caller's tensors in the order of the graph's inputs.
 
     Positional inputs (lists are flattened) fill the graph's inputs that `inputs_dict` leaves, in
     order. Host data becomes constants.
@@ -239,7 +239,7 @@ def call(
     *inputs: TensorLike | Iterable[TensorLike],
     inputs_dict: Mapping[Tensor, TensorLike] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Run `graph` here, and return its outputs.
+    """Adds a call of `graph` and returns its outputs.
 
     Args:
         inputs: tensors (or host data) for the graph's inputs in order; lists are flattened.
@@ -258,7 +258,7 @@ def call_with_info(
     inputs_dict: Mapping[Tensor, TensorLike] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """Like `call`, but returns information on the call site."""
+    """Adds a call like `call`, and returns information on the call site."""
     here = context.get_current_graph()
     tensors = gather_inputs(graph, inputs, inputs_dict, "call", check_inputs)
     emit(CALL, tensors, {"graph": graph})

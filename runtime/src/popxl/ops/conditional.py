@@ -1,4 +1,4 @@
-"""Running one of two graphs."""
+"""Conditional: runs one of two graphs."""
 
 from __future__ import annotations
 
@@ -62,23 +62,23 @@ CONDITIONAL = define(
 
 
 class ConditionalSiteInfo(CallSiteInfo):
-    """A conditional, seen from the caller and from its two branches."""
+    """A conditional's site: maps tensors of the caller to those of its two branches and back."""
 
     @property
     def called_graph(self) -> tuple[Graph, Graph]:  # type: ignore[override]
-        """The then-branch and the else-branch."""
+        """The two branch graphs: (then, else)."""
         return self._op.attrs["then"], self._op.attrs["otherwise"]
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The condition, the then-branch's inputs, the else-branch's inputs."""
+        """Inputs: the condition, the then-branch's inputs, the else-branch's inputs."""
         return tuple(self._op.inputs)
 
     def _graph(self, then_branch: bool) -> Graph:
         return self.called_graph[0 if then_branch else 1]
 
     def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
-        """Caller's input index of input `idx` of a branch.
+        """Returns the caller's input index of input `idx` of a branch.
 
         Raises:
             IndexError: the branch has no such input.
@@ -87,7 +87,7 @@ class ConditionalSiteInfo(CallSiteInfo):
         return _branch_inputs(self._op, then_branch)[idx]
 
     def parent_to_graph_input_index(self, idx: int) -> int:
-        """Input index, within its branch, of the caller's input `idx` (not the condition)."""
+        """Returns the branch's input index of the caller's input `idx` (not the condition)."""
         return idx - _branch_inputs(self._op, self.is_parent_index_in_then_branch(idx))[0]
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
@@ -122,7 +122,7 @@ class ConditionalSiteInfo(CallSiteInfo):
         raise ValueError(f"{graph_tensor!r} is no input or output of either branch")
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
-        """Branch tensor of a caller's tensor; the then-branch is looked at first."""
+        """Returns the branch tensor of a caller's tensor; searches the then-branch first."""
         if parent_tensor in self._op.inputs[1:]:
             idx = 1 + self._op.inputs[1:].index(parent_tensor)
             graph = self._graph(self.is_parent_index_in_then_branch(idx))
@@ -149,7 +149,7 @@ def conditional(
     then_inputs_dict: Mapping[Tensor, Tensor] | None = None,
     else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Run `then_branch` if `cond` is true, otherwise `else_branch`; return its outputs.
+    """Runs `then_branch` if `cond` is true, otherwise `else_branch`; returns its outputs.
 
     Args:
         cond: bool tensor of one element. With replicas it may differ between them only if the
@@ -177,7 +177,7 @@ def conditional_with_info(
     else_inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> ConditionalSiteInfo:
-    """Like `conditional`, but returns information on the call site."""
+    """Adds a conditional like `conditional`, and returns information on its site."""
     then = gather_inputs(then_branch, then_inputs or (), then_inputs_dict, "conditional",
                          check_inputs)  # fmt: skip
     otherwise = gather_inputs(else_branch, else_inputs or (), else_inputs_dict, "conditional",

@@ -1,4 +1,4 @@
-"""Convolutions over (batch, channels, ...) tensors, in ONNX's conventions."""
+"""Convolutions over (batch, channels, *spatial) tensors, in ONNX's conventions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _conv_transpose(
     groups: int,
     hints: Any = None,
 ) -> Any:
-    """The gradient of a convolution: the input is spread by the strides, the kernel reversed."""
+    """Transposed convolution: the input is dilated by the strides, the kernel is flipped."""
     check_floating(x)
     if not w.size:
         raise ValueError(f"the weight of shape {w.shape} has no elements")
@@ -82,7 +82,7 @@ def _conv_transpose(
 
 
 def _scale_product(fn: Any) -> Any:
-    """A convolution of float8 tensors, times 2^log2_scale, as float16."""
+    """Decorates a convolution to take float8 tensors: times 2^log2_scale, as float16."""
 
     def lower(x: Any, w: Any, log2_scale: Any, **attrs: Any) -> Any:
         if not (is_float8(x) and is_float8(w)):
@@ -165,7 +165,10 @@ def _transpose_attrs(
     output_shape: Iterable[int] | None,
     **common: Any,
 ) -> dict[str, Any]:
-    """Pads become (begin, end - output padding): what is cut off the full result."""
+    """Returns transposed-convolution attributes; pads are what is cropped from the full result.
+
+    Pads become (start, end - output padding).
+    """
     attrs = _common(op, t, weight, **common)
     rank, kind = t.rank - 2, check_pad_type(op, pad_type)
     extra = per_axis(op, "output_padding", tuple(output_padding or ()) or None, rank, 0)
@@ -187,7 +190,7 @@ def _transpose_attrs(
 
 
 def _spatial(op: str, output_shape: Iterable[int] | None, t: Tensor, rank: int) -> tuple[int, ...]:
-    """The spatial sizes asked for: of a full shape, or given alone; () for none."""
+    """Returns the requested spatial sizes, from a full or a spatial output shape; () for none."""
     given = tuple(int(n) for n in output_shape or ())
     if given and len(given) not in (rank, rank + 2):
         raise ValueError(
@@ -207,7 +210,7 @@ def _infer_transpose(
     groups: int,
     hints: Any = None,
 ) -> list[TensorSpec]:
-    """A size below 1 can be written, as in PopXL; nothing can compute it."""
+    """Infers the output spec; sizes below 1 are allowed, as in PopXL, but cannot be computed."""
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     extents = [extent(k, d) for k, d in zip(w.shape[2:], dilations, strict=True)]
     sizes = [
@@ -235,7 +238,7 @@ def conv(
     partials_types: list[str] | None = None,
     enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
-    """Convolution (cross-correlation) over the spatial axes.
+    """Convolves (cross-correlates) over the spatial axes.
 
     Args:
         t: (batch, channels, *spatial), one or more spatial axes.
@@ -272,7 +275,7 @@ def conv_pow2scaled(
     available_memory_proportions: list[float] | None = None,
     enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
-    """`conv` of float8 tensors, times 2 to the power `log2_scale`, as float16.
+    """Convolves float8 tensors like `conv`, times 2^log2_scale, as float16.
 
     Args:
         log2_scale: int32 tensor of one element, in [-32, 32). The others are as for `conv`.
@@ -339,7 +342,7 @@ def conv_transpose_pow2scaled(
     available_memory_proportions: list[float] | None = None,
     enable_conv_dithering: list[int] | None = None,
 ) -> Tensor:
-    """`conv_transpose` of float8 tensors, times 2 to the power `log2_scale`, as float16.
+    """Transposed convolution of float8 tensors, times 2^log2_scale, as float16.
 
     Scale and errors as for `conv_pow2scaled`.
     """

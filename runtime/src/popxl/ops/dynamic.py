@@ -1,4 +1,4 @@
-"""Slices at positions that are known at run time."""
+"""Slices and updates at start offsets that are tensors, known at run time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def _emit(
     defn: OpDef, inputs: list[Tensor], axes: Iterable[int], sizes: Iterable[int], no_overlap: bool,
     inplace: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Check a part of the first input that begins at the second, and add the op."""
+    """Checks axes and sizes of a slice at a dynamic start offset, and adds the op.
+
+    `inputs`: the sliced tensor, the start offset, and for an update its values.
+    """
     op, (t, index, *_) = defn.name, inputs
     check_indices(op, index)
     axes_, sizes_ = tuple(normalize_axis(op, t, a) for a in axes), tuple(int(s) for s in sizes)
@@ -70,7 +73,7 @@ def _emit(
 def dynamic_slice(
     t: Tensor, index: Tensor, axes: Iterable[int], sizes: Iterable[int], no_overlap: bool
 ) -> Tensor:
-    """The part of `t` that starts at `index` along `axes` and has `sizes` there.
+    """Returns the slice of `t` with start offset `index` and `sizes` along `axes`.
 
     Args:
         index: integer start for each of the axes; one out of range counts as the nearest from which
@@ -131,7 +134,7 @@ def dynamic_update(
     sizes: Iterable[int],
     no_overlap: bool,
 ) -> Tensor:
-    """Copy `t` with the part that starts at `index` along `axes` replaced by `t_update`.
+    """Returns a copy of `t` with the slice at start offset `index` replaced by `t_update`.
 
     Args:
         index: integer start for each of the axes; one out of range counts as the nearest from which
@@ -154,5 +157,5 @@ def dynamic_update_(
     sizes: Iterable[int],
     no_overlap: bool,
 ) -> Tensor:
-    """Like `dynamic_update`, in place on `t`."""
+    """Updates a slice of `t` in place, like `dynamic_update`."""
     return _emit(_DYNAMIC_UPDATE, [t, index, t_update], axes, sizes, no_overlap, inplace=0)

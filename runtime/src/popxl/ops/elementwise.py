@@ -1,4 +1,4 @@
-"""Functions of one tensor, element by element."""
+"""Element-wise functions of one tensor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ceil = unary(
 
 
 def _clip(x: Any, min: float, max: float) -> Any:
-    """By comparisons: numbers at a bound pass their whole gradient, as torch has it."""
+    """Clips by comparisons, so that elements at a bound pass their whole gradient, as in torch."""
     if min != -math.inf:
         low = jnp.asarray(min, x.dtype)
         x = jnp.where(x < low, low, x)
@@ -68,7 +68,7 @@ _CLIP = define("clip", number_op(_clip), tags=ELEMENTWISE)
 
 
 def clip(t: Tensor, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
-    """Each element, or the nearer bound if it lies outside [min, max].
+    """Clips each element to [min, max].
 
     Raises:
         ValueError: `min` is above `max`.
@@ -131,7 +131,7 @@ def _cast_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
 
 
 def name_after_dtype(op: Any) -> list[str]:
-    """Name rule of casts."""
+    """Returns a cast's output name, from its dtype (name rule of casts)."""
     return ["{t}_" + op.attrs["dtype"].name]
 
 
@@ -145,7 +145,7 @@ _CAST = define(
 
 
 def cast(t: Tensor, data_type: dtypes.dtype) -> Tensor:
-    """Convert to another dtype.
+    """Converts a tensor to another dtype.
 
     Floats round to nearest-even; towards zero when the target is an integer type.
 
@@ -174,7 +174,7 @@ _IDENTITY = define("identity", lambda x: x, grad=lambda ctx, op, dy: [dy], tags=
 
 
 def identity(t: Tensor, output_name: str | None = None) -> Tensor:
-    """The same value as a new tensor.
+    """Returns the same value as a new tensor.
 
     Args:
         output_name: name of the new tensor.
@@ -194,7 +194,7 @@ _DETACH = define(
 
 
 def detach(t: Tensor) -> Tensor:
-    """The same value, through which no gradient flows."""
+    """Returns the same value as a tensor through which no gradient flows."""
     return emit(_DETACH, [t])[0]
 
 

@@ -1,4 +1,4 @@
-"""Float8: casts with a power-of-two scale, and matrix products of float8 tensors.
+"""Float8 (1.4.3 and 1.5.2): casts with a power-of-two scale, and matmul of float8 tensors.
 
 Gradients go straight through the rounding: they are those of the real-valued function, in the
 dtypes of the unquantised tensors.
@@ -24,7 +24,7 @@ FLOAT8 = (dtypes.float8_143, dtypes.float8_152)
 
 
 def scale_by_pow2(x: Any, log2_scale: Any) -> Any:
-    """x * 2^log2_scale in float32."""
+    """Returns x * 2^log2_scale in float32."""
     if log2_scale.size != 1 or not jnp.issubdtype(log2_scale.dtype, jnp.integer):
         raise TypeError(
             f"log2_scale must be one integer, not {log2_scale.dtype} of shape {log2_scale.shape}"
@@ -33,7 +33,7 @@ def scale_by_pow2(x: Any, log2_scale: Any) -> Any:
 
 
 def check_scale(op: str, log2_scale: Tensor) -> None:
-    """Check the scale of an op.
+    """Raises unless an op's log2_scale is a scalar int32 tensor.
 
     Raises:
         TypeError: it is no int32 tensor.
@@ -46,7 +46,7 @@ def check_scale(op: str, log2_scale: Tensor) -> None:
 
 
 def check_float8(op: str, *operands: Tensor) -> None:
-    """Raise TypeError unless all operands are float8."""
+    """Raises TypeError unless all operands are float8."""
     for t in operands:
         if t.dtype not in FLOAT8:
             raise TypeError(f"{op}: operands must be float8, but {t.id!r} is {t.dtype.name}")
@@ -59,7 +59,7 @@ def _to_float8(x: Any, log2_scale: Any, dtype: dtypes.dtype) -> Any:
 
 
 def _scaled_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
-    """dx = dy * 2^log2_scale; dy may be of any float dtype, float8 included."""
+    """Returns dx = dy * 2^log2_scale; dy can have any float dtype, float8 included."""
     scale, target = ctx.fwd(op.inputs[1]), op.inputs[0].dtype
     target = dy.dtype if target in FLOAT8 else target
     return [emit(_SCALE, [dy, scale], {"dtype": target})[0], None]
@@ -86,7 +86,7 @@ _TO_FLOAT8 = define(
 
 
 def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:
-    """Round t * 2^log2_scale to float8. Values out of range become NaN.
+    """Rounds t * 2^log2_scale to float8; values out of range become NaN.
 
     Args:
         t: float16 or float32.
@@ -118,7 +118,7 @@ _FROM_FLOAT8 = define(
 
 
 def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtypes.dtype) -> Tensor:
-    """t * 2^log2_scale as `data_type`: to undo `pow2scale_cast_to_fp8`, negate its scale.
+    """Returns t * 2^log2_scale as `data_type`; negate the scale to undo a cast to float8.
 
     Args:
         t: a float8 tensor.
@@ -166,7 +166,7 @@ def matmul_pow2scaled(
     log2_scale: Tensor,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """Matrix product of float8 tensors times 2^log2_scale, as float16.
+    """Returns the matrix product of float8 tensors times 2^log2_scale, as float16.
 
     Args:
         lhs, rhs: float8 tensors, of either kind; numpy's rules for shapes.

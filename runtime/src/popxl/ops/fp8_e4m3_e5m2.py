@@ -1,4 +1,4 @@
-"""Linear maps in FP8: products of `float8_e4m3fn` and `float8_e5m2` operands, summed in float32.
+"""Linear layers in FP8: matmuls of e4m3 and e5m2 operands, accumulated in float32.
 
 An operand is multiplied by its scale, cut off at the largest number of its type and rounded; the
 product is divided by both scales again. Formats and method: Micikevicius et al., arXiv:2209.05433.
@@ -50,7 +50,7 @@ OPERANDS = ("input", "weight", "gradient")
 
 @dataclass(frozen=True)
 class Format:
-    """The types of the operands of a linear layer's three products.
+    """FP8 dtypes of the operands (x, weight, output gradient) of a linear layer's three matmuls.
 
     Attributes:
         forward: of inputs and weights.
@@ -62,7 +62,7 @@ class Format:
 
     @property
     def types(self) -> tuple[dtypes.dtype, ...]:
-        """The type of each of `OPERANDS`."""
+        """Dtype of each of `OPERANDS`."""
         return self.forward, self.forward, self.gradient
 
 
@@ -75,7 +75,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How a scale follows from the largest absolute value of what it scales.
+    """Rule that derives an FP8 scale from a tensor's largest absolute value (amax).
 
     Attributes:
         margin: powers of two to stay below the largest number of the type.
@@ -87,14 +87,16 @@ class ScaleRule:
 
     @staticmethod
     def log2(amax: Any, largest: Any) -> Any:
-        """floor(log2(largest / amax)), int32: the powers of two by which `amax` is below `largest`.
-        127 at most, and where `amax` is 0."""
+        """Returns floor(log2(largest / amax)), int32; at most 127, also where `amax` is 0.
+
+        The powers of two by which `amax` is below `largest`.
+        """
         ratio = jnp.asarray(largest, jnp.float32) / amax
         _, exponent = jnp.frexp(ratio)  # ratio = m * 2**exponent, with m in [0.5, 1)
         return jnp.where(jnp.isinf(ratio), 127, exponent - 1)
 
     def __call__(self, amax: Any, largest: Any, fallback: Any) -> Any:
-        """Scales for arrays of amaxes.
+        """Returns the scales for arrays of amaxes.
 
         Args:
             amax: float32, at least 0.
@@ -122,7 +124,7 @@ _Rule = tuple[int, bool]  # the fields of a ScaleRule, as ops have them
 
 # ---- casts and products, in JAX -----------------------------------------------------------------
 def _saturate(x: Any, scale: Any, dtype: dtypes.dtype) -> Any:
-    """x * scale in float8. XLA's own casts make NaN or infinity of what is out of range."""
+    """Returns x * scale in float8, clipped to the finite range (XLA's casts overflow)."""
     largest = LARGEST[dtype]
     wide = x.astype(jnp.float32) * scale
     return jnp.clip(wide, -largest, largest).astype(dtype.as_jax())
@@ -135,7 +137,7 @@ def _amax(x: Any) -> Any:
 def _product(
     a: Any, b: Any, a_scale: Any, b_scale: Any, axes: tuple[int, int], dtype: Any, exact: bool
 ) -> Any:
-    """The product of matrices over axis `axes[0]` of a and `axes[1]` of b, in `dtype`.
+    """Returns the matmul over axis `axes[0]` of a and `axes[1]` of b, unscaled, in `dtype`.
 
     XLA's GemmRewriter makes either form one call of cublasLt's FP8 product. Where the operands are
     scaled back first, the call also takes both scales, gives its result in bfloat16 and adds a bias
@@ -158,7 +160,7 @@ def _current(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
 def _operand(
     t: Any, *scale: Any, which: int, format: str, rule: _Rule | None = None
 ) -> tuple[Any, ...]:
-    """(t in float8, its scale, its amax); `which`: its place in `OPERANDS`."""
+    """Returns (t in float8, its scale, its amax); `which` is its index in `OPERANDS`."""
     check_floating(t)
     amax, dtype = _amax(t), FORMATS[format].forward
     this_scale = scale[0][which] if rule is None else _current(rule, amax, dtype)
@@ -170,7 +172,7 @@ def _linear(
     of: tuple[dtypes.dtype, ...], format: str, exact: bool, biased: bool = False,
     rule: _Rule | None = None,
 ) -> Any:  # fmt: skip
-    """x w, in the last type of `of`."""
+    """Returns x @ w (+ bias), in the last dtype of `of`."""
     if w8.ndim != 2 or x8.ndim < 1 or x8.shape[-1] != w8.shape[0]:
         raise ValueError(f"x {x8.shape} and the matrix {w8.shape} do not fit")
     result = of[-1].as_jax()
@@ -185,7 +187,7 @@ def _linear_grads(
     format: str, exact: bool, results: tuple[dtypes.dtype, dtypes.dtype],
     rule: _Rule | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """(dx, dw) in the types `results`, and with delayed scaling the three amaxes."""
+    """Returns (dx, dw) in the dtypes `results`, and with delayed scaling the three amaxes."""
     amax, dtype = _amax(dy), FORMATS[format].gradient
     this_scale = scale[0][2] if rule is None else _current(rule, amax, dtype)
     dy8 = _saturate(dy, this_scale, dtype).reshape((-1, dy.shape[-1]))
@@ -204,7 +206,7 @@ _LINEAR_GRADS = define(
 
 
 def _operand_grad(ctx: Any, op: Op, dt: Tensor | None, *_: Any) -> list[Tensor | None]:
-    """Straight through the rounding: `_linear_grad` gives it in the type of what was rounded."""
+    """Straight-through gradient of rounding to FP8; `_linear_grad` gives it in the source dtype."""
     return [dt, *[None] * (len(op.inputs) - 1)]
 
 
@@ -234,7 +236,7 @@ def linear(
     powers_of_2: bool = False,
     output_type: dtypes.dtype | None = None,
 ) -> Tensor:
-    """x @ weight + bias, with x and weight in FP8, and gradients from products in FP8.
+    """Returns x @ weight + bias with FP8 operands, whose gradients are FP8 matmuls too.
 
     Gradients go straight through the rounding. That of `scale` is the amax of each of `OPERANDS`
     in this call, float32 (3,): see `popxl.transforms.observed_tensors`.
@@ -292,7 +294,7 @@ def _delayed_scales(
     scale: Any, history: Any, amax: Any, *step: Any,
     format: str, rule: _Rule, amax_of: AmaxOf, interval: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Lowering of `delayed_scales`."""
+    """Computes the next step's scales (lowering of `delayed_scales`)."""
     amaxes = jnp.where(jnp.isfinite(amax), amax, 0)
     history = jnp.concatenate([amaxes[:, None], history[:, :-1]], 1)
     largest = jnp.asarray([LARGEST[t] for t in FORMATS[format].types], jnp.float32)
@@ -319,7 +321,7 @@ def delayed_scales(
     amax_of: AmaxOf = "max",
     interval: int = 1,
 ) -> tuple[Tensor, ...]:
-    """Scales for the next step, from the amaxes of the steps before: once for each weight update.
+    """Returns scales for the next step from the amax history; call once per weight update.
 
     As Transformer Engine's DelayedScaling, with one difference: an amax that is not finite enters
     the history as 0, so that one overflow does not freeze the scale for the length of the history.
@@ -359,7 +361,7 @@ _CAST = define(
 
 
 def cast(t: Tensor, scale: Tensor, data_type: dtypes.dtype) -> Tensor:
-    """t * scale, rounded to nearest even and cut off at the largest number of the type.
+    """Returns t * scale, rounded to nearest even and clipped to the dtype's finite range.
 
     NaN stays NaN.
 

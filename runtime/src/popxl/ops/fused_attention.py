@@ -1,4 +1,4 @@
-"""Fused attention: the scores never exist as a whole.
+"""Fused attention, which never materializes the whole score matrix.
 
 On NVIDIA GPUs it is cuDNN's kernel (`_cudnn_attention`); elsewhere, and for what that does not
 compute, a loop over tiles of the queries. Either way the gradient computes the scores again, from
@@ -42,7 +42,7 @@ _QUERIES = -2
 
 # ---- tiles --------------------------------------------------------------------------------------
 def _split_into_tiles(t: Any, axis: int) -> Any:
-    """Split the axis into tiles, the last padded with zeros: (tiles, ..., TILE, ...)."""
+    """Splits an axis into tiles, the last padded with zeros: (tiles, ..., TILE, ...)."""
     axis %= t.ndim
     padding = -t.shape[axis] % TILE
     t = jnp.pad(t, [(0, padding if a == axis else 0) for a in range(t.ndim)])
@@ -51,7 +51,7 @@ def _split_into_tiles(t: Any, axis: int) -> Any:
 
 
 def _join_tiles(tiles: Any, axis: int, length: int) -> Any:
-    """The inverse of `_split_into_tiles`."""
+    """Joins tiles along an axis: the inverse of `_split_into_tiles`."""
     axis %= tiles.ndim - 1
     untiled = jnp.moveaxis(tiles, 0, axis)
     untiled = untiled.reshape(*untiled.shape[:axis], -1, *untiled.shape[axis + 2 :])
@@ -59,7 +59,7 @@ def _join_tiles(tiles: Any, axis: int, length: int) -> Any:
 
 
 class _Tiles:
-    """The op's inputs, sliced for one tile of queries at a time.
+    """Attention inputs, sliced for one tile of queries at a time.
 
     Attributes:
         settings: those of attention in a tile, where queries have their own positions.
@@ -88,7 +88,7 @@ class _Tiles:
     def inputs_of_tile(
         self, number: Any, biases: Sequence[Any], position_ids: Sequence[Any]
     ) -> list[Any]:
-        """Inputs after q, k and v for one tile of queries."""
+        """Returns the attention inputs after q, k and v for one tile of queries."""
         tiled, extra_inputs = iter(biases), self.extra_inputs
         pairs = zip(self.moving, extra_inputs.floats, strict=True)
         inputs = [next(tiled) if moves else bias for moves, bias in pairs]
@@ -120,7 +120,7 @@ def _by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> 
 def _grads_by_tiles(
     dy: Any, q: Any, k: Any, v: Any, out: Any, *extra: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
-    """Gradients of q, k, v, each bias and sinks; sums over tiles are float32."""
+    """Returns gradients of q, k, v, each bias and sinks, with float32 sums over tiles."""
     tiles = _Tiles(q, k, extra, settings)
     floats, inner = tiles.extra_inputs.floats, tiles.settings
     still = [b for b, moves in zip(floats, tiles.moving, strict=True) if not moves]
@@ -152,7 +152,7 @@ def _grads_by_tiles(
 
 
 def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
-    """Undo broadcasting, in float32."""
+    """Sums `ds` over broadcast axes to `shape`, in float32."""
     extra = ds.ndim - len(shape)
     axes = [*range(extra), *(extra + i for i, n in enumerate(shape) if n == 1)]
     return ds.astype(jnp.float32).sum(axes, keepdims=True).reshape(shape)
@@ -165,8 +165,10 @@ def _cudnn_or_tiles(
     settings: AttentionAttrs,
     *inputs: Any,
 ) -> Any:
-    """`kernel`, under its name in what JAX traces; `tiles`, where JAX refuses it, which asks the
-    device at hand and its cuDNN, and a plan may be for another machine.
+    """Runs cuDNN's `kernel` under its own name; `tiles` where it is not supported.
+
+    JAX can also refuse the kernel at tracing: it asks the local device and its cuDNN, and a plan
+    can be for another machine.
 
     Args:
         inputs: the op's, from q on for the forward pass, else from the output's gradient on.
@@ -193,7 +195,7 @@ def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> Any:
 
 
 def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
-    """Gradients of q, k, v, each bias and sinks.
+    """Returns gradients of q, k, v, each bias and sinks.
 
     Args:
         inputs: the output's gradient, q, k, v, the output, and the op's other inputs.

@@ -1,4 +1,4 @@
-"""Ops that pick or place elements by index tensors."""
+"""Gather, scatter, one-hot and top-k: ops that select or place elements by index tensors."""
 
 # ruff: noqa: N803 - names of PopXL's arguments
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _gather(
 def _grad_rows_and_indices(
     dy: Any, indices: Any, size: int, axis: int, zero_oor: bool
 ) -> tuple[Any, Any]:
-    """The rows of a gradient, and the row of the table that each belongs to."""
+    """Returns the rows of a gradient, and each row's index in the gathered table."""
     count = indices.ndim
     rows = jnp.moveaxis(dy, range(axis, axis + count), range(count))
     return rows, (indices_or_size if zero_oor else clamp_indices)(indices, size)
 
 
 def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool) -> Any:
-    """Scatter-add into zeros: float32 sums, since one row may get many contributions."""
+    """Scatter-adds into zeros, with float32 sums since a row can get many contributions."""
     rows, where = _grad_rows_and_indices(dy, indices, shape[axis], axis, zero_oor)
     zeros = widen(jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), dy.dtype))
     return jnp.moveaxis(scatter_add(zeros, where, rows), 0, axis).astype(dy.dtype)
@@ -56,7 +56,7 @@ def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor
 def _add_rows_onto(
     t: Any, dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool
 ) -> Any:
-    """On a GPU only the rows that are added are touched, where the table has more."""
+    """Scatter-adds onto `t`; on a GPU, large tables are only touched in the rows that change."""
     is_whole = axis > 0 or indices.size >= shape[0] or widen(t).dtype != t.dtype
     if is_whole or traced_platform() != "gpu" or not jnp.issubdtype(dy.dtype, jnp.floating):
         return (widen(t) + _add_rows(dy, indices, shape, axis, zero_oor)).astype(t.dtype)
@@ -87,7 +87,7 @@ def gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """Take the elements of `t` at `indices` along `axis`.
+    """Returns the elements of `t` at `indices` along `axis`.
 
     Args:
         indices: integers of any shape; it replaces `axis` in the shape of the result.
@@ -109,7 +109,7 @@ def tied_gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """Like `gather`. On IPUs it leaves the layout of `t` to other users of it, such as a matmul."""
+    """Gathers like `gather`; on IPUs the layout of `t` is left to its other users, as a matmul."""
     return _emit_gather("tied_gather", t, indices, axis, available_memory_proportion, zero_OOR)
 
 
@@ -139,7 +139,7 @@ def groupedgather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """A `gather` for each group.
+    """Gathers like `gather`, separately for each group.
 
     Args:
         t, indices: with more than one group, their first axis is the group.
@@ -182,7 +182,7 @@ def check_indices(op: str, indices: Tensor) -> None:
 
 # ---- scatter ------------------------------------------------------------------------------------
 def element_index(indices: Any, axis: int) -> tuple[Any, ...]:
-    """Full index of each element of `indices`, which says where along `axis`."""
+    """Returns the full index arrays of elements whose index along `axis` is `indices`."""
     grids = jnp.meshgrid(*(jnp.arange(n) for n in indices.shape), indexing="ij", sparse=True)
     return tuple(indices.astype(jnp.int32) if i == axis else g for i, g in enumerate(grids))
 
@@ -210,7 +210,7 @@ def scatter(
     axis: int = 0,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """Copy `t` and overwrite elements: out[i][indices[i, j]][j] = values[i, j] for axis 1.
+    """Returns `t` with elements overwritten: out[i][indices[i, j]][j] = values[i, j] for axis 1.
 
     Args:
         indices: integer positions along `axis`, of the shape of `values`. Values whose position is
@@ -244,7 +244,7 @@ _ONEHOT = define("onehot", _onehot)
 
 
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
-    """Insert an axis of classes: `values[1]` at the class that `t` names, `values[0]` elsewhere.
+    """Inserts a class axis: `values[1]` at the class index in `t`, `values[0]` elsewhere.
 
     Args:
         t: integer classes; out-of-range ones give `values[0]` only.
@@ -312,7 +312,7 @@ def topk(
     sorted: bool,
     available_memory_proportion: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The `k` largest (or smallest) elements along `axis`, and their indices as int32.
+    """Returns the `k` largest (or smallest) elements along `axis`, and their indices as int32.
 
     Args:
         sorted: ask for the best first; they always are.

@@ -1,4 +1,4 @@
-"""Grouped matrix products (ragged dot): rows sorted by group, a matrix per group.
+"""Grouped matmul (ragged dot): rows sorted by group, one matrix per group.
 
 A loop over groups multiplies tiles of rows, as many as a group has, so that work and memory go by
 the rows: XLA's own ragged product, but on TPUs, masks the rows of every group and multiplies them
@@ -76,7 +76,7 @@ def _check_int32(name: str, indices: Any) -> None:
 
 
 def _matrix_list(matrices: Any, sizes: Any) -> Any:
-    """The matrices of all groups as (groups, in, out)."""
+    """Returns the matrices of all groups as (groups, in, out)."""
     groups = sizes.size
     if matrices.ndim == 2 and groups and matrices.shape[0] % groups == 0:
         return matrices.reshape(groups, matrices.shape[0] // groups, matrices.shape[1])
@@ -84,7 +84,7 @@ def _matrix_list(matrices: Any, sizes: Any) -> Any:
 
 
 def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
-    """Loop over a group's tiles of rows, updating `value`.
+    """Loops over a group's tiles of rows, updating `value`.
 
     Args:
         end: row after the group; `group_rows`: rows that it has; `rows`: those of all groups.
@@ -112,14 +112,16 @@ def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[...,
 
 
 def _bounds(sizes: Any, rows: int) -> tuple[Any, Any]:
-    """End row and number of rows of each group, clipped to the rows given."""
+    """Returns each group's end row and number of rows, clipped to the number of rows."""
     ends = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
     return ends, jnp.diff(ends, prepend=0)
 
 
 def _rows_at(x: Any, rows: Any, first: Any, count: int) -> Any:
-    """Rows of a tile, of those that `rows` says or, if it is None, of `x` as it is; zeros where `x`
-    has no such row."""
+    """Returns a tile of `count` rows from row `first`, of x[rows], or of `x` if `rows` is None.
+
+    Rows with an index out of range are zeros.
+    """
     if rows is None:
         return lax.dynamic_slice(x, (first, 0), (count, x.shape[1]))
     picked = lax.dynamic_slice(rows, (first,), (count,))
@@ -129,8 +131,11 @@ def _rows_at(x: Any, rows: Any, first: Any, count: int) -> Any:
 def grouped_product(
     x: Any, matrices: Any, sizes: Any, rows: Any, transpose: bool, into: int | None
 ) -> Any:
-    """Of each row the product with its group's matrix; with `into` rows of results, those that
-    `rows` says add up, in float32."""
+    """Multiplies each row of x (rows, in) with its group's matrix: (rows, out).
+
+    With `into`, the products are scatter-added at `rows` into `into` rows, in float32; without it,
+    `rows` are the rows of x to take.
+    """
     count = (x if rows is None else rows).shape[0]
     ends, sizes = _bounds(sizes, count)
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
@@ -164,9 +169,11 @@ def grouped_product(
 
 
 def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool) -> Any:
-    """Of each group the product of its rows, xᵀ dy, added to `onto`, as if it were made first.
-    `rows` says which ones they are of x or else of dy. Rows of others are zeros in both factors,
-    since they may be infinite."""
+    """Adds each group's xᵀ dy to `onto` (groups, in, out), rounded to the dtype of x first.
+
+    `rows` are the row indices of the group's rows in x (`of_x`) or in dy. Rows of other groups are
+    zeros in both factors, since they can be infinite.
+    """
     count, shape = (dy if of_x else x).shape[0], (x.shape[1], dy.shape[1])
     ends, sizes = _bounds(sizes, count)
 
@@ -190,18 +197,18 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    """Accumulation dtype of products of a dtype."""
+    """Returns the accumulation dtype of matmuls of a dtype."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 # ---- one kernel for plans -----------------------------------------------------------------------
 def _rows_of(shapes: Shapes, operand_index: int) -> int:
-    """Number of rows: of operand `rows` if given, else of the first operand."""
+    """Returns the number of rows: of operand `rows` if given, else of the first operand."""
     return (shapes[operand_index] if len(shapes) > operand_index else shapes[0])[0]
 
 
 def _product_flops(shapes: Shapes, expected_rows: int | None) -> int:
-    """FLOPs by the rows, whatever the number of groups."""
+    """Returns the FLOPs of a grouped matmul, which depend on its rows, not on its groups."""
     rows = _rows_of(shapes, 3) if expected_rows is None else expected_rows
     return 2 * rows * math.prod(shapes[1][1:])
 
@@ -223,7 +230,7 @@ def _kernel(
     static: tuple[int, ...],
     expected_rows: int | None,
 ) -> Callable[..., Any]:
-    """Wrap a function as a kernel of plans, with FLOPs for the expected number of rows."""
+    """Wraps a function as one kernel of plans, with FLOPs for the expected number of rows."""
 
     @wraps(function)
     def kernel(*operands: Any) -> Any:
@@ -281,7 +288,7 @@ _OUTER = define(
 
 
 def _grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """Gradients: a gather of rows becomes a scatter-add, and the reverse."""
+    """Gradients of a grouped matmul: a row gather becomes a scatter-add, and the reverse."""
     x, matrices, *routing = op.inputs
     sizes, *rows = map(ctx.fwd, routing)
     transpose, into = op.attrs["transpose"], op.attrs.get("into")
@@ -313,7 +320,7 @@ def grouped_matmul(
     rows: Tensor | None = None,
     into: int | None = None,
 ) -> Tensor:
-    """Multiply rows sorted by group with their group's matrix.
+    """Multiplies rows that are sorted by group with their group's matrix.
 
     Args:
         x: (rows, in).

@@ -1,4 +1,4 @@
-"""Exchanging data with the host during a run."""
+"""Loads from and stores to host streams during a run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def _execute_load(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Take the next transfer of a stream from the executable's arguments."""
+    """Takes a stream's next transfer from the executable's arguments."""
     return [tracer.host_load(node.attrs["stream"])]
 
 
 def _execute_store(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Append the transfer to the executable's results."""
+    """Appends a transfer to the executable's results."""
     tracer.host_store(node.attrs["stream"], arrays[0])
     return []
 
@@ -48,7 +48,7 @@ _STORE = define(
 
 
 def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor:
-    """Take the next transfer of a host-to-device stream.
+    """Returns the next transfer of a host-to-device stream.
 
     Streams are FIFOs shared by all their loads: two loads take successive transfers.
 
@@ -64,7 +64,7 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
 
 
 def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
-    """Append `t` to a device-to-host stream.
+    """Appends `t` to a device-to-host stream.
 
     Raises:
         TypeError: it is no such stream.

@@ -49,7 +49,7 @@ def _matmul_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
 def matmul_grads(
     ctx: Any, op: Op, dy: Tensor, value: Callable[[Tensor], Tensor]
 ) -> list[Tensor | None]:
-    """dA = dC Bᵀ and dB = Aᵀ dC, on matrices; vectors become matrices of one row or column.
+    """Returns dA = dC Bᵀ and dB = Aᵀ dC; vectors count as matrices of one row or column.
 
     Args:
         value: an operand in the gradient graph, in the dtype of `dy`.
@@ -86,7 +86,7 @@ _PARTIALS = {"": None, "half": dtypes.float16, "float": dtypes.float32}
 
 
 def _partials_option() -> dtypes.dtype | None:
-    """The session option's partials type, for all products."""
+    """Returns the accumulation dtype set for all matmuls by the session options."""
     option = context.get_ir()._pb_ir.getSessionOptions().partialsTypeMatMuls
     if str(option).lower() not in _PARTIALS:
         raise ValueError(
@@ -102,7 +102,7 @@ def matmul(
     output_type: dtypes.dtype | None = None,
     partials_type: dtypes.dtype | None = None,
 ) -> Tensor:
-    """Matrix product with numpy's rules: batch axes broadcast, vectors are rows or columns.
+    """Returns the matrix product by numpy's rules: batch axes broadcast, vectors are allowed.
 
     Args:
         lhs, rhs: tensors of one dtype. Half types accumulate in float32.

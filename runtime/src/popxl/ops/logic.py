@@ -1,4 +1,4 @@
-"""Comparisons, Boolean functions and selection, element by element, with numpy broadcasting."""
+"""Element-wise comparisons, Boolean functions and selection, with numpy broadcasting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GREATER = define("greater", jnp.greater, grad=_BOOLEAN, dtypes="same", tags=ELE
 
 
 def greater(input: Tensor, other: Tensor) -> Tensor:
-    """input > other, as bool. Shapes broadcast; the dtypes must be equal."""
+    """Returns input > other, element-wise, as bool; shapes broadcast, the dtypes must be equal."""
     return emit(_GREATER, [input, other])[0]
 
 
@@ -62,7 +62,7 @@ _WHERE = define("where", _where, grad=_where_grad, tags=ELEMENTWISE)
 
 
 def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Elements of `lhs` where `condition` is true (not 0), else of `rhs`.
+    """Returns elements of `lhs` where `condition` is true (not 0), else of `rhs`.
 
     The shapes broadcast; `lhs` and `rhs` must have one dtype.
     """

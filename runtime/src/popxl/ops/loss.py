@@ -22,7 +22,7 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def _valid_labels(probs: Any, labels: Any, ignore_index: int | None) -> Any:
-    """1.0 for the labels that count, 0.0 for those that name no class or are ignored."""
+    """Returns 1.0 for labels that count, 0.0 for those that name no class or are ignored."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels are integers, not {labels.dtype}: use ops.cast")
     class_ids = labels.astype(jnp.int32)
@@ -47,7 +47,7 @@ def _pick(probs: Any, labels: Any) -> Any:
 
 
 def _label_weight(counted: Any, reduction: str) -> Any:
-    """Weight of a label in the loss: for the mean, one over the number that count."""
+    """Returns each label's weight in the loss: for the mean, 1 / (number of counted labels)."""
     return counted / jnp.maximum(jnp.sum(counted), 1.0) if reduction == "mean" else counted
 
 
@@ -71,7 +71,7 @@ def nll_loss(
     reduction: REDUCTION_TYPE = "mean",
     log_prob: bool = False,
 ) -> Tensor:
-    """Negative log-likelihood of the labels.
+    """Returns the negative log-likelihood of the labels.
 
     Args:
         probs: (..., classes), probabilities (usually a softmax), or their logarithms.
@@ -127,7 +127,7 @@ def nll_loss_with_softmax_grad(
     ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood, and its gradient with respect to the input of the softmax.
+    """Returns the negative log-likelihood, and its gradient at the input of the softmax.
 
     Args:
         probs: (..., classes), the output of a softmax over the last axis.

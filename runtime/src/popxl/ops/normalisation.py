@@ -1,4 +1,4 @@
-"""Normalisations. Statistics are computed in float32 for half types."""
+"""Layer, group and batch normalization; statistics are computed in float32 for half types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _standardise(x: Any, axes: tuple[int, ...], eps: float) -> Any:
 
 
 def _per_channel(x: Any, parameter: Any, name: str) -> Any:
-    """A parameter of the channel axis 1, shaped to broadcast with `x`."""
+    """Returns a per-channel parameter (axis 1), shaped to broadcast with `x`."""
     check_floating(parameter)
     if x.ndim < 2 or parameter.shape != (x.shape[1],):
         raise ValueError(f"{name} has shape {parameter.shape}, but needs a value for each channel "
@@ -41,7 +41,7 @@ _LAYER_NORM = define("layer_norm", float_op(_layer_norm), tags=("reduction",))
 
 
 def layer_norm(t: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Normalise along the last axis to mean 0 and variance 1, then scale and shift.
+    """Normalizes along the last axis to mean 0 and variance 1, then scales and shifts.
 
     Args:
         t: (..., features).
@@ -65,7 +65,7 @@ _GROUP_NORM = define("group_norm", float_op(_group_norm))
 def group_norm(
     t: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float = 1e-5
 ) -> Tensor:
-    """Normalise each of `num_groups` groups of channels (Wu and He, 2018), then scale and shift.
+    """Normalizes `num_groups` groups of channels (Wu and He, 2018), then scales and shifts.
 
     Args:
         t: (batch, channels, ...).
@@ -96,7 +96,7 @@ def batch_norm_inference(
     epsilon: float = 1e-5,
     momentum: float = 0.9,
 ) -> Tensor:
-    """Normalise each channel by given statistics (Ioffe and Szegedy, 2015), scale and shift.
+    """Normalizes channels by given statistics (Ioffe and Szegedy, 2015), scales and shifts.
 
     Args:
         t: (batch, channels, ...).

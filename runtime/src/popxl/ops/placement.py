@@ -1,4 +1,4 @@
-"""Ops for placement, copies and printing: mostly identities on XLA."""
+"""Ops for creation, placement, copies and printing: mostly identities on XLA."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def init(
     init_type: Literal["zero", "undef"] = "zero",
     meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
-    """Create a tensor of zeros, or of undefined values (which are zeros here as well).
+    """Creates a tensor of zeros, or of undefined values (which are zeros here as well).
 
     Raises:
         ValueError: an unknown `init_type`.
@@ -57,7 +57,7 @@ def init(
 
 # ---- values in memory ---------------------------------------------------------------------------
 def materialize_array(x: jax.Array) -> jax.Array:
-    """Return `x` behind a boundary that XLA fuses nothing across."""
+    """Returns `x` behind an optimization barrier, across which XLA fuses nothing."""
     if traced_platform() != "cpu":
         return lax.optimization_barrier(x)
     from jax.experimental.scheduling_groups import xla_metadata_call
@@ -68,7 +68,7 @@ def materialize_array(x: jax.Array) -> jax.Array:
 
 
 def unfused_update(update: jax.Array) -> jax.Array:
-    """Keep XLA from fusing an update's values into the kernel that writes them.
+    """Keeps XLA from fusing an update's computation into the kernel that writes it.
 
     On CPU that kernel writes in place, and XLA fuses an update into it that is a shifted part of
     the same array behind a reshape: it then reads what it has overwritten (openxla/xla#49176).
@@ -82,7 +82,7 @@ _MATERIALISE = define(
 
 
 def materialise(t: Tensor) -> Tensor:
-    """The same value, written to memory once instead of being computed in each of its uses.
+    """Returns the same value, written to memory once instead of recomputed at each use.
 
     For values that are dear to compute for each element, such as those picked by index arithmetic,
     and used more than once. What stands before and after is not fused.
@@ -106,7 +106,7 @@ _IPU_COPY = define(
 
 
 def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
-    """Copy a tensor to another virtual device (an identity here: XLA has one per replica).
+    """Copies a tensor to another virtual device (an identity here: XLA has one per replica).
 
     Args:
         source: device of `t`; default: where it is.
@@ -133,7 +133,7 @@ _TILE_COPY = define(
 
 
 def io_tile_copy(t: Tensor) -> Tensor:
-    """Copy between IO and compute tiles (an identity here)."""
+    """Copies a tensor between IO and compute tiles (an identity here)."""
     out = emit(_TILE_COPY, [t])[0]
     out._tile_set = "compute" if t._tile_set == "io" else "io"
     return out
@@ -153,7 +153,7 @@ _CODE_COPY = define(
 
 
 def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
-    """Load the code of `graph` from remote memory. Recorded; XLA keeps code where it runs.
+    """Loads the code of `graph` from remote memory (recorded; XLA keeps code where it runs).
 
     Args:
         destination: "executable": where code runs.
@@ -174,7 +174,7 @@ def remote_code_load(graph: Graph, destination: CODE_LOCATION) -> None:
 
 
 def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -> None:
-    """Copy the code of `graph` between memories of a device. There is one, as in PopXL so far.
+    """Copies the code of `graph` between a device's memories (recorded; here there is one).
 
     Raises:
         NotImplementedError: always.
@@ -184,7 +184,7 @@ def code_copy(graph: Graph, source: CODE_LOCATION, destination: CODE_LOCATION) -
 
 # ---- printing -----------------------------------------------------------------------------------
 class PrintTensorFmt:
-    """Format of `print_tensor`; fields as its arguments."""
+    """Number format of `print_tensor`; fields as its arguments."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ FLOAT_FORMAT_MAP = {name: name for name in ("auto", "fixed", "scientific", "none
 
 
 def _execute_print(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """`jax.debug.callback` that writes to stderr."""
+    """Prints to stderr by `jax.debug.callback`."""
     (value,), op = arrays, node.op
     assert op is not None
     title, fmt = op.attrs["title"], PrintTensorFmt(*op.attrs["fmt"])
@@ -266,7 +266,7 @@ def print_tensor(
     open_bracket: str = "[",
     close_bracket: str = "]",
 ) -> Tensor:
-    """Print a tensor to stderr each time the program passes here, and return it.
+    """Prints a tensor to stderr each time the op runs, and returns it.
 
     Use the result (or the tensor) afterwards as usual.
 

@@ -1,4 +1,4 @@
-"""Pooling over the spatial axes of (batch, channels, ...) tensors."""
+"""Average and max pooling over the spatial axes of (batch, channels, *spatial) tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _window(
 
 
 def _average(x: Any, **window: Any) -> Any:
-    """Padding counts neither in the sum nor in the number of elements."""
+    """Averages windows; padding counts neither in the sum nor in the number of elements."""
     count = _window(jnp.ones((1, 1, *x.shape[2:]), x.dtype), 0.0, lax.add, **window)
     return _window(x, 0.0, lax.add, **window) / count
 
@@ -94,7 +94,7 @@ def _pool(
 
 
 def _missing(size: int, window: int, stride: int, begin: int, end: int) -> int:
-    """Padding at the end that completes a last window, if that window starts in the input."""
+    """Returns the end padding that completes a last window, if it starts inside the input."""
     rest = (size + begin + end - window) % stride
     starts_at = size + begin + end - window - rest + stride
     return stride - rest if rest and starts_at < size + begin else 0
@@ -111,7 +111,7 @@ def average_pool(
     auto_pad: PadType | None = "not_set",
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Mean of the elements in each window; padding does not count.
+    """Returns the mean of the elements in each window; padding does not count.
 
     Args:
         t: (batch, channels, *spatial).
@@ -140,7 +140,9 @@ def max_pool(
     ceil_mode: bool = False,
     storage_order: Literal["row", "column"] = "row",
 ) -> Tensor:
-    """Largest element in each window; arguments as for `average_pool`. No gradient if dilated.
+    """Returns the largest element of each window; arguments as for `average_pool`.
+
+    No gradient if dilated.
 
     Args:
         storage_order: order of indices, which are not returned; no effect.

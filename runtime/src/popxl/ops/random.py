@@ -30,7 +30,7 @@ def _key(seed: Any) -> Any:
 
 
 def random_bits(seed: Any, shape: tuple[int, ...], stream: Any = 0) -> Any:
-    """Random uint32 of `shape`; streams of another number, a uint32, are independent.
+    """Returns random uint32 of `shape`; streams of different number (uint32) are independent.
 
     XLA's own Threefry, with the seed as key and a counter from stream * 2^32, and not
     `jax.random.bits`: it is one op, which compiles and runs about 2.5 times as fast on CPU. The
@@ -53,7 +53,7 @@ _SPLIT = define("split_random_seed", _split_seed, grad=_NO_GRAD)
 
 
 def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
-    """Make `n` independent seeds from one, which must not be used again.
+    """Makes `n` independent seeds from one, which must not be used again.
 
     Args:
         seed: uint32 of shape (2,).
@@ -77,7 +77,7 @@ _CREATE = define("create_random_seed", _create_seed, grad=_NO_GRAD, result="modi
 
 
 def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
-    """Make a seed from a seed and integers, such as a step number or an index.
+    """Makes a seed from a seed and integers, such as a step number or an index.
 
     Args:
         seed: uint32 of shape (2,).
@@ -104,7 +104,7 @@ def random_uniform(
     high: float = 1.0,
     dtype: dtypes.dtype = dtypes.float32,
 ) -> Tensor:
-    """Numbers distributed evenly over [low, high).
+    """Returns random numbers, uniform over [low, high).
 
     Args:
         seed_tensor: uint32 of shape (2,).
@@ -129,7 +129,7 @@ def random_normal(
     std: float = 1.0,
     dtype: dtypes.dtype = dtypes.float32,
 ) -> Tensor:
-    """Numbers from a normal distribution.
+    """Returns random numbers from a normal distribution.
 
     Args:
         seed_tensor: uint32 of shape (2,).
@@ -141,7 +141,7 @@ def random_normal(
 
 # ---- dropout ------------------------------------------------------------------------------------
 def dropout_of_array(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any:
-    """The meaning of `shaped_dropout`."""
+    """Drops elements by a mask broadcast from `shape` (lowering of `shaped_dropout`)."""
     check_floating(x)
     if jnp.broadcast_shapes(shape, x.shape) != x.shape:
         raise ValueError(f"mask of shape {shape} does not broadcast to {x.shape}")
@@ -154,7 +154,7 @@ def dropout_of_array(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any
 
 
 def _dropout_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
-    """The same mask, from the same seed, on the gradient."""
+    """Applies the forward pass's dropout mask, from the same seed, to the gradient."""
     return [emit(_DROPOUT, [dy, ctx.fwd(op.inputs[1])], op.attrs)[0], None]
 
 
@@ -162,7 +162,7 @@ _DROPOUT = define("dropout", dropout_of_array, grad=_dropout_grad, tags=("elemen
 
 
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
-    """Set elements to 0 with probability `p` and scale the others by 1 / (1 - p).
+    """Sets elements to 0 with probability `p` and scales the others by 1 / (1 - p).
 
     Args:
         seed_tensor: uint32 of shape (2,); it alone decides, with the shape, which elements go.
@@ -174,7 +174,7 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
 
 
 def shaped_dropout(t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float) -> Tensor:
-    """Dropout with a mask of `shape`, broadcast to `t`: whole rows, channels or heads go.
+    """Dropout with a mask of `shape`, broadcast to `t`: drops whole rows, channels or heads.
 
     Raises:
         ValueError: `ratio` is not in [0, 1).

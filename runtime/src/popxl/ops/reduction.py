@@ -1,4 +1,4 @@
-"""Reductions over axes, and running sums."""
+"""Reductions over axes, and cumulative sums."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn(x, axes, keepdims)`, in float32 for half types, rounded to the dtype of `x`."""
+    """Decorates a lowering `fn(x, axes, keepdims)`: float32 for half types, rounded once."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         check_number(x)
@@ -40,7 +40,7 @@ def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _choice(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn(x, axes, keepdims)`, which chooses an element."""
+    """Decorates a lowering `fn(x, axes, keepdims)` that selects an element, as a maximum does."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         check_arithmetic(x)
@@ -51,13 +51,13 @@ def _choice(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Reduction(Protocol):
-    """A function of a tensor that reduces axes: one, several, or all (None)."""
+    """An op function that reduces axes of a tensor: one, several, or all (None)."""
 
     def __call__(self, t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
 
 
 def _reducing(defn: OpDef, doc: str) -> Reduction:
-    """The function that makes an op with attributes `axes` and `keepdims`, with its docstring."""
+    """Returns a function that adds a reduction op, with docstring `doc`."""
 
     def op(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
         attrs = {"axes": normalize_axes(defn.name, t, axis), "keepdims": bool(keepdims)}
@@ -80,14 +80,14 @@ _BROADCAST_TO = define(
 
 
 def broadcast_to(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """`t` repeated to `shape` by numpy's rules; `t` itself if it has that shape."""
+    """Broadcasts `t` to `shape` by numpy's rules; `t` itself if it has that shape."""
     if t.shape == tuple(shape):
         return t
     return emit(_BROADCAST_TO, [t], {"shape": tuple(shape)})[0]
 
 
 def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    """Undo broadcasting: sum `grad` over the axes along which `shape` was broadcast."""
+    """Sums a gradient over the axes along which a tensor of `shape` was broadcast."""
     shape = tuple(shape)
     if grad.shape == shape:
         return grad
@@ -99,13 +99,13 @@ def sum_to(grad: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def sum_to_like(grad: Tensor, t: Tensor) -> Tensor:
-    """Like `sum_to`, in the shape and dtype of `t`."""
+    """Sums a gradient like `sum_to`, to the shape and dtype of `t`."""
     return sum_to(grad if grad.dtype is t.dtype else cast(grad, t.dtype), t.shape)
 
 
 # ---- sums ---------------------------------------------------------------------------------------
 def _repeat_reduced(op: Any, dy: Tensor) -> Tensor:
-    """The gradient of a reduced tensor, repeated along the axes that were reduced."""
+    """Repeats the gradient of a reduced tensor along the axes that were reduced."""
     x = op.inputs[0]
     kept = tuple(1 if i in op.attrs["axes"] else n for i, n in enumerate(x.shape))
     return broadcast_to(dy if dy.shape == kept else reshape(dy, kept), x.shape)
@@ -249,7 +249,7 @@ _ARGMIN = define("argmin", _arg(jnp.argmin), grad=NoGrad("integer output"))
 
 
 def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
-    """Index of the largest element along `dim`, as int32; the first of equal ones.
+    """Returns the index of the largest element along `dim`, as int32; ties: the first.
 
     Args:
         dim: the axis; None: the index into the flattened tensor.
@@ -259,7 +259,7 @@ def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tens
 
 
 def argmin(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
-    """Index of the smallest element along `dim`, as `argmax`."""
+    """Returns the index of the smallest element along `dim`, as int32; ties: the first."""
     return emit(_ARGMIN, [t], _arg_attrs("argmin", t, dim, keepdim))[0]
 
 
@@ -277,5 +277,5 @@ _CUMSUM = define("cumsum", _cumsum)
 
 
 def cumsum(t: Tensor, dim: int | None = 0) -> Tensor:
-    """Sum of the elements up to and including each one along axis `dim`."""
+    """Returns the inclusive cumulative sum along axis `dim`."""
     return emit(_CUMSUM, [t], {"axis": normalize_axis("cumsum", t, dim or 0)})[0]

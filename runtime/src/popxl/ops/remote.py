@@ -1,4 +1,4 @@
-"""Loads and stores of remote buffer entries."""
+"""Loads and stores of remote-buffer entries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorS
 
 
 def _executed_by_host(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Placeholder lowering: transfers are steps of the host's schedule."""
+    """Placeholder lowering that raises: transfers are steps of the host's schedule."""
     raise AssertionError(f"{node} is in a segment")
 
 
@@ -79,7 +79,7 @@ def _check(
 def remote_load(
     remote_buffer: RemoteBuffer, offset: int | Tensor, name: str | None = None
 ) -> Tensor:
-    """Load an entry of a remote buffer.
+    """Loads an entry of a remote buffer.
 
     Args:
         offset: index of the entry: an int or an integer tensor of one element.
@@ -98,13 +98,13 @@ def remote_load(
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
-    """Like `remote_load`, overwriting `t`, which must have the entries' shape and dtype."""
+    """Loads an entry like `remote_load`, overwriting `t`, which must have its shape and dtype."""
     tensors, attrs = _check("remote_load_", remote_buffer, offset, t)
     return emit(REMOTE_LOAD, [t, *tensors], attrs, inplace=0)[0]
 
 
 def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> None:
-    """Store `t` as an entry of a remote buffer.
+    """Stores `t` as an entry of a remote buffer.
 
     Raises:
         ValueError: the offset is out of range, or `t` does not match the entries.
@@ -115,5 +115,5 @@ def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -
 
 
 def multiply_tuple(tup: tuple[int, ...]) -> int:
-    """Product of the elements."""
+    """Returns the product of the elements."""
     return math.prod(tup)

@@ -1,4 +1,4 @@
-"""Repeating a graph: loops of a fixed number of iterations."""
+"""Loops: a graph repeated for a fixed number of iterations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def repeat(
     *inputs: Tensor | Iterable[Tensor],
     inputs_dict: Mapping[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Run `graph` `repeat_count` times and return the outputs of the last iteration.
+    """Runs `graph` `repeat_count` times and returns the outputs of the last iteration.
 
     The graph's first inputs, as many as it has outputs, are carried: in each iteration but the
     first they are the outputs of the one before. The other inputs keep their values, unless they
@@ -67,7 +67,7 @@ def repeat_with_info(
     inputs_dict: Mapping[Tensor, Tensor] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """Like `repeat`, but returns information on the call site."""
+    """Adds a loop like `repeat`, and returns information on the call site."""
     if isinstance(repeat_count, Tensor):
         raise TypeError(
             f"repeat: repeat_count is known when the program is written, and not the tensor "

@@ -1,4 +1,4 @@
-"""Reducing elements into positions given by index tensors, and counting them."""
+"""Scatter-reductions by index tensors, and histograms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METHODS = {"sum": "add", "min": "min", "max": "max", "none": "set"}
 
 # ---- scatter_reduce -----------------------------------------------------------------------------
 def _identity_element(reduction: str, dtype: Any) -> Any:
-    """The reduction's identity element."""
+    """Returns the identity element of a reduction."""
     if reduction in ("sum", "none"):
         return 0
     info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
@@ -32,7 +32,7 @@ def _identity_element(reduction: str, dtype: Any) -> Any:
 
 
 def _apply(start: Any, data: Any, indices: Any, axis: int, method: str) -> Any:
-    """Reduce `data` into `start`; whole slices at once where all indices of a slice agree."""
+    """Reduces `data` into `start` at `indices`; by whole slices if indices are one-dimensional."""
     size = start.shape[axis]
     where = indices_or_size(indices, size)
     if where.ndim == 1:
@@ -86,7 +86,7 @@ def grouped_scatter_reduce(
     enable_index_broadcast: bool = True,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """A `scatter_reduce` for each group.
+    """Reduces like `scatter_reduce`, separately for each group.
 
     Args:
         data, indices, initial_values: with more than one group, their first axis is the group.
@@ -135,7 +135,7 @@ def scatter_reduce(
     enable_index_broadcast: bool = True,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """Reduce the elements of `data` that share an index along `axis`.
+    """Reduces the elements of `data` that share an index along `axis`.
 
     Args:
         data: what is reduced; half types are summed in float32.
@@ -170,13 +170,13 @@ _HISTOGRAM = define("histogram", _histogram, grad=NoGrad("integer output"))
 
 
 def check_increment(levels: list[float]) -> None:
-    """Raise ValueError unless the levels increase."""
+    """Raises ValueError unless the histogram levels increase."""
     if any(not a < b for a, b in pairwise(levels)) or any(map(math.isnan, levels)):
         raise ValueError(f"histogram: levels {levels} must increase")
 
 
 def histogram(t: Tensor, levels: list[float], absolute_of_input: bool) -> Tensor:
-    """Count the elements between levels, as uint32.
+    """Counts the elements between levels, as uint32.
 
     Args:
         levels: n increasing bounds. Element i of the n + 1 results counts those in

@@ -40,7 +40,7 @@ _RESHAPE = define(
 
 
 def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, ...]:
-    """`shape` with a single -1 replaced by the size that fits the elements of `t`.
+    """Returns `shape` with a single -1 replaced by the size that fits the elements of `t`.
 
     Raises:
         ValueError: more than one -1, another negative size, or a shape that does not fit.
@@ -60,7 +60,7 @@ def reshape_handle_negative_axis(t: Tensor, shape: Iterable[int]) -> tuple[int, 
 
 
 def reshape(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The same elements in another shape, in C order.
+    """Returns the elements in another shape, in C order.
 
     Args:
         shape: at most one size may be -1; it follows from the others.
@@ -77,7 +77,7 @@ def reshape_(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def flatten(t: Tensor) -> Tensor:
-    """The same elements with one axis."""
+    """Returns the elements along one axis, in C order."""
     return reshape(t, (t.nelms,))
 
 
@@ -87,7 +87,7 @@ def flatten_(t: Tensor) -> Tensor:
 
 
 def squeeze(t: Tensor, axes: list[int] | None = None) -> Tensor:
-    """Remove axes of size 1.
+    """Removes axes of size 1.
 
     Args:
         axes: the axes; default: all of size 1.
@@ -134,7 +134,7 @@ def _permutation(t: Tensor, permutation: Iterable[int] | None) -> tuple[int, ...
 
 
 def transpose(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
-    """Permute the axes: axis i of the result is axis `permutation[i]` of `t`.
+    """Permutes the axes: axis i of the result is axis `permutation[i]` of `t`.
 
     Args:
         permutation: negative axes count from the end; default: reverse the axes.
@@ -185,7 +185,7 @@ def _concat(ts: Iterable[Tensor], axis: int, view: bool) -> Tensor:
 
 
 def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
-    """Join tensors along an axis. The other sizes and the dtypes must be equal.
+    """Concatenates tensors along an axis; the other sizes and the dtypes must be equal.
 
     Raises:
         ValueError: no tensors, or the first has no such axis.
@@ -213,7 +213,7 @@ _SPLIT = define(
 
 
 def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
-    """Cut a tensor along an axis.
+    """Splits a tensor along an axis.
 
     Args:
         splits: the number of equal parts, or the size of each.

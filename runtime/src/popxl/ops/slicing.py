@@ -1,4 +1,4 @@
-"""Static slices: regular parts of a tensor, given by start, stop and step for each axis.
+"""Static slices of tensors, given by start, stop and step for each axis.
 
 An op stores the region that it takes (`popxl.ops._strided_regions`).
 """
@@ -55,12 +55,12 @@ _SLICE = define(
 
 # ---- arguments ----------------------------------------------------------------------------------
 def _as_list(values: _Bound) -> list[int | None] | None:
-    """A list argument, or None if it is one number for all axes."""
+    """Returns a list argument as integers; None if it is one number for all axes."""
     return None if values is None or isinstance(values, Integral) else list(values)  # type: ignore[arg-type]
 
 
 def _for_each(values: _Bound, count: int) -> list[int | None]:
-    """One bound for each axis sliced, as Python integers."""
+    """Returns one bound for each sliced axis, as Python integers."""
     bounds = _as_list(values)
     if bounds is None:
         bounds = [values] * count  # type: ignore[list-item]
@@ -73,7 +73,7 @@ def process_args(
     step: _Bound = None,
     axis: int | Sequence[int] | None = None,
 ) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Starts, stops, steps and axes of a slice, as lists of integers of one length.
+    """Returns starts, stops, steps and axes of a slice, as integer lists of one length.
 
     Missing bounds become the extremes of int32, which the slice clips to the tensor.
 
@@ -125,7 +125,7 @@ def slice(
     step: int | list[int | None] | None = None,
     axis: int | list[int] | None = None,
 ) -> Tensor:
-    """Take elements start, start + step, ... before stop, along some axes, as Python slices do.
+    """Slices along some axes by start, stop and step, as Python slices do.
 
     Without any of them it is `t` itself.
 
@@ -151,7 +151,7 @@ def slice_(
 
 
 def subsample(t: Tensor, strides: int | Iterable[int]) -> Tensor:
-    """Every `strides`-th element along each axis.
+    """Returns every `strides`-th element along each axis.
 
     Args:
         strides: one for each of the first axes; the others are kept as they are. A number is that

@@ -1,4 +1,4 @@
-"""Helpers that programs which define ops of their own take from PopXL."""
+"""Helper functions of PopXL for programs that define ops."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = [
 
 
 def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
-    """`t` itself if it has that dtype, otherwise `ops.cast(t, data_type)`."""
+    """Returns `t` itself if it has the dtype, otherwise `ops.cast(t, data_type)`."""
     return t if t.dtype == data_type else cast(t, data_type)
 
 
 def check_in_graph(graph: Graph, *args: Any, **tensors: Tensor) -> None:
-    """Raise ValueError unless all tensors belong to `graph`."""
+    """Raises ValueError unless all tensors belong to `graph`."""
     _check_tensors(graph, _tensors(args, tensors), "op")
 
 
 def check_tensor_ipu_and_tile_set(*args: Any, **tensors: Tensor) -> None:
-    """Raise ValueError if tensors are placed on different IPUs or tile sets.
+    """Raises ValueError if tensors are placed on different IPUs or tile sets.
 
     The message names two arguments by their keywords (`t1=..., t2=...`): the first whose place is
     known, and the first that differs from it.
@@ -49,25 +49,25 @@ def _tensors(args: tuple[Any, ...], named: dict[str, Tensor]) -> list[Tensor]:
 
 
 def handle_negative_axis(t: Tensor, axis: int) -> int:
-    """`axis` counted from the front. Raises ValueError if `t` has no such axis."""
+    """Returns `axis` counted from the front; raises ValueError if `t` has no such axis."""
     return normalize_axis("axis", t, axis)
 
 
 def convert_optional_float(v: float | None) -> float | None:
-    """`v` as a float; None stays None."""
+    """Returns `v` as a float; None stays None."""
     return None if v is None else float(v)
 
 
 def convert_optional_int(v: int | None) -> int | None:
-    """`v` as an int; None stays None."""
+    """Returns `v` as an int; None stays None."""
     return None if v is None else int(v)
 
 
 def convert_optional_dtype(dt: dtype | None) -> dtype | None:
-    """`dt` itself."""
+    """Returns the dtype unchanged."""
     return dt
 
 
 def convert_optional_int64_list(l: list[int] | None) -> list[int] | None:
-    """`l` as a list of ints; None stays None."""
+    """Returns `l` as a list of ints; None stays None."""
     return None if l is None else [int(v) for v in l]

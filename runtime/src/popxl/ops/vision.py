@@ -1,4 +1,4 @@
-"""Resizing of images and regions, as linear maps along one axis after the other.
+"""Resizing of images and regions, as a linear map along each axis in turn.
 
 Both ops are separable: along each axis, an output element is a weighted sum of input elements.
 """
@@ -29,7 +29,7 @@ InterpolateCoordinateTransformationType = Literal[
 
 # ---- interpolate --------------------------------------------------------------------------------
 def _positions(size: int, out: int, scale: float, mode: str) -> np.ndarray:
-    """Where in the input each output element lies (ONNX's Resize)."""
+    """Returns the input coordinate of each output element (ONNX's Resize)."""
     x = np.arange(out, dtype=np.float64)
     if mode == "align_corners":
         return x * (size - 1) / (out - 1) if out > 1 else x
@@ -51,7 +51,7 @@ def _nearest(x: np.ndarray, mode: str) -> np.ndarray:
 
 
 def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
-    """The kernel of Keys (1981)."""
+    """Returns the weights of cubic convolution (Keys, 1981) at given distances."""
     d = np.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
@@ -61,7 +61,7 @@ def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
 def _weights(
     size: int, scale: float, mode: str, nearest_mode: str, transformation: str
 ) -> np.ndarray:
-    """Matrix (out, size) of one axis; what lies outside counts as the element at the border."""
+    """Returns the resize matrix of one axis, (out, size); outside counts as the border element."""
     out = math.floor(size * scale)
     x = _positions(size, out, scale, transformation)
     if mode == "nearest":
@@ -105,7 +105,7 @@ def interpolate(
     nearest_mode: InterpolateNearestType | None = "round_prefer_floor",
     coordinate_transformation_mode: InterpolateCoordinateTransformationType | None = "half_pixel",
 ) -> Tensor:
-    """Resize a tensor, as ONNX's Resize; size n becomes floor(n * scale).
+    """Resizes a tensor, as ONNX's Resize; size n becomes floor(n * scale).
 
     Args:
         scale_factor: one for each axis, batch and channels too.
@@ -138,7 +138,7 @@ def interpolate(
 
 # ---- region of interest -------------------------------------------------------------------------
 def _bins(low: Any, high: Any, bins: int, samples: int, size: int) -> Any:
-    """Matrix (bins, size): the mean of `samples` linear interpolations in each bin of [low, high).
+    """Returns (bins, size): means of `samples` linear interpolations in each bin of [low, high).
 
     Samples more than one element outside count as 0, the others as at the border.
     """
@@ -184,7 +184,7 @@ def roi_align(
     spatial_scale: float,
     sampling_ratio: int,
 ) -> Tensor:
-    """Mean-pool regions to one size by bilinear sampling (RoIAlign of Mask R-CNN, He et al. 2017).
+    """Mean-pools regions to one size by bilinear sampling (RoIAlign, He et al. 2017).
 
     Args:
         t: (batch, channels, height, width).

@@ -1,4 +1,4 @@
-"""Collectives among replicas, and among virtual devices of a replica."""
+"""Collectives among replicas, and among the virtual devices of a replica."""
 
 from popxl._ir.public_names import collect_public_names as _collect_public_names
 from popxl.ops.collectives.all_reduce import all_reduce as all_reduce

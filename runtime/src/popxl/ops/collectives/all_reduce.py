@@ -29,7 +29,7 @@ _FOLD = {
 
 
 def _lower(*xs: Any, op: CollectiveOps, forward: bool, backward: bool) -> tuple[Any, ...]:
-    """`forward`: reduce; otherwise identity."""
+    """Returns reduced tensors if `forward`, else the tensors unchanged."""
     if not forward:
         return xs
     terms = [widen(x) for x in xs]
@@ -40,7 +40,7 @@ def _lower(*xs: Any, op: CollectiveOps, forward: bool, backward: bool) -> tuple[
 
 
 def _grad(ctx: Any, op: Op, *dys: Tensor | None) -> Sequence[Tensor | None]:
-    """`backward`: the gradients are reduced; otherwise they pass unchanged."""
+    """Returns reduced gradients if `backward`, else the gradients unchanged."""
     if op.attrs["op"] != "add":
         raise NotImplementedError(f"all_reduce with op={op.attrs['op']!r} has no gradient")
     if not op.attrs["backward"]:
@@ -70,7 +70,7 @@ def _emit(
 
 
 def _emit_unplaced(ts: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
-    """The tensors are on different IPUs on purpose: hide their places from the check."""
+    """Adds the op without the check of placement: its tensors are on different IPUs on purpose."""
     ipu_ids = [t._ipu for t in ts]
     for t in ts:
         t._ipu = None
@@ -84,7 +84,7 @@ def _emit_unplaced(ts: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
 def all_reduce(
     ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
-    """Reduce tensors that are on different virtual devices; each device gets the result.
+    """Reduces tensors that are on different virtual devices; each device gets the result.
 
     Args:
         ts: tensors of one shape and dtype.
@@ -96,12 +96,12 @@ def all_reduce(
 def all_reduce_identical_inputs(
     ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
-    """Identity, whose gradient is an all-reduce: opens a sharded computation."""
+    """Returns the tensors unchanged; the gradient is an all-reduce. Opens a sharded computation."""
     return _emit(ts, ipus, op, forward=False, backward=True)
 
 
 def all_reduce_identical_grad_inputs(
     ts: list[Tensor], ipus: list[int] | None = None, op: CollectiveOps = "add"
 ) -> list[Tensor]:
-    """All-reduce, whose gradient is the identity: closes a sharded computation."""
+    """All-reduces the tensors; the gradient is the identity. Closes a sharded computation."""
     return _emit(ts, ipus, op, forward=True, backward=False)

@@ -1,4 +1,4 @@
-"""Names shared by the collectives: reduction operators and communication groups."""
+"""Reduction operators and communication groups of the collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OP_MAP = {name: name for name in get_args(CollectiveOps)}
 
 
 class CommGroupType(enum.Enum):
-    """How PopART describes groups of replicas; PopXL programs use ReplicaGrouping."""
+    """PopART's kinds of replica groups; PopXL programs use ReplicaGrouping instead."""
 
     All = 0
     Consecutive = 1
@@ -28,7 +28,7 @@ class CommGroupType(enum.Enum):
 
 
 class CommGroup:
-    """A communication group: a type and a group size."""
+    """PopART's communication group: a type and a group size."""
 
     def __init__(self, type: CommGroupType = CommGroupType.All, replicaGroupSize: int = 0) -> None:  # noqa: N803
         self.type = type
@@ -36,7 +36,7 @@ class CommGroup:
 
 
 def to_collective_op(op: CollectiveOps) -> CollectiveOps:
-    """Check the name of a reduction. Raises ValueError if it is unknown."""
+    """Returns a reduction's name; raises ValueError if it is unknown."""
     if op not in get_args(CollectiveOps):
         raise ValueError(
             f"unknown reduction {op!r}: use one of {', '.join(get_args(CollectiveOps))}"
@@ -45,7 +45,7 @@ def to_collective_op(op: CollectiveOps) -> CollectiveOps:
 
 
 def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
-    """`group`, or the group of all replicas.
+    """Returns `group`; the group of all replicas if it is None.
 
     Raises:
         NotImplementedError: the group has no constant stride.
@@ -69,7 +69,7 @@ def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
 
 
 def sum_over_group(x: Any, op: str, group: ReplicaGrouping, add: Callable[..., Any]) -> Any:
-    """`add` over the group for the reductions that are sums, rounded once to the dtype of `x`."""
+    """Returns a sum-like reduction by `add` over the group, rounded once to the dtype of `x`."""
     terms = widen(x)  # 4 × 30000 is no float16, but its mean is
     total = add(terms * terms if op == "square_add" else terms, group)
     if op == "mean":
@@ -81,7 +81,7 @@ SUMS = ("add", "mean", "square_add")
 
 
 def reduce(x: Any, op: CollectiveOps, group: ReplicaGrouping) -> Any:
-    """All-reduce of arrays; sums and products of half types are computed in float32."""
+    """All-reduces an array; sums and products of half types are computed in float32."""
     if op in SUMS:
         return sum_over_group(x, op, group, collective.psum)
     if op == "max":

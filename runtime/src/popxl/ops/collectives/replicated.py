@@ -30,14 +30,14 @@ from popxl.tensor import Tensor, TensorSpec
 
 
 def _pad(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
-    """Flatten, and pad with zeros to a whole number of shards."""
+    """Flattens an array and pads it with zeros to a multiple of the group size."""
     flat = x.reshape(-1)
     size = shard_elements(x.shape, group.group_size)
     return jnp.pad(flat, (0, size * group.group_size - flat.size))
 
 
 def _shard_spec(spec: TensorSpec, group: ReplicaGrouping) -> TensorSpec:
-    """A shard of a tensor, which says so."""
+    """Returns the spec of one replica's shard, with the full shape as its meta shape."""
     count = group.group_size
     return TensorSpec(
         (shard_elements(spec.shape, count),), spec.dtype, MetaShape(spec.shape, count)
@@ -71,7 +71,7 @@ ALL_REDUCE = define(
 def replicated_all_reduce(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """Reduce `t` over the replicas of a group; each gets the result.
+    """Reduces `t` over the replicas of a group; each replica gets the result.
 
     Args:
         op: "add", "mean", "mul", "min", "max", "and", "or" or "square_add" (sum of squares).
@@ -84,13 +84,13 @@ def replicated_all_reduce(
 def replicated_all_reduce_(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """Like `replicated_all_reduce`, in place."""
+    """Reduces `t` in place, like `replicated_all_reduce`."""
     attrs = {"op": to_collective_op(op), "group": group_or_all(group)}
     return emit(ALL_REDUCE, [t], attrs, inplace=0)[0]
 
 
 def _is_single_replica(op: Op) -> bool:
-    """True if the group has one replica, so that the collective is the identity."""
+    """True if the op's group has one replica, so that the collective is the identity."""
     return op.attrs["group"].group_size == 1 and op.outputs[0].shape == op.inputs[0].shape
 
 
@@ -144,7 +144,7 @@ def replicated_all_gather(
     group: ReplicaGrouping | None = None,
     output_shape: Literal["new_axis", "concat", "meta_shape", "auto"] = "auto",
 ) -> Tensor:
-    """Gather `t` from the replicas of a group, in their order; each gets the result.
+    """Gathers `t` from the replicas of a group, in rank order; each replica gets the result.
 
     The gradient is this replica's own slice of the result's gradient, which all replicas are taken
     to hold alike: a program whose replicas do not must sum it over the group.
@@ -223,7 +223,7 @@ def replicated_reduce_scatter(
     group: ReplicaGrouping | None = None,
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> Tensor:
-    """Reduce `t` over the replicas of a group; each gets its shard of the flattened result.
+    """Reduces `t` over a group; each replica gets its shard of the flattened result.
 
     Args:
         op: as for `replicated_all_reduce`.
@@ -262,7 +262,7 @@ SHARD = define(
 
 
 def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Tensor:
-    """This replica's shard of `t`, without communication.
+    """Returns this replica's shard of `t`, without communication.
 
     Returns:
         Flat tensor of ceil(t.nelms / group size) elements with `meta_shape` = `t.shape`.
@@ -306,7 +306,7 @@ SLICE = define(
 
 
 def replicated_slice(t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None) -> Tensor:
-    """This replica's slice of `t` along `axis`, by its position in the group.
+    """Returns this replica's slice of `t` along `axis`, by its rank in the group.
 
     Slices of length 1 have no such axis: (4, 4, 3) over 4 replicas gives (4, 3).
 

@@ -1,4 +1,4 @@
-"""Updates of variables in place: accumulators and optimizers."""
+"""In-place updates of variables: accumulators and optimizers."""
 
 from popxl._ir.public_names import collect_public_names as _collect_public_names
 from popxl.ops.var_updates.accumulate import accumulate_ as accumulate_

@@ -1,4 +1,4 @@
-"""Stochastic rounding of updated values.
+"""Stochastic rounding of float32 updates to 16-bit variables.
 
 To one of the two neighbouring values of a 16-bit dtype, to each with a probability proportional to
 the distance from the other, so that the expected result is the value itself (Gupta et al., 2015,
@@ -16,7 +16,7 @@ from popxl.ops.random import random_bits
 
 
 def round_stochastically(value: Any, t: Any, seed: Any, number: Any) -> Any:
-    """Round the new float32 `value` of a variable whose old value is `t`; see `_store.store`."""
+    """Rounds a float32 update of a variable with old value `t`; see `_store.store`."""
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
     own = lax.bitcast_convert_type(t, jnp.uint16)
@@ -24,7 +24,7 @@ def round_stochastically(value: Any, t: Any, seed: Any, number: Any) -> Any:
 
 
 def random_uint16(seed: Any, own: Any, number: Any) -> Any:
-    """Uniform uint16 of the shape of `own`, for update `number` of a run.
+    """Returns uniform uint16 of the shape of `own`, for update number `number` of a run.
 
     A hash of each element's position, and of `own`, under a key that Threefry draws: it is computed
     where the update is, element by element. Drawn by Threefry, the bits of a large table would be
@@ -37,7 +37,7 @@ def random_uint16(seed: Any, own: Any, number: Any) -> Any:
 
 
 def _mix_bits(x: Any) -> Any:
-    """A mixing hash of uint32: each output bit depends on all input bits.
+    """Hashes uint32 so that each output bit depends on all input bits.
 
     The constants are those of C. Wellons' search for such functions
     (nullprogram.com/blog/2018/07/31).
@@ -48,7 +48,7 @@ def _mix_bits(x: Any) -> Any:
 
 
 def round_to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
-    """One of the two values of a 16-bit float `dtype` next to each float32 of `value`.
+    """Rounds float32 to one of the two nearest values of a 16-bit float dtype, by random bits.
 
     A value of the dtype remains. NaN does too, and where there is no finite neighbour above, the
     result is that of rounding to nearest.
@@ -73,7 +73,7 @@ def round_to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
 
 
 def _subnormal(value: Any, info: Any, bits: Any) -> Any:
-    """`round_to_neighbour` where all values of the dtype are a constant step apart."""
+    """Rounds stochastically in the subnormal range, where values have a constant step."""
     step = float(info.smallest_subnormal)
     steps = jnp.abs(value) / step  # exact: the step is a power of two
     whole = jnp.floor(steps)

@@ -1,4 +1,4 @@
-"""The one place where an updated value is rounded to the dtype of its variable."""
+"""Rounding of an updated value to its variable's dtype; the one place for it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NO_GRAD = NoGrad("variable updates are not differentiated")
 
 
 def in_float32(x: Any) -> Any:
-    """A float value in float32, in which all updates are computed. Numbers become arrays."""
+    """Returns a float value in float32, in which updates are computed; numbers become arrays."""
     array = jnp.asarray(x)
     check_floating(array)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 def operands(t: Any, *values: Any) -> list[Any]:
-    """A variable and what updates it, in the dtype that the update is computed in.
+    """Returns a variable and its update's operands in the dtype that updates are computed in.
 
     That is the variable's if all are integers, and float32 otherwise. None remains.
     """
@@ -35,14 +35,14 @@ def operands(t: Any, *values: Any) -> list[Any]:
 
 
 def _as_array(value: Any, integer: bool) -> Any:
-    """A number of a program becomes an integer if it is one and the variable is of integers."""
+    """Converts a number to an array; an integer array for integer variables."""
     if integer and isinstance(value, float) and value.is_integer():
         return jnp.asarray(int(value))
     return value if value is None else jnp.asarray(value)
 
 
 def store(value: Any, t: Any, rounding: tuple[Any, Any] | None = None) -> Any:
-    """Round an updated value to the dtype of its variable.
+    """Rounds an updated value to the dtype of its variable `t`.
 
     Args:
         value: the new value, float32.

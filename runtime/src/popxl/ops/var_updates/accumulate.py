@@ -28,7 +28,7 @@ _OF_EACH: dict[str, Any] = {**_UPDATE, "tags": ("elementwise",)}
 
 
 def _define_update(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The meaning of an update from the new value, `formula(t, x, f)`; f may be None."""
+    """Makes an update's lowering from `formula(t, x, f)`, the new value; f can be None."""
 
     @with_scalars
     def lower(t: Any, x: Any, f: Any = None, rounding: Any = None) -> Any:
@@ -47,7 +47,7 @@ _ACCUMULATE = define(
 
 
 def accumulate_(t: Tensor, X: Tensor, f: float | Tensor | None = None) -> Tensor:
-    """t += X, or t += f * X. `X` may have another dtype; the result has that of `t`."""
+    """Updates t += X, or t += f * X, in place; `X` can have another dtype than `t`."""
     return emit_with_scalars(_ACCUMULATE, [t, X], {"f": f}, inplace=0)[0]
 
 
@@ -60,7 +60,7 @@ _SQUARE = define(
 
 
 def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
-    """t += f * X²."""
+    """Updates t += f * X² in place."""
     return emit_with_scalars(_SQUARE, [t, X], {"f": f}, inplace=0)[0]
 
 
@@ -75,7 +75,7 @@ _MEAN = define("accumulate_mean", _accumulate_mean, result="accumulate_mean__{t}
 
 
 def accumulate_mean_(t: Tensor, X: Tensor, step: float | Tensor) -> Tensor:
-    """The mean of `step` + 1 values, from `t`, the mean of the first `step`, and the last, `X`.
+    """Updates the running mean of `step` values, `t`, by one more value `X`, in place.
 
     Args:
         step: how many values `t` is the mean of; 0 overwrites `t`.
@@ -92,7 +92,7 @@ _MAXIMUM = define(
 
 
 def accumulate_maximum_(t: Tensor, X: Tensor) -> Tensor:
-    """The larger of `t` and X, element by element; NaN if one of them is."""
+    """Updates `t` to the element-wise maximum of `t` and X, in place; NaN if either is."""
     return emit_with_scalars(_MAXIMUM, [t, X], {}, inplace=0)[0]
 
 
@@ -106,7 +106,7 @@ _MOVING_AVERAGE = define(
 
 
 def accumulate_moving_average_(t: Tensor, X: Tensor, f: float | Tensor) -> Tensor:
-    """t = f * t + (1 - f) * X."""
+    """Updates the moving average t = f * t + (1 - f) * X in place."""
     return emit_with_scalars(_MOVING_AVERAGE, [t, X], {"f": f}, inplace=0)[0]
 
 
@@ -119,7 +119,7 @@ _MOVING_AVERAGE_SQUARE = define(
 
 
 def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: float | Tensor) -> Tensor:
-    """t = f * t + (1 - f) * X²."""
+    """Updates the moving average t = f * t + (1 - f) * X² in place."""
     return emit_with_scalars(_MOVING_AVERAGE_SQUARE, [t, X], {"f": f}, inplace=0)[0]
 
 
@@ -135,12 +135,12 @@ _SCALE = define("accumulator_scale", _scale, result="accumulator_scale__{t}", **
 
 
 def accumulator_scale_(t: Tensor, f: float | Tensor) -> Tensor:
-    """t *= f. A factor of 0 sets `t` to 0 whatever it holds."""
+    """Updates t *= f in place; a factor of 0 sets `t` to 0, NaN and infinity included."""
     return emit_with_scalars(_SCALE, [t], {"f": f}, inplace=0)[0]
 
 
 def accumulator_zero_(t: Tensor) -> Tensor:
-    """t = 0, whatever it holds."""
+    """Sets `t` to 0 in place, NaN and infinity included."""
     return accumulator_scale_(t, 0.0)
 
 
@@ -174,7 +174,7 @@ def sparse_accumulate_(
     f: float | Tensor | None = None,
     W: Tensor | None = None,
 ) -> Tensor:
-    """t[indices[i]] += f * X[i] along `axis`: the gradient of a gather, accumulated.
+    """Updates t[indices[i]] += f * X[i] along `axis` in place (a gather's gradient).
 
     Args:
         t: an accumulator.

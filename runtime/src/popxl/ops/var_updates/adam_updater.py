@@ -1,4 +1,4 @@
-"""The update terms of Adam (Kingma and Ba, 2015), AdaMax (ibid.) and LAMB (You et al., 2020).
+"""Update terms of Adam (Kingma and Ba, 2015), AdaMax (ibid.) and LAMB (You et al., 2020).
 
 An updater turns the moments into an update; `adam_var_update` subtracts it from the weight. Time
 steps count updates: the op that uses one increments it first, in place, so it starts at 0.
@@ -27,7 +27,7 @@ _NEXT_STEP = define("next_time_step", _count, grad=NO_GRAD, tags=_TAGS)
 
 
 def _correct_bias(moment: Any, beta: Any, step: Any) -> Any:
-    """A moving average that started at 0, divided by the sum of its weights: 1 - beta^step."""
+    """Divides a moving average that started at 0 by the sum of its weights, 1 - beta^step."""
     return moment if step is None else moment / (1 - jnp.power(in_float32(beta), step))
 
 
@@ -36,7 +36,7 @@ def _add_weight_decay(update: Any, weight: Any, weight_decay: Any) -> Any:
 
 
 def _operands(arrays: tuple[Any, ...], with_weight: bool, with_step: bool) -> list[Any]:
-    """Moments, weight and time step in float32; what was not given is None."""
+    """Returns moments, weight and time step in float32; missing ones are None."""
     rest = list(arrays)
     first, second = in_float32(rest.pop(0)), in_float32(rest.pop(0))
     weight = in_float32(rest.pop(0)) if with_weight else None
@@ -135,7 +135,7 @@ def adam_updater(
     beta2: float | Tensor | None = None,
     epsilon: float | Tensor = 1e-07,
 ) -> Tensor:
-    """The update of Adam, m / (sqrt(v) + epsilon) + weight_decay * weight, in float32.
+    """Returns Adam's update, m / (sqrt(v) + epsilon) + weight_decay * weight, in float32.
 
     Args:
         acc_first_order, acc_second_order: moving averages m of the gradient and v of its square.
@@ -161,7 +161,7 @@ def lamb_updater(
     beta2: float | Tensor | None = None,
     epsilon: float | Tensor = 1e-07,
 ) -> Tensor:
-    """The update of LAMB before its trust ratio, which `adam_var_update` applies.
+    """Returns LAMB's update before its trust ratio, which `adam_var_update` applies.
 
     The formula and the arguments are those of `adam_updater`.
     """
@@ -178,7 +178,9 @@ def adamax_updater(
     beta1: float | Tensor = 0.9,
     epsilon: float | Tensor = 1e-07,
 ) -> Tensor:
-    """The update of AdaMax, m / (1 - beta1^time_step) / (u + epsilon) + weight_decay * weight.
+    """Returns AdaMax's update in float32.
+
+    m / (1 - beta1^time_step) / (u + epsilon) + weight_decay * weight.
 
     Args:
         acc_first_order: moving average m of the gradient.

@@ -1,4 +1,4 @@
-"""Subtracting an update from a weight, scaled by LAMB's trust ratio."""
+"""Weight update of Adam and LAMB: subtracts an update scaled by LAMB's trust ratio."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def adam_var_update(
     learning_rate: float | Tensor | None = None,
     max_weight_norm: float | Tensor | None = None,
 ) -> Tensor:
-    """t -= learning_rate * trust * x, in place, with LAMB's trust ratio sqrt(r1) / sqrt(r2).
+    """Updates t -= learning_rate * trust * x in place; LAMB's trust ratio: sqrt(r1) / sqrt(r2).
 
     Args:
         t: the weight.

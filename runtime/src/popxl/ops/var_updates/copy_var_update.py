@@ -1,4 +1,4 @@
-"""Overwriting a variable."""
+"""Copy update: overwrites a variable."""
 
 # ruff: noqa: N803 - names of PopXL's arguments
 from __future__ import annotations
@@ -28,5 +28,5 @@ _COPY = define(
 
 
 def copy_var_update_(t: Tensor, X: Tensor) -> Tensor:
-    """t = X, in place. Shapes and dtypes must be equal. Returns the updated tensor."""
+    """Sets t = X in place and returns the updated tensor; shapes and dtypes must be equal."""
     return emit(_COPY, [t, X], inplace=0)[0]
