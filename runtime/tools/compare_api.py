@@ -1,4 +1,4 @@
-"""Compare `popxl` and `popxl_addons` with the lists of PopXL's public names and parameters.
+"""Compares `popxl` and `popxl_addons` with the lists of PopXL's public names and parameters.
 
     python -m runtime.tools.compare_api
 
@@ -30,7 +30,7 @@ _RECEIVERS = ("self", "cls")
 
 
 def signature_lists() -> dict[str, dict[str, Any]]:
-    """Module -> its names, of both packages."""
+    """Returns the listed names of both packages, by module."""
     return {
         module: names
         for package in PACKAGES
@@ -39,13 +39,19 @@ def signature_lists() -> dict[str, dict[str, Any]]:
 
 
 def absent() -> dict[str, list[str]]:
-    """Reason -> the names that it explains, as `module.name` or `module.Class.member`."""
+    """Returns the names that differ on purpose, by reason.
+
+    As `module.name` or `module.Class.member`.
+    """
     listed: dict[str, list[str]] = json.loads((API / "absent.json").read_text("utf-8"))
     return listed
 
 
 def differences() -> dict[str, str]:
-    """Name -> how we differ from PopXL, for all names, whether listed or not."""
+    """Returns, for each name that differs from PopXL's lists, how it differs.
+
+    Whether or not the difference is listed.
+    """
     return {
         name: how for module, names in signature_lists().items() for name, how in _of(module, names)
     }
@@ -87,7 +93,7 @@ def _class(path: str, ours: Any, members: dict[str, Any]) -> Iterator[tuple[str,
 
 @cache
 def _instance_attributes(cls: type) -> frozenset[str]:
-    """Names of what instances of a class hold: annotated, in slots, or set by its methods."""
+    """Returns the names of instance attributes: annotated, in slots, or set in methods."""
     found: set[str] = set()
     for base in cls.__mro__[:-1]:
         found.update(getattr(base, "__annotations__", ()))
@@ -125,7 +131,7 @@ def _parameters(path: str, ours: Any, expected: list[str]) -> Iterator[tuple[str
 
 
 def _described(function: Any) -> list[str]:
-    """Parameters as the lists write them: `t`, `axis=0`, `*ts`, `*`, `**options`."""
+    """Returns a function's parameters as the lists write them: `t`, `axis=0`, `*ts`, `*`."""
     found, starred = [], False
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.KEYWORD_ONLY and not starred:
@@ -149,7 +155,7 @@ def _text(default: Any) -> str:
 
 # ---- the comparison -----------------------------------------------------------------------------
 def unexplained() -> list[str]:
-    """Differences that are not listed, and listed names that do not differ."""
+    """Returns the differences that are not listed, and listed names that do not differ."""
     found = differences()
     reasons = [name for names in absent().values() for name in names]
     lines = [f"{name} {how}" for name, how in found.items() if name not in set(reasons)]

@@ -1,4 +1,4 @@
-"""Write the list of supported ops into docs/ops.md, from the registry and the ops' source.
+"""Writes the list of supported ops into docs/ops.md, from the op registry and the ops' source.
 
     python -m runtime.tools.supported_ops
 
@@ -38,7 +38,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _used(module: str, node: ast.AST, seen: set[str]) -> Iterator[str]:
-    """Dotted names in `node`, and in the functions of popxl that it uses; in order."""
+    """Yields the dotted names in `node` and, recursively, in the popxl functions that it uses."""
     for name in _names(node):
         yield name
         if "." not in name and name not in seen:
@@ -49,7 +49,7 @@ def _used(module: str, node: ast.AST, seen: set[str]) -> Iterator[str]:
 
 
 def _meaning_of(module: str, name: str) -> tuple[str, ast.AST | None]:
-    """The function or table that a name stands for in a module, and where it is written."""
+    """Returns the module and AST node that define the function or table called `name`."""
     for node in _tree(module).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return module, node
@@ -63,7 +63,7 @@ def _meaning_of(module: str, name: str) -> tuple[str, ast.AST | None]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Maximal dotted names in source order, annotations left out."""
+    """Yields maximal dotted names in source order, except in annotations."""
     if isinstance(node, (ast.Name, ast.Attribute)):
         text = ast.unparse(node)
         if all(part.isidentifier() for part in text.split(".")):
@@ -78,7 +78,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _lowering_node(defn: OpDef) -> ast.AST | None:
-    """The argument of `define` that gives the op its meaning."""
+    """Returns the AST node of an op's lowering, an argument of `define`."""
     for node in ast.walk(_tree(defn.home)):
         if isinstance(node, ast.Call) and node.args[:1] and ast.unparse(node.func) == "define":
             name = node.args[0]
@@ -95,7 +95,7 @@ def _lowering_node(defn: OpDef) -> ast.AST | None:
 # ---- functions ----------------------------------------------------------------------------------
 @cache
 def _public_functions() -> dict[str, FunctionType]:
-    """Name as the page shows it -> function."""
+    """Returns the public op functions, by name as shown in docs/ops.md."""
     found: dict[str, Any] = {f"ops.{name}": getattr(ops, name) for name in ops.__all__}
     for part in ("collectives", "fp8", "var_updates"):
         module = getattr(ops, part)
@@ -115,7 +115,7 @@ def _modules(package: ModuleType) -> Iterator[ModuleType]:
 
 
 def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
-    """Ops that a function makes itself, and functions by which it makes others."""
+    """Returns the ops that a function adds itself, and the op functions that it calls."""
     if isinstance(defn := getattr(function, "defn", None), OpDef):
         return [defn.name], []
     module, node = _meaning_of(function.__module__, function.__name__)
@@ -134,7 +134,7 @@ def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
 
 # ---- what is said of an op ----------------------------------------------------------------------
 def _types(defn: OpDef) -> str:
-    """The types that an op takes."""
+    """Returns the dtypes that an op accepts, as shown in docs/ops.md."""
     if defn.execute is not None or defn.regions is not None:
         return "any"
     node = _lowering_node(defn)
@@ -154,14 +154,14 @@ def _gradient(defn: OpDef) -> str:
 
 
 def _named(defn: OpDef, functions: list[str]) -> list[str]:
-    """Its functions; and the op, where none of them has its name, but for a final `_`."""
+    """Returns an op's functions as Markdown; with the op's name if no function has it."""
     if defn.name in {f.rpartition(".")[2].removesuffix("_") for f in functions}:
         return [f"`{name}`" for name in functions]
     return [f"{_listed(functions)} (op `{defn.name}`)"]
 
 
 def _rows(made: Iterable[tuple[OpDef, list[str]]]) -> Iterator[str]:
-    """A row for each kind of gradient and types, with the functions that make such ops."""
+    """Yields a table row for each kind of gradient and dtypes, with the functions of such ops."""
     by_kind: dict[tuple[str, str], list[str]] = defaultdict(list)
     for defn, functions in made:
         by_kind[_gradient(defn), _types(defn)] += _named(defn, functions)
@@ -175,7 +175,7 @@ def _listed(names: Iterable[str]) -> str:
 
 # ---- the page -----------------------------------------------------------------------------------
 def rewritten(text: str) -> str:
-    """The text of docs/ops.md with the list as it should be."""
+    """Returns the text of docs/ops.md with the generated list up to date."""
     return _PART.sub(lambda _: "".join(_list()), text)
 
 

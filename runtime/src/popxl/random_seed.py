@@ -1,4 +1,4 @@
-"""Seeds for stochastic ops: pairs of uint32, the two halves of a 64-bit number."""
+"""Random seeds: pairs of uint32, the two halves of a 64-bit number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def create_seeds(
     gradient_accumulation_factor: int = 1,
     replicas: int = 1,
 ) -> np.ndarray:
-    """Create seeds, one for each use in a run of a session.
+    """Creates seeds, one for each use in a run of a session.
 
     They are the numbers of `numpy.random.default_rng(seed + offset)`: runs with equal sums of the
     two draw the same ones. `counter_seeds` tells all parents and runs apart.
@@ -38,7 +38,7 @@ def create_seeds(
 
 
 def counter_seeds(seed: int, offset: int = 0, count: int = 1) -> np.ndarray:
-    """The `count` seeds of run number `offset`, distinct over runs and parents.
+    """Returns `count` seeds of run number `offset`, distinct over runs and parent seeds.
 
     They come from a counter-based generator (Philox, Salmon et al., 2011), so that skipping runs
     costs nothing.
@@ -61,19 +61,19 @@ def _check_seed(seed: int) -> int:
 
 
 def _as_pairs(raw: np.ndarray) -> np.ndarray:
-    """Split 64-bit numbers into (high, low) halves along a new last axis."""
+    """Splits 64-bit numbers into (high, low) halves along a new last axis."""
     return np.stack([raw >> np.uint64(32), raw & np.uint64(_MASK32)], axis=-1).astype(np.uint32)
 
 
 def uint64_to_two_uint32(num: int) -> tuple[int, int]:
-    """Split a 64-bit number into (high, low) 32-bit halves. Raises ValueError out of range."""
+    """Splits a 64-bit number into (high, low) 32-bit halves; raises ValueError out of range."""
     if not 0 <= num <= MAX_UINT64:
         raise ValueError(f"the number must be in [0, 2**64), but is {num}")
     return num >> 32, num & _MASK32
 
 
 def two_uint32_to_uint64(a: int, b: int) -> int:
-    """Join (high, low) 32-bit halves. Raises ValueError if one is out of range."""
+    """Joins (high, low) 32-bit halves; raises ValueError if one is out of range."""
     for value in (a, b):
         if not 0 <= value <= _MASK32:
             raise ValueError(f"the number must be in [0, 2**32), but is {value}")

@@ -1,4 +1,4 @@
-"""Remote buffers: arrays of equally shaped entries in host memory."""
+"""Remote buffers: arrays of equally shaped entries in host memory, on the device, or on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RemoteBuffer:
-    """`entries` tensors of one shape and dtype in host memory, on each replica.
+    """Array of `entries` tensors of one shape and dtype per replica, in host memory by default.
 
     Programs move entries with `ops.remote_load` and `ops.remote_store`. Contents persist between
     runs of a session; entries that no remote variable initialises start as zeros.
@@ -38,7 +38,7 @@ class RemoteBuffer:
     def set_remote_buffer_info(
         self, tensor_dtype: dtypes.dtype, tensor_shape: tuple[int, ...], entries: int
     ) -> None:
-        """Set dtype, shape of an entry, and their number (at least 1)."""
+        """Sets dtype, shape of an entry, and number of entries (at least 1)."""
         self._dtype = dtypes.dtype.as_dtype(tensor_dtype)
         self._shape = check_integers("remote_buffer", "tensor_shape", tensor_shape)
         self.entries = entries
@@ -49,7 +49,7 @@ class RemoteBuffer:
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """Shape of an entry on one replica: that of the shard, if entries are sharded."""
+        """Shape of an entry on one replica: the shard's, if entries are sharded."""
         return self._shape
 
     @property
@@ -93,8 +93,9 @@ class RemoteBuffer:
 
     @property
     def on_disk(self) -> int:
-        """Number of entries in files, the last of those not resident; default:
-        none. Not in PopXL.
+        """Number of entries in files: the last non-resident ones.
+
+        Default: none. Not in PopXL.
 
         They take no memory of the host but for what is read ahead and written behind. The session
         needs a folder (`Session(..., disk=FOLDER)`). Results are the same bit for bit. May be set
@@ -117,7 +118,7 @@ class RemoteBuffer:
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor if entries are replica shards, otherwise ()."""
+        """Full shape of the tensor if entries are replica shards, otherwise ()."""
         return self._meta_shape
 
     @meta_shape.setter
@@ -125,7 +126,10 @@ class RemoteBuffer:
         self._meta_shape = MetaShape(value)
 
     def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
-        """Raise ValueError unless `t`, cut into `num_shards`, has the entries' shape and dtype."""
+        """Raises ValueError unless a shard of `t` (one of `num_shards`) fits the entries.
+
+        Shape and dtype must be equal.
+        """
         shape = t.shape if num_shards == 1 else (shard_elements(t.shape, num_shards),)
         if shape != self.tensor_shape:
             raise ValueError(
@@ -147,5 +151,5 @@ class RemoteBuffer:
 def remote_buffer(
     tensor_shape: tuple[int, ...], tensor_dtype: dtypes.dtype, entries: int = 1
 ) -> RemoteBuffer:
-    """Create a remote buffer in the current Ir. See `RemoteBuffer`."""
+    """Creates a remote buffer in the current Ir (see `RemoteBuffer`)."""
     return RemoteBuffer(tensor_shape, tensor_dtype, entries)

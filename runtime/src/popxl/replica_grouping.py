@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Replicated(Protocol):
-    """Protocol of an `Ir` for groupings: its replication factor."""
+    """Protocol of an `Ir` as groupings use it: its replication factor."""
 
     @property
     def replication_factor(self) -> int: ...
@@ -18,7 +18,7 @@ class Replicated(Protocol):
 
 @cache
 def _members(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Replicas of each group, ascending."""
+    """Returns the replicas of each group, in ascending order."""
     members: list[list[int]] = [[] for _ in range(max(assignment) + 1)]
     for replica, group in enumerate(assignment):
         members[group].append(replica)
@@ -27,7 +27,7 @@ def _members(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def _constant_stride(assignment: tuple[int, ...]) -> int | None:
-    """The stride that describes an assignment, or None."""
+    """Returns the stride that describes an assignment of replicas to groups; None if none does."""
     groups = _members(assignment)
     if len(groups) == len(assignment):
         return 1
@@ -41,7 +41,7 @@ def _constant_stride(assignment: tuple[int, ...]) -> int | None:
 
 @cache
 def _runs(assignment: tuple[int, ...]) -> tuple[int, int]:
-    """Stride and group size of the coarsest const grouping inside an assignment."""
+    """Returns stride and group size of the coarsest constant-stride grouping in an assignment."""
     groups = _members(assignment)
     stride = min(b - a for group in groups for a, b in pairwise(group))
     size = 0
@@ -53,13 +53,15 @@ def _runs(assignment: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _renumber(labels: Sequence[Hashable]) -> tuple[int, ...]:
-    """Renumber labels from 0 in order of first appearance."""
+    """Renumbers labels from 0 in order of first appearance."""
     numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     return tuple(numbers[label] for label in labels)
 
 
 class ReplicaGrouping:
-    """Assigns each replica to a group. Made by `ir.replica_grouping` or `..._from_assignments`.
+    """Partition of the replicas into groups; created by `ir.replica_grouping`.
+
+    Or by `ir.replica_grouping_from_assignments`.
 
     A *const* grouping is described by a stride and a group size: groups take every `stride`-th
     replica. Any other partition is described by its assignment (group of each replica).
@@ -133,12 +135,12 @@ class ReplicaGrouping:
 
     @property
     def group_size(self) -> int:
-        """Replicas in each group."""
+        """Number of replicas in each group."""
         return len(self._assignment) // self.num_groups
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Replicas of each group, ascending."""
+        """Returns the replicas of each group, in ascending order."""
         return _members(self._assignment)
 
     @property
@@ -152,7 +154,7 @@ class ReplicaGrouping:
 
     @property
     def stride(self) -> int:
-        """Distance between the replicas of a group.
+        """Distance between consecutive replicas of a group.
 
         Raises:
             NotImplementedError: it is not constant.
@@ -165,12 +167,12 @@ class ReplicaGrouping:
 
     @property
     def assignment(self) -> list[int]:
-        """The group of each replica."""
+        """Group number of each replica."""
         return list(self._assignment)
 
     @property
     def const_rg(self) -> ReplicaGrouping:
-        """The coarsest const grouping whose groups lie inside the groups of this one.
+        """Coarsest constant-stride grouping whose groups lie inside the groups of this one.
 
         Groups are broken into runs wherever replicas are further apart than the smallest distance
         between neighbours, and the runs into equal parts.
@@ -184,19 +186,19 @@ class ReplicaGrouping:
 
     @property
     def to_device_map(self) -> list[int] | None:
-        """Map each group of `const_rg` to the group that it lies in; None for a const grouping."""
+        """Returns the group that contains each group of `const_rg`; None if constant-stride."""
         return None if self.is_const else [group for _, group in self._parts()]
 
     @property
     def to_host_map(self) -> list[int] | None:
-        """Map each group to its first group of `const_rg`; None for a const grouping."""
+        """Returns, for each group, its first group of `const_rg`; None if constant-stride."""
         if self.is_const:
             return None
         device = [group for _, group in self._parts()]
         return [device.index(group) for group in range(self.num_groups)]
 
     def _split_groups(self, size: int) -> ReplicaGrouping:
-        """Groups of `size` consecutive members of each group."""
+        """Returns groups of `size` consecutive members of each group."""
         if size == self.group_size:
             return self
         keys = [(0, 0)] * len(self._assignment)
@@ -206,7 +208,7 @@ class ReplicaGrouping:
         return self._from_assignment(self._ir, _renumber(keys))
 
     def transpose(self) -> ReplicaGrouping:
-        """The orthogonal grouping: i-th members of all groups form a group.
+        """Returns the orthogonal grouping: the i-th members of all groups form a group.
 
         If this one describes tensor parallelism, the transpose describes data parallelism.
         """

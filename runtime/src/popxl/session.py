@@ -65,14 +65,14 @@ _ROUNDING = 0x726F756E64696E67  # "rounding": what the seeds of rounding are mad
 
 
 class DiskTraffic(NamedTuple):
-    """Bytes of entries on disk."""
+    """Bytes of entries read from and written to disk."""
 
     read: int
     written: int
 
 
 class Session:
-    """Runs the program of an Ir. Creating a session compiles the program.
+    """Session of an Ir: compiles the program on creation, runs it, and holds its variables.
 
     Use it as a context manager: entering loads the variables to the devices, leaving brings them
     back. `run` executes the main graph once.
@@ -85,7 +85,8 @@ class Session:
         weights_to_host_on_exit: bool = True,
         disk: str | os.PathLike[str] | None = None,
     ) -> None:
-        """
+        """Compiles the program of `ir`.
+
         Args:
             ir: the program. The session runs it as it is now: where it is changed later, make
                 another session, which this one can be used beside.
@@ -155,7 +156,7 @@ class Session:
 
     @property
     def _state(self) -> ProgramState | None:
-        """Device state of the program, in the process that loaded it."""
+        """Device state of the program; None if it is not attached."""
         if self._held is not None:
             forks.check_not_forked()
         return self._held
@@ -175,16 +176,16 @@ class Session:
         return self._startup
 
     def expected_inputs(self) -> list[HostToDeviceStream]:
-        """The streams that `run` needs data for."""
+        """Host-to-device streams that `run` needs data for."""
         return list(self._program.h2d)
 
     @property
     def schedule(self) -> Schedule:
-        """Steps of the host in a run, to print."""
+        """Schedule of the host's steps in a run; print it to read it."""
         return self._program.schedule
 
     def memory_use(self) -> MemoryUse:
-        """Bytes of device and host memory for one replica, with XLA's account of each segment."""
+        """Device and host bytes of one replica, with XLA's temporaries as compiled."""
         return memory_use(self._program)
 
     def remote_bytes(self) -> int:
@@ -198,7 +199,7 @@ class Session:
         return sum(entries.nbytes for entries in self._state.entries.values())
 
     def code(self, segment: str, stage: Literal["stablehlo", "hlo"] = "hlo") -> str:
-        """A segment as XLA is given it (StableHLO) or has compiled it (HLO). Not in PopXL.
+        """Returns a segment's code before (StableHLO) or after compilation (HLO). Not in PopXL.
 
         Args:
             segment: its name in the schedule, such as "main.0".
@@ -209,14 +210,14 @@ class Session:
         return self._program.code(segment, stage)
 
     def plan(self) -> Plan:
-        """Memory, transfers and work of a run (`popxl.plan.plan_of_program`)."""
+        """Returns memory, transfers and work of a run (`popxl.plan.plan_of_program`)."""
         return plan_of_program(self._program)
 
     # ---- running --------------------------------------------------------------------------------
     def run(
         self, inputs: h2dStreamBufferMaps | None = None, downcast_inputs: bool = True
     ) -> dict[DeviceToHostStream, np.ndarray]:
-        """Run the main graph once.
+        """Runs the main graph once and returns the outputs by stream.
 
         Args:
             inputs: data for each expected stream, of shape (host_transfers, replicas, *shape);
@@ -244,7 +245,7 @@ class Session:
         outputs: d2hStreamBufferMaps | None = None,
         downcast_inputs: bool = True,
     ) -> None:
-        """Like `run`, writing results into the arrays of `outputs` (see `create_host_outputs`).
+        """Runs like `run`, writing into the arrays of `outputs` (see `create_host_outputs`).
 
         Raises:
             ValueError: also if an output array is missing or has the wrong shape or dtype.
@@ -286,12 +287,12 @@ class Session:
             self._streams.fetch(results, targets)
 
     def _collective_section(self) -> AbstractContextManager[None]:
-        """Context of a collective section: the program's processes act together."""
+        """Context of collective work: the processes of the program act together."""
         return popdist.collective_section() if self.ir._instances > 1 else nullcontext()
 
     @contextmanager
     def timing(self, synchronize: bool = False) -> Iterator[Timing]:
-        """Time the parts of the program (`popxl.plan.shard`) in the runs inside.
+        """Context that times the labelled regions (`popxl.plan.part`) of the runs inside.
 
             with session.timing() as times:
                 session.run(inputs)
@@ -317,37 +318,40 @@ class Session:
             self._program.timing = None
 
     def settle(self) -> None:
-        """Wait for all device work and all transfers; a run waits for its outputs only."""
+        """Waits for all device work and all transfers; a run waits for its outputs only."""
         self._program.wait_all(self._state)
 
     def _keep(self, state: ProgramState) -> None:
-        """Store the state after a run, and mark the changed variables."""
+        """Stores the device state after a run, and marks the changed variables."""
         self._state = state
         self._values.end_run(device_variables.take_changed_variables(self._program, state))
 
     def _seed_random_numbers(self, seed: int) -> None:
-        """Restart the random numbers of stochastic rounding from `seed` (64 bits)."""
+        """Restarts the random numbers of stochastic rounding from `seed` (64 bits)."""
         uint64_to_two_uint32(seed)  # refuses what is no seed
         # Not the numbers that programs make of the same seed, for dropout for example.
         self._seeds = (counter_seeds(seed ^ _ROUNDING, run)[0] for run in count())
 
     def _next_seed(self) -> jax.Array | None:
-        """The seed of a run for rounding at random; None if the program has no use for one."""
+        """Returns a run's seed of stochastic rounding; None if the program does not round so."""
         if not self._program.rounds_stochastically:
             return None
         return replica_arrays.put_async(next(self._seeds), replicated(self._program.mesh))
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of a stream's host array: host transfers and replicas, where not 1, in front."""
+        """Returns the shape of a stream's host array from that of one transfer.
+
+        Leading axes for host transfers and replicas, where there are several.
+        """
         return self._streams.full_shape(shape)
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
-        """Arrays of zeros for the results of each device-to-host stream."""
+        """Returns zero-filled arrays for the results of each device-to-host stream."""
         return self._streams.outputs()
 
     # ---- variables: host <-> device -------------------------------------------------------------
     def weights_from_host(self) -> None:
-        """Copy the variables from the host to the devices.
+        """Copies the variables from the host to the devices.
 
         Raises:
             ValueError: the session is not attached.
@@ -357,7 +361,7 @@ class Session:
         self._upload("weights_from_host")
 
     def weights_to_host(self) -> None:
-        """Copy the variables from the devices to the host.
+        """Copies the variables from the devices to the host.
 
         Variables in memory maps are written to their files.
 
@@ -394,19 +398,19 @@ class Session:
         self._state = device_variables.upload(self._program, self._values, disk_queue)
 
     def _download(self, variables: Iterable[Variable]) -> None:
-        """Update the host arrays of `variables` from the devices."""
+        """Updates the host arrays of `variables` from the devices."""
         for var in sorted((v for v in variables if v in self._values.stale), key=storage_order):
             self._values.set_from_device(var, self._fetch(var))
 
     def _fetch(self, var: Variable) -> np.ndarray:
-        """The device value; may be a view of device memory."""
+        """Returns a variable's device value, possibly as a view of device memory."""
         assert self._state is not None
         with self._collective_section():
             return device_variables.fetch_variable(self._program, self._state, var)
 
     # ---- variables: user ------------------------------------------------------------------------
     def get_tensor_data(self, tensor: Variable | Constant) -> np.ndarray:
-        """Host data of a variable or constant, fetched from the devices if attached.
+        """Returns the data of a variable or constant, fetched from the devices if attached.
 
         Returns:
             The live host array (not a copy): `shape_on_host`, or with retrieval mode
@@ -415,7 +419,7 @@ class Session:
         return self.get_tensors_data([tensor])[tensor]
 
     def get_tensors_data(self, tensors: Iterable[Initialised]) -> dict[Initialised, np.ndarray]:
-        """Like `get_tensor_data`, for several tensors at once.
+        """Returns the data of several tensors at once, like `get_tensor_data`.
 
         Raises:
             TypeError: a tensor is neither variable nor constant.
@@ -432,7 +436,7 @@ class Session:
         return {t: values.live_array(t) for t in tensors}
 
     def read_variable_data(self, variable: Variable) -> np.ndarray:
-        """A copy of a variable's value, fetched from the devices if attached.
+        """Returns a copy of a variable's value, fetched from the devices if attached.
 
         Other than `get_tensor_data` it leaves the host array alone, so that nothing stays on the
         host: a state as large as its memory can be read variable by variable. Variables that share
@@ -453,7 +457,7 @@ class Session:
         self._values.check_not_lost(variable)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """All-gather an array over processes, through the devices: (processes, *shape).
+        """All-gathers an array over processes, through the devices: (processes, *shape).
 
         All processes call it with arrays of one shape and dtype. Not in PopXL.
         """
@@ -463,7 +467,7 @@ class Session:
         return everyones.view(array.dtype).reshape(-1, *array.shape)
 
     def variable_shards(self, variable: Variable) -> tuple[VariableShard, ...]:
-        """Shards of a variable's value, the same list on every process. Not in PopXL.
+        """Returns the shards of a variable's value, equal on every process. Not in PopXL.
 
         Variables sharded in the same way get the same object.
 
@@ -474,7 +478,7 @@ class Session:
         return device_variables.shards_of(self._program, variable)
 
     def read_variable_shard(self, variable: Variable, shard: VariableShard) -> np.ndarray:
-        """Elements [size] of a shard that this process holds.
+        """Returns the elements (size,) of a shard that this process holds.
 
         Other processes are not asked, as `read_variable_data` asks them. Not in PopXL.
         """
@@ -488,7 +492,7 @@ class Session:
         return np.array(array.reshape(-1)[: shard.size]).view(variable.dtype.as_numpy())
 
     def write_variable_data(self, tensor: Variable, data: VariableData) -> None:
-        """Write host data to a variable, and to the devices if attached.
+        """Writes host data to a variable, and to the devices if attached.
 
         Args:
             data: the value, or a function that makes it. The function is called each time the value
@@ -507,7 +511,7 @@ class Session:
     def write_variables_data(
         self, tensors: Mapping[Variable, VariableData], concurrent: bool = False
     ) -> None:
-        """Like `write_variable_data`, for several variables at once.
+        """Writes several variables at once, like `write_variable_data`.
 
         Args:
             concurrent: functions among the data do not need each other, and any thread may call
@@ -530,7 +534,9 @@ class Session:
                 values.lost.discard(var)
 
     def share_variable(self, variable: Variable) -> Callable[[], np.ndarray]:
-        """A variable's value to share with another session (`write_variables_data`). Not in PopXL.
+        """Returns a function that shares a variable's value with another session. Not in PopXL.
+
+        Pass it to `write_variables_data` of that session.
 
         An entry of a remote buffer is not copied where the other session's buffer is alike: while
         that session is attached, this one must not run. In all other cases the value is read when
@@ -546,6 +552,7 @@ class Session:
     @property
     def disk_traffic(self) -> DiskTraffic:
         """Bytes of entries written to and read from files since the session was entered.
+
         Not in PopXL.
 
         Raises:
@@ -559,8 +566,9 @@ class Session:
         return DiskTraffic(disk_queue.scratch.read, disk_queue.scratch.written)
 
     def disk_idle_clock(self) -> Callable[[], float]:
-        """A function returning the seconds since the disk last answered; any thread may
-        call it while the program runs, until the session is left. Not in PopXL.
+        """Returns a function that returns the seconds since the disk last answered.
+
+        Any thread can call it while the program runs, until the session is left. Not in PopXL.
 
         Raises:
             ValueError: the session is not attached.
@@ -585,7 +593,7 @@ class Session:
                 self._upload("the session cannot be entered")
 
     def _set_device(self, device: DeviceInfo) -> None:
-        """Reuse the devices of another session."""
+        """Attaches the session to the devices of another session."""
         self._device = device
         device._sessions.add(self)
 
@@ -607,8 +615,10 @@ class Session:
 # ---- helpers ------------------------------------------------------------------------------------
 @contextmanager
 def _device_memory_named() -> Iterator[None]:
-    """Turn XLA's error about memory that it does not get for an array into `DeviceMemoryError`; JAX
-    raises it as one of two types."""
+    """Context that turns XLA's out-of-memory errors into `DeviceMemoryError`.
+
+    JAX raises them as one of two types.
+    """
     try:
         yield
     except (JaxRuntimeError, ValueError) as error:
@@ -619,8 +629,10 @@ def _device_memory_named() -> Iterator[None]:
 
 
 def _check_is_compiled(ir: Ir) -> None:
-    """Raise if the main graph, or one that it runs, has changed since a session was last made: the
-    changes would be left out without a word."""
+    """Raises if the main graph, or one that it runs, has changed since a session was last created.
+
+    The program would silently run without the changes.
+    """
     if ir._changes == ir._compiled_changes:
         return
     reached = {g: g for g in ir._graphs if g._changed_at > ir._compiled_changes}

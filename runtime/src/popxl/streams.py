@@ -1,4 +1,4 @@
-"""Streams: the FIFOs by which host and device exchange data during a run."""
+"""Streams: FIFOs through which host and device exchange data during a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A FIFO of tensors of one spec. Made by `h2d_stream` and `d2h_stream`."""
+    """FIFO of tensors of one spec; created by `h2d_stream` and `d2h_stream`."""
 
     _prefix = "stream"
     _ir: Ir
@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def tensor_id(self) -> str:
-        """Unique name in the Ir."""
+        """Unique name of the stream in the Ir."""
         return self._id
 
     def __str__(self) -> str:
@@ -60,22 +60,22 @@ class Stream:
 
 
 class HostToDeviceStream(Stream):
-    """Read by `ops.host_load`; filled from the `inputs` of `session.run`."""
+    """Host-to-device stream: filled from the `inputs` of `session.run`, read by `ops.host_load`."""
 
     _prefix = "h2d_stream"
 
 
 class DeviceToHostStream(Stream):
-    """Written by `ops.host_store`; returned by `session.run`."""
+    """Device-to-host stream: written by `ops.host_store`, returned by `session.run`."""
 
     _prefix = "d2h_stream"
 
 
 def h2d_stream(shape: Iterable[int], dtype: Dtype, name: str | None = None) -> HostToDeviceStream:
-    """Create a host-to-device stream of tensors of `shape` and `dtype` in the current Ir."""
+    """Creates a host-to-device stream of tensors of `shape` and `dtype` in the current Ir."""
     return HostToDeviceStream._make(shape, dtype, name)
 
 
 def d2h_stream(shape: Iterable[int], dtype: Dtype, name: str | None = None) -> DeviceToHostStream:
-    """Create a device-to-host stream of tensors of `shape` and `dtype` in the current Ir."""
+    """Creates a device-to-host stream of tensors of `shape` and `dtype` in the current Ir."""
     return DeviceToHostStream._make(shape, dtype, name)

@@ -1,4 +1,4 @@
-"""Tensors of a graph, variables, constants, and the functions that create them."""
+"""Tensors, variables and constants of a graph, and the functions that create them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RetrievalMode = Literal["one_per_group", "all_replicas"]
 
 
 class TensorSpec(Mapping):
-    """Shape, dtype and (for a replica-sharded tensor) the shape of the whole.
+    """Shape and dtype of a tensor; for a replica-sharded tensor, also the full shape.
 
     It is a mapping, so `**spec` passes shape and dtype (and meta_shape, if there is one) on.
 
@@ -58,13 +58,13 @@ class TensorSpec(Mapping):
 
     @classmethod
     def _unchecked(cls, shape: tuple[int, ...], dtype: dtypes.dtype) -> TensorSpec:
-        """Create a spec without checking sizes: unfinished programs may have impossible ones."""
+        """Creates a spec without checking sizes: unfinished programs can have impossible ones."""
         self = cls((), dtype)
         self.shape = shape
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """{"shape", "dtype"} and, if set, "meta_shape"."""
+        """Returns {"shape", "dtype"} and, if set, "meta_shape"."""
         out: dict[str, Any] = {"shape": self.shape, "dtype": self.dtype}
         return {**out, "meta_shape": self.meta_shape} if self.meta_shape else out
 
@@ -95,7 +95,7 @@ class TensorSpec(Mapping):
 
 
 class Tensor(tensor_operators.Operators["Tensor"]):
-    """A value in a graph. Created by ops and by the functions of this module."""
+    """A value in a graph; created by ops and by the functions of this module."""
 
     __array_priority__ = 1000  # numpy scalars defer to our reflected operators
     __iter__ = None
@@ -138,17 +138,17 @@ class Tensor(tensor_operators.Operators["Tensor"]):
     # ---- identity -------------------------------------------------------------------------------
     @property
     def id(self) -> str:
-        """Unique in the Ir: `graph/scope/name`; tensors of the main graph have no graph prefix."""
+        """Id, unique in the Ir: `graph/scope/name`; the main graph has no graph prefix."""
         return self._graph._prefix + self._name
 
     @property
     def name(self) -> str:
-        """Name with its name scopes."""
+        """Name, with its name scopes."""
         return self._name
 
     @property
     def scope(self) -> str:
-        """The graph and name scopes: the id without its last part."""
+        """Graph and name scopes: the id without its last part."""
         return self.id.rpartition("/")[0]
 
     @property
@@ -166,7 +166,7 @@ class Tensor(tensor_operators.Operators["Tensor"]):
 
     @property
     def meta_shape(self) -> MetaShape:
-        """Shape of the whole of which this replica-sharded tensor is a shard; () otherwise."""
+        """Full shape of a replica-sharded tensor; () otherwise."""
         return self._spec.meta_shape
 
     @property
@@ -183,7 +183,7 @@ class Tensor(tensor_operators.Operators["Tensor"]):
         return math.prod(self.shape)
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
-        """Bytes between neighbours along each axis of a C-ordered array of `shape`."""
+        """Returns the bytes between neighbors along each axis of a C-ordered array of `shape`."""
         dims, size = tuple(self.shape if shape is None else shape), self.dtype.as_numpy().itemsize
         return tuple(math.prod(dims[i + 1 :]) * size for i in range(len(dims)))
 
@@ -194,8 +194,10 @@ class Tensor(tensor_operators.Operators["Tensor"]):
 
     @property
     def ipu(self) -> int:
-        """Virtual device: that of the op that makes the tensor; that of a call's argument, for an
-        input of the called graph; or else that of an op that takes it.
+        """Virtual device of the tensor.
+
+        That of the op that makes the tensor; that of a call's argument, for an input of the called
+        graph; or else that of an op that takes it.
 
         Raises:
             UndefinedValue: there is none.
@@ -211,7 +213,7 @@ class Tensor(tensor_operators.Operators["Tensor"]):
         return next((ipu for ipu in self._ipus_around() if ipu is not None), None)
 
     def _ipus_around(self) -> Iterator[int | None]:
-        """Where calls take an input from, then where ops use the tensor."""
+        """Yields the virtual devices where calls pass an input, then where ops use the tensor."""
         if self in self._graph._inputs:
             at = self._graph._inputs.index(self)
             for site in self._graph._call_sites:
@@ -226,22 +228,22 @@ class Tensor(tensor_operators.Operators["Tensor"]):
 
     @property
     def tile_set(self) -> Literal["compute", "io"]:
-        """Tile set. Raises UndefinedValue while no op has placed the tensor."""
+        """Tile set of the tensor; raises UndefinedValue while no op has placed it."""
         if self._tile_set is None:
             raise UndefinedValue(f"the tile set of {self.id!r} is not known yet")
         return self._tile_set  # type: ignore[return-value]
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """True if the host's data is current. Only variables of an attached session may lag."""
+        """True if the host's data is current; only an attached session's variables can be stale."""
         return True
 
     def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
-        """Copy to virtual device `destination`."""
+        """Copies the tensor to virtual device `destination`."""
         return tensor_operators.ops.ipu_copy(self, destination, source)
 
     def diag(self) -> Tensor:
-        """Diagonal of a square matrix. Raises ValueError for any other shape."""
+        """Returns the diagonal of a square matrix; raises ValueError for any other shape."""
         if self.rank != 2 or self.shape[0] != self.shape[1]:
             raise ValueError(f"diag needs a square matrix, but {self.id!r} has shape {self.shape}")
         indices = np.arange(self.shape[0]) * (self.shape[0] + 1)
@@ -249,7 +251,7 @@ class Tensor(tensor_operators.Operators["Tensor"]):
             return tensor_operators.ops.gather(self.flatten(), constant(indices, dtypes.int32))
 
     def _ensure_tensor(self, other: Any) -> Tensor:
-        """`other` itself, or a constant of this tensor's dtype."""
+        """Returns `other` if it is a tensor, else a constant of this tensor's dtype."""
         if isinstance(other, Tensor):
             return other
         return constant(other, dtype=self.dtype)
@@ -259,21 +261,21 @@ class Tensor(tensor_operators.Operators["Tensor"]):
         return f"{type(self).__name__}[{self.id} {self.dtype!r} {self.shape}]"
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        """Raises TypeError, where NumPy is given a tensor for an array."""
+        """Raises TypeError, for NumPy functions called on a tensor of a graph."""
         raise TypeError(
             f"tensor {self.id!r} has no value while the program is written, which NumPy could take:"
             " use popxl.ops, or read a variable by `Session.get_tensor_data`"
         )
 
     def __float__(self) -> float:
-        """Raises TypeError, as `__array__`."""
+        """Raises TypeError, like `__array__`."""
         raise TypeError(
             f"tensor {self.id!r} is no number while the program is written: use popxl.ops, or read "
             "a variable by `Session.get_tensor_data`"
         )
 
     def __int__(self) -> int:
-        """Raises TypeError, as `__array__`."""
+        """Raises TypeError, like `__array__`."""
         return int(float(self))
 
     def __len__(self) -> int:
@@ -290,10 +292,10 @@ else:
 
 
 class _Initialised(Tensor):
-    """A tensor with host data."""
+    """A tensor with host data: a variable or constant."""
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
-        """Copy to virtual device `dst`; the source must be given: the tensor lives nowhere."""
+        """Copies the tensor to virtual device `dst`; `src` is required: host data has no device."""
         return tensor_operators.ops.ipu_copy(self, dst, src)
 
 
@@ -309,7 +311,7 @@ class Constant(_Initialised):
 
     @property
     def _content(self) -> int:
-        """Key shared by large constants with the same data, so that one copy is stored."""
+        """Key shared by large constants with equal data, so that one copy is stored."""
         return id(self._data)
 
 
@@ -324,12 +326,12 @@ class Variable(_Initialised):
 
     @cached_property
     def _data(self) -> np.ndarray:
-        """Host data: as given, else zeros made on first access."""
+        """Host data of the variable; zeros are created on first access."""
         return np.zeros(self.shape_on_host, self.dtype.as_numpy())
 
     @property
     def _shards(self) -> int:
-        """Number of shards of a value.
+        """Number of shards of the variable's value.
 
         Raises:
             ValueError: its remote buffer does not tell.
@@ -346,22 +348,22 @@ class Variable(_Initialised):
 
     @property
     def replica_grouping(self) -> ReplicaGrouping:
-        """Replicas of one group share a value; each group has its own."""
+        """Grouping of the replicas: those of a group share a value; each group has its value."""
         return self._grouping
 
     @property
     def retrieval_mode(self) -> RetrievalMode:
-        """ "one_per_group" or "all_replicas": the values that reading returns."""
+        """Values that reading returns: "one_per_group" or "all_replicas"."""
         return self._retrieval
 
     @property
     def shape_on_replica(self) -> tuple[int, ...]:
-        """Shape of a group's value on the host: the whole for a sharded variable."""
+        """Shape of one group's value on the host; the full shape for a sharded variable."""
         return self.shape
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
-        """Shape of the host array: a leading axis for the groups, if there are several."""
+        """Shape of the host array: with a leading axis for the groups, if there are several."""
         return _leading(self._grouping.num_groups) + self.shape_on_replica
 
     @property
@@ -377,7 +379,7 @@ class Variable(_Initialised):
 
 
 class Shard(Tensor):
-    """A replica's shard of a variable; program state, as a variable is."""
+    """A replica's shard of a variable; program state, like a variable."""
 
     _of: Variable
 
@@ -395,7 +397,7 @@ def constant(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Constant:
-    """Create a constant in the current graph.
+    """Creates a constant in the current graph.
 
     Args:
         data: value; its shape is the tensor's shape.
@@ -412,7 +414,7 @@ def constant(
 
 
 def detached_constant(graph: Graph, data: np.ndarray) -> Constant:
-    """Create a constant for an analysis of `graph`, without adding it to the graph."""
+    """Creates a constant for an analysis of `graph`, without adding it to the graph."""
     self: Constant = object.__new__(Constant)
     self._graph, self._producer, self._name = graph, None, "elements"
     self._spec = TensorSpec(data.shape, dtypes.dtype.as_dtype(data.dtype))
@@ -430,7 +432,7 @@ def variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """Create a variable in the main graph.
+    """Creates a variable in the main graph.
 
     Args:
         data: initial value. With a grouping of several groups its first axis is the group.
@@ -457,7 +459,7 @@ def remote_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """Create a variable that is stored in entry `offset` of a remote buffer.
+    """Creates a variable that is stored in entry `offset` of a remote buffer.
 
     Use `ops.remote_load` to bring it to the device. Arguments as for `variable`. The entry holds
     the elements of the data, in their order, whatever the shapes are.
@@ -487,7 +489,7 @@ def remote_replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """Create a remote variable of which each replica of a group stores a shard.
+    """Creates a remote variable of which each replica of a group stores a shard.
 
     The buffer's entries are shards: ceil(n / shards) elements of the n of the whole, the last
     padded with zeros; `meta_shape` of the buffer is, or becomes, the shape of the whole (see
@@ -522,7 +524,7 @@ def replica_sharded_buffer(
     shard_over: int | None = None,
     entries: int = 1,
 ) -> RemoteBuffer:
-    """Create a remote buffer for shards of tensors.
+    """Creates a remote buffer for shards of tensors.
 
     Args:
         shape: of the data on the host: with a grouping of several groups its first axis is the
@@ -557,7 +559,7 @@ def _sharded_buffer(
 
 
 def _checked_shards(what: str, const: ReplicaGrouping, shard_over: int | None) -> int:
-    """The number of shards asked for, or that of all replicas of a group."""
+    """Returns the requested number of shards; by default that of replicas in a group."""
     if shard_over is None:
         return const.group_size
     shards = check_integer(what, "shard_over", shard_over, 1)
@@ -580,7 +582,7 @@ def replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> tuple[Variable, Tensor]:
-    """Create a variable of which each replica of a group holds a shard.
+    """Creates a variable of which each replica of a group holds a shard.
 
     Returns:
         The variable, through which the host reads and writes the whole, and the tensor of this
@@ -606,7 +608,7 @@ def graph_input(
     by_ref: bool = False,
     meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
-    """Add an input to the current graph.
+    """Adds an input to the current graph.
 
     Args:
         by_ref: changes made to the input in the graph reach the caller's tensor.
@@ -620,7 +622,7 @@ def graph_input(
 
 
 def graph_output(t: Tensor) -> None:
-    """Make `t` the next output of the current graph. Raises ValueError in the main graph."""
+    """Makes `t` the next output of the current graph; raises ValueError in the main graph."""
     context.get_current_graph()._add_output(t)
 
 
@@ -657,7 +659,7 @@ def _host_data(
     log2_scale: int | None,
     nan_on_overflow: bool | None,
 ) -> tuple[np.ndarray, ReplicaGrouping]:
-    """Convert a variable's data to its host array and complete its grouping; memory maps stay.
+    """Converts a variable's data to its host array and completes its grouping; memory maps stay.
 
     Raises:
         ValueError: the data is a memory map of another dtype, of 64-bit elements, or not C-ordered.

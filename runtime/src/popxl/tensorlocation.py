@@ -1,4 +1,4 @@
-"""Where tensors live: recorded for programs that set it; XLA places tensors itself."""
+"""Tensor locations: recorded for programs that set them; XLA places tensors itself."""
 
 from __future__ import annotations
 

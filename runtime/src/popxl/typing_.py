@@ -1,4 +1,4 @@
-"""Type helpers of the public API."""
+"""Helpers for type annotations of the public API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _Alias:
-    """Marks an annotation as an alias, so that `create_graph` can tell it from the plain type."""
+    """Label of a type alias, so that `create_graph` can tell it from the plain type."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class _Alias:
 
 
 def NewAliasAnnotation(name: str, tp: T) -> T:  # noqa: N802 - PopXL's name
-    """Return an annotation that type checkers read as `tp` and that keeps the label `name`."""
+    """Returns an annotation that type checkers read as `tp` and that keeps the label `name`."""
     return Annotated[tp, _Alias(name)]  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""Conversion of host data to numpy, and small helpers that are public in PopXL."""
+"""Conversion of host data to NumPy, and small public helpers of PopXL."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def to_numpy(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
-    """Convert host data (scalar, sequence, numpy array, torch tensor) to a C-ordered array.
+    """Converts host data (scalar, sequence, numpy array, torch tensor) to a C-ordered array.
 
     Args:
         dtype: element type of the result; default: that of the data.
@@ -65,8 +65,10 @@ def to_numpy(
 
 
 def check_kind(array: np.ndarray, x: Any, dtype: dtypes.dtype | None) -> None:
-    """Raise ValueError for data that are no numbers, and for numbers of which a dtype would take a
-    part: the bits of float8 records, or the real part of complex numbers."""
+    """Raises ValueError for non-numeric data, and for numbers that a dtype would truncate.
+
+    Such as the bits of float8 records, or the real part of complex numbers.
+    """
     is_number = array.dtype.kind in "biufc" or array.dtype.isbuiltin == 2  # those of ml_dtypes
     if not is_number and array.dtype not in dtypes._NP_TO_POPXL:
         raise ValueError(
@@ -86,8 +88,10 @@ def check_kind(array: np.ndarray, x: Any, dtype: dtypes.dtype | None) -> None:
 
 
 def check_range(array: np.ndarray, target: np.dtype) -> None:
-    """Raise ValueError where numpy would wrap numbers around that `target`, if its numbers are
-    whole, does not reach. Fractions are cut off."""
+    """Raises ValueError for numbers that an integer dtype `target` would wrap around.
+
+    Fractions are cut off.
+    """
     if target.kind not in "iu" or not array.size or np.can_cast(array.dtype, target):
         return
     limits = np.iinfo(target)
@@ -107,7 +111,7 @@ def is_one_zero(array: np.ndarray) -> bool:
 def table_to_string(
     rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True
 ) -> str:
-    """Lay rows out as a text table with aligned columns; the first row may be a header."""
+    """Formats rows as a text table with aligned columns; the first row can be a header."""
     cells = [[str(c) for c in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     lines = [delimiter.join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in cells]

@@ -1,4 +1,4 @@
-"""Plans of programs without running them: memory, traffic, operations, collectives, time.
+"""Plans: predicted memory, traffic, FLOPs, collectives and time of programs, without a run.
 
     with popxl.plan.part("head"):
         loss = ops.sum(ops.gelu(x @ w))

@@ -1,4 +1,4 @@
-"""A bulk estimate of a run: seconds of computing and bytes loaded and stored, stage by stage.
+"""Bulk time estimate of a run from the compute seconds and transferred bytes of each stage.
 
 It follows the rules of `popxl.plan.simulated_device` with a few sums in place of a walker, so that
 many placements can be compared in a second. A stage is a run of a segment, or of several short
@@ -30,7 +30,7 @@ Entry = tuple["RemoteBuffer", int]
 
 @dataclass(frozen=True)
 class EntryTransfers:
-    """The transfers of an entry of a remote buffer.
+    """Transfers of one remote-buffer entry in a run: the stages that load and store it.
 
     Attributes:
         nbytes: bytes of the entry on one replica.
@@ -45,7 +45,7 @@ class EntryTransfers:
 
 @dataclass(frozen=True)
 class BulkEstimate:
-    """Compute and transfers of each stage of a run.
+    """Compute and transfers of each stage of a run, from which its time is estimated.
 
     Attributes:
         compute_seconds: seconds of computing of each stage.
@@ -78,7 +78,7 @@ class BulkEstimate:
         rates: Rates,
         window: int,
     ) -> BulkEstimate:
-        """Estimate a program with all entries in host memory."""
+        """Creates the estimate of a program with all entries in host memory."""
         stages = StageBuilder(schedule, segment_costs, rates)
         count = len(stages.compute_seconds)
         entry_transfers = [0] * count, [0] * count, [0.0] * count, [0.0] * count
@@ -90,7 +90,7 @@ class BulkEstimate:
         return bulk_estimate
 
     def set_location(self, entries: Iterable[Entry], sign: int) -> None:
-        """Move entries to host memory (`way` 1) or to the device (`way` -1)."""
+        """Moves entries to host memory (`sign` 1) or to the device (`sign` -1)."""
         for entry in entries:
             transfers = self.transfers[entry]
             nbytes = sign * transfers.nbytes
@@ -107,18 +107,18 @@ class BulkEstimate:
 
     @contextmanager
     def with_on_device(self, entries: Sequence[Entry]) -> Iterator[None]:
-        """Context in which entries are on the device."""
+        """Context in which the entries are on the device."""
         self.set_location(entries, -1)
         yield
         self.set_location(entries, 1)
 
     @property
     def transfer_seconds(self) -> float:
-        """Seconds of all transfers without overlap."""
+        """Returns the seconds of all transfers without overlap."""
         return sum(self.load_seconds) + sum(self.store_seconds)
 
     def seconds(self) -> float:
-        """Estimate the seconds of a run.
+        """Returns the estimated seconds of a run.
 
         Conditional expressions are faster than max and min, which would take most of the time.
         """
@@ -163,7 +163,7 @@ class BulkEstimate:
 
 
 class StageBuilder:
-    """Groups the segments of a run into stages, see `BulkEstimate`."""
+    """Groups the segments of a run into stages (see `BulkEstimate`)."""
 
     def __init__(
         self, schedule: Schedule, segment_costs: Mapping[Segment, SegmentCost], rates: Rates

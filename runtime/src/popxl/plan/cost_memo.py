@@ -1,4 +1,4 @@
-"""Memo of the costs of segments that were traced before in this process.
+"""Memo of segment costs: segments equal to ones traced before in this process are not traced again.
 
 The programs that a plan compares differ in few segments, and so do the layers of a program.
 Segments that are equal, labels included, have equal costs.
@@ -23,7 +23,7 @@ _memo: dict[bytes, SegmentCost] = {}
 
 
 def costs_of_segments(ir: Ir, segments: Sequence[Segment]) -> dict[Segment, SegmentCost]:
-    """Return the costs of a program's segments."""
+    """Returns the costs of a program's segments, by segment."""
     return {segment: _cost(ir, segment) for segment in segments}
 
 

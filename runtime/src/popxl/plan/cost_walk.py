@@ -1,4 +1,4 @@
-"""Walks a schedule with sizes in place of arrays, and sums the costs of its labelled regions."""
+"""Walk of a schedule that sums the costs and live bytes of its labelled regions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WAYS = {Load: ("host_to_device", "disk_read"), Store: ("device_to_host", "disk_
 
 @dataclass
 class RegionSums:
-    """Cost sums of a region.
+    """Sums of costs, transfers and live bytes of a labelled region.
 
     Attributes:
         bytes_moved: bytes by direction; of steps whose entries are in several places, their mean.
@@ -54,7 +54,7 @@ class RegionSums:
         self.device_bytes = max(self.device_bytes or 0, live)
 
     def add(self, other: RegionSums, times: int, outside: int) -> None:
-        """Add the sums of a called routine; `outside`: bytes that the caller keeps alive."""
+        """Adds `times` the sums of a called routine; `outside`: bytes alive in the caller."""
         if other.device_bytes is not None:
             self.record_live(outside + other.device_bytes)
         if times:
@@ -67,14 +67,14 @@ class RegionSums:
 
 @dataclass
 class RoutineCost:
-    """Cost of one execution of a routine: peak of the live bytes, and the sums of its regions."""
+    """Cost of one execution of a routine: peak of live bytes, and the sums of its regions."""
 
     peak: int
     sums: dict[str, RegionSums]
 
 
 class CostWalk:
-    """Walks a schedule, each routine once for each region that calls it.
+    """Walks a schedule: each routine once for each labelled region that calls it.
 
     Args:
         segment_costs: costs of the segments; empty: only memory is computed.
@@ -91,7 +91,7 @@ class CostWalk:
         )
 
     def run(self, schedule: Schedule) -> int:
-        """Walk a schedule; returns the peak bytes of live intermediate values."""
+        """Walks a schedule; returns the peak bytes of live intermediate values."""
         main, self._schedule = schedule.main, schedule
         for routine, part in routines_by_part(main):
             caller_owned = {*routine.inputs} - {routine.inputs[i] for i in routine.consumed_inputs}
@@ -103,7 +103,7 @@ class CostWalk:
 
     # ---- memory ---------------------------------------------------------------------------------
     def _routine(self, routine: Routine, part: str, caller_owned: set[Register]) -> RoutineCost:
-        """Walk a routine; the bytes of `caller_owned` registers count for the caller."""
+        """Walks a routine; bytes of `caller_owned` registers count for the caller."""
         sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
         live = {s: 0 if s in caller_owned else _size(routine, s) for s in owned}
@@ -131,7 +131,7 @@ class CostWalk:
         new: Mapping[Register, int],
         sums: dict[str, RegionSums],
     ) -> int:
-        """Bytes of a step while it runs, without older registers; adds its cost to `sums`."""
+        """Returns a step's live bytes without older registers; adds its cost to `sums`."""
         if isinstance(step, Run):
             self._count_run(step.segment, part, sums)
             reused = sum(live.get(step.args[i], 0) for i in step.segment.donated)
@@ -188,7 +188,7 @@ class CostWalk:
         sums.bytes_moved[disk] += step.nbytes * on_disk
 
     def _fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Return the fractions of a step's entries that are on the device and on disk."""
+        """Returns the fractions of a step's entries that are on the device and on disk."""
         buffer = step.buffer
         resident, on_disk = len(buffer.resident_entries), len(buffer.on_disk_entries)
         if buffer.entries in (resident, on_disk) or not (resident or on_disk):
@@ -198,7 +198,7 @@ class CostWalk:
         return self._transfer_places.fractions(step)
 
     def parts(self) -> tuple[RegionCost, ...]:
-        """Return the cost of each region."""
+        """Returns the cost of each labelled region."""
         return tuple(
             RegionCost(
                 name,
@@ -223,7 +223,7 @@ class CostWalk:
 
 @dataclass
 class TransferPlaces:
-    """Number of executions of each transfer, and of those for an entry on the device or on disk."""
+    """Execution counts of each transfer: all, those of device entries, those of disk entries."""
 
     all: Counter[Load | Store] = field(default_factory=Counter)
     resident: Counter[Load | Store] = field(default_factory=Counter)
@@ -231,7 +231,7 @@ class TransferPlaces:
 
     @classmethod
     def from_schedule(cls, schedule: Schedule) -> TransferPlaces:
-        """Count the transfers of a run."""
+        """Counts the transfers of a run."""
         short, long, times = measure_extrapolated(schedule, cls._count, 1, 1)
         for name, counts in vars(long).items():
             short_counts = vars(short)[name]
@@ -254,7 +254,7 @@ class TransferPlaces:
         return counts_by_step
 
     def fractions(self, step: Load | Store) -> tuple[float, float]:
-        """Return the fractions of a step's executions with entries on the device and on disk."""
+        """Returns the fractions of a step's executions with entries on the device and on disk."""
         count = self.all[step] or 1
         return self.resident[step] / count, self.on_disk[step] / count
 

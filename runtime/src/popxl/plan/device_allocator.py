@@ -1,4 +1,4 @@
-"""A model of XLA's device allocator, which shows the memory lost to fragmentation.
+"""Model of XLA's device allocator, to predict memory lost to fragmentation.
 
 An array takes the smallest free block that is large enough (`tsl::BFCAllocator` in openxla/xla),
 which is split only if much of it would remain. Adjacent free blocks are merged. So an array may not
@@ -14,7 +14,7 @@ _LEFT_OVER = 128 * 2**20  # bytes of a block that may be wasted
 
 
 class DeviceAllocator:
-    """The memory of a device.
+    """Simulated memory of a device with XLA's allocation policy.
 
     Attributes:
         extent: largest end address of an allocation, in bytes.
@@ -29,7 +29,7 @@ class DeviceAllocator:
         self._ends: dict[int, int] = {}  # their addresses, by their end
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate an array; returns its address."""
+        """Allocates an array; returns its address."""
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
         index = bisect_left(self._by_size, (size, 0))
         if index == len(self._by_size):
@@ -46,7 +46,7 @@ class DeviceAllocator:
         return address
 
     def free(self, address: int) -> None:
-        """Free the array at an address."""
+        """Frees the array at an address."""
         size = self._allocated.pop(address)
         if address + size in self._free:
             size += self._remove(address + size)
@@ -64,7 +64,7 @@ class DeviceAllocator:
         insort(self._by_size, (size, address))
 
     def _remove(self, address: int) -> int:
-        """Remove a free block; returns its bytes."""
+        """Removes a free block; returns its bytes."""
         size = self._free.pop(address)
         del self._ends[address + size]
         del self._by_size[bisect_left(self._by_size, (size, address))]

@@ -1,4 +1,4 @@
-"""The events of a run, computed once per schedule."""
+"""Look-ahead events of a run (loads, stores, segment runs), computed once per schedule."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _KNOWN: WeakKeyDictionary[Schedule, Sequence[LookaheadEvent | None]] = WeakKeyDi
 
 
 def events_of_run(schedule: Schedule) -> Sequence[LookaheadEvent]:
-    """Return the events of a run in order; numbers that only devices know are taken to be 0."""
+    """Returns the look-ahead events of a run in order; scalars known to devices only count as 0."""
     return list(filter(None, _cached_events(schedule)))
 
 
 def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[LookaheadEvent | None]:
-    """Iterate over the events of a run; yields None until a fetched number is available."""
+    """Yields the look-ahead events of a run; None until a fetched scalar is available."""
     for event in _cached_events(schedule):
         if event is None:
             while not fetched:
@@ -32,7 +32,7 @@ def lookahead_events(schedule: Schedule, fetched: deque[Any]) -> Iterator[Lookah
 
 
 def _cached_events(schedule: Schedule) -> Sequence[LookaheadEvent | None]:
-    """Return the events, and None where a number is fetched."""
+    """Returns the events, with None where a scalar is fetched."""
     if schedule not in _KNOWN:
         _KNOWN[schedule] = tuple(static_events(schedule))
     return _KNOWN[schedule]

@@ -1,4 +1,4 @@
-"""A jaxpr as a flat list of primitives, with called functions inlined."""
+"""Flattening of a jaxpr into a list of primitives, with called functions inlined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INLINED = frozenset("pjit jit closed_call core_call remat checkpoint custom_jvp
 
 @dataclass(eq=False)
 class PrimitiveValue:
-    """A result of a primitive, with JAX's type `aval`.
+    """Result of a primitive, with its JAX type `aval`.
 
     Attributes:
         is_zeros: true if all its elements are known to be zero.
@@ -29,7 +29,7 @@ class PrimitiveValue:
 
 @dataclass(eq=False)
 class PrimitiveNode:
-    """A call of a JAX primitive.
+    """Application of a JAX primitive in a flat function.
 
     Attributes:
         name: JAX's name of the primitive, or of a function that is one kernel.
@@ -60,7 +60,7 @@ class PrimitiveNode:
 
 @dataclass(eq=False)
 class FlatFunction:
-    """A function: its primitives in program order, its constants and arguments, and its results."""
+    """A function without calls: primitives in program order, constants, arguments and results."""
 
     nodes: list[PrimitiveNode]
     inputs: list[PrimitiveValue]
@@ -73,7 +73,7 @@ class FlatFunction:
 
 
 def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
-    """Flatten a jaxpr: inline called functions, and drop primitives whose results are unused."""
+    """Flattens a jaxpr: inlines called functions, and drops primitives with unused results."""
     inputs = _new_values([*jaxpr.constvars, *jaxpr.invars])
     nodes: list[PrimitiveNode] = []
     results = _inline(jaxpr, inputs, part, nodes)
@@ -81,7 +81,7 @@ def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
 
 
 def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> list[PrimitiveNode]:
-    """Return the nodes whose results reach `outputs`, and those without results."""
+    """Returns the nodes whose results reach `outputs`, and nodes without results."""
     live_values, live_nodes = set(outputs), []
     for node in reversed(nodes):
         if not node.outputs or not live_values.isdisjoint(node.outputs):
@@ -91,7 +91,7 @@ def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> li
 
 
 def _live_inputs(node: PrimitiveNode, live_values: set[PrimitiveValue]) -> list[PrimitiveValue]:
-    """Return the inputs that a node needs for the live outputs; drops unused carries of a scan."""
+    """Returns the inputs that a node needs for its live outputs; drops unused carries of a scan."""
     if node.name != "scan":
         return node.inputs
     ((body, count),) = node.bodies
@@ -112,7 +112,7 @@ def _live_inputs(node: PrimitiveNode, live_values: set[PrimitiveValue]) -> list[
 
 
 def _consts_and_carry(scan: dict[str, Any]) -> tuple[int, int]:
-    """Return the numbers of a scan's constants and carries; JAX 0.11 and newer group them."""
+    """Returns the number of constants and of carries of a scan; JAX 0.11 and newer group them."""
     if "ft_in" not in scan:
         return scan["num_consts"], scan["num_carry"]
     num_consts, num_carry, _ = scan["ft_in"].update(range(len(scan["ft_in"].vals))).unpack()
@@ -128,7 +128,7 @@ def _values(atoms: list[Any]) -> list[PrimitiveValue]:
 
 
 def _inline(jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]) -> list[Any]:
-    """Append the primitives of a jaxpr to `nodes`.
+    """Appends the primitives of a jaxpr to `nodes` and returns its results.
 
     Args:
         inputs: values of its constants and arguments.
@@ -168,20 +168,20 @@ def _inline(jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]
 
 
 def _sum_without_zeros(atoms: list[Any], total: Any) -> Any:
-    """Return the other term of a sum with zeros, which XLA does not compute; None: no zeros."""
+    """Returns the other term of a sum with zeros, which XLA folds away; None if no term is zero."""
     terms = [atom for atom in atoms if not _is_zero(atom)]
     return terms[0] if len(terms) == 1 and terms[0].aval.shape == total.shape else None
 
 
 def _is_zero(atom: Any) -> bool:
-    """Return True if all elements of a value or literal are known to be zero."""
+    """True if all elements of a value or literal are known to be zero."""
     if isinstance(atom, PrimitiveValue):
         return atom.is_zeros
     return bool(np.ndim(atom.val) == 0 and atom.val == 0)
 
 
 def _called_jaxpr(params: dict[str, Any], *names: str) -> Any:
-    """Return the jaxpr that a primitive runs, under the first of the names that it has."""
+    """Returns the jaxpr that a primitive calls, from the first parameter in `names` that it has."""
     return next(_unwrap(params[name]) for name in names if name in params)
 
 
@@ -190,6 +190,6 @@ def _unwrap(function: Any) -> Any:
 
 
 def _region_of(eqn: Any) -> str:
-    """Label of the innermost region (`popxl.plan.part`) in which an equation's op was written."""
+    """Returns the label of the innermost region (`popxl.plan.part`) of an equation."""
     scopes = str(eqn.source_info.name_stack).split(f"{PART_SCOPE}<")
     return scopes[-1].partition(">")[0] if len(scopes) > 1 else ""

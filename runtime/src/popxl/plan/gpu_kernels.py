@@ -1,4 +1,4 @@
-"""Corrections for GPUs: ops that XLA fuses away, and extra kernels that it runs.
+"""GPU corrections to the cost model: ops that XLA fuses away, and extra kernels it launches.
 
 Products take transposed matrices, and add to an accumulator as they are written. cuDNN's attention
 has heads after tokens: tensors in another layout are copied. `tests/planning/test_h100.py` compares
@@ -19,7 +19,7 @@ _HEADS_AFTER_TOKENS = (0, 2, 1, 3)
 
 
 class GpuKernels:
-    """The kernels of a function on a GPU, where they are not one per primitive."""
+    """Kernels of a function on a GPU that differ from one kernel per primitive."""
 
     def __init__(self, flat: FlatFunction) -> None:
         self._inputs, self._results = set(flat.inputs), set(flat.outputs)
@@ -44,7 +44,7 @@ class GpuKernels:
         return node if into_float32 and not self._inputs.isdisjoint(node.inputs) else None
 
     def is_free(self, node: PrimitiveNode) -> bool:
-        """Return True if a transpose costs nothing, since a kernel next to it has that layout."""
+        """True if a transpose costs nothing, since an adjacent kernel handles that layout."""
         if node.name != "transpose" or not node.inputs or node.outputs[0] in self._results:
             return False
         users = self._users.get(node.outputs[0], [])
@@ -55,7 +55,7 @@ class GpuKernels:
         )
 
     def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
-        """Return the kernels that run besides attention.
+        """Returns the extra kernels that XLA launches beside a fused-attention kernel.
 
         These are copies of inputs and results in another layout; and before its gradient the
         forward pass again, since its statistics are not saved.

@@ -1,4 +1,4 @@
-"""Extrapolation of long loops with equal iterations from a few of them.
+"""Extrapolation of long loops with equal iterations from a few simulated iterations.
 
 A run that streams the weights for each generated token consists of hundreds of equal passes.
 """
@@ -28,9 +28,9 @@ T = TypeVar("T")
 def measure_extrapolated(
     schedule: Schedule, measure: Callable[[Schedule], T], first: int, period: int
 ) -> tuple[T, T, float]:
-    """Measure a schedule with few iterations of its longest loop with equal iterations.
+    """Measures a schedule at two small iteration counts of its longest steady-state loop.
 
-    Without such a loop, the full schedule is measured.
+    Steady state: equal iterations. Without such a loop, the full schedule is measured.
 
     Args:
         first: iterations until the loop is in a steady state.
@@ -50,7 +50,7 @@ def measure_extrapolated(
 
 
 def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
-    """Return the schedule with at most `max_iterations` iterations of each loop."""
+    """Returns the schedule with at most `max_iterations` iterations of each loop."""
     truncated: dict[Routine, Routine] = {}
 
     def short(call_args: CallArgs) -> CallArgs:
@@ -70,7 +70,7 @@ def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
 
 
 def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
-    """Return the schedule with another number of iterations of a loop of its main routine."""
+    """Returns the schedule with `count` iterations of one loop of its main routine."""
     main = schedule.main
     steps = [replace(step, count=count) if step is loop else step for step in main.steps]
     new = replace(main, steps=steps)
@@ -79,12 +79,12 @@ def _with_count(schedule: Schedule, loop: Loop, count: int) -> Schedule:
 
 
 def _is_steady(loop: Loop) -> bool:
-    """Return True if no index and no condition depends on the values that iterations carry."""
+    """True if no entry index and no condition in a loop depends on loop-carried values."""
     return _varying_outputs(loop.body.routine, frozenset(i for _, i in loop.carried)) is not None
 
 
 def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int] | None:
-    """Return the outputs that vary with these inputs; None if an index or a condition does.
+    """Returns the outputs that depend on given inputs; None if an index or condition does.
 
     Fetched numbers are taken to be 0.
     """
@@ -112,7 +112,7 @@ def _varying_outputs(routine: Routine, inputs: frozenset[int]) -> frozenset[int]
 def _varying_call_outputs(
     call_args: CallArgs, carried: Sequence[tuple[int, int]], registers: Set[int]
 ) -> frozenset[int] | None:
-    """Return the outputs of a call or loop that vary with its caller's registers; None as above."""
+    """Returns the call outputs that depend on `registers`; None if an index or condition does."""
     inputs = {i for i, register in enumerate(call_args.args) if register in registers}
     while True:
         varying = _varying_outputs(call_args.routine, frozenset(inputs))

@@ -1,4 +1,4 @@
-"""Estimate of the memory of a segment's temporaries, before XLA has compiled it.
+"""Liveness-based estimate of a segment's temporary memory, before XLA has compiled it.
 
 XLA fuses a value into its use, unless that reads memory: a product, a loop, a result. So the values
 in memory are those that kernels write and read. They are live from their kernel to their last use,
@@ -29,7 +29,7 @@ from popxl.plan.records import Kernel
 
 
 class LivenessModel:
-    """Liveness of the values of a function that are in memory.
+    """Liveness model of a flat function: which values are in memory, and when.
 
     Args:
         platform: "cpu", "gpu" or "tpu", for which the function is compiled.
@@ -59,7 +59,7 @@ class LivenessModel:
                 self.stored.update(node.outputs)
 
     def _alias_source(self, node: PrimitiveNode) -> Any:
-        """Return the value whose memory a node's result shares, if any.
+        """Returns the value that a node's result aliases; None if the result has memory of its own.
 
         That is its input in another shape or layout, or the float8 value that it scales back, which
         FP8 products read (`popxl.ops.fp8`).
@@ -74,18 +74,18 @@ class LivenessModel:
         return large[0] if len(large) == 1 and is_float8(self.owner(large[0])) else None
 
     def owner(self, value: Any) -> Any:
-        """Return the value whose memory `value` shares, or itself."""
+        """Returns the value whose memory `value` aliases; `value` itself if it aliases none."""
         return self._names.get(value, value)
 
     def scatters_in_place(self, node: PrimitiveNode) -> bool:
-        """Return True if a node scatters into an array that nothing else uses."""
+        """True if a node scatters into an array that nothing else uses."""
         if node.name not in SCATTERS or not isinstance(node.atoms[0], PrimitiveValue):
             return False
         return self._uses[node.atoms[0]] == 1 and self.owner(node.atoms[0]) not in self._kept
 
     @cached_property
     def reads(self) -> list[dict[Any, int]]:
-        """Values that each node reads from memory, and the bytes read.
+        """Returns, for each node, the values it reads from memory and the bytes read of each.
 
         A fused value reads its operands where it is used, so nodes without a value in memory read
         nothing themselves.
@@ -109,7 +109,7 @@ class LivenessModel:
         return reads
 
     def peak(self) -> int:
-        """Return the peak bytes of live temporaries."""
+        """Returns the peak bytes of live temporaries."""
         last = {v: i for i, read in enumerate(self.reads) for v in read}
         live = peak = 0
         sizes: dict[Any, int] = {}
@@ -135,7 +135,7 @@ class LivenessModel:
         return node.has_bodies or lowering_of(node.name, self._platform) == "kernel"
 
     def _reused_bytes(self, node: PrimitiveNode, new: Sequence[Any], dying: list[int]) -> int:
-        """Return the bytes of new values that reuse the memory of dying ones.
+        """Returns the bytes of new values that reuse the memory of dying values.
 
         Loops do that, and elementwise kernels if sizes are equal.
 
@@ -152,24 +152,24 @@ class LivenessModel:
         return reused
 
     def extra_bytes(self, node: PrimitiveNode) -> int:
-        """Return the bytes that a kernel writes and reads besides its operands and results."""
+        """Returns the bytes that a kernel writes and reads besides its operands and results."""
         if node.name == RANDOM_BITS and self._is_kernel(node):
             return nbytes(node.outputs[-1].aval)  # drawn as two halves, then joined
         return 0
 
     def fused_add(self, node: PrimitiveNode) -> PrimitiveNode | None:
-        """Return the addition that is fused into a product; None if there is none."""
+        """Returns the addition that is fused into a matmul; None if there is none."""
         return self._gpu.fused_adds.get(node) if self._gpu else None
 
     def is_fused_add(self, node: PrimitiveNode) -> bool:
-        """Return True if a node is an addition that is fused into a product."""
+        """True if a node is an addition that is fused into a matmul."""
         return self._gpu is not None and node in self._gpu.fused_add_nodes
 
     def extra_kernels(self, node: PrimitiveNode) -> list[Kernel]:
-        """Return the kernels that run for a node besides its own."""
+        """Returns the kernels that run for a node besides its main kernel."""
         return self._gpu.extra_kernels(node) if self._gpu else []
 
     def _peak_of_bodies(self, node: PrimitiveNode) -> int:
-        """Return the largest peak of the functions that a node runs."""
+        """Returns the largest peak of the functions (loop bodies, branches) that a node runs."""
         bodies = [*(body for body, _ in node.bodies), *node.branches]
         return max((LivenessModel(body, self._platform).peak() for body in bodies), default=0)

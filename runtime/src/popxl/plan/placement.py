@@ -1,4 +1,4 @@
-"""Placement of remote-buffer entries: spare device memory as a cache of host memory.
+"""Placement search: which remote-buffer entries spare device memory holds.
 
 Entries of one kind that the same parts of the program move are a group. Step by step, the group
 that saves most time per byte (`popxl.plan.bulk_estimate`) gets more entries on the device, until no
@@ -40,7 +40,7 @@ _EASE = 0.01  # seconds that one second less of transfers is worth, hidden or no
 
 @dataclass(frozen=True)
 class PlacedKind:
-    """The placement of one kind of entries.
+    """Number, bytes and saved time of the placed entries of one kind.
 
     Attributes:
         label: label of their buffers (`RemoteBuffer.kind`).
@@ -59,7 +59,7 @@ class PlacedKind:
 
 @dataclass(frozen=True)
 class Placement:
-    """The placement of a program's entries, with simulated runs.
+    """Device placement of a program's entries, with simulated runs.
 
     Attributes:
         kinds: kinds of entries, those that save most time per byte first.
@@ -78,11 +78,11 @@ class Placement:
     traced: TracedProgram
 
     def apply(self) -> None:
-        """Set this placement and its prefetch window in the program."""
+        """Sets this placement and its prefetch window in the program."""
         _apply(self.traced, self.resident, self.timeline.window)
 
     def with_window(self, window: int, rates: Rates) -> Placement:
-        """Apply and simulate this placement with another prefetch window."""
+        """Applies and simulates this placement with another prefetch window."""
         _apply(self.traced, self.resident, window)
         return replace(self, timeline=self.traced.timeline(rates))
 
@@ -93,7 +93,7 @@ class Placement:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the entries on the device."""
+        """Bytes of the entries that are placed on the device."""
         return sum(kind.nbytes for kind in self.kinds)
 
 
@@ -116,7 +116,7 @@ class AllHostRun:
 
     @cached_property
     def short_timeline(self) -> Timeline:
-        """Simulated run, with few iterations per loop if it is long: the memory is about equal."""
+        """Simulated run with few iterations per loop if it is long; peak memory is about equal."""
         if self._traced.runs <= _LONG:
             return self.timeline
         with self._none_resident():
@@ -124,7 +124,7 @@ class AllHostRun:
 
     @contextmanager
     def _none_resident(self) -> Iterator[None]:
-        """Context without a placement."""
+        """Context in which no entry is placed on the device."""
         current = {buffer: (buffer.resident_entries, buffer.on_disk) for buffer in self._on_disk}
         for buffer, on_disk in self._on_disk.items():
             buffer.resident, buffer.on_disk = 0, on_disk
@@ -143,7 +143,7 @@ def place(
     all_host: AllHostRun | None = None,
     window: int | None = None,
 ) -> Placement:
-    """Choose which entries of the program's remote buffers stay on the device, and apply that.
+    """Chooses which remote-buffer entries stay on the device, and applies that to the program.
 
     Args:
         device: bytes of device memory for the program.
@@ -175,7 +175,7 @@ def place(
 
 
 class EntryGroup:
-    """Equal entries by row: the entries of a row, such as a layer's, are placed together.
+    """Equal entries of all rows (such as layers); the entries of a row are placed together.
 
     Attributes:
         num_placed: number of rows on the device, the first ones in the order of placement.
@@ -196,7 +196,7 @@ class EntryGroup:
         return sum(self._sizes[: self.num_placed])
 
     def next_rows(self, max_bytes: int, free_bytes: int) -> tuple[int, int]:
-        """Return the number of rows to place next, and their bytes; (0, 0) if none fits.
+        """Returns the number of rows to place next, and their bytes; (0, 0) if none fits.
 
         Args:
             max_bytes: limit for several rows; a single one may take all free bytes.
@@ -209,12 +209,12 @@ class EntryGroup:
         return count, nbytes
 
     def entries(self, start: int = 0, count: int | None = None) -> list[Entry]:
-        """Return the entries of `count` rows from `start` on; default: of all rows."""
+        """Returns the entries of `count` rows from row `start`; by default of all rows."""
         end = None if count is None else start + count
         return [entry for row in self._rows[start:end] for entry in row]
 
     def placed_entries(self) -> list[Entry]:
-        """Return the entries that are placed on the device."""
+        """Returns the entries of this group that are placed on the device."""
         return self.entries(0, self.num_placed)
 
     def place_all(self) -> None:
@@ -222,7 +222,7 @@ class EntryGroup:
 
 
 def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterator[EntryGroup]:
-    """Group the transferred entries by kind of buffer and the regions that use it.
+    """Groups the transferred entries by kind of buffer and by the regions that use it.
 
     Entries that many layers read are separate groups, and so are small ones, whose time is mostly
     latency.
@@ -242,7 +242,7 @@ def _group_entries(traced: TracedProgram, bulk_estimate: BulkEstimate) -> Iterat
 
 
 def _regions_by_buffer(main: Routine) -> dict[RemoteBuffer, set[str]]:
-    """Return the regions of the program that transfer entries of each buffer."""
+    """Returns, for each buffer, the labelled regions that transfer its entries."""
     parts: dict[RemoteBuffer, set[str]] = defaultdict(set)
     for routine, part in routines_by_part(main):
         for step in routine.steps:
@@ -252,7 +252,7 @@ def _regions_by_buffer(main: Routine) -> dict[RemoteBuffer, set[str]]:
 
 
 def _savings_by_kind(groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate) -> dict[str, float]:
-    """Estimate the seconds that each kind alone would save on the device."""
+    """Returns the estimated seconds that each kind of entries alone would save on the device."""
     before, savings = bulk_estimate.seconds(), {}
     for label in {group.label: None for group in groups}:
         entries = [e for group in groups if group.label == label for e in group.entries()]
@@ -264,7 +264,7 @@ def _savings_by_kind(groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate) 
 def _place_greedily(
     groups: Sequence[EntryGroup], bulk_estimate: BulkEstimate, free_bytes: int
 ) -> None:
-    """Place the entries that save most time per byte until no memory is left.
+    """Places the entries that save most time per byte until the free memory is used.
 
     The savings of a group change little with one choice. Between rounds they are computed again
     only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
@@ -301,7 +301,7 @@ def _cost(bulk_estimate: BulkEstimate) -> float:
 
 
 def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list[PlacedKind]:
-    """Return the placed kinds by label, those that save most time per byte first."""
+    """Returns the placed kinds by label, those that save most time per byte first."""
     of: dict[str, list[EntryGroup]] = defaultdict(list)
     for group in groups:
         of[group.label].append(group)
@@ -319,7 +319,7 @@ def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list
 
 
 def _resident(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
-    """Return the indices of the placed entries of each buffer."""
+    """Returns the indices of the placed entries of each buffer."""
     resident: dict[RemoteBuffer, set[int]] = {}
     for group in groups:
         for buffer, _ in group.entries():

@@ -1,4 +1,4 @@
-"""Plans of a program from its Ir: tracing, totals and storage."""
+"""Plan of a program from its Ir: tracing, totals and permanent storage."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class TracedProgram:
     temporaries: Callable[[Segment], int]
 
     def storage(self) -> Storage:
-        """Return the storage of the program, see `storage_of`."""
+        """Returns the permanent storage of the program (see `storage_of`)."""
         return storage_of(self.ir)
 
     def plan(self) -> Plan:
-        """Return the memory and the work of a run."""
+        """Returns the plan: memory and work of a run."""
         walk = CostWalk(self.segment_costs, self.temporaries)
         peak = walk.run(self.schedule)
         stored = self.storage()
@@ -61,24 +61,24 @@ class TracedProgram:
 
     @property
     def window(self) -> int:
-        """Bytes that loads may be ahead by default, see `popxl.Ir.load_window`."""
+        """Default prefetch window in bytes (see `popxl.Ir.load_window`)."""
         return default_window(self.schedule)
 
     @property
     def runs(self) -> int:
-        """Number of segments that a run executes."""
+        """Number of segments that a run executes, repeats included."""
         return sum(isinstance(event.step, Run) for event in events_of_run(self.schedule))
 
     def truncate_loops(self, max_iterations: int) -> TracedProgram:
-        """Return the program with at most `max_iterations` iterations per loop, for simulation."""
+        """Returns the program with at most `max_iterations` iterations per loop, for simulation."""
         return replace(self, schedule=truncate_loops(self.schedule, max_iterations))
 
     def bulk_estimate(self, rates: Rates, window: int) -> BulkEstimate:
-        """Estimate a run with all entries in host memory, see `popxl.plan.bulk_estimate`."""
+        """Returns the bulk estimate of a run with all entries in host memory."""
         return BulkEstimate.from_schedule(self.schedule, self.segment_costs, rates, window)
 
     def timeline(self, rates: Rates, window: int | None = None) -> Timeline:
-        """Simulate a run on one device, see `popxl.plan.timeline`.
+        """Simulates a run on one device and returns its timeline.
 
         Args:
             window: bytes that loads may be ahead; default: the program's.
@@ -88,7 +88,7 @@ class TracedProgram:
 
 
 def trace(ir: Ir, target: str = "cpu") -> TracedProgram:
-    """Trace the program of `ir`. It needs no devices and allocates neither weights nor state.
+    """Traces the program of `ir`; needs no devices and allocates neither weights nor state.
 
     Args:
         target: that the program is traced for: "cpu", "gpu", "tpu", or a GPU with its compute
@@ -106,7 +106,7 @@ def trace(ir: Ir, target: str = "cpu") -> TracedProgram:
 
 
 def plan_of(ir: Ir, target: str = "cpu") -> Plan:
-    """Plan the program of `ir`: the memory and the work of a run.
+    """Returns the plan of the program of `ir`: memory and work of a run.
 
     Sums of operations and traffic are exact, and so is the memory that the schedule keeps on a
     device; XLA's temporaries are estimated (`popxl.plan.memory_estimate`), since nothing is
@@ -123,7 +123,7 @@ def plan_of(ir: Ir, target: str = "cpu") -> Plan:
 
 
 def plan_of_program(program: Program) -> Plan:
-    """Plan a compiled program, with the memory of XLA's temporaries as compiled."""
+    """Returns the plan of a compiled program, with XLA's temporaries as compiled."""
     segment_costs = costs_of_segments(program.ir, program.schedule.segments)
     return TracedProgram(
         program.ir, program.schedule, segment_costs, _compiled_temporaries(program)
@@ -131,7 +131,7 @@ def plan_of_program(program: Program) -> Plan:
 
 
 def memory_use(program: Program) -> MemoryUse:
-    """Return the memory of one replica of a compiled program."""
+    """Returns the memory use of one replica of a compiled program."""
     stored = storage_of(program.ir)
     return MemoryUse(
         variables=stored.variables,
@@ -144,7 +144,7 @@ def memory_use(program: Program) -> MemoryUse:
 
 
 def _compiled_temporaries(program: Program) -> Callable[[Segment], int]:
-    """Return a function that gives the bytes of a compiled segment's temporaries."""
+    """Returns a function from a compiled segment to the bytes of its temporaries."""
 
     @cache
     def temporaries(segment: Segment) -> int:
@@ -154,7 +154,7 @@ def _compiled_temporaries(program: Program) -> Callable[[Segment], int]:
 
 
 def storage_of(ir: Ir) -> Storage:
-    """Return the bytes that the program of `ir` stores permanently, without tracing it."""
+    """Returns the bytes that the program of `ir` stores permanently, without tracing it."""
     effects = program_effects(ir)
     on_device = ir.main_graph._resident
     constants = {c._content: c for graph in ir._graphs for c in graph.constants if c._is_argument}
@@ -172,7 +172,7 @@ def storage_of(ir: Ir) -> Storage:
 
 
 def _buffers(ir: Ir) -> Iterable[RemoteBuffer]:
-    """Iterate over the buffers that the program uses or that store variables."""
+    """Yields the remote buffers that the program uses or that store variables."""
     effects = program_effects(ir)
     used = {*effects.reads, *effects.writes}
     return (b for b in ir._buffers if b in used or b._variables)

@@ -1,4 +1,4 @@
-"""Costs of JAX's primitives, and how XLA lowers them to kernels."""
+"""Cost model of JAX primitives: bytes, FLOPs, and how XLA lowers them to kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COLLECTIVES = {
 
 
 def lowering_of(name: str, platform: str = "cpu") -> Kind:
-    """Classify XLA's lowering of a primitive.
+    """Returns the kind of XLA's lowering of a primitive (kernel, fused, free, ...).
 
     "free": a view of its operand; "fused": computed where it is used; "reduction": its operand is
     fused into it; "kernel": it reads and writes memory.
@@ -69,7 +69,7 @@ def lowering_of(name: str, platform: str = "cpu") -> Kind:
 
 
 def nbytes(aval: Any) -> int:
-    """Return the bytes of a value; 0 for abstract ones such as tokens."""
+    """Returns the bytes of a value of JAX type `aval`; 0 for abstract ones such as tokens."""
     if not hasattr(aval, "shape") or not hasattr(aval.dtype, "itemsize"):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize
@@ -81,7 +81,7 @@ def _is_counter(aval: Any) -> bool:
 
 
 def flops_of(node: PrimitiveNode) -> int:
-    """Return the FLOPs of a matrix product or convolution, 2 per multiply-add; 0 of others."""
+    """Returns the FLOPs of a matmul or convolution, 2 per multiply-add; 0 for other primitives."""
     name, out = node.name, node.outputs[0].aval
     if name in KERNELS:
         return KERNELS[name]([atom.aval.shape for atom in node.atoms])
@@ -97,19 +97,19 @@ def flops_of(node: PrimitiveNode) -> int:
 
 
 def is_float8(value: Any) -> bool:
-    """Return True if a value is float8."""
+    """True if a value is float8."""
     return getattr(value.aval.dtype, "name", "").startswith("float8")
 
 
 def attention_of(node: PrimitiveNode) -> tuple[int, bool]:
-    """Return the head dimension of fused attention, and True for its backward pass; 0 of others."""
+    """Returns (head dimension, is backward) of a fused-attention kernel; 0 for other nodes."""
     if node.name not in KERNELS or not node.name.startswith((FORWARD, BACKWARD)):
         return 0, False
     return node.atoms[0].aval.shape[-1], node.name.startswith(BACKWARD)
 
 
 def arithmetic_of(node: PrimitiveNode) -> int:
-    """Return the other arithmetic operations: one per element computed or reduced.
+    """Returns the operations outside matmuls: one per element computed or reduced.
 
     Loop counters and stream positions do not count.
     """

@@ -1,4 +1,4 @@
-"""Rates and latencies of a device, its host link and its links to other devices."""
+"""Rates and latencies of a device, of its host link, and of its links to other devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from popxl.plan.records import Collective, Kernel
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Achieved rates of one of `replicas` devices, in bytes per second and direction.
+    """Achieved rates of one of `replicas` devices; bandwidths in bytes per second and direction.
 
     Attributes:
         flops, float8_flops: operations per second of matrix products, of float8 operands and of
@@ -63,15 +63,15 @@ class Rates:
     max_in_flight: int = 32
 
     def product_seconds(self, flops: float, float8_flops: float = 0) -> float:
-        """Return the seconds of matrix products; `flops` include `float8_flops`."""
+        """Returns the seconds of matmuls; `flops` include `float8_flops`."""
         return (flops - float8_flops) / self.flops + float8_flops / self.float8_flops
 
     def kernel_seconds(self, counts: Mapping[Kernel, int]) -> float:
-        """Return the seconds of kernels without overlap."""
+        """Returns the seconds of kernels without overlap."""
         return sum(count * self._kernel(kernel) for kernel, count in counts.items())
 
     def _kernel(self, kernel: Kernel) -> float:
-        """Return the seconds of a kernel: the longer of compute and memory traffic."""
+        """Returns the seconds of a kernel: the longer of compute and memory traffic."""
         rate = self.float8_flops if kernel.float8 else self.flops
         if kernel.attention and self.attention:
             size = min((n for n in self.attention if n >= kernel.attention), default=None)
@@ -80,7 +80,7 @@ class Rates:
         return max(computes, kernel.nbytes / self.bandwidth) + self.kernel_gap_s
 
     def transfer_seconds(self, nbytes: int, both_ways: bool = False) -> float:
-        """Return the seconds of a transfer between host and device.
+        """Returns the seconds of a transfer between host and device.
 
         Args:
             both_ways: true if another transfer uses the opposite direction.
@@ -89,7 +89,7 @@ class Rates:
         return self.copy_latency_s + nbytes / rate
 
     def collective_seconds(self, collectives: Iterable[Collective]) -> float:
-        """Return the seconds of collectives as rings, each at the rate of its slowest link."""
+        """Returns the seconds of collectives as rings, each at the rate of its slowest link."""
         return sum(c.sent / self._link(c) for c in collectives)
 
     def _link(self, collective: Collective) -> float:

@@ -1,4 +1,4 @@
-"""The records of a plan: costs of regions, kernels, collectives, memory."""
+"""Records of a plan: costs of regions, kernels, collectives and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, order=True)
 class Collective:
-    """Collectives of one kind over groups of one size.
+    """Collectives of one kind over groups of one size: number and bytes.
 
     Attributes:
         kind: "all_reduce", "all_gather", "reduce_scatter" or another tag of the op.
@@ -37,7 +37,7 @@ class Collective:
 
 
 class Kernel(NamedTuple):
-    """A kernel of a device.
+    """Work of one GPU or CPU kernel: FLOPs and bytes.
 
     Attributes:
         nbytes: bytes read from and written to device memory.
@@ -58,7 +58,7 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionCost:
-    """The cost of a labelled region (`popxl.plan.part`) on one replica in one run.
+    """Cost of a labelled region (`popxl.plan.part`) on one replica in one run.
 
     Attributes:
         name: the label; "" for ops without one.
@@ -120,7 +120,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse(Storage):
-    """Memory of a program while it runs, in bytes of one replica.
+    """Memory of a running program, in bytes of one replica.
 
     Attributes:
         temporaries: peak device bytes of intermediate values.
@@ -136,7 +136,7 @@ class MemoryUse(Storage):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(MemoryUse):
-    """Memory and work of a run of a program on one replica.
+    """Plan of a program: memory and work of a run on one replica.
 
     Attributes:
         replicas: devices that run the program.
@@ -153,10 +153,10 @@ class Plan(MemoryUse):
 
     @property
     def flops(self) -> int:
-        """Operations of matrix products and convolutions of all parts."""
+        """FLOPs of matmuls and convolutions of all regions."""
         return sum(part.flops for part in self.parts)
 
     @property
     def arithmetic(self) -> int:
-        """Other arithmetic operations of all parts."""
+        """Other arithmetic operations of all regions."""
         return sum(part.arithmetic for part in self.parts)

@@ -1,4 +1,4 @@
-"""Resources of the local machine: device memory, and scratch files to measure a disk."""
+"""Local resources: device memory, and scratch files to measure a disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl._storage.scratch_files import Scratch, ScratchFile, slot_bytes
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
-    """Return the bytes that a program may use on each of `replicas` devices; None for host memory.
+    """Returns the usable bytes on each of `replicas` devices; None for host memory.
 
     Args:
         device_desc: as for `popxl.Session`.
@@ -31,7 +31,7 @@ def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | 
 def scratch_file(
     folder: str | os.PathLike[str], count: int, nbytes: int
 ) -> Iterator[tuple[ScratchFile, int]]:
-    """Open a scratch file for entries, removed afterwards; yields it and the bytes of a slot.
+    """Context of a temporary scratch file for entries; yields it and the bytes of a slot.
 
     `file.write(i * slot, data)` and `file.read(i * slot, data)` are thread-safe.
 

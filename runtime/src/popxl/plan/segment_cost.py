@@ -1,4 +1,4 @@
-"""The cost of a segment, read off the function that XLA would compile."""
+"""Cost of a segment, computed from the jaxpr that XLA would compile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Key = tuple[str, int, bool]  # of collectives: kind, group size, true if consecu
 
 @dataclass
 class Cost:
-    """Cost sums over the kernels of a region.
+    """Cost sums over the kernels and collectives of a labelled region.
 
     Attributes:
         flops, float8_flops, arithmetic, traffic: see `popxl.plan.RegionCost`.
@@ -62,7 +62,7 @@ class Cost:
                 mine[what] += times * n
 
     def seconds(self, rates: Rates) -> float:
-        """Return the seconds of its kernels and collectives on one stream, without overlap."""
+        """Returns the seconds of all kernels and collectives on one stream, without overlap."""
         collectives = (
             Collective(*key, counts["count"], counts["nbytes"])
             for key, counts in self.collectives.items()
@@ -83,17 +83,17 @@ class SegmentCost:
     temporaries: int
 
     def dispatch(self, rates: Rates) -> float:
-        """Return the seconds of the host to dispatch it."""
+        """Returns the host seconds to dispatch the segment."""
         kernels = sum(sum(cost.kernels.values()) for cost in self.parts.values())
         return rates.dispatch_s + rates.kernel_launch_s * kernels
 
     def seconds(self, rates: Rates) -> float:
-        """Return its seconds on the device, see `Cost.seconds`."""
+        """Returns the device seconds of the segment (see `Cost.seconds`)."""
         return sum(cost.seconds(rates) for cost in self.parts.values())
 
 
 def trace_cost(segment: Segment) -> SegmentCost:
-    """Trace `segment` with shapes, and sum the costs of its primitives."""
+    """Traces `segment` with shapes only, and sums the costs of its primitives."""
     context = program_context(segment)
     specs = [
         jax.ShapeDtypeStruct(spec.shape, spec.dtype.as_jax()) for spec, _ in argument_specs(segment)
@@ -115,7 +115,7 @@ class CostCounter:
         self._replicas, self._platform = replicas, platform
 
     def count(self, flat: FlatFunction, times: int, liveness: LivenessModel | None = None) -> None:
-        """Count `times` executions of a function."""
+        """Adds the costs of `times` executions of a flat function."""
         liveness = liveness or LivenessModel(flat, self._platform)
         for node, reads in zip(flat.nodes, liveness.reads, strict=True):
             for body, count in node.bodies:
@@ -126,7 +126,7 @@ class CostCounter:
                 self._node(node, times, liveness, reads)
 
     def _add_costliest_branch(self, node: PrimitiveNode, times: int) -> None:
-        """Add the cost of the most expensive branch of a conditional."""
+        """Adds the cost of the most expensive branch of a conditional."""
         counters = [CostCounter(self._replicas, self._platform) for _ in node.branches]
         for counter, branch in zip(counters, node.branches, strict=True):
             counter.count(branch, 1)
@@ -161,7 +161,7 @@ class CostCounter:
 
     @staticmethod
     def _bytes_moved(node: PrimitiveNode, liveness: LivenessModel, reads: dict[Any, int]) -> int:
-        """Return the bytes that a kernel reads and writes.
+        """Returns the bytes that a kernel reads and writes.
 
         A scatter writes only its rows, unless the array is still needed and XLA copies it.
         """

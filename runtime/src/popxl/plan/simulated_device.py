@@ -1,4 +1,4 @@
-"""A simulated device: the schedule executor drives it, and each stream is a clock.
+"""Simulated device, driven by the schedule executor; each of its streams is a clock.
 
 The rules are those of XLA's GPU client (StreamExecutor):
 
@@ -69,7 +69,7 @@ class Span:
 
 
 class SimulatedArray:
-    """An array without data: its size, and the time from which it is available."""
+    """Array without data, with its bytes and the time from which it is available."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class SimulatedArray:
         held: bool = True,
         donor: SimulatedArray | None = None,
     ) -> None:
-        """
+        """Allocates device memory for the array.
+
         Args:
             held: true if it is in device memory.
             donor: a donated array of equal size, whose memory it takes.
@@ -97,17 +98,17 @@ class SimulatedArray:
 
     @property
     def is_held(self) -> bool:
-        """True if it is in device memory."""
+        """True if the array is in device memory."""
         return self._address is not None
 
     def release(self) -> None:
-        """Free its device memory."""
+        """Frees the array's device memory."""
         if self._address is not None:
             self._device.free(self._address, self.nbytes)
             self._address = None
 
     def delete(self) -> None:
-        """Free its memory, and mark it as deleted."""
+        """Frees the array's device memory, and marks the array as deleted."""
         self.release()
         self._deleted = True
 
@@ -123,7 +124,7 @@ class SimulatedArray:
 
 
 class SimulatedDevice:
-    """Clocks of the streams of one device and its host, in seconds.
+    """Simulated clocks (seconds) of one device's streams and of its host.
 
     Attributes:
         host: clock of the host.
@@ -160,12 +161,12 @@ class SimulatedDevice:
 
     @property
     def end(self) -> float:
-        """Time at which everything dispatched is done."""
+        """Time at which all dispatched work is done."""
         return max(self.host, self._compute, self._in.end, self._out.end, self._disk.clock)
 
     # ---- memory ---------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
-        """Allocate device memory; returns its address."""
+        """Allocates device memory; returns its address."""
         while self._outgoing and self._outgoing[0][0] <= self.host:
             self._outgoing.popleft()
         self.live += nbytes
@@ -173,17 +174,17 @@ class SimulatedDevice:
         return self.allocator.allocate(nbytes)
 
     def free(self, address: int, nbytes: int) -> None:
-        """Free device memory."""
+        """Frees device memory."""
         self.live -= nbytes
         self.allocator.free(address)
 
     def array(self, nbytes: int, on_device: bool) -> SimulatedArray:
-        """Return an array that is available from the start."""
+        """Returns an array that is available from the start."""
         return SimulatedArray(self, nbytes, held=on_device)
 
     # ---- the host -------------------------------------------------------------------------------
     def wait_until(self, time: float) -> None:
-        """Make the host wait until a time."""
+        """Makes the host wait until a time."""
         if time > self.host:
             self.host = self._waited_until = time
 
@@ -193,7 +194,7 @@ class SimulatedDevice:
 
     # ---- interface of the executor --------------------------------------------------------------
     def call(self, segment: Segment, arguments: Sequence[Any]) -> list[Any]:
-        """Run a segment."""
+        """Runs a segment and returns its result arrays."""
         if len(self._ends) >= self.rates.max_in_flight:
             self.host = max(self.host, self._ends.popleft())
         self._dispatch(segment.name, self._dispatch_seconds(segment))
@@ -226,16 +227,16 @@ class SimulatedDevice:
         return self._compute
 
     def number(self, value: int, spec: Any) -> None:
-        """Do nothing: numbers are on the device already."""
+        """Does nothing, since host numbers are on the device already."""
 
     def copy(self, array: SimulatedArray) -> SimulatedArray:
-        """Copy an array in device memory."""
+        """Copies an array in device memory."""
         self._dispatch("copy", self.rates.dispatch_s)
         end = self._run("copy", array.ready, 2 * array.nbytes / self.rates.bandwidth)
         return SimulatedArray(self, array.nbytes, end)
 
     def put(self, arrays: Sequence[SimulatedArray], to: Sequence[str]) -> list[SimulatedArray]:
-        """Transfer arrays, each "to" the device or the host, and a spacer copy with each."""
+        """Transfers arrays "to" the device or the host, each with a spacer copy."""
         cost = self.rates.transfer_dispatch_s + 2 * self.rates.per_array_s * len(arrays)
         self._dispatch(f"move {len(arrays)} arrays", cost)
         return [
@@ -244,7 +245,7 @@ class SimulatedDevice:
         ]
 
     def _stream(self) -> int:
-        """Return the stream of the next copy."""
+        """Returns the index of the stream for the next copy."""
         self._copies += 1
         return self._copies % STREAMS
 
@@ -270,7 +271,7 @@ class SimulatedDevice:
     def _copy(
         self, array: SimulatedArray, direction: LinkDirection, other: LinkDirection
     ) -> tuple[float, float]:
-        """Transfer an array over the host link; returns its start and end time."""
+        """Transfers an array over the host link; returns its start and end time."""
         stream = self._stream()
         after = max(self.host, self._compute, array.ready, self._streams[stream])
         both = other.end > max(after, direction.end)
@@ -282,15 +283,15 @@ class SimulatedDevice:
 
     # ---- the disk -------------------------------------------------------------------------------
     def read(self, entry: SimulatedArray) -> None:
-        """Read an entry from disk; the host waits for it."""
+        """Reads an entry from disk; the host waits for it."""
         self._disk.read(entry)
 
     def write(self, entry: SimulatedArray) -> None:
-        """Write an entry to disk once it is in host memory."""
+        """Writes an entry to disk once it is in host memory."""
         self._disk.write(entry)
 
     def finish_writes(self) -> None:
-        """Finish all pending writes."""
+        """Finishes all pending writes."""
         self._disk.finish_writes()
 
 
@@ -298,18 +299,21 @@ _END = itemgetter(1)
 
 
 def _find_by_size(arrays: Sequence[SimulatedArray], nbytes: int) -> SimulatedArray | None:
-    """Return the first array in device memory with `nbytes`; None if there is none."""
+    """Returns the first array in device memory with `nbytes`; None if there is none."""
     return next((a for a in arrays if a.nbytes == nbytes and a.is_held), None)
 
 
 def _results(segment: Segment) -> tuple[list[int], int]:
-    """Return the bytes of a segment's results, and its number of streams, which take no memory."""
+    """Returns the bytes of each of a segment's results, and the number of its host streams.
+
+    Streams take no memory.
+    """
     sizes = [nbytes_of([spec]) for spec in segment.result_specs]
     return sizes, len(result_specs(segment)) - len(sizes)
 
 
 class LinkDirection:
-    """One direction of the host link: transfers one array at a time, the first available first.
+    """One direction of the host link: one transfer at a time, the first available first.
 
     Attributes:
         end: time from which it is free.
@@ -320,7 +324,7 @@ class LinkDirection:
         self._gaps: list[tuple[float, float]] = []  # free intervals before `end`, in order
 
     def reserve(self, after: float, seconds: float, now: float) -> tuple[float, float]:
-        """Reserve it for `seconds`, not before `after`; drops free intervals before `now`."""
+        """Reserves the link for `seconds` from `after` on; drops free intervals before `now`."""
         gaps = self._gaps
         if gaps and gaps[0][1] <= now:
             del gaps[: bisect_right(gaps, now, key=_END)]
@@ -338,7 +342,7 @@ class LinkDirection:
 
 
 class SimulatedDisk:
-    """Clocks of the host's disk and of copies to its buffers, each with one operation at a time."""
+    """Simulated clocks of the host's disk and of copies to its buffers, one operation at a time."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device, self.clock, self._copies = device, 0.0, 0.0
@@ -350,11 +354,11 @@ class SimulatedDisk:
         self._pending_bytes = 0  # bytes of both
 
     def finish_writes(self) -> None:
-        """Finish all pending writes."""
+        """Finishes all pending writes."""
         self._start_writes(math.inf)
 
     def read(self, entry: SimulatedArray) -> None:
-        """Read an entry; one that is not written yet is still in memory."""
+        """Reads an entry; an entry that is not written yet is still in memory."""
         device = self._device
         while not fits_window(self._read_ahead_bytes, entry.nbytes, READ_AHEAD_BYTES):
             self._can_read_at, nbytes = self._read_ahead.popleft()
@@ -369,7 +373,7 @@ class SimulatedDisk:
         self._read_ahead_bytes += entry.nbytes
 
     def write(self, entry: SimulatedArray) -> None:
-        """Queue a write; the host waits while the queue is full."""
+        """Queues a write; the host waits while the queue is full."""
         self._start_writes(self._device.host)
         while not fits_window(self._pending_bytes, entry.nbytes, WRITE_BEHIND_BYTES):
             if not self._writing:
@@ -380,7 +384,7 @@ class SimulatedDisk:
         self._pending_bytes += entry.nbytes
 
     def _start_writes(self, time: float) -> None:
-        """Start the writes that are possible until `time`; drop those that are done."""
+        """Starts the writes that are possible until `time`; drops finished writes."""
         while self._queued and self._queued[0].ready <= time:
             entry = self._queued.popleft()
             start = max(self.clock, self._copy_time(entry.ready, entry))
@@ -391,7 +395,7 @@ class SimulatedDisk:
             self._pending_bytes -= self._writing.popleft()[1].nbytes
 
     def _copy_time(self, ready: float, entry: SimulatedArray) -> float:
-        """Return the time at which an entry, available at `ready`, is copied in host memory."""
+        """Returns the time at which an entry, available at `ready`, is copied in host memory."""
         rates = self._device.rates
         if rates.has_own_memory:
             ready = self._copies = max(self._copies, ready) + entry.nbytes / rates.host_copy
@@ -404,7 +408,7 @@ class SimulatedDisk:
 
 # ---- adapters of the executor --------------------------------------------------------------
 class DrivenDevice(Protocol):
-    """A device without data for the schedule executor: simulated, or sleeping threads."""
+    """Protocol of a device without data that a schedule drives: simulated, or sleeping threads."""
 
     part: str
     has_own_memory: bool
@@ -476,12 +480,12 @@ class SimulatedEntries:
 
 
 def _first_replica(index: Index) -> int:
-    """Return the index of the first replica, which stands for all."""
+    """Returns the index of the first replica, which represents all replicas."""
     return index[0] if isinstance(index, tuple) else index
 
 
 def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
-    """Run a schedule on a device without data."""
+    """Runs a schedule on a device without data."""
     steps = [step for routine in schedule.routines for step in routine.steps]
     sizes = {step.buffer: step.nbytes for step in steps if isinstance(step, Transfer)}
     entries = {buffer: SimulatedEntries(buffer, n, device) for buffer, n in sizes.items()}
@@ -518,7 +522,7 @@ class NoneByKey(dict[Any, Any]):
 
 
 class NoGlobals(RunGlobals):
-    """Streams and constants, which are always on the device."""
+    """Segment globals (streams, constants), which are always on the device."""
 
     def __init__(self) -> None:
         super().__init__(NoneByKey(), NoneByKey(), NoneByKey())

@@ -1,4 +1,4 @@
-"""Timeline of a simulated run: its time, exposed transfers and peak memory."""
+"""Timeline of a simulated run: time, exposed transfers and peak memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST = 2  # iterations of a long loop until streams and disk are in a steady s
 
 @dataclass(frozen=True)
 class ExposedTime:
-    """Seconds in which a device is idle.
+    """Idle seconds of a device, by what it waits for.
 
     Attributes:
         transfers: it waits for loads, or the host waits for stores.
@@ -38,7 +38,7 @@ class ExposedTime:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated run of a program on one device.
+    """Time, exposed transfers and memory of a simulated run on one device.
 
     Attributes:
         seconds: from the first dispatch to the end of the last transfer.
@@ -62,7 +62,7 @@ class Timeline:
     spans: Sequence[Span]
 
     def extrapolate(self, shorter: Timeline, times: float) -> Timeline:
-        """Extrapolate from a shorter run: add `times` the difference."""
+        """Returns this timeline plus `times` its difference to a shorter run."""
 
         def extrapolate_value(longer_value: float, shorter_value: float) -> float:
             return longer_value + times * (longer_value - shorter_value)
@@ -87,7 +87,7 @@ class Timeline:
 
     @property
     def loads(self) -> int:
-        """Number of entries that are copied to the device."""
+        """Number of entries copied to the device."""
         return sum(span.stream == "copies in" for span in self.spans)
 
     @property
@@ -96,7 +96,7 @@ class Timeline:
         return sum(exposed.transfers for exposed in self.exposed.values())
 
     def trace(self) -> dict[str, Any]:
-        """Return the streams in the format of Chrome's trace viewer, which Perfetto reads."""
+        """Returns the stream activities in the format of Chrome's trace viewer and Perfetto."""
         threads = {name: i for i, name in enumerate(get_args(Stream), 1)}
         names: list[dict[str, Any]] = [
             {"ph": "M", "pid": 1, "tid": i, "name": "thread_name", "args": {"name": name}}
@@ -127,7 +127,7 @@ def timeline(
     window: int | None = None,
     temporaries: Callable[[Segment], int] | None = None,
 ) -> Timeline:
-    """Simulate a run: the walker drives a simulated device (`popxl.plan.simulated_device`).
+    """Simulates a run: the schedule executor drives a simulated device.
 
     A segment takes the time of `Cost.seconds`; the timeline adds exposed transfers and dispatch.
     Numbers that only devices know are taken to be 0, and streams are on the device.
@@ -160,7 +160,7 @@ def timeline(
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Context without garbage collection, which would take a third of the time of a simulation."""
+    """Context without garbage collection, which would take a third of a simulation's time."""
     was = gc.isenabled()
     gc.disable()
     try:

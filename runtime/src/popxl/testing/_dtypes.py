@@ -1,4 +1,4 @@
-"""Lists of dtypes to run a test with."""
+"""Lists of dtypes to parametrize tests with."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OTHERS = (
 
 
 def get_all_dtypes() -> list[dtypes.dtype]:
-    """All dtypes of PopXL."""
+    """Returns all dtypes of PopXL."""
     return [*_OTHERS, *get_all_int_dtypes()]
 
 
 def get_all_int_dtypes(
     include_signed: bool = True, include_unsigned: bool = True
 ) -> list[dtypes.dtype]:
-    """The integer dtypes: signed ones, unsigned ones, or both."""
+    """Returns the integer dtypes: signed ones, unsigned ones, or both."""
     return [*(_SIGNED if include_signed else ()), *(_UNSIGNED if include_unsigned else ())]

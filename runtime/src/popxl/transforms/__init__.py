@@ -1,4 +1,4 @@
-"""Transforms of graphs."""
+"""Transforms of graphs: autodiff, recomputation policies, outlining, scheduling hints."""
 
 from popxl._ir.public_names import collect_public_names as _collect_public_names
 from popxl.transforms.autodiff import ExpectedConnection as ExpectedConnection

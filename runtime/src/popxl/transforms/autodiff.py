@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation as a transform of graphs.
+"""Reverse-mode automatic differentiation as a transform of graphs.
 
 `autodiff(graph)` creates a gradient graph. Values of the forward graph that gradients need become
 inputs of the gradient graph, and further outputs of the forward graph unless they are inputs or
@@ -40,7 +40,7 @@ def autodiff(
     called_graphs_grad_info: Mapping[Graph, GradGraphInfo] | None = None,
     return_all_grad_graphs: bool = False,
 ) -> GradGraphInfo | dict[Graph, GradGraphInfo]:
-    """Create the gradient graph of `graph`.
+    """Creates the gradient graph of `graph`.
 
     Args:
         grads_provided: outputs of `graph` whose gradients are given to the gradient graph;
@@ -72,7 +72,7 @@ def autodiff(
 
 
 class _Autodiff:
-    """One application of the transform: gradient graphs of called graphs are made once."""
+    """One call of `autodiff`: makes the gradient graph of each called graph once."""
 
     def __init__(self, given: dict[Graph, GradGraphInfo]) -> None:
         self.given = given
@@ -105,7 +105,7 @@ class _Autodiff:
         required: list[Tensor] | None,
         expose: bool = True,
     ) -> GradGraphInfo:
-        """`expose`: make the values that gradients need outputs of `graph`."""
+        """Creates a gradient graph; `expose`: saved values become outputs of `graph`."""
         for t in [*(provided or []), *(required or [])]:
             if t not in graph:
                 raise ValueError(f"autodiff: {t!r} is no tensor of graph {graph.id!r}")
@@ -133,7 +133,7 @@ class _Autodiff:
 
 
 def _check_nothing_modified(graph: Graph) -> None:
-    """Raise popart_exception if an op changes a value that a gradient may need."""
+    """Raises popart_exception if an op modifies a value that a gradient can need."""
     for op in graph._ops:
         if op.modified_inputs():
             raise popart_exception(
@@ -144,7 +144,7 @@ def _check_nothing_modified(graph: Graph) -> None:
 
 
 def dependents(graph: Graph, required: Iterable[Tensor]) -> set[Tensor]:
-    """Tensors that depend on a required one in a differentiable way."""
+    """Returns the tensors that depend differentiably on a required tensor."""
     dependent = set(required)
     for op in graph._ops:
         if not isinstance(op.defn.grad, NoGrad) and not dependent.isdisjoint(op.inputs):
@@ -153,7 +153,7 @@ def dependents(graph: Graph, required: Iterable[Tensor]) -> set[Tensor]:
 
 
 class GradContext:
-    """The gradient graph under construction; gradient rules get it as `ctx`."""
+    """Gradient graph under construction; gradient rules get it as `ctx`."""
 
     def __init__(
         self, session: _Autodiff, forward: Graph, grad_graph: Graph, required: list[Tensor]
@@ -172,7 +172,7 @@ class GradContext:
         return t in self._needed and t.dtype.is_floating_point
 
     def fwd(self, t: Tensor) -> Tensor:
-        """The value of forward tensor `t`, in the gradient graph."""
+        """Returns the value of forward tensor `t` in the gradient graph."""
         worklist = [t]
         while worklist:  # chains of what is computed again are long: no recursion
             tensor = worklist[-1]
@@ -187,14 +187,14 @@ class GradContext:
         return self._known[t]
 
     def _recompute_sources(self, t: Tensor) -> list[Tensor] | None:
-        """Tensors from which `t` is recomputed; None if it is saved (see `saving`)."""
+        """Returns the tensors to recompute `t` from; None if `t` is saved (see `saving`)."""
         op = t._producer
         if op is None or op.defn.lower is None or op.inplace is not None or may_save(op):
             return None
         return op.inputs
 
     def _make_available(self, t: Tensor, recompute: bool) -> None:
-        """Make `t` available: as a constant, a recomputed value, or an input."""
+        """Adds `t` to the gradient graph: as a constant, a recomputed value, or an input."""
         op = t._producer
         if isinstance(t, Constant):
             with self._graph:
@@ -210,7 +210,7 @@ class GradContext:
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.Fwd))
 
     def call_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Gradient of a call: a call of the gradient graph of the called graph."""
+        """Adds a call of the called graph's gradient graph (gradient of a call)."""
         called: Graph = op.attrs["graph"]
         given = grads_by_output(called, grads)
         required = [t for i, t in enumerate(called._inputs) if self.needs(op, i)]
@@ -228,40 +228,40 @@ class GradContext:
         return [grad_of.get(t) for t in called._inputs]
 
     def loop_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Gradient of a repeat."""
+        """Returns the input gradients of a repeat."""
         return loop_grad(self, op, grads)
 
     def branch_grad(self, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Gradient of a conditional."""
+        """Returns the input gradients of a conditional."""
         return branch_grad(self, op, grads)
 
     def gradient_of(
         self, graph: Graph, provided: list[Tensor], required: list[Tensor]
     ) -> GradGraphInfo:
-        """Gradient graph of a graph whose values the caller can reach without outputs."""
+        """Returns the gradient graph of a graph whose values the caller reaches without outputs."""
         return self._session.differentiate_callee(graph, provided, required, expose=False)
 
     @staticmethod
     def outputs_reached(graph: Graph, required: Iterable[Tensor]) -> set[int]:
-        """Indices of the outputs of `graph` that depend on a required tensor."""
+        """Returns the indices of the outputs of `graph` that depend on a required tensor."""
         dependent = dependents(graph, required)
         return {i for i, t in enumerate(graph._outputs) if t in dependent}
 
     # ---- construction ---------------------------------------------------------------------------
     def provide(self, tensors: list[Tensor]) -> None:
-        """Add an input for the gradient of each of `tensors`."""
+        """Adds an input for the gradient of each of `tensors`."""
         for t in tensors:
             grad = self._graph._add_input(t.spec, f"grad_{t.name}")
             self.expected.append(ExpectedConnection._make(t, ExpectedConnectionType.FwdGrad))
             self._accumulate_grad(t, grad)
 
     def _accumulate_grad(self, t: Tensor, grad: Tensor) -> None:
-        """Add to the gradient of `t`, if it is needed."""
+        """Adds a term to the gradient of `t`, if that gradient is needed."""
         if t in self._needed:
             self._grads.setdefault(t, []).append(grad)
 
     def backward(self) -> None:
-        """Differentiate the ops from last to first."""
+        """Differentiates the ops from last to first."""
         for op in reversed(self._forward.ops):
             if self._grads.keys().isdisjoint(op.outputs):
                 continue
@@ -288,7 +288,7 @@ class GradContext:
         return self._grads[t][0]
 
     def finish(self, required: list[Tensor], explicit: bool) -> list[ExpectedConnection]:
-        """Set the outputs of the gradient graph."""
+        """Sets the outputs of the gradient graph."""
         outs = []
         for t in required:
             g = self._total_grad(t)
@@ -301,7 +301,7 @@ class GradContext:
         return outs
 
     def expose_values(self) -> None:
-        """Make the values that the gradient graph takes outputs of the forward graph."""
+        """Makes the forward values that the gradient graph takes outputs of the forward graph."""
         available = {*self._forward._inputs, *self._forward._outputs}
         for connection in self.expected:
             if connection.fwd_tensor not in available:

@@ -1,4 +1,4 @@
-"""Gradient graphs as programs get them: what their inputs and outputs are connected to."""
+"""Records of what a gradient graph's inputs and outputs correspond to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ExpectedConnectionType(Enum):
 
 
 class _Made:
-    """Base of records that the library creates and programs only read."""
+    """Base of read-only records that only the library creates."""
 
     def __init__(self) -> None:
         raise TypeError(f"Cannot create {type(self).__name__} instances; autodiff makes them")
@@ -32,7 +32,7 @@ class _Made:
 
 
 class ExpectedConnection(_Made):
-    """Tensor that a gradient graph's input or output connects to.
+    """Forward tensor, or its gradient, that a gradient graph's input or output corresponds to.
 
     Attributes:
         fwd_tensor: a tensor of the forward graph.
@@ -47,7 +47,7 @@ class ExpectedConnection(_Made):
 
 
 class GradGraphInfo(_Made):
-    """A gradient graph, and how its inputs and outputs relate to the forward graph.
+    """A gradient graph, with the forward tensors that its inputs and outputs correspond to.
 
     Attributes:
         graph: the gradient graph.
@@ -63,16 +63,16 @@ class GradGraphInfo(_Made):
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """Tensors of the forward graph that the inputs stand for."""
+        """Forward tensors that the inputs of the gradient graph correspond to."""
         return tuple(c.fwd_tensor for c in self.expected_inputs)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """Tensors of the forward graph whose gradients the outputs are."""
+        """Forward tensors whose gradients are the outputs of the gradient graph."""
         return tuple(c.fwd_tensor for c in self.expected_outputs)
 
     def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
-        """Inputs of the gradient graph that a call of the forward graph provides.
+        """Returns the gradient-graph inputs that a call of the forward graph provides, with values.
 
         Use as `inputs_dict` of `ops.call`; the gradients remain as positional inputs.
         """
@@ -85,13 +85,13 @@ class GradGraphInfo(_Made):
     def fwd_graph_ins_to_grad_parent_outs(
         self, grad_call_info: CallSiteInfo
     ) -> dict[Tensor, Tensor]:
-        """Tensor of the forward graph -> its gradient, an output of the gradient call."""
+        """Maps tensors of the forward graph to their gradients, outputs of the gradient call."""
         return {t: grad_call_info.parent_output(i) for i, t in enumerate(self.outputs)}
 
     def fwd_parent_ins_to_grad_parent_outs(
         self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
     ) -> dict[Tensor, Tensor]:
-        """Input of the forward call -> its gradient, an output of the gradient call.
+        """Maps inputs of the forward call to their gradients, outputs of the gradient call.
 
         A tensor that the forward call was given several times gets the sum of the gradients, which
         this function appends to the graph of the gradient call.

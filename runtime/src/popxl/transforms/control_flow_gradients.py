@@ -1,4 +1,4 @@
-"""Gradients of repeat and conditional, from the gradient graphs of their bodies.
+"""Gradients of repeat and conditional, made of the gradient graphs of their bodies.
 
 The gradient of a `repeat` runs the loop once more, keeping for each iteration the values that the
 gradient graph of its body asks for, and then runs that graph for the iterations from last to
@@ -50,7 +50,7 @@ def _feed(info: GradGraphInfo) -> _Feed:
 
 
 def _targets(info: GradGraphInfo) -> tuple[int | None, ...]:
-    """Map each output of a gradient graph to the input of the body whose gradient it is."""
+    """Returns, for each output of a gradient graph, the body input whose gradient it is."""
     inputs = info.forward_graph._inputs
     return tuple(inputs.index(t) if t in inputs else None for t in info.outputs)
 
@@ -83,7 +83,7 @@ def _backward(
     values: Mapping[Tensor, Any],
     grads: Mapping[int, Any],
 ) -> dict[int, Any]:
-    """Run a gradient graph: gradients of the body's inputs by their index."""
+    """Runs a gradient graph; returns the gradients of the body's inputs by index."""
     arrays = []
     for t, source in zip(graph.inputs, feed, strict=True):
         if isinstance(source, Tensor):
@@ -97,13 +97,13 @@ def _backward(
 
 # ---- loops --------------------------------------------------------------------------------------
 def _residuals(op: Op) -> tuple[Tensor, ...]:
-    """Values of each iteration that the gradient graph of the body takes."""
+    """Returns the values that the body's gradient graph takes from each iteration."""
     constant = op.attrs["forward"]._inputs[op.attrs["carried"] :]
     return tuple(t for t in op.attrs["feed"] if isinstance(t, Tensor) and t not in constant)
 
 
 def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> Sequence[Any]:
-    """Two `lax.scan`s: the loop again, then the gradient graph of its body backwards."""
+    """Lowers a loop's gradient to two `lax.scan`s: the loop again, then its gradient in reverse."""
     op, (recomputed, reverse) = node.op, (region.graph for region in node.regions)
     assert op is not None
     body, carried, count = op.attrs["forward"], op.attrs["carried"], op.attrs["count"]
@@ -171,7 +171,7 @@ REPEAT_GRAD = define(
 
 
 def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradient of a `repeat` that changes no state.
+    """Returns the input gradients of a `repeat` that changes no state.
 
     Raises:
         popart_exception: its graph touches state, so that running it again would repeat the effect.
@@ -198,8 +198,10 @@ def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor |
 
 
 def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
-    """Inputs whose gradient an iteration computes: required ones, and carried values that depend
-    on them in some iteration."""
+    """Returns the inputs whose gradients an iteration must compute.
+
+    Required ones, and carried values that depend on them in some iteration.
+    """
     body, carried = op.attrs["graph"], op.attrs["carried"]
     needed = {i for i in range(len(op.inputs)) if ctx.needs(op, i)}
     while True:
@@ -212,7 +214,7 @@ def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
 
 # ---- branches -----------------------------------------------------------------------------------
 def _execute_branch(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> Sequence[Any]:
-    """`lax.cond` between the gradient graphs of the branches."""
+    """Lowers a conditional's gradient to `lax.cond` between its branches' gradient graphs."""
     op = node.op
     assert op is not None
     forward = [region.graph for region in node.regions[:2]]
@@ -265,7 +267,7 @@ CONDITIONAL_GRAD = define(
 
 
 def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradient of a `conditional` that changes no state.
+    """Returns the input gradients of a `conditional` that changes no state.
 
     Raises:
         popart_exception: its graphs touch state, so that running one again would repeat the effect.

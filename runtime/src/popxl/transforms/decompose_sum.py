@@ -1,4 +1,4 @@
-"""Decompose sums of many gradients into running sums."""
+"""Transform that decomposes sums of many gradients into running sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl.transforms.gradient_ops import GRAD_SUM
 
 
 def decompose_sum(graph: Graph) -> Graph:
-    """Replace each sum of several gradients by additions right after each term is produced.
+    """Replaces each sum of gradients by additions right after each term is produced.
 
     Only the running total is then live, instead of all terms until the last one is there. Applies
     to the graph in place.

@@ -1,4 +1,4 @@
-"""Ops of gradient graphs: sums of gradients, generic vector-Jacobian products."""
+"""Ops of gradient graphs: sums of gradients, and generic vector-Jacobian products."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ GRAD_MAXIMUM = define(
 
 
 def total(terms: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
-    """The sum of the gradients of one tensor, or their maximum (see `observed_tensors`)."""
+    """Adds up the gradients of one tensor, or takes their maximum (see `observed_tensors`)."""
     if len(terms) == 1:
         return terms[0]
     return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, terms)[0]
@@ -65,7 +65,7 @@ def total(terms: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
 
 @graph_cached
 def observed_tensors(graph: Graph) -> set[Tensor]:
-    """Tensors of `graph` for which gradient graphs return an observed maximum.
+    """Returns the tensors of `graph` whose gradients are observed maxima, such as amaxes.
 
     They are the `OpDef.max_gradient_inputs` of its ops, and of the ops in graphs that these run.
     """
@@ -79,7 +79,7 @@ def observed_tensors(graph: Graph) -> set[Tensor]:
 
 
 def _callee_inputs(op: Op, index: int) -> list[Tensor]:
-    """Inputs of called graphs that receive input `index` of `op`."""
+    """Returns the inputs of called graphs that receive input `index` of `op`."""
     return [
         t
         for region in regions(op)
@@ -89,7 +89,7 @@ def _callee_inputs(op: Op, index: int) -> list[Tensor]:
 
 
 def grads_by_output(graph: Graph, grads: Sequence[Tensor | None]) -> dict[Tensor, list[Tensor]]:
-    """The gradients of a graph's results by output tensor: one may be returned several times."""
+    """Groups the gradients of a graph's outputs by tensor, which can be returned several times."""
     by_tensor: dict[Tensor, list[Tensor]] = {}
     for t, g in zip(graph._outputs, grads, strict=True):
         if g is not None:
@@ -107,7 +107,7 @@ def _vjp(
     wrt: tuple[int, ...],
     given: tuple[int, ...],
 ) -> Any:
-    """Cotangents of inputs `wrt` of op `of`, from its inputs `uses` and cotangents `given`."""
+    """Returns cotangents of inputs `wrt` of op `of`, from inputs `uses` and cotangents `given`."""
     defn, attrs = registry()[of], dict(base_attrs)
     values: list[Any] = [None] * len(specs)
     for i, x in zip(uses, arrays, strict=False):
@@ -145,7 +145,7 @@ _USED: dict[Any, tuple[int, ...]] = {}
 
 
 def _inputs_used(*key: Any) -> tuple[int, ...]:
-    """Inputs of an op on which cotangents depend: see `_find_inputs_used`."""
+    """Returns the inputs of an op on which cotangents depend (see `_find_inputs_used`)."""
     return get_cached(_USED, attr_key(key), lambda: _find_inputs_used(*key))
 
 
@@ -157,7 +157,7 @@ def _find_inputs_used(
     wrt: tuple[int, ...],
     given: tuple[int, ...],
 ) -> tuple[int, ...]:
-    """Inputs of the op on which the cotangents of `wrt` depend."""
+    """Returns the inputs of the op on which the cotangents of `wrt` depend."""
     everything = tuple(range(len(specs)))
 
     def run(*arrays: Any) -> Any:
@@ -176,7 +176,7 @@ def _find_inputs_used(
 
 
 def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-    """Gradient of a pure op by `jax.vjp` of its meaning; asks only for the values it needs."""
+    """Differentiates a pure op by `jax.vjp` of its lowering; takes only the values it needs."""
     attrs = tuple(sorted(op.attrs.items()))
     specs = tuple(t.spec for t in op.inputs)
     wrt = tuple(i for i, t in enumerate(op.inputs) if ctx.needs(op, i))
@@ -196,7 +196,7 @@ def generic_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> Sequence[T
 def input_gradients(
     op: Op, wrt_indices: Sequence[int], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Gradients by input of `op`; None except at `wrt_indices`."""
+    """Returns gradients by input of `op`: `grads` at `wrt_indices`, None elsewhere."""
     dxs: list[Tensor | None] = [None] * len(op.inputs)
     for i, g in zip(wrt_indices, grads, strict=True):
         dxs[i] = g
@@ -204,7 +204,7 @@ def input_gradients(
 
 
 def gradient_rule(defn: OpDef) -> Any:
-    """The gradient rule of a definition."""
+    """Returns the gradient rule of an op definition."""
     if defn.grad is not None:
         return defn.grad
     return generic_grad if defn.lower is not None else None

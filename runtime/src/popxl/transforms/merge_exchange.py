@@ -1,4 +1,4 @@
-"""Hints that exchanges with the host may run together; XLA decides what does."""
+"""Hints to overlap or merge exchanges with the host; XLA decides which really overlap."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from popxl.tensor import Tensor
 
 @contextmanager
 def merge_exchange() -> Iterator[None]:
-    """Merge the remote and host exchanges created inside (a hint)."""
+    """Merges the remote and host exchanges created inside (a hint)."""
     with in_sequence(False):
         yield
 
 
 @contextmanager
 def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
-    """Overlap the exchanges created inside, on IO tiles, with compute (a hint).
+    """Overlaps the exchanges created inside, on IO tiles, with compute (a hint).
 
     Args:
         verify_overlap: check that they can be one exchange.
@@ -41,7 +41,7 @@ def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
 
 
 def _check_independent(ops: list[Op]) -> None:
-    """Raise RuntimeError if an op reads what one before it makes or changes."""
+    """Raises RuntimeError if an op reads what an earlier op produces or modifies."""
     made: dict[Tensor, Op] = {}
     for op in ops:
         for owner in (o for t in op.inputs for o in owners(t)):

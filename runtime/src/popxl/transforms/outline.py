@@ -1,4 +1,4 @@
-"""Graphs that are executables of their own."""
+"""Outlining: compiles a graph as a separate executable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from popxl.tensor import Tensor
 
 
 def outline(graph: Graph, saved: Sequence[Tensor] = ()) -> None:
-    """Compile `graph` as an executable of its own: the same bits at every call site.
+    """Compiles `graph` as a separate executable, with bitwise equal results at every call site.
 
     What XLA makes of a computation depends on what surrounds it: it merges neighbouring kernels,
     in which a product and a sum then round once instead of twice, and leaves out what nobody uses.

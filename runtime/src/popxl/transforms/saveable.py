@@ -1,4 +1,4 @@
-"""Policies that choose the forward values that gradient graphs save or recompute."""
+"""Policies that choose which forward values gradient graphs save, and which they recompute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _policy: ContextVar[Policy | None] = ContextVar("saveable", default=None)
 
 
 def products_saveable(op: Op) -> bool:
-    """Save expensive results: matrix products, softmax, random numbers, collectives, calls.
+    """True for expensive results: matmuls, softmax, random numbers, collectives, calls.
 
     What is made of them element by element, by sums along axes, or by moving elements is computed
     again where a gradient needs it: writing it to memory and reading it back takes longer. (Compare
@@ -27,8 +27,9 @@ def products_saveable(op: Op) -> bool:
 
 @contextmanager
 def saving(policy: Policy | None) -> Iterator[None]:
-    """Gradient graphs made inside take only results of ops for which `policy(op)` holds, and
-    inputs, from their forward graphs; other values that they need they compute again.
+    """Context in which gradient graphs save only inputs and results of ops with `policy(op)`.
+
+    Other values that they need from their forward graphs they recompute.
 
     Args:
         policy: for example `products_saveable`; None: every value may be taken.
@@ -41,6 +42,6 @@ def saving(policy: Policy | None) -> Iterator[None]:
 
 
 def may_save(op: Op) -> bool:
-    """True if the policy lets gradient graphs save results of `op`."""
+    """True if the current policy lets gradient graphs save the results of `op`."""
     policy = _policy.get()
     return policy is None or policy(op)
