@@ -1,4 +1,4 @@
-"""Array files of variables in a folder, with a JSON index.
+"""Files of variables' arrays in a folder, with a JSON index of shapes and dtypes.
 
 NumPy has no name for bfloat16 and float8, so .npz files hold their bits as integers; memory maps
 are bytes without a header. `arrays.json` says the dtype and shape of each variable. A variable that
@@ -44,25 +44,25 @@ class StoredArray(NamedTuple):
 
     @classmethod
     def from_json(cls, entry: Any) -> StoredArray:
-        """Returns an entry of an index. Raises TypeError or ValueError if it is none."""
+        """Returns an index entry from JSON data; raises TypeError or ValueError if malformed."""
         file, dtype, shape, offset = entry
         known = dtypes.dtype.from_name(dtype).name
         return cls(str(file), known, tuple(int(n) for n in shape), int(offset))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a memory map's file up to the end of the array."""
+        """File size in bytes of a memory map up to the end of the array."""
         return self.offset + self.host_dtype.itemsize * math.prod(self.shape)
 
     @property
     def host_dtype(self) -> np.dtype:
-        """Dtype of its elements in numpy."""
+        """NumPy dtype of the array's elements."""
         return dtypes.dtype.from_name(self.dtype).as_numpy()
 
 
 # ---- the index ----------------------------------------------------------------------------------
 def read_object(path: Path) -> dict[str, Any]:
-    """Returns the object that a JSON file holds; an empty one if there is no file.
+    """Returns the JSON object in a file; an empty one if the file does not exist.
 
     Raises:
         ValueError: the file is damaged.
@@ -79,7 +79,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> dict[str, StoredArray]:
-    """Returns the index of a folder: entries by variable name.
+    """Returns the index of a folder: an entry per variable name.
 
     Raises:
         ValueError: the index is damaged.
@@ -93,7 +93,7 @@ def read_index(folder: Path) -> dict[str, StoredArray]:
 
 
 def add_to_index(folder: Path, held: Mapping[str, StoredArray]) -> None:
-    """Merges entries into the index of a folder."""
+    """Merges entries into a folder's index file."""
     path, draft = folder / INDEX, folder / f".{INDEX}"
     draft.write_text(json.dumps(read_index(folder) | dict(held), indent=1), encoding="utf-8")
     draft.replace(path)
@@ -101,12 +101,12 @@ def add_to_index(folder: Path, held: Mapping[str, StoredArray]) -> None:
 
 # ---- files --------------------------------------------------------------------------------------
 def file_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype in which .npy files hold `dtype`: bfloat16 and float8 as unsigned integers."""
+    """Dtype in which .npy files store `dtype`: bfloat16 and float8 as unsigned integers."""
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
 def read_packed(folder: Path, name: str, held: StoredArray) -> np.ndarray:
-    """Returns the array `name` of an .npz file.
+    """Returns the array `name` from an .npz file.
 
     Args:
         held: how the file is known, or else expected, to hold it.
@@ -127,7 +127,7 @@ def read_packed(folder: Path, name: str, held: StoredArray) -> np.ndarray:
 def map_file(
     folder: Path, held: StoredArray, mode: str = "r", size: int | None = None
 ) -> np.memmap:
-    """Returns a memory map of a file.
+    """Returns a memory map of an array file.
 
     Args:
         size: bytes that the file must have; None: those of the array, or more.
@@ -148,7 +148,7 @@ def map_file(
 
 # ---- conversions --------------------------------------------------------------------------------
 def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype) -> None:
-    """Checks that a variable can hold the numbers of an array: rounded, but not as others.
+    """Raises ValueError unless an array can be converted to a variable's dtype.
 
     Args:
         name: of the variable; `source`: what the array comes from, for the message.
@@ -177,7 +177,7 @@ def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype)
 
 
 def _kind(dtype: np.dtype) -> str:
-    """Dtypes of one kind hold the same sort of numbers."""
+    """Category of a dtype (such as float or int), within which arrays can be converted."""
     kind = dtypes.dtype.as_dtype(dtype)
     if kind.is_int:
         return "i"

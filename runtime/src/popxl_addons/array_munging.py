@@ -1,4 +1,4 @@
-"""Layout of host arrays for replicated programs: shards, copies, and their inverses.
+"""Host arrays of replicated programs: splitting into shards, repeating, and the inverses.
 
 Functions that make one array for each of n shards or copies return them along a new first axis,
 which is the layout of a variable with n replica groups.
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def handle_negative_axis(x: np.ndarray, axis: int) -> int:
-    """`axis` counted from the front. Raises IndexError if `x` has no such axis."""
+    """Return a nonnegative `axis`; raises IndexError if `x` has no such axis."""
     if not -x.ndim <= axis < x.ndim:
         raise IndexError(f"an array of shape {x.shape} has no axis {axis}")
     return axis % x.ndim
@@ -33,48 +33,48 @@ def _split(x: np.ndarray, n: int, axis: int) -> list[np.ndarray]:
 
 
 def shard(x: np.ndarray, n: int, axis: int) -> np.ndarray:
-    """Split `axis` into n equal shards: (n, *shape with that axis divided by n)."""
+    """Split `axis` into n equal shards: -> (n, *shape with that axis divided by n)."""
     return np.ascontiguousarray(np.stack(_split(np.asarray(x), n, axis)))
 
 
 def unshard_arrays(xs: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """Join shards along `axis`. The inverse of splitting."""
+    """Concatenate shards along `axis`; the inverse of splitting."""
     return np.concatenate(list(xs), axis)
 
 
 def unshard(x: np.ndarray, axis: int) -> np.ndarray:
-    """Inverse of `shard`: concatenate the shards along `axis`."""
+    """Concatenate shards (n, ...) along `axis`; the inverse of `shard`."""
     return unshard_arrays(list(x), axis)
 
 
 def repeat(x: np.ndarray, n: int, axis: int = 0) -> np.ndarray:
-    """n copies along a new axis: (n, *shape) for axis 0."""
+    """Repeat an array n times along a new axis: -> (n, *shape) for axis 0."""
     return np.repeat(np.expand_dims(x, axis), n, axis)
 
 
 def repeat_axis(x: np.ndarray, n: int, axis: int = 0) -> np.ndarray:
-    """The whole array n times along an existing axis: [a, b] -> [a, b, a, b]."""
+    """Repeat the whole array n times along an existing axis: [a, b] -> [a, b, a, b]."""
     return np.concatenate([x] * n, axis)
 
 
 def split2D(  # noqa: N802 - PopXL's name
     x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int
 ) -> list[list[np.ndarray]]:
-    """Cut `axis_1` into n_1 rows of parts and `axis_2` of each into n_2 parts."""
+    """Split `axis_1` into n_1 parts, and `axis_2` of each part into n_2 parts."""
     return [_split(row, n_2, axis_2) for row in _split(np.asarray(x), n_1, axis_1)]
 
 
 def shard2D(  # noqa: N802
     x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int
 ) -> np.ndarray:
-    """Like `split2D`, as one array (n_1 * n_2, ...) with the parts of a row next to each other."""
+    """Split two axes as `split2D` does, into one array (n_1 * n_2, ...) in row-major order."""
     return np.stack([part for row in split2D(x, n_1, n_2, axis_1, axis_2) for part in row])
 
 
 def unshard2D(  # noqa: N802
     x: np.ndarray, n_1: int, n_2: int, axis_1: int, axis_2: int
 ) -> np.ndarray:
-    """The inverse of `shard2D`. Raises ValueError unless `x` has n_1 * n_2 parts."""
+    """Join shards of two axes, the inverse of `shard2D`; ValueError unless there are n_1 * n_2."""
     if x.shape[0] != n_1 * n_2:
         raise ValueError(f"expected {n_1} x {n_2} parts along the first axis of shape {x.shape}")
     rows = [unshard(x[i * n_2 : (i + 1) * n_2], axis_2) for i in range(n_1)]
@@ -88,7 +88,7 @@ def repeat_shard(
     shard_axis: int,
     sharded_tensor: Literal["contiguous", "strided"] = "contiguous",
 ) -> np.ndarray:
-    """`n_repeats` copies of each of `n_shards` shards: (n_repeats * n_shards, ...).
+    """Split into `n_shards` shards, each repeated `n_repeats` times: (n_repeats * n_shards, ...).
 
     Args:
         sharded_tensor: "contiguous": the shards of one copy are neighbours, [s0, s1, s0, s1];
@@ -114,7 +114,7 @@ def tensor_parallel_input(
     rf: int,
     repeat_fn: Callable[[np.ndarray, int], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Lay out a stream's data so that each tensor-parallel group of replicas gets the same sample.
+    """Lay out stream input so that each tensor-parallel group's replicas get the same sample.
 
     Replica r is member `r % tp` of data-parallel instance `r // tp`.
 
@@ -154,7 +154,7 @@ def tensor_parallel_output(
     tp_identical: bool = True,
     true_num_host_transfers: int | None = None,
 ) -> np.ndarray:
-    """The inverse of `tensor_parallel_input` for the output of a stream.
+    """Undo the layout of `tensor_parallel_input` in a stream's output.
 
     Args:
         output_data: (num_host_transfers, rf, *data_shape); dims equal to 1 may be missing.
@@ -174,7 +174,7 @@ def tensor_parallel_output(
 
 
 def pad_axis(x: np.ndarray, n: int, axis: int, value: int | float = 0) -> np.ndarray:
-    """Append `value` along `axis` until its length is n. Raises ValueError if it is longer."""
+    """Pad `axis` with `value` to length n; raises ValueError if it is longer."""
     axis = handle_negative_axis(x, axis)
     missing = n - x.shape[axis]
     if missing < 0:
@@ -184,7 +184,7 @@ def pad_axis(x: np.ndarray, n: int, axis: int, value: int | float = 0) -> np.nda
 
 
 def squeeze_safe(x: np.ndarray, axis: int | Sequence[int] | None = None) -> np.ndarray:
-    """Drop those of the given axes (default: all) that have length 1; keep the others."""
+    """Drop those of the given axes (default: all) that have length 1; keep the other axes."""
     axes = range(x.ndim) if axis is None else ([axis] if isinstance(axis, int) else axis)
     droppable = {handle_negative_axis(x, a) for a in axes}
     return np.squeeze(x, tuple(a for a in droppable if x.shape[a] == 1))

@@ -22,7 +22,7 @@ def build_custom_gradient(
     grads_provided: Iterable[Tensor] | None,
     grads_required: Iterable[Tensor] | None,
 ) -> GraphWithNamedArgs:
-    """Gradient graph of a module that writes `build_grad` (`Module.create_grad_graph`)."""
+    """Build the gradient graph of a module that defines `build_grad`; see `create_grad_graph`."""
     forward = fwd_graph.graph
     _check_parameters(module)
     provided = _provided_outputs(module, fwd_graph, grads_provided)
@@ -71,7 +71,7 @@ def _check_once(what: str, tensors: list[Tensor]) -> None:
 def _provided_outputs(
     module: Module, fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> list[Tensor]:
-    """Outputs whose gradients are provided; default: those of `build`."""
+    """Outputs whose gradients are inputs of `build_grad`; by default all outputs of `build`."""
     outputs = fwd_graph.graph.outputs
     provided = list(fwd_graph._build_outputs if requested is None else requested)
     if requested is not None:
@@ -92,7 +92,7 @@ def _provided_outputs(
 def _required_inputs(
     fwd_graph: GraphWithNamedArgs, requested: Iterable[Tensor] | None
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Inputs whose gradients are required: non-variables, and variables by name."""
+    """Inputs whose gradients are requested: non-variables, and variables by name."""
     required = list(fwd_graph.graph.inputs if requested is None else requested)
     _check_once("grads_required", required)
     names = {t: name for name, t in fwd_graph.args.to_dict().items()}
@@ -104,7 +104,7 @@ def _required_inputs(
 
 # ---- values of the forward graph ----------------------------------------------------------------
 def _expose(fwd_graph: GraphWithNamedArgs) -> None:
-    """Add the values saved by `build` to the outputs of the forward graph, once.
+    """Add the values saved by `build` to the forward graph's outputs; only the first call does.
 
     A tensor that was kept itself is an output of its own, after those of `build`, so that gradient
     graphs that programs write by hand find it there. One in a container, which is our extension,
@@ -124,7 +124,7 @@ def _expose(fwd_graph: GraphWithNamedArgs) -> None:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, in order."""
+    """Yield the tensors in nested lists and mappings, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -135,7 +135,7 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 class _ForwardValues(Aux):
-    """`self.aux` while `build_grad` runs: values saved by `build`, as gradient graph inputs.
+    """`self.aux` while `build_grad` runs: values that `build` saved, as gradient graph inputs.
 
     An input is created when its value is first read.
     """
@@ -173,7 +173,7 @@ class _ForwardValues(Aux):
 def _check_results(
     module: Module, inputs: Sequence[Tensor], results: Sequence[Tensor | None], all_wanted: bool
 ) -> dict[Tensor, Tensor]:
-    """Gradients by input. None stands for an input without one.
+    """Return the gradients that `build_grad` returned, by input; inputs without one are left out.
 
     Where all inputs are wanted, those at the end that can have no gradient, such as a seed, may be
     left out.

@@ -1,4 +1,4 @@
-"""Print ops enabled by a log level.
+"""Print ops that can be enabled by a log level.
 
 The environment variable MODEL_LOG_LEVEL (TRACE, DEBUG, INFO or WARN; default INFO) is read when
 a program is built: prints below it are not built at all.
@@ -32,12 +32,12 @@ def _is_enabled(level: LEVELS_TYPE) -> bool:
 def print_tensor(
     t: popxl.Tensor, *args: Any, level: LEVELS_TYPE = "DEBUG", **kwargs: Any
 ) -> popxl.Tensor:
-    """`ops.print_tensor(t, *args, **kwargs)` if `level` is on; otherwise `t` itself."""
+    """Print a tensor at run time if `level` is enabled, as `ops.print_tensor`; else return `t`."""
     return ops.print_tensor(t, *args, **kwargs) if _is_enabled(level) else t
 
 
 def print_text(text: str, num: popxl.Tensor | None = None, level: LEVELS_TYPE = "DEBUG") -> None:
-    """Print `text`, and a number, each time the program passes here, if `level` is on."""
+    """Print `text`, and a number, each time the program reaches this op, if `level` is enabled."""
     if _is_enabled(level):
         value = popxl.constant(0, popxl.int32) if num is None else num
         ops.print_tensor(value, title=text)

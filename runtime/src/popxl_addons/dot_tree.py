@@ -1,4 +1,4 @@
-"""Tree of named leaves with attribute access and dotted names."""
+"""A tree of named leaves with attribute access and dotted names, such as `layer.0.weight`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEGATIVE = re.compile(r"-[0-9]+", re.ASCII)
 
 
 def sanitise(name: str | int) -> str:
-    """Replace characters that a key part cannot hold by `_`.
+    """Replace characters that are not allowed in key components by `_`.
 
     Integers keep their digits, so that children of a list are `"0"`, `"1"`, ... `insert` rewrites
     no keys: a program that has names of another origin makes keys of them with this.
@@ -37,7 +37,7 @@ def _parts(key: str | int) -> list[str]:
 
 
 def checked_parts(key: str | int) -> list[str]:
-    """Raises ValueError unless each part is a Python identifier or a number of digits."""
+    """Split a dotted key; ValueError unless each component is a Python identifier or digits."""
     parts = _parts(key)
     for part in parts:
         if not (part.isidentifier() or (part.isascii() and part.isdigit())):
@@ -49,7 +49,7 @@ def checked_parts(key: str | int) -> list[str]:
 
 
 class DotTree(Generic[L]):
-    """Nested names with leaves of one type, in order of insertion.
+    """A tree of named leaves of one type, in insertion order.
 
     `tree.a.b`, `tree["a.b"]` and `tree.get("a.b")` are the same leaf; integers name the children
     of lists: `tree[0]` is `tree["0"]`, and negative ones count from the largest: `tree[-1]`.
@@ -90,7 +90,7 @@ class DotTree(Generic[L]):
         self.insert(key, value, overwrite=True)
 
     def get(self, key: str | int) -> Any:
-        """The leaf or subtree called `key`, which may be dotted.
+        """Return the leaf or subtree at a (dotted) key.
 
         Raises:
             KeyError: there is none; the message lists the names at that level.
@@ -108,7 +108,7 @@ class DotTree(Generic[L]):
         return node
 
     def insert(self, key: str | int, value: Any, overwrite: bool = False) -> None:
-        """Add a leaf or a subtree. Missing levels of a dotted key are created.
+        """Add a leaf or a subtree at a key; missing levels of a dotted key are created.
 
         Args:
             overwrite: replace what is there; levels of a dotted key that exist gain the new name
@@ -132,7 +132,7 @@ class DotTree(Generic[L]):
         node._map[last] = value
 
     def pop(self, key: str | int) -> Any:
-        """Remove and return a leaf or subtree. Raises KeyError if there is none."""
+        """Remove and return the leaf or subtree at a key; raises KeyError if there is none."""
         value = self.get(key)
         *path, last = _parts(key)
         parent = self.get(".".join(path)) if path else self
@@ -148,7 +148,7 @@ class DotTree(Generic[L]):
 
     # ---- whole trees ----------------------------------------------------------------------------
     def update(self, values: DotTree[L] | Mapping[str, L], overwrite: bool = False) -> None:
-        """Insert the leaves and subtrees of the first level of `values`.
+        """Insert all leaves and subtrees of the mapping `values`.
 
         Args:
             overwrite: replace those of the same name, as a whole.
@@ -165,18 +165,18 @@ class DotTree(Generic[L]):
             self._map[key] = value
 
     def copy(self: CLS) -> CLS:
-        """A tree with the same leaves and subtrees of its own."""
+        """Return a tree with the same leaves and copied subtrees."""
         return self.map(lambda leaf: leaf)
 
     def map(self: CLS, fn: Callable[[Any], Any]) -> CLS:
-        """A tree of the same class and names with the leaves `fn(leaf)`."""
+        """Return a tree of the same class and names with leaves `fn(leaf)`."""
         out = type(self)()
         for key, value in self._map.items():
             out._map[key] = value.map(fn) if isinstance(value, DotTree) else fn(value)
         return out
 
     def filter_keys(self: CLS, keys: Iterable[str | int]) -> CLS:
-        """The tree of those leaves and subtrees that `keys` names, in the order of `keys`.
+        """Return the tree of the leaves and subtrees at `keys`, in the order of `keys`.
 
         Raises:
             KeyError: there is no such name.
@@ -197,36 +197,36 @@ class DotTree(Generic[L]):
                 yield key, value
 
     def keys(self) -> list[str]:
-        """Names of the first level."""
+        """Return the names on the first level."""
         return list(self._map)
 
     def keys_flat(self) -> list[str]:
-        """Dotted names of all leaves."""
+        """Return the dotted names of all leaves."""
         return [name for name, _ in self._flat()]
 
     def values(self) -> list[Any]:
-        """Leaves and subtrees of the first level."""
+        """Return the leaves and subtrees on the first level."""
         return list(self._map.values())
 
     def values_flat(self) -> list[Any]:
-        """All leaves."""
+        """Return all leaves of the tree."""
         return [leaf for _, leaf in self._flat()]
 
     def len(self) -> int:
-        """Number of names on the first level."""
+        """Return the number of names on the first level."""
         return len(self._map)
 
     def len_flat(self) -> int:
-        """Number of leaves."""
+        """Return the number of leaves of the tree."""
         return sum(1 for _ in self._flat())
 
     def to_dict(self) -> OrderedDict[str, L]:
-        """All leaves by dotted name."""
+        """Return all leaves by dotted name."""
         return OrderedDict(self._flat())
 
     @classmethod
     def from_dict(cls: type[CLS], d: Mapping[Any, Any]) -> CLS:
-        """The tree with these leaves or subtrees; keys may be dotted.
+        """Create a tree from a dict of leaves or subtrees; keys can be dotted.
 
         Raises:
             ValueError: a key is none, as for `insert`.
@@ -237,18 +237,18 @@ class DotTree(Generic[L]):
         return out
 
     def unpack(self) -> tuple[list[str], list[L]]:
-        """(dotted names, leaves), sorted by name. The inverse of `pack`."""
+        """Return (dotted names, leaves), sorted by name; the inverse of `pack`."""
         flat = self.to_dict()
         names = sorted(flat)
         return names, [flat[name] for name in names]
 
     @classmethod
     def pack(cls: type[CLS], keys: Iterable[str], values: Iterable[Any]) -> CLS:
-        """The tree of `values` under `keys`; where one has more, the rest is left out."""
+        """Create a tree from `keys` and `values`; surplus items of the longer one are ignored."""
         return cls.from_dict(OrderedDict(zip(keys, values, strict=False)))
 
     def to_mapping(self, values: DotTree[V]) -> dict[L, V]:
-        """Map each leaf of this tree to the leaf of the same name in `values`.
+        """Map each leaf to the leaf of the same name in the tree `values`.
 
         Names that only one of the trees has are left out: a graph may be bound in steps.
         """
@@ -261,5 +261,5 @@ class DotTree(Generic[L]):
 
 
 def to_mapping(key: DotTree[K], value: DotTree[V]) -> dict[K, V]:
-    """Map a leaf or subtree to the values of the same names (`DotTree.to_mapping`)."""
+    """Map a leaf or a tree's leaves to the values of the same names; see `DotTree.to_mapping`."""
     return key.to_mapping(value)

@@ -1,4 +1,4 @@
-"""FP8 training: a context in which linear layers multiply in FP8, and the state that they need.
+"""FP8 training: a context manager for linear layers, and the scaling state of their matmuls.
 
 Recipes are those of Transformer Engine (docs.nvidia.com/deeplearning/transformer-engine); formats
 and method are from Micikevicius et al., arXiv:2209.05433. Arithmetic: `popxl.ops.fp8`.
@@ -27,7 +27,7 @@ SCALE, HISTORY, STEP = "scale", "amax_history", "step"
 
 @dataclass(frozen=True)
 class Recipe:
-    """FP8 scaling recipe: `CurrentScaling` or `DelayedScaling`.
+    """Base class of FP8 scaling recipes: `CurrentScaling` and `DelayedScaling`.
 
     Attributes:
         format: "hybrid": e4m3 forwards, e5m2 for gradients; "e4m3": e4m3 for all.
@@ -40,12 +40,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class CurrentScaling(Recipe):
-    """Scales from the amax of the operands of the same product; stateless."""
+    """FP8 scaling by the amax of each matmul's current operands; stateless."""
 
 
 @dataclass(frozen=True)
 class DelayedScaling(Recipe):
-    """Scales from the amax history of previous steps.
+    """FP8 scaling by the amax history of earlier steps.
 
     Attributes:
         history: number of steps that are remembered.
@@ -59,8 +59,9 @@ class DelayedScaling(Recipe):
 
     @property
     def variables(self) -> dict[str, np.ndarray]:
-        """Initial values of a product's variables. Scales and histories are in the order of
-        `popxl.ops.fp8.OPERANDS`.
+        """Return initial values of a matmul's scales and amax histories.
+
+        Both are in the order of `popxl.ops.fp8.OPERANDS`.
 
         The first step scales by 1, as Transformer Engine's.
         """
@@ -72,7 +73,7 @@ class DelayedScaling(Recipe):
         return values | ({STEP: np.zeros((), np.int32)} if self.interval > 1 else {})
 
     def update(self, state: NamedTensors, amax: popxl.Tensor) -> NamedTensors:
-        """New values of a product's variables, after a weight update.
+        """Return updated scales and amax histories of a matmul, after a weight update.
 
         Args:
             state: their values.
@@ -96,7 +97,7 @@ _RECIPE: ContextVar[Recipe | None] = ContextVar("fp8_recipe", default=None)
 
 @contextmanager
 def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
-    """Use FP8 products in linear layers created inside.
+    """Context manager: linear layers created inside multiply in FP8 with `recipe`.
 
     With delayed scaling they have variables of the kind "fp8" (see `VariableFactory`):
     `product.scale`, a graph input, and `product.amax_history`, which only `update_fp8` uses.
@@ -117,13 +118,13 @@ def fp8_autocast(recipe: Recipe | None = DelayedScaling()) -> Iterator[None]:
 
 
 def matrix_product() -> MatrixProduct:
-    """The matrix product of a linear layer created now: FP8 inside `fp8_autocast`."""
+    """Create the matmul module of a new linear layer: in FP8 inside `fp8_autocast`."""
     recipe = _RECIPE.get()
     return MatrixProduct() if recipe is None else FP8Product(recipe)
 
 
 class MatrixProduct(Module):
-    """x @ weight + bias."""
+    """Module of a linear layer's matmul: x @ weight + bias."""
 
     def build(
         self,
@@ -143,7 +144,7 @@ class MatrixProduct(Module):
 
 
 class FP8Product(MatrixProduct):
-    """x @ weight + bias in FP8.
+    """Module of a linear layer's matmul in FP8: x @ weight + bias.
 
     Variables, with delayed scaling: those of `DelayedScaling.variables`, the same on all replicas.
     """
@@ -173,7 +174,7 @@ class FP8Product(MatrixProduct):
         )
 
     def _scale(self) -> popxl.Tensor | None:
-        """The input `scale`, and factories of the rest of the state; None: there is no state."""
+        """Add the input `scale` and the factories of the remaining state; None without state."""
         if not isinstance(self.recipe, DelayedScaling):
             return None
         facts = {
@@ -187,7 +188,7 @@ class FP8Product(MatrixProduct):
 
 
 class FP8Factory(VariableFactory):
-    """Makes variables of a product's state, the same on all replicas."""
+    """Variable factory of a matmul's FP8 state, which is equal on all replicas."""
 
     kind = "fp8"
 
@@ -196,12 +197,12 @@ class FP8Factory(VariableFactory):
         self.is_input = is_input
 
     def next_data(self, empty: bool = False) -> np.ndarray:
-        """The initial value, also if `empty`: a scale of 0 would be no scale."""
+        """Return the initial value, also if `empty`, since a scale of 0 is invalid."""
         return super().next_data()
 
 
 def fp8_products(facts: NamedVariableFactories) -> list[str]:
-    """Names of the products with FP8 state: their variables are `<name>.scale` and so on."""
+    """Names of the matmuls with FP8 state; their variables are `<name>.scale` and so on."""
     names = facts.of_kind("fp8").keys_flat()
     return [n.removesuffix(f".{SCALE}") for n in names if n.endswith(f".{SCALE}")]
 
@@ -212,7 +213,7 @@ def update_fp8(
     variables: NamedTensors,
     amaxes: NamedTensors,
 ) -> None:
-    """Update the FP8 state of a module in place, after a weight update.
+    """Update a module's FP8 state in place, after a weight update.
 
     What is observed on any replica counts for all: their scales stay the same.
 

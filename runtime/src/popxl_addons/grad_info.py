@@ -1,4 +1,4 @@
-"""Gradient information for gradient graphs that transforms of this package make."""
+"""Construction of `GradGraphInfo` for gradient graphs that this package's transforms make."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Connection = tuple[popxl.Tensor, ExpectedConnectionType]
 
 
 def fwd(t: popxl.Tensor) -> Connection:
-    """A connection to a tensor of the forward graph."""
+    """Return a connection to a tensor of the forward graph."""
     return t, ExpectedConnectionType.Fwd
 
 
 def fwd_grad(t: popxl.Tensor) -> Connection:
-    """A connection to the gradient of a tensor of the forward graph."""
+    """Return a connection to the gradient of a forward tensor."""
     return t, ExpectedConnectionType.FwdGrad
 
 
 def is_fwd(connection: ExpectedConnection) -> bool:
-    """True if the connection is to a forward tensor, not to its gradient."""
+    """True if a connection is to a forward tensor; false if it is to its gradient."""
     return connection.connection_type is ExpectedConnectionType.Fwd
 
 
@@ -31,7 +31,7 @@ def make_grad_graph_info(
     inputs: Iterable[Connection | ExpectedConnection],
     outputs: Iterable[Connection | ExpectedConnection],
 ) -> GradGraphInfo:
-    """Create the `GradGraphInfo` of a graph that computes gradients of `forward`.
+    """Create the `GradGraphInfo` of a gradient graph of the graph `forward`.
 
     Args:
         graph: the gradient graph. It may have further inputs after the expected ones.

@@ -1,4 +1,4 @@
-"""Graphs with named inputs, and graphs with some inputs bound."""
+"""Graphs with named inputs, and graphs with some inputs bound to tensors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ AutodiffMethod = Literal["auto", "build_grad", "autodiff"]
 
 
 class _Named:
-    """Values by name, also as attributes. Which operations are allowed, and when, is the
-    subclasses' matter. Python's own attributes begin with an underscore."""
+    """Base class of values that are accessed by key or attribute; subclasses restrict access.
+
+    Python's own attributes begin with an underscore.
+    """
 
     def __init__(self) -> None:
         self._map: dict[str, Any] = {}
@@ -52,7 +54,7 @@ class _Named:
 
 
 class Aux(_Named):
-    """Values that a module's `build` keeps for its `build_grad`.
+    """Values that a module's `build` saves for its `build_grad`.
 
     They can be set while `build` runs, and read while `build_grad` runs; `in` works always.
     """
@@ -69,7 +71,7 @@ class Aux(_Named):
 
 
 class VarGrad(_Named):
-    """Gradients of a module's variables, which its `build_grad` sets.
+    """Gradients of a module's variables, set in its `build_grad`.
 
     Args:
         variables: of the forward graph; None where `build_grad` does not run.
@@ -101,7 +103,7 @@ class VarGrad(_Named):
 
 
 def check_like(what: str, gradient: popxl.Tensor, t: popxl.Tensor) -> None:
-    """Raise ValueError unless `gradient`, described by `what`, has the shapes of `t`."""
+    """Raise ValueError unless `gradient`, named `what` in the message, has the shape of `t`."""
     if (gradient.shape, gradient.meta_shape) != (t.shape, t.meta_shape):
         raise ValueError(
             f"{what} must have shape {t.shape} and meta_shape {t.meta_shape}, but has "
@@ -110,7 +112,7 @@ def check_like(what: str, gradient: popxl.Tensor, t: popxl.Tensor) -> None:
 
 
 class BoundGraph:
-    """A graph with values for some of its inputs. Calls provide the rest.
+    """A graph with some inputs bound to tensors; calls pass the remaining ones.
 
     Args:
         args: tensors of the graph that will call, by the input tensors of `graph`.
@@ -121,7 +123,7 @@ class BoundGraph:
         self.args: dict[popxl.Tensor, popxl.Tensor] = dict(args or {})
 
     def call(self, *targs: Inputs, args: TensorMap | None = None) -> tuple[popxl.Tensor, ...]:
-        """Call the graph; returns its outputs.
+        """Call the graph with the unbound inputs; returns its outputs.
 
         Args:
             targs: tensors or numbers for the inputs that are not bound, in the order of the
@@ -134,12 +136,12 @@ class BoundGraph:
         return self.call_with_info(*targs, args=args).outputs
 
     def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
-        """Like `call`, but returns information on the call site."""
+        """Call the graph with the unbound inputs; returns the call site's information."""
         merged = {**self.args, **(args or {})}
         return ops.call_with_info(self.graph, *targs, inputs_dict=merged)
 
     def bind(self, args: TensorMap) -> BoundGraph:
-        """Bind further inputs. Later ones take precedence."""
+        """Return a graph with further inputs bound; later bindings take precedence."""
         return BoundGraph(self.graph, {**self.args, **args})
 
     def subgraph_io_map(
@@ -148,7 +150,7 @@ class BoundGraph:
         args: TensorMap | None = None,
         outs: Iterable[popxl.Tensor] | None = None,
     ) -> dict[popxl.Tensor, popxl.Tensor]:
-        """Tensors of the caller by the graph's inputs and, if `outs` is given, outputs."""
+        """Map the graph's inputs and, if `outs` is given, outputs to the caller's tensors."""
         merged = {**self.args, **(args or {})}
         free = [t for t in self.graph.inputs if t not in merged]
         pairs = dict(zip(free, targs, strict=False))
@@ -156,7 +158,7 @@ class BoundGraph:
 
 
 class GraphWithNamedArgs:
-    """A graph of which some inputs have names.
+    """A graph, some of whose inputs have names.
 
     Args:
         args: the named inputs, tensors of `graph`.
@@ -192,7 +194,7 @@ class GraphWithNamedArgs:
     def from_grad_graph(
         cls, grad_graph_info: GradGraphInfo, args: NamedTensors | None = None
     ) -> GraphWithNamedArgs:
-        """The gradient graph of `grad_graph_info`."""
+        """Wrap the gradient graph of `grad_graph_info` with named inputs."""
         return cls(grad_graph_info.graph, args, grad_graph_info)
 
     @property
@@ -208,15 +210,15 @@ class GraphWithNamedArgs:
 
     # ---- calls ----------------------------------------------------------------------------------
     def bind(self, args: NamedTensors | None = None) -> BoundGraph:
-        """Bind the named inputs to the tensors of the same names. Other names are ignored."""
+        """Return a graph with named inputs bound to tensors by name; unknown names are ignored."""
         return BoundGraph(self.graph, {} if args is None else self.args.to_mapping(args))
 
     def call(self, *targs: Inputs, args: TensorMap | None = None) -> tuple[popxl.Tensor, ...]:
-        """Call the graph; see `BoundGraph.call`."""
+        """Call the graph and return its outputs; see `BoundGraph.call`."""
         return self.bind().call(*targs, args=args)
 
     def call_with_info(self, *targs: Inputs, args: TensorMap | None = None) -> CallSiteInfo:
-        """Like `call`, but returns information on the call site."""
+        """Call the graph and return the call site's information."""
         return self.bind().call_with_info(*targs, args=args)
 
     # ---- gradients ------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ class GraphWithNamedArgs:
         method: AutodiffMethod = "auto",
         force: bool = False,
     ) -> GraphWithNamedArgs:
-        """Create the gradient graph.
+        """Create the gradient graph of this graph.
 
         Args:
             grads_provided: outputs whose gradients are given; default: all.
@@ -270,7 +272,7 @@ class GraphWithNamedArgs:
 
     # ---- Python ---------------------------------------------------------------------------------
     def copy(self) -> GraphWithNamedArgs:
-        """The same graph with a copy of the named arguments."""
+        """Return the same graph with a copied tree of named inputs."""
         out = GraphWithNamedArgs(
             self.graph,
             self.args.copy(),
@@ -284,7 +286,7 @@ class GraphWithNamedArgs:
         return out
 
     def print_schedule(self) -> str:
-        """The graph in execution order, as text to print."""
+        """Return a printable list of the graph's ops in execution order."""
         return str(self.graph)
 
     def __repr__(self) -> str:
@@ -292,5 +294,5 @@ class GraphWithNamedArgs:
 
 
 def names_of(args: NamedTensors) -> Mapping[popxl.Tensor, str]:
-    """The name of each tensor."""
+    """Map each tensor of a tree to its name."""
     return {t: name for name, t in args.to_dict().items()}

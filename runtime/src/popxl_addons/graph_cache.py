@@ -1,4 +1,4 @@
-"""Cache of graphs by function and arguments."""
+"""Cache of graphs, keyed by function and arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from popxl_addons.utils import OrderedDict
 
 
 def bound_arguments(fn: Any, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
-    """Arguments by parameter name, with defaults filled in."""
+    """Return arguments by parameter name, with defaults filled in."""
     target = fn.build if isinstance(fn, popxl.Module) else fn
     bound = inspect.signature(target).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -22,13 +22,14 @@ def bound_arguments(fn: Any, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]
 
 
 def tensor_hash(t: Tensor | TensorSpec) -> Hashable:
-    """A key equal for tensors with which the same graph can be called."""
+    """Key of a tensor argument: equal if the same graph can be called with the tensors."""
     return "tensor", t.shape, t.dtype, t.meta_shape, t.meta_shape.shards
 
 
 def argument_hash(arg: Any) -> Hashable:
-    """A key that is equal for arguments which give the same graph: objects that have a hash of
-    their own but no equality are alike if their hashes are.
+    """Key of an argument: equal for arguments that give the same graph.
+
+    Objects that have a hash of their own but no equality are equal if their hashes are.
 
     Raises:
         TypeError: the argument is neither a tensor, a container of such, nor hashable.
@@ -53,23 +54,23 @@ def argument_hash(arg: Any) -> Hashable:
 
 
 def get_function_hash(fn: Any, *args: Any, **kwargs: Any) -> Hashable:
-    """The key of the graph of `fn` for these arguments: modules of equal hash share graphs."""
+    """Key of the graph of `fn` with these arguments; modules with equal hashes share graphs."""
     return type(fn), hash(fn), argument_hash(bound_arguments(fn, *args, **kwargs))
 
 
 class GraphCache:
-    """Graphs by function and arguments."""
+    """Cache of graphs, keyed by function and arguments."""
 
     def __init__(self) -> None:
         self._graphs: dict[Hashable, popxl.Graph] = {}
         self._functions: list[Any] = []  # kept alive, so that a hash is never used twice
 
     def find(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph | None:
-        """The graph made earlier for these arguments in the current Ir, if there is one."""
+        """Return the graph cached for these arguments in the current Ir; None if there is none."""
         return self._graphs.get(self._key(fn, args, kwargs))
 
     def create_graph(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph:
-        """Like `ir.create_graph`, but returns the graph made earlier for such arguments.
+        """Create a graph as `ir.create_graph` does, or return the cached one.
 
         Tensors are told apart by shape, dtype and meta_shape, other arguments by value. On another
         IPU or tile set it is another graph.
@@ -97,7 +98,7 @@ def _tensors_of(arg: Any) -> list[Tensor]:
 
 
 def function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: make each call of `fn` a call of a graph, shared by calls with like arguments.
+    """Decorator: each call of `fn` calls a graph, cached by function and arguments.
 
     `fn` takes tensors (and hashable settings) and returns nothing, a tensor, or tensors.
     """

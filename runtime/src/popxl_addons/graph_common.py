@@ -1,4 +1,4 @@
-"""Types that accept a graph with or without named arguments, and their conversion."""
+"""Union types of graphs with and without named inputs, and their conversion."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ CalledGraphsGradInfo = Mapping[popxl.Graph, GradGraphInfo]
 
 
 def as_graph(graph: popxl.Graph | GraphWithNamedArgs | BoundGraph) -> popxl.Graph:
-    """The plain graph."""
+    """Return the popxl graph of a graph with or without named inputs."""
     return graph if isinstance(graph, popxl.Graph) else graph.graph
 
 
 def as_grad_graph_info(info: GradGraphInfo | GraphWithNamedArgs) -> GradGraphInfo:
-    """The gradient information, also of a gradient graph with named arguments."""
+    """Return the `GradGraphInfo`, given itself or a gradient graph with named inputs."""
     return info if isinstance(info, GradGraphInfo) else info.grad_graph_info
 
 
 def as_called_graphs_grad_info(
     infos: CalledGraphsGradInfoLike | None,
 ) -> dict[popxl.Graph, GradGraphInfo]:
-    """Plain graphs mapped to plain gradient information; None gives an empty mapping."""
+    """Convert a mapping to popxl graphs and `GradGraphInfo`; None gives an empty mapping."""
     return {as_graph(g): as_grad_graph_info(i) for g, i in (infos or {}).items()}

@@ -1,4 +1,4 @@
-"""Modules: graphs written as classes, whose variables become named inputs."""
+"""Modules: classes that build graphs, whose variables are named inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ChooseTensors = Callable[[GraphWithNamedArgs], Iterable[Tensor]]
 
 
 class Module(popxl.Module):
-    """A piece of a model. Subclasses write `build`, which adds ops to the current graph.
+    """Base class of modules. Subclasses define `build`, which adds ops to the current graph.
 
     Variables are made inputs with `add_variable_input`; `create_graph` returns the graph together
     with factories for them. Modules set as attributes are sub-modules: their variables belong to
@@ -94,7 +94,7 @@ class Module(popxl.Module):
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the variables of the last build, here and in the sub-modules."""
+        """Forget the variables of the last build, here and in submodules."""
         self._factories = NamedVariableFactories()
         self._args = NamedTensors()
         self.called_graphs_grad_info: dict[popxl.Graph, GradGraphInfo] = {}
@@ -116,7 +116,7 @@ class Module(popxl.Module):
         super().__setattr__(key, value)
 
     def set_name_scope(self, name: str) -> None:
-        """Put the ops of inline calls of this module in the name scope `name`."""
+        """Put the ops of this module's inline calls in the name scope `name`."""
         self._name_scope = name
         if not overrides(type(self), popxl.Module, "build"):
             # A list is never called itself: its members have to carry its scope.
@@ -125,7 +125,7 @@ class Module(popxl.Module):
 
     @classmethod
     def from_list(cls, sub_modules: list[Module]) -> Any:
-        """A module that holds others: `layers[0]`, `for layer in layers`."""
+        """Create a module that contains other modules: `layers[0]`, `for layer in layers`."""
         self = cls()
         for i, module in enumerate(sub_modules):
             setattr(self, str(i), module)
@@ -133,14 +133,14 @@ class Module(popxl.Module):
 
     @classmethod
     def from_variable_factories(cls, inputs: list[VariableFactory]) -> Any:
-        """A module that holds inputs for variables, made in the current graph: `inputs[0]`."""
+        """Create a module with a variable input in the current graph per factory: `inputs[0]`."""
         self = cls()
         for i, factory in enumerate(inputs):
             self.add_variable_factory(factory, str(i))
         return self
 
     def get(self, key: str | int) -> Any:
-        """The sub-module or variable input called `key`. Raises KeyError if there is none."""
+        """Return the submodule or variable input at a key; raises KeyError if there is none."""
         name = str(key)
         return self._submodules[name] if name in self._submodules else self._args.get(name)
 
@@ -148,18 +148,18 @@ class Module(popxl.Module):
         return self.get(item)
 
     def __iter__(self) -> Iterator[Any]:
-        """The sub-modules, or the variable inputs of a module without sub-modules."""
+        """Iterate over the submodules, or over variable inputs if there are no submodules."""
         return iter(self._submodules.values() if self._submodules else self._args.tensors)
 
     def named_children(self) -> dict[str, Module]:
-        """The sub-modules by name."""
+        """Return the submodules by name."""
         return dict(self._submodules)
 
     # ---- variables ------------------------------------------------------------------------------
     def add_variable_factory(
         self, variable_f: VariableFactory, name: str | None = None
     ) -> popxl.Tensor:
-        """Add an input for a variable made by `variable_f` to the current graph."""
+        """Add an input to the current graph for a variable that `variable_f` makes."""
         name = name or variable_f.name
         if name is None:
             raise ValueError("a variable factory without a name needs one")
@@ -168,7 +168,7 @@ class Module(popxl.Module):
         return self._register(name, variable_f.create_input(), variable_f)
 
     def register_hidden_variable(self, variable_f: VariableFactory, name: str) -> None:
-        """Count a variable among those of this module that no graph takes.
+        """Register a variable of this module that is not an input of any graph.
 
         It is made, stored and saved with the others, for what happens between calls.
 
@@ -190,7 +190,7 @@ class Module(popxl.Module):
         replica_grouping: ReplicaGrouping | None = None,
         overwrite: bool = False,
     ) -> popxl.Tensor:
-        """Add an input for a variable to the current graph.
+        """Add a graph input for a variable, to the current graph.
 
         Args:
             name: of the variable in this module.
@@ -217,7 +217,7 @@ class Module(popxl.Module):
         replica_grouping: ReplicaGrouping | None = None,
         shard_over: int | None = None,
     ) -> popxl.Tensor:
-        """Like `add_variable_input`, for a replica's part of a variable.
+        """Add a graph input for one replica's shard of a variable; see `add_variable_input`.
 
         Args:
             data_iter: data of the whole variable.
@@ -232,7 +232,7 @@ class Module(popxl.Module):
     def add_variable_inputs(
         self, name: str | int, variable_f: NamedVariableFactories, overwrite: bool = False
     ) -> NamedTensors:
-        """Add inputs for all variables of another graph, under `name`, to the current graph.
+        """Add inputs to the current graph for all variables of another graph, named under `name`.
 
         Returns:
             The inputs, to bind that graph to.
@@ -260,8 +260,10 @@ class Module(popxl.Module):
         return t
 
     def _collect(self, prefix: str = "") -> Iterator[tuple[str, Tensor | None, VariableFactory]]:
-        """Name, input (if graphs take it) and factory of the variables of this module and its
-        sub-modules."""
+        """Name, graph input (None if hidden) and factory of the variables.
+
+        Those of this module and its submodules.
+        """
         tensors = self._args.to_dict()
         for name, factory in self._factories.to_dict().items():
             yield prefix + name, tensors.get(name), factory
@@ -276,7 +278,7 @@ class Module(popxl.Module):
 
     # ---- graphs ---------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build inline, in the current graph."""
+        """Build the module inline, in the current graph."""
         if self._creating_graph:
             self._creating_graph = False
             return self.build(*args, **kwargs)
@@ -289,7 +291,7 @@ class Module(popxl.Module):
     def create_graph(
         self, *args: Any, **kwargs: Any
     ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """Create a graph of this module. Arguments as for `ir.create_graph`.
+        """Create a graph of this module; arguments as for `ir.create_graph`.
 
         Returns:
             Factories of the variables, and the graph whose arguments have the variables' names.
@@ -318,7 +320,7 @@ class Module(popxl.Module):
             self._clear()  # so that a parent that calls this graph does not own its variables too
 
     def _finish(self, graph: popxl.Graph) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-        """Take what the build left: variables in the order of the graph's inputs."""
+        """Collect the variables after a build, in the order of the graph's inputs."""
         position: dict[Tensor | None, int] = {t: i for i, t in enumerate(graph.inputs)}
         position[None] = len(position)  # variables that are no inputs come last
         variables = sorted(self._collect(), key=lambda item: position[item[1]])
@@ -342,7 +344,7 @@ class Module(popxl.Module):
         grads_provided: ChooseTensors | None = None,
         grads_required: ChooseTensors | None = None,
     ) -> Callable[..., tuple[Tensor, ...]]:
-        """Call a module as a graph of its own, with its own gradient graph.
+        """Call another module as a graph with its own gradient graph.
 
         Args:
             name: of its variables in this module; default: the attribute it was set as.
@@ -385,7 +387,7 @@ class Module(popxl.Module):
         return overrides(type(self), Module, "build_grad")
 
     def build_grad(self, *args: Any, **kwargs: Any) -> Tensors:
-        """The gradient of `build`, written by hand.
+        """Build the gradient of `build`; optional, written by hand in subclasses.
 
         It gets the gradient of each provided output, finds in `self.aux` what `build` kept there,
         puts the gradients of variables into `self.var_grad`, and returns those of the required
@@ -399,7 +401,7 @@ class Module(popxl.Module):
         grads_provided: Iterable[popxl.Tensor] | None = None,
         grads_required: Iterable[popxl.Tensor] | None = None,
     ) -> GraphWithNamedArgs:
-        """Create the gradient graph of `fwd_graph`, made by this module, with `build_grad`.
+        """Create, with `build_grad`, the gradient graph of a forward graph of this module.
 
         The forward graph gains an output for each tensor in `self.aux`, in the order of insertion.
 
@@ -426,7 +428,7 @@ class Module(popxl.Module):
 
     @contextmanager
     def _differentiating(self, aux: Aux, var_grad: VarGrad) -> Iterator[VarGrad]:
-        """While `build_grad` runs."""
+        """Context manager that makes `aux` and `var_grad` available to `build_grad`."""
         kept, self.aux, self.var_grad = self.aux, aux, var_grad
         try:
             yield var_grad
@@ -446,7 +448,7 @@ class Module(popxl.Module):
 
 
 def _reachable(graph: popxl.Graph) -> dict[popxl.Graph, None]:
-    """The graphs that running `graph` may run, besides itself."""
+    """Return all graphs that running `graph` can run, without itself."""
     reachable: dict[popxl.Graph, None] = {}
     todo = list(graph.called_graphs)
     while todo:
@@ -458,7 +460,7 @@ def _reachable(graph: popxl.Graph) -> dict[popxl.Graph, None]:
 
 
 def _tensors(values: Iterable[Any]) -> list[Any]:
-    """The tensors among arguments, in order; lists are flattened."""
+    """Flatten lists of arguments; returns the tensors in order."""
     tensors: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
@@ -476,7 +478,7 @@ def create_grad_graph_info(
     grad_output_to_fwd_input: OrderedDict[Tensor, Tensor],
     fwd_tensors: Mapping[Tensor, Tensor],
 ) -> GradGraphInfo:
-    """Say what a hand-made gradient graph expects and returns.
+    """Create the `GradGraphInfo` of a hand-written gradient graph.
 
     Args:
         ir: of both graphs.

@@ -1,4 +1,4 @@
-"""Replica groupings by name, and groupings that follow the borders of machines.
+"""Named replica groupings, and groupings within machines and link domains.
 
 An *instance* is one process of a distributed program. PopXL's *IPU-link domain* (ILD) is the set
 of replicas joined by the fast interconnect: here that is the replicas of one instance, unless the
@@ -20,11 +20,11 @@ CLS = TypeVar("CLS", bound="NamedReplicaGrouping")
 
 
 class NamedReplicaGrouping(DotTree[ReplicaGrouping]):
-    """Replica groupings by name."""
+    """A tree of replica groupings by name."""
 
     @classmethod
     def build_groups(cls: type[CLS], names: Iterable[str], value: ReplicaGrouping) -> CLS:
-        """The same grouping under each of `names`."""
+        """Create a tree with the same replica grouping under each of `names`."""
         names = list(names)
         return cls.pack(names, [value] * len(names))
 
@@ -32,12 +32,12 @@ class NamedReplicaGrouping(DotTree[ReplicaGrouping]):
 def fill_none_group(
     rg: ReplicaGrouping | None, none_value: ReplicaGrouping | None
 ) -> ReplicaGrouping | None:
-    """`rg`, or `none_value` where `rg` is None."""
+    """Return `rg`; `none_value` if it is None."""
     return none_value if rg is None else rg
 
 
 def _within_blocks(grouping: ReplicaGrouping | None, block: int) -> ReplicaGrouping:
-    """Cut the groups of `grouping` where they cross from one block of replicas to the next."""
+    """Split replica groups at multiples of `block` replicas."""
     ir = popxl.gcg().ir
     grouping = ir.replica_grouping() if grouping is None else grouping
     pairs = [(group, replica // block) for replica, group in enumerate(grouping.assignment)]
@@ -50,12 +50,12 @@ def _within_blocks(grouping: ReplicaGrouping | None, block: int) -> ReplicaGroup
 def get_instance_replica_grouping(
     replica_grouping: ReplicaGrouping | None = None,
 ) -> ReplicaGrouping:
-    """The parts of the groups (default: of all replicas) that lie in one instance."""
+    """Split replica groups (default: all replicas) at the borders of instances."""
     return _within_blocks(replica_grouping, popxl.gcg().ir.instance_replication_factor)
 
 
 def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
-    """True if a group has replicas in several instances."""
+    """True if any group spans several instances."""
     return get_instance_replica_grouping(replica_grouping) != replica_grouping
 
 
@@ -64,7 +64,7 @@ _ILD_SIZE = 64
 
 
 def get_ild_size_from_popdist() -> int:
-    """Replicas in a link domain.
+    """Number of replicas in a link domain.
 
     Launchers say it as `ipuLinkDomainSize` of the JSON object in the environment variable
     POPLAR_TARGET_OPTIONS; otherwise it is 64, or all replicas if there are fewer.
@@ -87,7 +87,7 @@ def get_ild_size_from_popdist() -> int:
 
 
 def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) -> ReplicaGrouping:
-    """The parts of the groups (default: of all replicas) that lie in one link domain.
+    """Split replica groups (default: all replicas) at the borders of link domains.
 
     Raises:
         ValueError: the grouping has a stride that exceeds the size of a link domain.
@@ -105,5 +105,5 @@ def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) ->
 
 
 def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:
-    """True if a group has replicas in several link domains."""
+    """True if any group spans several link domains."""
     return get_ild_replica_grouping(replica_grouping) != replica_grouping

@@ -1,4 +1,4 @@
-"""The step that PopART programs apply before a session to lower tensor-parallel collectives."""
+"""PopART's pattern pass for tensor-parallel collectives; part of its API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PatternsLevel = Literal["no_patterns", "minimal", "default", "all"]
 
 
 def apply_pre_alias_patterns(ir: Ir, level: PatternsLevel = "default") -> None:
-    """Make the tensor-parallel collectives of `ir` ready to run.
+    """Prepare the tensor-parallel collectives of `ir` for a session.
 
     XLA does the simplifications that PopART's patterns stand for, so no graph changes and levels
     differ in nothing; but a session refuses a program with `ops.replicated_all_reduce_TP` or

@@ -1,4 +1,4 @@
-"""FLOPs of a program."""
+"""FLOP counts of a program."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _EXPONENTS = {"K": 3, "M": 6, "G": 9, "T": 12}
 
 
 def matmul_flops(op: Any) -> int:
-    """FLOPs of a matrix product: 2 per term of each element."""
+    """FLOPs of a matmul: 2 * rows * columns * inner size."""
     return 2 * op.outputs[0].nelms * op.inputs[0].shape[-1]
 
 
 def elementwise_binary_flops(op: Any) -> int:
-    """FLOPs of a binary elementwise op: 1 per element of the result."""
+    """FLOPs of a binary elementwise op: 1 per element of its output."""
     return op.outputs[0].nelms
 
 
@@ -47,7 +47,7 @@ FLOPS_FNS = {"MatMul": matmul_flops, "GroupNormalization": group_norm_flops}
 
 
 def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, Any]:  # noqa: N802 - PopXL's name
-    """Operations of one run of `graph`.
+    """Count the FLOPs of one run of `graph`, in detail.
 
     Returns:
         For each kind of op ("MatMul", "Add", "Sub", "Mul", "Div", "GroupNormalization"; others
@@ -81,12 +81,12 @@ def _times(flops: Any, count: int) -> Any:
 
 
 def evaluate_ir_FLOPs(ir: popxl.Ir) -> dict[str, Any]:  # noqa: N802
-    """Operations of one run of the main graph, on all replicas, as `evaluate_FLOPs` counts."""
+    """Count the FLOPs of one run of a program on all replicas, as `evaluate_FLOPs`."""
     return _times(evaluate_FLOPs(ir.main_graph), ir.replication_factor)
 
 
 def total_FLOPs(ir: popxl.Ir) -> int:  # noqa: N802
-    """Operations of one run of the main graph, on all replicas."""
+    """Count the FLOPs of one run of a program on all replicas; returns the sum over all ops."""
     return evaluate_ir_FLOPs(ir)[TOTAL]
 
 
@@ -99,7 +99,7 @@ def print_FLOPs(  # noqa: N802
     mode: Literal["type", "flat"] = "type",
     numerical_format: Literal["K", "M", "G", "T", "nearest3"] = "nearest3",
 ) -> None:
-    """Print what `evaluate_FLOPs` returns.
+    """Print the FLOP counts that `evaluate_FLOPs` returns.
 
     Args:
         mode: "type": sums by kind of op, the largest first; "flat": each op.
@@ -117,7 +117,7 @@ def print_FLOPs(  # noqa: N802
 def format_flops_scientific(
     val: float, format: Literal["K", "M", "G", "T", "nearest3"] = "nearest3"
 ) -> str:
-    """`val` with three decimals and an exponent: "9.072E+03".
+    """Format a number with three decimals and an exponent: "9.072E+03".
 
     Args:
         format: K, M, G and T stand for the exponents 3, 6, 9 and 12; "nearest3" for the multiple of

@@ -1,4 +1,4 @@
-"""Variables in remote buffers: one entry per layer, loaded and stored by name."""
+"""Variables in remote buffers (host memory): one entry per layer, loaded and stored by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class NamedRemoteBuffers(DotTree[popxl.RemoteBuffer]):
-    """Remote buffers by name."""
+    """A tree of remote buffers by name."""
 
 
 # ---- buffers ------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def create_remote_buffer(
 def create_buffer(
     spec: popxl.TensorSpec, entries: int, group: ReplicaGrouping | None, shards: int
 ) -> popxl.RemoteBuffer:
-    """A buffer for tensors of `spec`; whole ones are cut into `shards` parts, padded if need be."""
+    """Create a remote buffer for tensors of `spec`, or for `shards` padded shards of each."""
     if spec.meta_shape or shards == 1:
         buffer = popxl.remote_buffer(spec.shape, spec.dtype, entries)
         buffer.meta_shape = spec.meta_shape
@@ -76,7 +76,7 @@ def create_buffer(
 
 
 def named_buffers(tensors: NamedTensors, entries: int = 1) -> NamedRemoteBuffers:
-    """A buffer of `entries` entries for each tensor, by its name."""
+    """Create a remote buffer with `entries` entries for each tensor, by its name."""
     names, ts = tensors.unpack()
     return NamedRemoteBuffers.pack(names, [create_buffer(t.spec, entries, None, 1) for t in ts])
 
@@ -87,7 +87,7 @@ def named_variable_buffers(
     shard_over_dict: Mapping[str, int] | int | bool = True,
     sharded_threshold: int = 0,
 ) -> NamedRemoteBuffers:
-    """A buffer of `entries` entries for the variables of each factory, by its name.
+    """Create a remote buffer with `entries` entries for each factory's variable, by name.
 
     Args:
         shard_over_dict: over how many replicas variables are sharded: True: over their whole
@@ -138,12 +138,12 @@ def _variable_buffer(factory: VariableFactory, entries: int, shards: int) -> pop
 
 # ---- load and store -----------------------------------------------------------------------------
 def grow(buffer: popxl.RemoteBuffer, entries: int) -> None:
-    """Grow a buffer to at least `entries` entries."""
+    """Enlarge a buffer to at least `entries` entries."""
     buffer.entries = max(buffer.entries, entries)
 
 
 def _sort_by_name(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffers:
-    """The buffers in the order of their dotted names, grown to `entries`."""
+    """Sort buffers by dotted name and enlarge them to `entries` entries."""
     ordered = NamedRemoteBuffers.from_dict(dict(sorted(buffers.to_dict().items())))
     for buffer in ordered.values_flat():
         grow(buffer, entries)
@@ -153,7 +153,7 @@ def _sort_by_name(buffers: NamedRemoteBuffers, entries: int) -> NamedRemoteBuffe
 def load_remote(
     buffers: NamedRemoteBuffers, entry: int | popxl.Tensor = 0, use_io_tiles: bool = False
 ) -> NamedTensors:
-    """Load entry `entry` of each buffer in the current graph.
+    """Load entry `entry` of each remote buffer in the current graph.
 
     Args:
         use_io_tiles: load on IO tiles and copy to compute tiles.
@@ -175,7 +175,7 @@ def store_remote(
     entry: int | popxl.Tensor = 0,
     use_io_tiles: bool = False,
 ) -> None:
-    """Store each tensor as entry `entry` of the buffer of its name, in the current graph.
+    """Store each tensor at entry `entry` of the remote buffer of its name, in this graph.
 
     Raises:
         KeyError: a buffer has no tensor.
@@ -196,7 +196,7 @@ _ENTRY = popxl.TensorSpec((), popxl.int32)
 def load_remote_graph(
     buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph that loads an entry of each buffer.
+    """Create a graph that loads one entry of each remote buffer.
 
     Args:
         entries: buffers with fewer entries are grown to so many.
@@ -220,7 +220,7 @@ def load_remote_graph(
 def store_remote_graph(
     buffers: NamedRemoteBuffers, entries: int = 1, use_io_tiles: bool = False
 ) -> GraphWithNamedArgs:
-    """Create a graph that stores an entry of each buffer.
+    """Create a graph that stores one entry of each remote buffer.
 
     Args:
         entries: buffers with fewer entries are grown to so many.

@@ -1,4 +1,4 @@
-"""Route a tensor of an outer graph into graphs that are already called."""
+"""Pass a tensor of an outer graph into graphs that are already called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["is_subgraph", "route_tensor_into_graph"]
 
 
 def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
-    """True if running `parent` may run `subgraph`. A graph is no subgraph of itself."""
+    """True if running `parent` can run `subgraph`, directly or through others; false for itself."""
     reachable: set[Graph] = set()
     waiting = list(parent.called_graphs)
     while waiting:
@@ -25,7 +25,7 @@ def is_subgraph(parent: Graph, subgraph: Graph) -> bool:
 def route_tensor_into_graph(
     tensor: Tensor, graph: Graph | None = None, modified: bool = False
 ) -> Tensor:
-    """Make a tensor of an outer graph an input of `graph`, through all calls between them.
+    """Make an outer graph's tensor an input of `graph`, through all calls in between.
 
     Args:
         tensor: of a graph that calls `graph`, directly or through others. A second time it comes by
@@ -53,12 +53,12 @@ def route_tensor_into_graph(
 
 
 def _sites(graph: Any) -> list[Any]:
-    """The ops that run `graph`."""
+    """Return the call sites of a graph: the ops that run it."""
     return list(graph._call_sites)
 
 
 def _check_ways(owner: Graph, graph: Graph) -> None:
-    """Raise unless every call of `graph` comes from `owner`, directly or through others."""
+    """Raise an error unless all calls of `graph` come from `owner`, directly or through others."""
     for site in _sites(graph):
         if "then" in site.attrs:
             raise NotImplementedError(
@@ -75,7 +75,7 @@ def _check_ways(owner: Graph, graph: Graph) -> None:
 
 
 def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
-    """The tensor in `graph`, to which each call site passes it."""
+    """Return the tensor's counterpart in `graph`, to which each call site passes it."""
     if graph is tensor._graph:
         return tensor
     routed = graph._routed

@@ -1,4 +1,7 @@
-"""Replicated tensor sharding: each replica of a group keeps a flat shard of the tensor.
+"""Replicated tensor sharding (RTS): each replica of a group holds one flat shard of a tensor.
+
+`gather_...` joins the shards; `reduce_...` reduces a value that differs between replicas (a
+gradient) and leaves each replica its shard of the result.
 
 `gather_...` brings the parts together; `reduce_...` combines a value that each replica has its own
 of (a gradient) and leaves each replica its part of the result.
@@ -30,7 +33,7 @@ __all__ = [
 
 
 def replica_sharded_spec(t: popxl.Tensor, shard_over: ReplicaGrouping) -> popxl.TensorSpec:
-    """Spec of a replica's shard of `t` over the groups of `shard_over`.
+    """Spec of one replica's shard of `t`, sharded over the groups of `shard_over`.
 
     Returns:
         (n / group size,) with `meta_shape` = `t.shape`; or the spec of `t` itself if it is a part
@@ -52,7 +55,7 @@ def _tiles(use_io_tiles: bool) -> AbstractContextManager[Any]:
 def _regroup(
     grouping: ReplicaGrouping, key: Callable[[int, int, int], tuple[int, ...]]
 ) -> ReplicaGrouping:
-    """Group replicas by `key(replica, group, place in the group)`."""
+    """Group replicas by `key(replica, group, rank in the group)`."""
     keys: dict[int, tuple[int, ...]] = {}
     for group, members in enumerate(grouping.groups):
         keys.update({r: key(r, group, place) for place, r in enumerate(members)})
@@ -65,7 +68,7 @@ def _regroup(
 def gather_replica_sharded_tensor(
     t: popxl.Tensor, use_io_tiles: bool = False, replica_group: ReplicaGrouping | None = None
 ) -> popxl.Tensor:
-    """All-gather a replica-sharded tensor; `t` itself if it is not sharded.
+    """All-gather a replica-sharded tensor; an unsharded one is returned as it is.
 
     Args:
         use_io_tiles: place the collective on IO tiles.
@@ -85,7 +88,7 @@ def graph_over(
     fn: Callable[[str, popxl.Tensor], popxl.Tensor],
     use_io_tiles: bool = False,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph from each tensor t to `fn(name, t)`, on IO tiles if asked.
+    """Create a graph that maps each input t to `fn(name, t)`, optionally on IO tiles.
 
     Args:
         tensors: tensors, or what has their `name`, `shape`, `dtype` and `meta_shape`.
@@ -112,7 +115,7 @@ def all_gather_replica_sharded_graph(
     use_io_tiles: bool = False,
     replica_groups: NamedReplicaGrouping | None = None,
 ) -> tuple[GraphWithNamedArgs, list[str]]:
-    """Create a graph that all-gathers sharded tensors and passes on the others.
+    """Create a graph that all-gathers sharded tensors and returns others unchanged.
 
     Args:
         tensors: tensors of the specs that the graph will be called with, or variable factories.
@@ -130,7 +133,7 @@ def all_gather_replica_sharded_graph(
 
 # ---- reduce -------------------------------------------------------------------------------------
 def _refines(fine: ReplicaGrouping, coarse: ReplicaGrouping) -> bool:
-    """True if each group of `fine` lies in one group of `coarse`."""
+    """True if each group of `fine` is a subset of a group of `coarse`."""
     return all(len({coarse.assignment[r] for r in members}) == 1 for members in fine.groups)
 
 
@@ -140,7 +143,7 @@ def reduce_replica_sharded_tensor(
     replica_group: ReplicaGrouping | None = None,
     shard_group: ReplicaGrouping | None = None,
 ) -> popxl.Tensor:
-    """Reduce-scatter `t` over the replicas of `replica_group`.
+    """Reduce `t` over `replica_group` and shard the result over `shard_group`.
 
     Args:
         op: reduction, such as "add" or "mean" (over `replica_group`).

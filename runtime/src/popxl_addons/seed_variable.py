@@ -1,4 +1,4 @@
-"""A random seed that is state of the program."""
+"""A random seed as a variable of the program, so that checkpoints include it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["seed_variable"]
 def seed_variable(
     seed: int, replica_grouping: ReplicaGrouping | None = None
 ) -> tuple[Variable, Tensor]:
-    """Create a variable holding a seed for each group of replicas.
+    """Create a variable with one random seed per replica group.
 
     Only the program changes it: `current, following = ops.split_random_seed(seed)`, and
     `ops.var_updates.copy_var_update_(seed, following)` for other numbers in the next run.

@@ -1,4 +1,4 @@
-"""The rule by which tensors are sharded over replicas.
+"""The rule by which tensors are sharded over replicas, and the resulting specs.
 
 A tensor of n elements is cut into `shards` flat parts if that divides n; otherwise it stays whole,
 as step counters and odd biases do. Nothing is padded.
@@ -14,13 +14,13 @@ from popxl._ir.sharding import MetaShape, shard_count, shard_elements
 
 
 def effective_shards(shape: Iterable[int], shards: int) -> int:
-    """Number of shards of a tensor of `shape` when `shards` are requested: all or 1."""
+    """Number of shards of a tensor of `shape` if `shards` are requested: that number or 1."""
     elements = math.prod(shape)
     return 1 if elements < shards or elements % shards else shards
 
 
 def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:
-    """Spec of one of `shards` shards, or of the full tensor if it is not sharded."""
+    """Spec of one of `shards` shards; the full tensor's spec if it cannot be sharded."""
     shape = tuple(shape)
     shards = effective_shards(shape, shards)
     if shards == 1:
@@ -29,7 +29,7 @@ def sharded_spec(shape: Iterable[int], dtype: dtype, shards: int) -> TensorSpec:
 
 
 def shards_of(spec: TensorSpec, group_size: int) -> int:
-    """Number of shards of a tensor with this shard spec: a divisor of `group_size`.
+    """Number of shards of the tensor that a shard spec belongs to: a divisor of `group_size`.
 
     Raises:
         ValueError: it does not come from groups of that size.

@@ -1,4 +1,4 @@
-"""Stochastic rounding to 16 bits."""
+"""Stochastic rounding of float32 values to 16 bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from popxl.ops.var_updates._rounding import round_to_neighbour
 
 
 def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
-    """Round float16 and bfloat16 variables at random where `ops.var_updates` update them.
+    """Round 16-bit variables stochastically where `ops.var_updates` update them.
 
     The updates compute in float32. Their result is rounded to one of the two neighbouring values
     of the variable's type, to each with a probability proportional to the distance from the other:
@@ -28,7 +28,9 @@ def enable_stochastic_rounding(ir: popxl.Ir, enabled: bool = True) -> None:
 
 
 def seed_stochastic_rounding(session: popxl.Session, seed: int) -> None:
-    """Seed the random numbers of the following runs; each run takes the next ones.
+    """Set the seed of stochastic rounding for the session's next runs.
+
+    Each run takes the next random numbers.
 
     A session that is not seeded has the seed 0. To continue a stopped job exactly, seed before each
     run with a function of the job's seed and the number of the run.
@@ -52,7 +54,7 @@ def _by_hash(t: Any, *, dtype: str) -> Any:
 
 
 def round_by_hash(t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
-    """A float32 tensor in 16 bits, rounded up or down as a hash of each value says.
+    """Round float32 to 16 bits, up or down by a hash of each value, deterministically.
 
     On average over many values that is the value itself, as with stochastic rounding. But nothing
     is drawn: the result depends on the tensor alone, not on when or where it is rounded.

@@ -1,4 +1,4 @@
-"""Streams of a program by name."""
+"""Host streams of a program by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLS = TypeVar("CLS", bound="_StreamsBase[Any]")
 
 
 class _StreamsBase(OrderedDict[str, StreamType]):
-    """Streams by name, in the order in which they were given.
+    """Base class of a program's streams by name, in declaration order.
 
     Each is given as a stream, a TensorSpec, or a pair (shape, dtype), of which a stream of that
     name is made in the current Ir. A mapping, with three additions: names are attributes too,
@@ -56,7 +56,7 @@ class _StreamsBase(OrderedDict[str, StreamType]):
 
     @classmethod
     def from_streams(cls: type[CLS], streams: Iterable[Stream]) -> CLS:
-        """The given streams under their ids."""
+        """Create the collection from existing streams, named by their ids."""
         return cls({s.tensor_id: s for s in streams})
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class _StreamsBase(OrderedDict[str, StreamType]):
 
 
 class InputStreams(_StreamsBase[HostToDeviceStream]):
-    """Host-to-device streams by name: `InputStreams(words=((2, 128), popxl.int32))`."""
+    """Host-to-device streams by name: `InputStreams(x=((2, 128), popxl.int32))`."""
 
     stream_init = staticmethod(popxl.h2d_stream)
 

@@ -1,4 +1,4 @@
-"""A session that knows the names of its streams and variables, and saves and loads them."""
+"""A session with named streams and variables that saves and loads checkpoints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DATALOADER = "dataloader.bin"
 
 
 class TaskSession(Session):
-    """A session of one task, such as training or generation.
+    """A `popxl.Session` for one task, with named streams and variables and checkpoints.
 
     Args:
         inputs: streams that `run` is given.
@@ -98,21 +98,21 @@ class TaskSession(Session):
         self._dataloader = dataloader
 
     def add_session_state_info(self, info: dict[str, Any]) -> None:
-        """Add entries to what is saved with checkpoints. Values must be JSON data."""
+        """Add entries to the session state that checkpoints save; values must be JSON data."""
         json.dumps(info)  # fail here, and not after hours of training
         self.session_state.update(info)
 
     def run(
         self, inputs: h2dStreamBufferMaps | None = None, downcast_inputs: bool = True
     ) -> dict[popxl.DeviceToHostStream, np.ndarray]:
-        """Like `Session.run`; counts the run."""
+        """Run the program once as `Session.run` and count the run."""
         outputs = super().run(inputs, downcast_inputs)
         self.session_state["steps"] += 1
         return outputs
 
     # ---- variables by name ----------------------------------------------------------------------
     def get_named_tensors_data(self) -> NamedTensorData:
-        """Host data of all variables of `state`, by name. Live arrays, not copies."""
+        """Return the host arrays of all variables of `state` by name; not copies."""
         names, tensors = self.state.unpack()
         data: Mapping[popxl.Tensor, np.ndarray] = self.get_tensors_data(cast(list[Any], tensors))
         return NamedTensorData.pack(names, [data[t] for t in tensors])
@@ -120,7 +120,7 @@ class TaskSession(Session):
     def load_from_session(
         self, src: TaskSession, report_missing: ReportMissingMethods = "none"
     ) -> None:
-        """Copy the variables that have the same name in another session.
+        """Copy the values of equally named variables from another session.
 
         Args:
             report_missing: what to do about names that only one of the sessions has: nothing,
@@ -137,7 +137,7 @@ class TaskSession(Session):
     def _write_named(
         self, arrays: Mapping[str, np.ndarray], current: Mapping[str, np.ndarray], source: str
     ) -> None:
-        """Writes variables by name, all or none, once their numbers are known to fit."""
+        """Write arrays to variables by name; check all before writing any."""
         for name, array in arrays.items():
             check_conversion(name, source, array, current[name].dtype)
         variables = self.state.to_dict()
@@ -145,7 +145,7 @@ class TaskSession(Session):
 
     # ---- W&B ------------------------------------------------------------------------------------
     def wandb_histogram(self, name: str, step: int, data: np.ndarray) -> None:
-        """Log a histogram of `data` to the active W&B run, if there is one."""
+        """Log a histogram of `data` to the active W&B run; does nothing without one."""
         run = active_wandb_run()
         if run is not None:
             import wandb
@@ -160,7 +160,7 @@ class TaskSession(Session):
 
     # ---- checkpoints ----------------------------------------------------------------------------
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save variables, session state and the dataloader's position in a folder.
+        """Save variables, session state and dataloader position to a folder.
 
         It holds `model/<name>.npz` for each variable, with one array under the key `<name>`;
         variables whose host data are memory maps are copied as the files they are into `model`.
@@ -207,7 +207,7 @@ class TaskSession(Session):
         report_missing: ReportMissingMethods = "warn",
         skip_memmap: bool = False,
     ) -> None:
-        """Load what `save_checkpoint` saved. A dataloader must be set before, to be resumed.
+        """Load a checkpoint of `save_checkpoint`; set a dataloader before, to have it resumed.
 
         Args:
             report_missing: what to do about variables and keys of the session state that the
@@ -244,19 +244,19 @@ class TaskSession(Session):
 
 # ---- files --------------------------------------------------------------------------------------
 def _read_info(folder: Path) -> dict[str, Any]:
-    """The session state of a checkpoint; that of a new session if it has none."""
+    """Read the session state of a checkpoint; a new session's state if it has none."""
     if not (folder / _MODEL).is_dir():
         raise ValueError(f"{folder} is no checkpoint: it has no folder {_MODEL}")
     return read_object(folder / _STATE_FILE) or {"steps": 0}
 
 
 def _file_of(array: Any) -> Path:
-    """File of a memory map."""
+    """Return the path of a memory map's file."""
     return Path(str(array.filename))
 
 
 def _draft(path: Path) -> Path:
-    """Temporary path of a file before it replaces another."""
+    """Temporary path at which a file is written before it replaces another."""
     return path.with_name(f".{path.name}")
 
 
@@ -265,7 +265,7 @@ def _file_name(name: str, array: np.ndarray) -> str:
 
 
 def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, StoredArray]:
-    """Index entries of variables in a checkpoint.
+    """Return the index entries of variables as a checkpoint stores them.
 
     Raises:
         ValueError: two memory maps are files of one name in different folders.
@@ -283,7 +283,7 @@ def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, StoredArray]:
 
 
 def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
-    """Write an array to a draft, unless it is a memory map that lives in the folder."""
+    """Write an array to a temporary file, unless it is a memory map in the checkpoint folder."""
     if isinstance(array, np.memmap):
         array.flush()
         source = _file_of(array)
@@ -298,7 +298,7 @@ def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
 
 
 def _saved_entries(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, StoredArray | None]:
-    """Index entries of variables in a checkpoint; None if it has no index, as others' have none."""
+    """Read a checkpoint's index entry of each variable; None for files that no index lists."""
     index = {name: held for name, held in read_index(model).items() if (model / held.file).exists()}
     maps = {n for n, array in current.items() if isinstance(array, np.memmap)}
     own = {n: _file_name(n, array) for n, array in current.items() if n not in index}
@@ -313,7 +313,7 @@ def _saved_entries(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, 
 def _load_array(
     model: Path, name: str, held: StoredArray | None, current: np.ndarray
 ) -> np.ndarray:
-    """A checkpoint's array for the variable whose data are `current`."""
+    """Load a checkpoint's array for the variable whose current value is `current`."""
     own = StoredArray.from_array(_file_name(name, current), current)
     if (held or own).file.endswith(".npz"):
         return read_packed(model, name, held or own)
@@ -328,7 +328,7 @@ def _report(
     source: str,
     what: str = "variables",
 ) -> None:
-    """Warn about missing and unused names."""
+    """Report missing and unused names: raise, warn or ignore, as `method` says."""
     expected_names, saved = set(expected_names), set(saved)
     if missing := sorted(expected_names - saved):
         _tell(f"{source} has no data for the {what} {missing}; they keep their values", method)
@@ -344,7 +344,7 @@ def _tell(message: str, method: ReportMissingMethods) -> None:
 
 
 def write_variables_pb(session: Session, weights: Mapping[Variable, np.ndarray]) -> None:
-    """Write data to variables of a session, a few at a time, with log lines of the progress."""
+    """Write variables of a session in chunks, with log lines of the progress."""
     items = list(weights.items())
     chunk = max(1, len(items) // 10)
     for i in range(0, len(items), chunk):
@@ -355,7 +355,7 @@ def write_variables_pb(session: Session, weights: Mapping[Variable, np.ndarray])
 def initialise_memmap_dir_from_checkpoint(
     checkpoint_dir: str | Path, memmap_dir: str | Path
 ) -> None:
-    """Copy the variables of a checkpoint to where `memmap_dir` of `init` looks for them."""
+    """Copy a checkpoint's variables to a folder that `init` reads as `memmap_dir`."""
     model = Path(checkpoint_dir) / _MODEL
     _read_info(model.parent)
     index = {held.file: held for held in read_index(model).values()}

@@ -1,4 +1,4 @@
-"""Helpers for tests of modules."""
+"""Helpers for unit tests of modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from popxl_addons.ops.streams import host_load, host_store
 
 @dataclass(frozen=True, eq=False)
 class TensorInput:
-    """Data that `run_module` passes to the module as a tensor.
+    """Input data that `run_module` passes to a module as a tensor.
 
     Attributes:
         data: value.
@@ -30,7 +30,7 @@ class TensorInput:
 
 
 def ops_of_type(ops: Iterable[Any], op_type: str | type) -> int:
-    """Number of ops of a type, by name or class."""
+    """Count the ops of a type, given by name or class."""
     if isinstance(op_type, str):
         return sum(1 for op in ops if op.name == op_type)
     return sum(1 for op in ops if isinstance(op, op_type))
@@ -42,7 +42,7 @@ def run_module(
     weights: Callable[[NamedTensors], Mapping[Variable, np.ndarray]] | None = None,
     **kwargs: Any,
 ) -> list[np.ndarray]:
-    """Build a program that calls `module` once, and run it on the CPU.
+    """Build a program that calls `module` once and run it on the CPU; returns outputs.
 
     Args:
         module: what to run.

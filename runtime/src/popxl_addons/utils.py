@@ -25,15 +25,15 @@ _SUBGRAPH = re.compile(r"_subgraph(\(\d+\))?$")
 
 
 class OrderedDict(collections.OrderedDict[_KT, _VT], Generic[_KT, _VT]):
-    """A dict whose values can also be reached by position."""
+    """A dict whose values can also be accessed by position."""
 
     def idx(self, idx: int) -> _VT:
-        """The value at position `idx`; negative positions count from the end."""
+        """Return the value at position `idx`; negative positions count from the end."""
         return list(self.values())[idx]
 
 
 class WeightsDict(MutableMapping[Variable, np.ndarray]):
-    """Host data for variables, checked and converted when it is put in.
+    """A dict of variables and their host data, checked and converted on insertion.
 
     Arrays take the variable's dtype. Merge two with `weights.update(others)`.
 
@@ -72,13 +72,13 @@ class WeightsDict(MutableMapping[Variable, np.ndarray]):
 
 @contextmanager
 def null_context() -> Iterator[None]:
-    """A context that does nothing."""
+    """Return a context manager that does nothing."""
     yield
 
 
 @contextmanager
 def timer(title: str | None = None, log_to_wandb: bool = True) -> Iterator[None]:
-    """Log when the body begins and how long it took, in minutes.
+    """Context manager that logs the start and the duration of its body, in minutes.
 
     An active run of W&B gets the time in its summary: `timer("Load weights")` as
     `load_weights_mins`.
@@ -96,7 +96,7 @@ def timer(title: str | None = None, log_to_wandb: bool = True) -> Iterator[None]
 
 
 def active_wandb_run() -> Any:
-    """The current W&B run, or None; never imports wandb itself."""
+    """Return the active W&B run or None; never imports wandb."""
     import sys
 
     wandb = sys.modules.get("wandb")
@@ -104,16 +104,16 @@ def active_wandb_run() -> Any:
 
 
 def suffix_graph_name(name: str, suffix: str) -> str:
-    """Name of a graph derived from the graph called `name`: `f_subgraph(0)` -> `f_grad`."""
+    """Return the name of a graph derived from `name`: `f_subgraph(0)` -> `f_grad`."""
     return f"{_SUBGRAPH.sub('', name)}_{suffix}"
 
 
 def overrides(cls: type, base_cls: type, method: str) -> bool:
-    """True if `cls` overrides a method of `base_cls`."""
+    """True if the class `cls` overrides a method of its base class `base_cls`."""
     return getattr(cls, method) is not getattr(base_cls, method)
 
 
 def duplicate_items(iterable: Iterable[E]) -> list[E]:
-    """Items that occur more than once, each once, in order of their first occurrence."""
+    """Return items that occur more than once, each once, in order of first occurrence."""
     counts = collections.Counter(iterable)
     return [item for item, n in counts.items() if n > 1]

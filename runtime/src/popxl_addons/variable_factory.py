@@ -1,4 +1,4 @@
-"""Factories of the variables that a graph takes as inputs.
+"""Variable factories: they create the variables that a graph takes as inputs.
 
 A module's graph has inputs for its variables. For each there is a `VariableFactory` that knows how
 to make the data, so that the same graph can be called with many sets of variables, on the device
@@ -35,7 +35,7 @@ host_scalar_tensor_types = (float, int, bool, np.number, np.bool_, *host_tensor_
 
 
 def _draws(data_iter: Any) -> Iterator[Any]:
-    """The data, one item for each variable to be made. ValueError if it is no source of data."""
+    """Iterate over a variable's data, one item per variable; ValueError if it is no data source."""
     if callable(data_iter):
         return (data_iter() for _ in itertools.repeat(None))
     if isinstance(data_iter, (np.ndarray, np.generic, float, int)) or hasattr(data_iter, "numpy"):
@@ -50,7 +50,7 @@ def _draws(data_iter: Any) -> Iterator[Any]:
 
 
 class VariableFactory:
-    """Makes variables of one spec.
+    """Creates variables of one shape and dtype, with data from an iterator.
 
     Args:
         data_iter: where the data come from: a callable called for each item, an iterable of
@@ -130,18 +130,18 @@ class VariableFactory:
 
     @property
     def shape_on_replica(self) -> tuple[int, ...]:
-        """Shape of the whole variable on a replica."""
+        """Shape of the full variable on a replica."""
         return tuple(self.meta_shape) if self.replica_sharded else self.shape
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
-        """Shape of a variable's data: a leading axis for the groups, if there are several."""
+        """Shape of a variable's host data: with several replica groups, they are axis 0."""
         groups = self.replica_grouping.num_groups
         return ((groups,) if groups > 1 else ()) + self.shape_on_replica
 
     # ---- graph inputs and variables -------------------------------------------------------------
     def create_input(self, prefix: str | None = None) -> popxl.Tensor:
-        """Add an input for such a variable (for its shard, if it is sharded) to the graph."""
+        """Add a graph input for a variable, or for its shard, to the current graph."""
         return popxl.graph_input(
             self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
         )
@@ -153,7 +153,7 @@ class VariableFactory:
         memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> popxl.Tensor:
-        """Make a variable on the device, in the main graph; it has the whole value.
+        """Create a full variable on the device, in the main graph.
 
         Args:
             empty: take zeros instead of drawing data, for variables that are written before use.
@@ -172,7 +172,7 @@ class VariableFactory:
         memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> popxl.Tensor:
-        """Make a variable in an entry of a remote buffer, sharded if the buffer is.
+        """Create a variable in an entry of a remote buffer, sharded if the buffer is.
 
         Arguments as for `create_tensor`.
         """
@@ -193,7 +193,7 @@ class VariableFactory:
         return self.next_memmap(memmap_dir, name, empty, read_only_if_exists)
 
     def next_data(self, empty: bool = False) -> np.ndarray:
-        """The data of the next variable, of shape `shape_on_host`; zeros if `empty`.
+        """Return the next variable's data, of shape `shape_on_host`; zeros if `empty`.
 
         Raises:
             ValueError: the data are exhausted, or an item has another shape than the first.
@@ -214,7 +214,7 @@ class VariableFactory:
     def next_memmap(
         self, memmap_dir: str, name: str, empty: bool = False, read_only_if_exists: bool = False
     ) -> np.ndarray:
-        """The data of the next variable in `<memmap_dir>/<name>.npy`.
+        """Return the next variable's data as a memory map of `<memmap_dir>/<name>.npy`.
 
         The file holds the elements alone, without a header, in C order; the groups are the first
         axis. A file that exists is used as it is: it holds the variable of an earlier run.
@@ -248,7 +248,7 @@ class VariableFactory:
 
 
 def memmap_path(memmap_dir: str | Path, name: str) -> Path:
-    """File of the variable called `name`."""
+    """Path of the memory-mapped file of the variable `name`."""
     return Path(memmap_dir) / f"{name}.npy"
 
 
@@ -261,29 +261,31 @@ def _join(prefix: str | None, name: str | None) -> str | None:
 
 
 class NamedVariableFactories(DotTree[VariableFactory]):
-    """Variable factories by name."""
+    """A tree of variable factories by name."""
 
     @property
     def replica_groupings(self) -> NamedReplicaGrouping:
-        """The grouping of each variable, by name."""
+        """Replica grouping of each variable, by name."""
         names, factories = self.unpack()
         return NamedReplicaGrouping.pack(names, [f.replica_grouping for f in factories])
 
     def of_kind(self, kind: Kind) -> NamedVariableFactories:
-        """The factories of one kind."""
+        """Return the factories of one kind, such as "parameter"."""
         factories = {n: f for n, f in self.to_dict().items() if f.kind == kind}
         return NamedVariableFactories.from_dict(factories)
 
     @property
     def inputs(self) -> NamedVariableFactories:
-        """The factories of variables that graphs take."""
+        """The factories of those variables that are graph inputs."""
         return NamedVariableFactories.from_dict(
             {n: f for n, f in self.to_dict().items() if f.is_input}
         )
 
     def _create(self, create: Callable[[str, VariableFactory], popxl.Tensor]) -> NamedTensors:
-        """Create variables in sorted order: so a seeded generator gives each the same data
-        whatever the order of this tree."""
+        """Create variables in sorted order of their names.
+
+        A seeded generator thus gives each the same data whatever the order of this tree.
+        """
         names, factories = self.unpack()
         return NamedTensors.pack(names, map(create, names, factories))
 
@@ -294,7 +296,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> NamedTensors:
-        """Make all variables on the device, named `prefix.name`, in the main graph.
+        """Create all variables on the device as `prefix.name`, in the main graph.
 
         The tree is in the order of sorted dotted names. Arguments as for
         `VariableFactory.create_tensor`.
@@ -314,7 +316,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         memmap_dir: str | None = None,
         read_only_if_exists: bool = False,
     ) -> NamedTensors:
-        """Make all variables in entry `entry` of the buffers of the same names, in sorted order.
+        """Create all variables in entry `entry` of the equally named buffers, in sorted order.
 
         Arguments as for `VariableFactory.create_remote_tensor`.
         """
@@ -326,11 +328,11 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         )
 
     def init_zero(self) -> NamedTensors:
-        """Tensors of zeros (no variables) for all, in the current graph."""
+        """Create tensors of zeros (not variables) in the current graph, by name."""
         return self._init_ops("zero")
 
     def init_undef(self) -> NamedTensors:
-        """Tensors of undefined values (no variables) for all, in the current graph."""
+        """Create tensors of undefined values (not variables) in the current graph, by name."""
         return self._init_ops("undef")
 
     def _init_ops(self, kind: Any) -> NamedTensors:
@@ -346,7 +348,7 @@ def add_variable_input(
     by_ref: bool = False,
     replica_grouping: ReplicaGrouping | None = None,
 ) -> tuple[popxl.Tensor, VariableFactory]:
-    """Add an input for a variable to the current graph. Arguments as for `VariableFactory`.
+    """Add a graph input for a variable; arguments as for `VariableFactory`.
 
     Returns:
         The input and the factory of its variables.
@@ -363,7 +365,7 @@ def add_replica_sharded_variable_input(
     replica_grouping: ReplicaGrouping | None = None,
     shard_over: int | None = None,
 ) -> tuple[popxl.Tensor, VariableFactory]:
-    """Like `add_variable_input`, for the shard of a variable. The data are those of the whole.
+    """Add a graph input for a replica's shard of a variable; the data are those of the full one.
 
     Args:
         shard_over: number of shards; default: the size of the groups.

@@ -1,4 +1,4 @@
-"""Layers."""
+"""Layers as modules: linear, convolution, embedding, norms."""
 
 from popxl import ReplicaGrouping as ReplicaGrouping
 from popxl import ops as ops

@@ -15,7 +15,7 @@ from popxl_addons.utils import WeightsDict
 
 
 class Conv2D(Module):
-    """Convolution over two axes of an image.
+    """2D convolution over the height and width of images.
 
     Variables: `weight` (out_channels, in_channels / groups, height, width), `bias`
     (1, out_channels, 1, 1).
@@ -97,7 +97,7 @@ class Conv2D(Module):
     def torch_mapping(
         variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
     ) -> WeightsDict:
-        """The weights of a `torch.nn.Conv2d` for the variables of this layer."""
+        """Map this layer's variables to the weights of a `torch.nn.Conv2d`."""
         weights = WeightsDict({variables.weight: to_numpy(nn_layer.weight, dtype)})
         if getattr(nn_layer, "bias", None) is not None:
             weights[variables.bias] = to_numpy(nn_layer.bias, dtype).reshape(1, -1, 1, 1)

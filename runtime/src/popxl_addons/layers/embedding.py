@@ -1,4 +1,4 @@
-"""Embedding layer, whose vocabulary may be sharded over replicas."""
+"""Embedding layer whose vocabulary can be sharded over replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MULTISLICE_MAGIC_NUMBER = 16
 
 
 class Embedding(Module):
-    """Rows of a table chosen by indices.
+    """Embedding: looks up rows of a weight matrix by index.
 
     With a `replica_grouping` of several groups, each group has a shard of the vocabulary. Then
     the indices are relative to the shard (the index minus `offsets[group]`), indices of other
@@ -53,13 +53,13 @@ class Embedding(Module):
 
     @staticmethod
     def get_vocab_shard_size(vocab_size: int, n_shards: int) -> int:
-        """Rows of each shard: the vocabulary's share, rounded up to whole multislices of 16."""
+        """Rows of each vocabulary shard, rounded up to a multiple of 16."""
         rows = -(-vocab_size // n_shards)
         return -(-rows // MULTISLICE_MAGIC_NUMBER) * MULTISLICE_MAGIC_NUMBER
 
     @staticmethod
     def get_offsets(vocab_size: int, n_shards: int) -> np.ndarray:
-        """Index of the first row of each shard, int32 (n_shards,)."""
+        """Index of each vocabulary shard's first row, int32 (n_shards,)."""
         size = Embedding.get_vocab_shard_size(vocab_size, n_shards)
         return np.arange(n_shards, dtype=np.int32) * size
 

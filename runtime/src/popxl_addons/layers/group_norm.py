@@ -14,7 +14,7 @@ from popxl_addons.utils import WeightsDict
 
 
 class GroupNorm(Module):
-    """Normalise groups of channels, then scale and shift (Wu and He, 2018).
+    """Group normalisation with scale and shift (Wu and He, 2018).
 
     Variables: `weight` and `bias`, both (channels,).
 
@@ -52,5 +52,5 @@ class GroupNorm(Module):
     def torch_mapping(
         variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
     ) -> WeightsDict:
-        """The weights of a `torch.nn.GroupNorm` for the variables of this layer."""
+        """Map this layer's variables to the weights of a `torch.nn.GroupNorm`."""
         return LayerNorm.torch_mapping(variables, nn_layer, dtype)

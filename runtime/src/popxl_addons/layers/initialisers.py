@@ -1,4 +1,4 @@
-"""Initial values of weights.
+"""Initial values of weights, as NumPy arrays.
 
 They come from numpy's global generator, so that `np.random.seed` makes a program repeatable.
 """
@@ -12,15 +12,15 @@ import numpy as np
 
 
 def normal(shape: Sequence[int], std: float = 0.02) -> Callable[[], np.ndarray]:
-    """Draws from a normal distribution around 0."""
+    """Return a function that draws an array from a normal distribution with mean 0."""
     return lambda: np.random.normal(0, std, tuple(shape))  # noqa: NPY002
 
 
 def zeros(shape: Sequence[int]) -> Callable[[], np.ndarray]:
-    """Zeros, all elements of which share one: gigabytes of state take no memory to describe."""
+    """Return a function that makes an array of zeros, which takes no memory: a broadcast view."""
     return partial(np.broadcast_to, np.float32(0), tuple(shape))
 
 
 def ones(shape: Sequence[int]) -> Callable[[], np.ndarray]:
-    """Ones."""
+    """Return a function that makes a float32 array of ones."""
     return partial(np.ones, tuple(shape), np.float32)

@@ -14,7 +14,7 @@ from popxl_addons.utils import WeightsDict
 
 
 class LayerNorm(Module):
-    """Normalise over the last axis, then scale and shift (Ba et al., 2016).
+    """Layer normalisation over the last axis, with scale and shift (Ba et al., 2016).
 
     Variables: `weight` and `bias`, both (features,).
     """
@@ -29,7 +29,7 @@ class LayerNorm(Module):
     def torch_mapping(
         variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
     ) -> WeightsDict:
-        """The weights of a `torch.nn.LayerNorm` for the variables of this layer.
+        """Map this layer's variables to the weights of a `torch.nn.LayerNorm`.
 
         Those of a norm over several axes are flattened, for programs that flatten its input.
         """

@@ -10,7 +10,7 @@ from popxl_addons.ops.layer_norm_distributed import layer_norm_distributed
 
 
 class LayerNormDistributed(Module):
-    """Normalise over features sharded over a tensor-parallel group.
+    """Layer normalisation over features that are sharded over a tensor-parallel group.
 
     Variables: `weight` and `bias`, both (features / parts,). The replicas that share them are the
     transpose of `replica_grouping`, so that host data are (parts, features / parts).
@@ -25,7 +25,7 @@ class LayerNormDistributed(Module):
         self.replica_grouping = replica_grouping
 
     def build(self, x: popxl.Tensor, eps: float = 1e-05) -> popxl.Tensor:
-        """x: (..., features / parts) -> the same shape."""
+        """x: (..., features / group size) -> the same shape."""
         grouping = self.replica_grouping or popxl.gcg().ir.replica_grouping()
         shape, sharing = x.shape[-1:], grouping.transpose()
         w = self.add_variable_input("weight", ones(shape), x.dtype, replica_grouping=sharing)

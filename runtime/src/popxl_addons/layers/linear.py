@@ -1,4 +1,4 @@
-"""Linear layer."""
+"""Linear (fully connected) layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from popxl_addons.utils import WeightsDict
 
 
 class Linear(Module):
-    """y = x @ weight + bias.
+    """Linear layer: y = x @ weight + bias.
 
     Variables: `weight` (in_features, out_features), `bias` (out_features,); and state in
     `product`, if the layer is made in `popxl_addons.fp8_autocast`.
@@ -56,7 +56,7 @@ class Linear(Module):
     def torch_mapping(
         variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
     ) -> WeightsDict:
-        """The weights of a `torch.nn.Linear` for the variables of this layer."""
+        """Map this layer's variables to the weights of a `torch.nn.Linear`."""
         weights = WeightsDict({variables.weight: to_numpy(nn_layer.weight, dtype).T})
         if getattr(nn_layer, "bias", None) is not None:
             weights[variables.bias] = to_numpy(nn_layer.bias, dtype)

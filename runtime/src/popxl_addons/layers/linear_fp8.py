@@ -1,4 +1,4 @@
-"""Linear layer that multiplies in float8, forwards and backwards."""
+"""Linear layer with float8 matmuls in the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from popxl_addons.utils import WeightsDict
 
 
 class LinearFP8(Module):
-    """y = x @ weight + bias, with x and the weight cast to float8_143 for the product.
+    """Linear layer y = x @ weight + bias; x and weight are cast to float8_143 for the matmul.
 
     Gradients that come in are cast to float8_152, which has the wider range (Micikevicius et al.,
     2022). The module has its own `build_grad`: use it with `create_graph` or `call_module`.
@@ -54,13 +54,13 @@ class LinearFP8(Module):
         self.grad_fp8_type = popxl.float8_152
 
     def fp8_scale(self, t: popxl.Tensor, dtype: popxl.dtype) -> popxl.Tensor:
-        """The log2 scale for casting `t`, an int32 scalar."""
+        """Compute the log2 scale for casting `t` to a float8 dtype, an int32 scalar."""
         if self.scale_metric == "manual_scale":
             return popxl.constant(self.scale, popxl.int32)
         return (fp8_amax_scale if self.scale_metric == "amax" else fp8_mse_scale)(t, dtype)
 
     def _quantize(self, t: popxl.Tensor, dtype: popxl.dtype) -> tuple[popxl.Tensor, popxl.Tensor]:
-        """`t` as a float8 matrix (rows, last axis), and its scale."""
+        """Cast `t` to a float8 matrix (rows, last axis); returns it and its scale."""
         scale = self.fp8_scale(t, dtype)
         matrix = t.reshape((-1, t.shape[-1]))
         return ops.pow2scale_cast_to_fp8(matrix, scale, dtype), scale
@@ -82,7 +82,7 @@ class LinearFP8(Module):
         return y
 
     def build_grad(self, dLdy: popxl.Tensor) -> popxl.Tensor:  # noqa: N803 - PopXL's name
-        """dLdy: as the output -> the gradient of x."""
+        """dLdy: gradient of the output, of its shape -> gradient of x."""
         dy, dy_scale = self._quantize(dLdy, self.grad_fp8_type)
         (x, x_scale), (w, w_scale) = self.aux["x"], self.aux["weight"]
         self.var_grad.weight = _product(x.T, dy, x_scale + dy_scale, dLdy.dtype)
@@ -95,13 +95,13 @@ class LinearFP8(Module):
     def torch_mapping(
         variables: NamedTensors, nn_layer: Any, dtype: popxl.dtype = popxl.float32
     ) -> WeightsDict:
-        """The weights of a `torch.nn.Linear` for the variables of this layer."""
+        """Map this layer's variables to the weights of a `torch.nn.Linear`."""
         return Linear.torch_mapping(variables, nn_layer, dtype)
 
 
 def _product(
     a: popxl.Tensor, b: popxl.Tensor, scale: popxl.Tensor, dtype: popxl.dtype
 ) -> popxl.Tensor:
-    """a @ b of float8 matrices, with their scales undone."""
+    """Multiply float8 matrices a @ b and undo their scales."""
     y = ops.matmul_pow2scaled(a, b, ops.negate(scale))
     return y if y.dtype == dtype else ops.cast(y, dtype)

@@ -20,7 +20,7 @@ from popxl_addons.utils import WeightsDict
 
 
 class LinearGQ(Module):
-    """y = x @ decompress(weight) + bias.
+    """Linear layer y = x @ dequantized weight + bias, with a group-quantized 4-bit weight.
 
     Variables, zeros at first: `weight_compressed` (uint16), `weight_decompression_scale` and
     `weight_decompression_bias`, see `group_quantize_compress_numpy`; `bias` (out_features,). All
@@ -77,7 +77,7 @@ class LinearGQ(Module):
         group_size: int = 64,
         dim: int = -1,
     ) -> WeightsDict:
-        """The quantised weights of a `torch.nn.Linear` for the variables of this layer."""
+        """Quantize the weights of a `torch.nn.Linear` for this layer's variables."""
         weight = to_numpy(nn_layer.weight, dtype).T
         packed, scale, low = group_quantize_compress_numpy(weight, group_size, dim)
         weights = WeightsDict(

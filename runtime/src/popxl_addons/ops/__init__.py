@@ -1,4 +1,4 @@
-"""Ops built on popxl's."""
+"""Composite ops, built on popxl's."""
 
 from popxl_addons.ops.cross_entropy import cross_entropy as cross_entropy
 from popxl_addons.ops.cross_entropy import cross_entropy_with_grad as cross_entropy_with_grad

@@ -18,7 +18,7 @@ def cross_entropy(
     ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> popxl.Tensor:
-    """Negative log-likelihood of `labels` under softmax(x) along the last axis.
+    """Compute negative log-likelihoods of `labels` under softmax(x) along the last axis.
 
     Args:
         x: logits, (..., classes).
@@ -38,7 +38,7 @@ def cross_entropy_with_grad(
     ignore_index: int | None = None,
     reduction: REDUCTION_TYPE = "mean",
 ) -> tuple[popxl.Tensor, popxl.Tensor]:
-    """Like `cross_entropy`, together with the gradient of the loss.
+    """Compute `cross_entropy` and the gradient of the loss together.
 
     Args:
         loss_scaling: gradient of the loss itself: the factor on the returned gradient.

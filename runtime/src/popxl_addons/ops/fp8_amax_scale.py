@@ -1,4 +1,4 @@
-"""The scale for float8 that uses all of its range."""
+"""Float8 scale from the largest absolute value (amax) of a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["fp8_amax_scale"]
 
 
 def fp8_amax_scale(src: popxl.Tensor, dtype: dtypes.dtype = dtypes.float8_143) -> popxl.Tensor:
-    """The largest log2_scale for `ops.pow2scale_cast_to_fp8` at which nothing overflows.
+    """Return the largest log2_scale at which casting `src` to float8 does not overflow.
 
     Args:
         src: what will be cast.
@@ -30,6 +30,6 @@ def fp8_amax_scale(src: popxl.Tensor, dtype: dtypes.dtype = dtypes.float8_143) -
 
 @jax_op(name="fp8_amax_scale", no_grad="scales are not differentiated")
 def _log2_scale(t: Any, *, largest: float) -> Any:
-    """int32 scalar."""
+    """Compute the log2 scale that maps the amax of `t` to at most `largest`: int32 scalar."""
     amax = abs(t.astype("float32")).max(initial=0.0)
     return ScaleRule.log2(amax, largest).clip(min_scaling_bias, max_scaling_bias)

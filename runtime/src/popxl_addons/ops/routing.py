@@ -15,7 +15,7 @@ from popxl.custom import jax_op
 
 @jax_op(name="sort_by_expert", no_grad="a choice has no gradient")
 def sort_by_expert(topk_experts: Any, *, experts: int) -> tuple[Any, Any, Any]:
-    """Sorts rows by expert; the rows of one expert stay in the order of the tokens.
+    """Sort rows by expert; rows of the same expert stay in token order.
 
     Args:
         topk_experts: int32 (tokens, k), the experts of each token. Other numbers, such as those of
@@ -51,7 +51,7 @@ def _sort_by_expert(topk_experts: Any, experts: int) -> tuple[Any, Any, Any]:
 
 @jax_op(name="sort_local_experts", no_grad="a choice has no gradient")
 def sort_local_experts(topk_experts: Any, *, experts: int) -> tuple[Any, Any, Any]:
-    """Sorts rows by expert as `sort_by_expert` does, and drops those of other experts.
+    """Sort rows by expert as `sort_by_expert` does, without rows of non-local experts.
 
     Args:
         topk_experts: int32 (tokens, k), the experts of each token, numbered from the first local
@@ -70,7 +70,7 @@ def sort_local_experts(topk_experts: Any, *, experts: int) -> tuple[Any, Any, An
 
 
 def _gather_or_zero(y: Any, indices: Any) -> Any:
-    """Gathers y[indices]; zeros for the index one past the last row."""
+    """Gather y[indices]; an index one past the last row gives zeros."""
     return y.at[indices].get(mode="fill", fill_value=0)
 
 
@@ -88,7 +88,7 @@ def _weights_of_rows(topk_weights: Any, order: Any) -> Any:
 
 @jax_op(name="scale_rows", grad=_scale_rows_grad)
 def scale_rows(y: Any, topk_weights: Any, order: Any, inverse_order: Any) -> Any:
-    """Multiplies each row by its router weight, in float32.
+    """Multiply each row by its router weight, in float32.
 
     Args:
         y: (rows, features).
@@ -102,14 +102,16 @@ def scale_rows(y: Any, topk_weights: Any, order: Any, inverse_order: Any) -> Any
 
 
 def _group_of_rows(group_sizes: Any, rows: int) -> Any:
-    """Returns the group of each sorted row, int32 (rows,); the number of groups for rows of
-    none."""
+    """Return the group of each sorted row, int32 (rows,).
+
+    Rows of no group get the number of groups.
+    """
     ends = group_sizes.clip(0).cumsum()
     return ends.searchsorted(np.arange(rows, dtype=np.int32), side="right")
 
 
 def _repeat_by_group_grad(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any, None]:
-    """Sums by a product with a one-hot matrix: a scatter-add has no fixed order on GPUs."""
+    """Sum gradients by a matmul with a one-hot matrix; a GPU scatter-add has no fixed order."""
     vectors, group_sizes = xs
     group_ids, row_ids = (np.arange(n, dtype=np.int32) for n in (len(vectors), rows))
     group = _group_of_rows(group_sizes, rows)
@@ -122,7 +124,7 @@ def _repeat_by_group_grad(xs: Any, ys: Any, dys: Any, *, rows: int) -> tuple[Any
 
 @jax_op(name="repeat_by_group", grad=_repeat_by_group_grad)
 def repeat_by_group(vectors: Any, group_sizes: Any, *, rows: int) -> Any:
-    """Repeats each group's vector for its rows, which are sorted by group.
+    """Repeat each group's vector for each of its rows; rows are sorted by group.
 
     Args:
         vectors: (groups, features).
@@ -141,13 +143,13 @@ def _scatter_router_weights_grad(xs: Any, ys: Any, dys: Any, *, experts: int) ->
 
 
 def _one_hot(topk_experts: Any, experts: int) -> Any:
-    """Returns bool (tokens, k, experts)."""
+    """Return the one-hot mask of each token's experts: bool (tokens, k, experts)."""
     return topk_experts[..., None] == np.arange(experts, dtype=np.int32)
 
 
 @jax_op(name="scatter_router_weights", grad=_scatter_router_weights_grad)
 def scatter_router_weights(topk_weights: Any, topk_experts: Any, *, experts: int) -> Any:
-    """Scatters the router weights of tokens to a dense matrix, 0 for experts that are not chosen.
+    """Scatter router weights to a dense (tokens, experts) matrix; 0 for experts not in the top k.
 
     Args:
         topk_weights, topk_experts: (tokens, k).
@@ -166,13 +168,13 @@ def _count_expert_usage_grad(xs: Any, ys: Any, dys: Any) -> tuple[None, Any, Non
 
 
 def _mask_column(token_mask: Any) -> Any:
-    """Returns float32 (tokens, 1): 0 for padding, else 1."""
+    """Reshape the mask of tokens: float32 (tokens, 1), 0 for padding, else 1."""
     return (token_mask.reshape(-1, 1) != 0).astype(np.float32)
 
 
 @jax_op(name="count_expert_usage", grad=_count_expert_usage_grad)
 def count_expert_usage(topk_experts: Any, probabilities: Any, token_mask: Any) -> Any:
-    """Counts the tokens of each expert and sums its router probabilities, without padding.
+    """Count each expert's tokens and sum its router probabilities, excluding padding.
 
     Args:
         topk_experts: int32 (tokens, k), the experts of each token.

@@ -13,6 +13,9 @@ def _same(xs: Any, ys: Any, dys: Any, *, limit: float) -> Any:
 
 @jax_op(name="saturate", grad=_same)
 def saturate(t: Any, *, limit: float) -> Any:
-    """t cut off at ±limit. Its gradient passes through, so that a gradient graph needs neither `t`
-    nor the result: what led to them is not computed again for it."""
+    """Clamp t to [-limit, limit], with a straight-through gradient.
+
+    A gradient graph needs neither `t` nor the result, so that none of their inputs is recomputed
+    for it.
+    """
     return t.clip(-limit, limit)

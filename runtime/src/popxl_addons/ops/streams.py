@@ -1,4 +1,4 @@
-"""Streams made together with their op, for short programs and tests."""
+"""Host transfers that create their stream, for short programs and tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["host_load", "host_store"]
 def host_load(
     t: HostTensor, dtype: popxl.dtype, name: str
 ) -> tuple[np.ndarray, HostToDeviceStream, popxl.Tensor]:
-    """Create a stream that fits `t`, and load from it.
+    """Create a host-to-device stream like `t` and load from it.
 
     Args:
         t: data of one transfer for one replica.
@@ -32,7 +32,7 @@ def host_load(
 
 
 def host_store(t: popxl.Tensor) -> DeviceToHostStream:
-    """Create a stream that fits `t`, and store it there."""
+    """Create a device-to-host stream for `t` and store `t` to it."""
     check_type("host_store", "t", t, popxl.Tensor)
     stream = popxl.d2h_stream(t.shape, t.dtype, f"{t.name}_d2h")
     ops.host_store(stream, t)

@@ -1,4 +1,4 @@
-"""Base class of optimizer steps: loss scaling, gradient clipping, optimizer state."""
+"""Base class of optimizer steps: loss scaling, gradient clipping, state variables."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def as_tensor(x: Number) -> popxl.Tensor:
 
 
 def has_effect(x: Number, neutral: float) -> bool:
-    """True if a number differs from its neutral value, or is a tensor, whose value is unknown."""
+    """True for a number other than its neutral value, and for a tensor, whose value is unknown."""
     return isinstance(x, popxl.Tensor) or x != neutral
 
 
 class OptimizerStep(Module):
-    """One in-place step of an optimizer for one variable, with float32 arithmetic.
+    """Base class: one in-place optimizer step of one variable, in float32 arithmetic.
 
     Args:
         cache: reuse the graph for variables of the same shape and the same settings.
@@ -41,7 +41,7 @@ class OptimizerStep(Module):
         global_norm: popxl.Tensor | None,
         global_norm_max: Number | None,
     ) -> popxl.Tensor:
-        """Remove loss scaling from the gradient and clip it to a global norm; returns float32.
+        """Divide the gradient by the loss scaling and clip it by global norm; returns float32.
 
         Raises:
             ValueError: its shape is not the variable's, or only one of the norms is given.
@@ -68,7 +68,7 @@ class OptimizerStep(Module):
         group: ReplicaGrouping | None,
         shape: tuple[int, ...] | None = None,
     ) -> popxl.Tensor:
-        """Add a state variable of zeros, sharded like `var`.
+        """Add an optimizer state variable of zeros, sharded like `var`.
 
         Args:
             shape: full shape; default: that of `var`.
@@ -83,6 +83,6 @@ class OptimizerStep(Module):
         )
 
     def increment_step(self) -> popxl.Tensor:
-        """Increment the step counter; returns the number of this step from 1, float32 scalar."""
+        """Increment the step counter; returns the new step number (from 1), float32 scalar."""
         counter = self.add_variable_input("step", zeros(()), popxl.float32, by_ref=True)
         return ops.var_updates.accumulate_(counter, popxl.constant(1, popxl.float32))

@@ -18,7 +18,7 @@ from popxl_addons.sharding import shards_of
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """Layout of the matrices in a variable.
+    """Layout of a variable of matrices: their number along the last axis, and their sharding.
 
     Attributes:
         count: number of matrices of equal size, side by side along the last axis.
@@ -32,12 +32,12 @@ class MatrixLayout:
 
     @property
     def unsharded_axis(self) -> int:
-        """Axis along which matrices are neither sharded nor side by side."""
+        """Matrix axis along which matrices are neither sharded nor concatenated."""
         return 0 if self.axis == 1 or (self.axis is None and self.count > 1) else 1
 
 
 class ShardedMatrices:
-    """A replica's shard of a variable, viewed as `count` matrices of the rows that it covers.
+    """One replica's shard of a variable, viewed as matrices with padded rows.
 
     A variable that is no matrix counts as one row.
 
@@ -75,7 +75,7 @@ class ShardedMatrices:
             self._find_start(shard_size)
 
     def _find_start(self, shard_size: int) -> None:
-        """Compute the first row and column of this replica's flat shard."""
+        """Compute the row and column of the shard's first element."""
         num_copies = self._group.group_size // self._shards
         first = np.arange(self._group.group_size) // num_copies * shard_size
         row = np.minimum(first // self._width, self.rows)
@@ -85,12 +85,12 @@ class ShardedMatrices:
         )
 
     def replicas_with_equal_means(self, axis: int) -> ReplicaGrouping:
-        """Replicas with equal means of the rows (axis 0) or of the columns (axis 1)."""
+        """Replica group with equal means of rows (axis 0) or columns (axis 1)."""
         return self._group if self._axis == axis else self._shard_group
 
     # ---- layout ---------------------------------------------------------------------------------
     def blocks(self, t: popxl.Tensor) -> popxl.Tensor:
-        """Reshape a shard like the variable's to (height, count, columns), padded with zeros."""
+        """Reshape a shard to (height, count, columns), zero-padded to full rows."""
         shape = (self.height, self.count, self.columns)
         if self._shards == 1:
             return t.reshape(shape)
@@ -101,14 +101,14 @@ class ShardedMatrices:
         )
 
     def elements(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Returns the elements of (height, count, columns) in the variable's shape."""
+        """Reshape (height, count, columns) back to the shard's shape; the inverse of `blocks`."""
         if self._shards == 1:
             return blocks.reshape(self._spec.shape)
         shard_size = (math.prod(self._spec.shape),)
         return ops.dynamic_slice(blocks.flatten(), self._first_column, (0,), shard_size, True)
 
     def local_rows(self, t: popxl.Tensor) -> popxl.Tensor:
-        """Select the rows of this shard: (rows, count) -> (height, count), 1 past the end."""
+        """Select the shard's rows: (rows, count) -> (height, count); 1 past the last row."""
         if self._shards == 1:
             return t
         ones = ops.init((self.height, self.count), t.dtype) + 1
@@ -117,7 +117,7 @@ class ShardedMatrices:
 
     # ---- means over full matrices ---------------------------------------------------------------
     def row_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Row means of each matrix: (height, count, columns) -> (rows, count)."""
+        """Compute each matrix's row means: (height, count, columns) -> (rows, count)."""
         sums = ops.sum(blocks, 2)
         if self._shards > 1:
             zeros = ops.init((self.rows + self.height, self.count), sums.dtype)
@@ -126,24 +126,24 @@ class ShardedMatrices:
         return self._sum(sums, self._axis == 1) / (self.columns * self._num_shards(1))
 
     def column_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Column means of each matrix: (height, count, columns) -> (count, columns)."""
+        """Compute each matrix's column means: (height, count, columns) -> (count, columns)."""
         return self._sum(ops.sum(blocks, 0), self._axis == 0) / (self.rows * self._num_shards(0))
 
     def matrix_means(self, blocks: popxl.Tensor) -> popxl.Tensor:
-        """Mean of each matrix: (height, count, columns) -> (count,)."""
+        """Compute each matrix's mean: (height, count, columns) -> (count,)."""
         elements = self.rows * self.columns * self._num_shards(0) * self._num_shards(1)
         return self._sum(ops.sum(blocks, (0, 2)), self._axis is not None) / elements
 
     def combine_means(self, rows: popxl.Tensor, columns: popxl.Tensor) -> popxl.Tensor:
-        """Mean of each matrix (count,) from row or column means, whichever are not sharded."""
+        """Compute each matrix's mean, (count,), from row or column means, the unsharded ones."""
         return ops.mean(columns, 1) if self._axis == 0 else ops.mean(rows, 0)
 
     def _num_shards(self, axis: int) -> int:
-        """Number of shards of the matrices along an axis."""
+        """Number of shards of the matrices along a matrix axis."""
         return self._shard_group.group_size // self._group.group_size if self._axis == axis else 1
 
     def _sum(self, t: popxl.Tensor, over_shards: bool) -> popxl.Tensor:
-        """Sum over replicas, where elements that several replicas hold count once."""
+        """Sum over replicas; elements that several replicas hold count once."""
         group = self._shard_group if over_shards else self._group
         if over_shards and self._shards == 1:
             num_copies = self._group.group_size

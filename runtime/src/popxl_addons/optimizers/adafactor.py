@@ -1,4 +1,4 @@
-"""Adafactor: second moments of matrices are factored into a row and a column."""
+"""Adafactor: second moments of matrices are factored into row and column means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AdafactorOptimizerStep", "MatrixLayout"]
 
 
 class AdafactorOptimizerStep(OptimizerStep):
-    """One in-place step of Adafactor (Shazeer and Stern, 2018, arXiv:1804.04235) for one variable.
+    """One in-place Adafactor step of a variable (Shazeer and Stern, arXiv:1804.04235).
 
     It computes the same as `transformers.optimization.Adafactor`. Variables, all float32: `step`, a
     scalar; for a matrix (n, m) `second_order_rows` (n,), or (count * n,) for several matrices one
@@ -50,7 +50,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         global_norm_max: Number | None = None,
         matrix_layout: MatrixLayout | None = None,
     ) -> None:
-        """Update `var` and the state.
+        """Update `var` and the optimizer state.
 
         Args:
             var: the variable, or a replica's shard of it.
@@ -117,7 +117,7 @@ class AdafactorOptimizerStep(OptimizerStep):
         decay: popxl.Tensor,
         eps: float,
     ) -> popxl.Tensor:
-        """Gradient divided by the root of the second moment: (height, count, columns)."""
+        """Divide the gradient by the root of its second moment: -> (height, count, columns)."""
         average = ops.var_updates.accumulate_moving_average_
         if not matrices.is_matrix:
             second = self.add_state_like("second_order", var, popxl.float32, group)
@@ -137,18 +137,18 @@ class AdafactorOptimizerStep(OptimizerStep):
         return blocks / root / ops.sqrt(column)
 
     def _add_factored_state(self, name: str, axis: int, matrices: ShardedMatrices) -> popxl.Tensor:
-        """Add state with one value per row (axis 0) or column (axis 1) of each matrix."""
+        """Add state with one value per row (axis 0) or per column (axis 1) of each matrix."""
         elements = matrices.count * (matrices.columns if axis else matrices.rows)
         group = matrices.replicas_with_equal_means(axis)
         return self.add_variable_input(name, zeros((elements,)), popxl.float32, True, group)
 
 
 def _relative_step(step: popxl.Tensor, warmup: bool) -> popxl.Tensor:
-    """Learning rate min(1 / sqrt(step), 0.01), or with warm-up min(1 / sqrt(step), 1e-6 * step)."""
+    """Learning rate min(1 / sqrt(step), 0.01); with warm-up min(1 / sqrt(step), 1e-6 * step)."""
     min_inverse = 1e6 / step if warmup else popxl.constant(100.0, popxl.float32)
     return 1 / ops.maximum(min_inverse, ops.sqrt(step))
 
 
 def _per_matrix(values: popxl.Tensor, matrices: ShardedMatrices) -> popxl.Tensor:
-    """Reshape one value per matrix, or a scalar, to broadcast with (height, count, columns)."""
+    """Reshape values per matrix (count,) or a scalar to broadcast with (height, count, columns)."""
     return values.reshape((1, -1 if values.rank else 1, 1))

@@ -18,7 +18,7 @@ __all__ = ["AdamOptimizerStep"]
 
 
 class AdamOptimizerStep(OptimizerStep):
-    """One in-place step of AdamW (Loshchilov and Hutter, 2019) for one variable.
+    """One in-place AdamW step of a variable (Loshchilov and Hutter, 2019).
 
     Variables: `first_order` and `second_order`, of the given dtypes and the variable's shape,
     sharded like it; and with bias correction `step` (float32 scalar).
@@ -50,7 +50,7 @@ class AdamOptimizerStep(OptimizerStep):
         global_norm: popxl.Tensor | None = None,
         global_norm_max: Number | None = None,
     ) -> None:
-        """Update `var` and the state.
+        """Update `var` and the optimizer state.
 
         Args:
             var: the variable, or a replica's shard of it.
@@ -89,7 +89,7 @@ class AdamOptimizerStep(OptimizerStep):
         beta2: Number,
         dtypes: tuple[popxl.dtype, popxl.dtype],
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
-        """Update the first and second moment; returns them as float32."""
+        """Update first and second moments; returns them in float32."""
         updates = ops.var_updates
         first = self.add_state_like("first_order", var, dtypes[0], group)
         second = self.add_state_like("second_order", var, dtypes[1], group)

@@ -30,7 +30,7 @@ _dequantize_second_moment = jax_op(name="dequantize_second_moment", no_grad=_NO_
 
 
 class Adam8bitOptimizerStep(AdamOptimizerStep):
-    """`AdamOptimizerStep` with 8-bit moments (FlashOptim, arXiv:2602.23349); see `state_8bit`.
+    """AdamW step with 8-bit moments (FlashOptim, arXiv:2602.23349); see `state_8bit`.
 
     Variables: `first_order_codes` (int8) and `second_order_codes` (uint8), of the variable's shape,
     `first_order_scales` and `second_order_scales` (bfloat16), one per block of 32 elements along
@@ -49,7 +49,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
         axis: int,
         **settings: Any,
     ) -> None:
-        """Update `var` and the state; further arguments as for `AdamOptimizerStep.build`.
+        """Update `var` and the optimizer state; other arguments as for `AdamOptimizerStep.build`.
 
         Args:
             axis: axis of the full variable along which consecutive elements share a scale.
@@ -93,7 +93,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
     def _quant_blocks(
         self, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> state_8bit.QuantBlocks:
-        """Quantization blocks of a replica's shard of the variable."""
+        """Return the quantization blocks of a replica's shard of `var`."""
         group = popxl.gcg().ir.replica_grouping() if group is None else group
         shape = tuple(var.meta_shape or var.shape)
         shards = shards_of(var.spec, group.group_size)
@@ -108,7 +108,7 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
     def _add_moment_state(
         self, name: str, dtype: popxl.dtype, var: popxl.Tensor, group: ReplicaGrouping | None
     ) -> tuple[popxl.Tensor, popxl.Tensor]:
-        """Add the codes of a moment and their scales."""
+        """Add the state variables of a moment: its 8-bit codes and their scales."""
         scales = state_8bit.scales_shape(tuple(var.meta_shape or var.shape), self._axis)
         return (
             self.add_state_like(f"{name}_codes", var, dtype, group),
@@ -117,6 +117,6 @@ class Adam8bitOptimizerStep(AdamOptimizerStep):
 
 
 def _moving_average(average: popxl.Tensor, value: popxl.Tensor, beta: Number) -> popxl.Tensor:
-    """Update a moving average with one value."""
+    """Update an exponential moving average with one value."""
     decay = to_float32(beta) if isinstance(beta, popxl.Tensor) else beta
     return average * decay + value * (1 - decay)

@@ -1,4 +1,4 @@
-"""8-bit optimizer state: quantization of moments and of rounding residuals, for NumPy and JAX.
+"""8-bit quantization of optimizer moments and rounding residuals, for NumPy and JAX.
 
 FlashOptim (Gonzalez Ortiz et al., 2026, arXiv:2602.23349) quantizes moments to 8 bits with a scale
 per block of 32 elements, and the residual of rounding a weight to 16 bits to 8 or 16 bits. Two
@@ -26,7 +26,7 @@ _FIRST_MAX, _SECOND_MAX = 127.0, 255.0
 
 @dataclass(frozen=True)
 class QuantBlocks:
-    """Quantization blocks of a tensor that is viewed as (outer, length, inner).
+    """Quantization blocks along the middle axis of a tensor viewed as (outer, length, inner).
 
     `BLOCK` consecutive elements along the middle axis share a scale; the last block can be shorter.
     """
@@ -37,7 +37,7 @@ class QuantBlocks:
 
     @classmethod
     def along_axis(cls, axis: int, shape: tuple[int, ...], shards: int = 1) -> QuantBlocks | None:
-        """Returns the blocks along an axis of a tensor, or of each of its flat shards.
+        """Return the blocks along an axis of a tensor or of its flat shards.
 
         None if the shards would split a block.
         """
@@ -65,19 +65,19 @@ class QuantBlocks:
         return x.reshape(self.outer, self.blocks_per_line, BLOCK, self.inner)
 
     def elements(self, blocks: Any) -> Any:
-        """Returns the flat elements of blocks, the inverse of `to_blocks`."""
+        """Return the elements of blocks as a flat array; the inverse of `to_blocks`."""
         padded = blocks.reshape(self.outer, self.blocks_per_line * BLOCK, self.inner)
         return padded[:, : self.length].reshape(-1)
 
 
 def scales_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Shape of the scales of a tensor with blocks along an axis."""
+    """Return the shape of a tensor's scales for blocks along an axis."""
     return tuple(-(-n // BLOCK) if i == axis else n for i, n in enumerate(shape))
 
 
 # ---- moments ------------------------------------------------------------------------------------
 def quantize_first_moment(moment: Any, blocks: QuantBlocks) -> tuple[Any, Any]:
-    """Quantize a first moment: codes, int8 of its shape, and scales, bfloat16 (blocks,).
+    """Quantize a first moment to int8 codes, of its shape, and bfloat16 scales (blocks,).
 
     Codes are finest near zero: x in [-1, 1] has the code of 2x / (1 + |x|).
     """
@@ -88,7 +88,7 @@ def quantize_first_moment(moment: Any, blocks: QuantBlocks) -> tuple[Any, Any]:
 
 
 def dequantize_first_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> Any:
-    """Dequantize a first moment to float32, of the shape of its codes."""
+    """Dequantize a first moment to float32, of the codes' shape."""
     xp = codes.__array_namespace__()
     z = blocks.to_blocks(codes.astype(xp.float32)) / _FIRST_MAX
     values = z / (2 - xp.abs(z)) * _broadcast_scales(scales, blocks)
@@ -96,8 +96,7 @@ def dequantize_first_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> Any
 
 
 def quantize_second_moment(moment: Any, blocks: QuantBlocks) -> tuple[Any, Any]:
-    """Quantize the root of a second moment: codes, uint8 of its shape, and scales, bfloat16
-    (blocks,).
+    """Quantize a second moment's root to uint8 codes, of its shape, and bfloat16 scales.
 
     Only zeros have the code 0.
     """
@@ -109,7 +108,7 @@ def quantize_second_moment(moment: Any, blocks: QuantBlocks) -> tuple[Any, Any]:
 
 
 def dequantize_second_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> Any:
-    """Dequantize a second moment to float32, of the shape of its codes."""
+    """Dequantize a second moment to float32, of the codes' shape."""
     xp = codes.__array_namespace__()
     root = (
         blocks.to_blocks(codes.astype(xp.float32)) / _SECOND_MAX * _broadcast_scales(scales, blocks)
@@ -118,7 +117,7 @@ def dequantize_second_moment(codes: Any, scales: Any, blocks: QuantBlocks) -> An
 
 
 def _normalize_by_block(xp: Any, values: Any) -> tuple[Any, Any]:
-    """Divide elements by the scale of their block; returns these, in [-1, 1], and the scales.
+    """Divide elements by their block's scale; returns values in [-1, 1] and the scales.
 
     The maximum is that of the bits as integers, which have the order of positive floats: CPUs find
     it several times faster.
@@ -137,7 +136,7 @@ def _broadcast_scales(scales: Any, blocks: QuantBlocks) -> Any:
 
 
 def _to_codes(blocks: QuantBlocks, codes: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Convert codes of blocks to `dtype` and the shape of the moment."""
+    """Convert blocks of codes to `dtype` and the moment's shape."""
     return blocks.elements(codes).astype(dtype).reshape(shape)
 
 
@@ -147,14 +146,16 @@ _MIN_HALF_STEP = {"bfloat16": 2.0**-126, "float16": 2.0**-25}  # normal float32 
 
 
 def split_weight(weight: Any, dtype: Any, bits: int) -> tuple[Any, Any]:
-    """Split a float32 weight into the weight rounded to a 16-bit `dtype` and the quantized
-    residual, int8 or int16 according to `bits`."""
+    """Split a float32 weight into a 16-bit weight and a quantized residual of the rounding.
+
+    The residual is int8 or int16, according to `bits`.
+    """
     rounded = weight.astype(dtype)
     return rounded, quantize_residual(weight, rounded, bits)
 
 
 def quantize_residual(weight: Any, rounded: Any, bits: int) -> Any:
-    """Quantize the residual weight - low of rounding a float32 weight to 16 bits: int8 or int16."""
+    """Quantize the residual of rounding a float32 weight to 16 bits: int8 or int16."""
     xp = weight.__array_namespace__()
     ratio = (weight - rounded.astype(xp.float32)) / _half_step(rounded)
     ratio = xp.where(xp.isfinite(ratio), xp.clip(ratio, -1, 1), 0)
@@ -163,20 +164,20 @@ def quantize_residual(weight: Any, rounded: Any, bits: int) -> Any:
 
 
 def dequantize_residual(rounded: Any, residual: Any) -> Any:
-    """Dequantize the residual of a weight, float32, which is added to it."""
+    """Dequantize a rounding residual to float32, to be added to the rounded weight."""
     xp = rounded.__array_namespace__()
     largest = float(xp.iinfo(residual.dtype).max)
     return residual.astype(xp.float32) / largest * _half_step(rounded)
 
 
 def join_weight(rounded: Any, residual: Any) -> Any:
-    """Join a 16-bit weight and its residual to a float32 weight, the inverse of `split_weight`."""
+    """Add 16-bit weight and dequantized residual: a float32 weight; inverse of `split_weight`."""
     xp = rounded.__array_namespace__()
     return rounded.astype(xp.float32) + dequantize_residual(rounded, residual)
 
 
 def _half_step(rounded: Any) -> Any:
-    """Half the distance from a 16-bit value to the next larger one, float32."""
+    """Return half the distance from a 16-bit value to the next larger one, float32."""
     xp, name = rounded.__array_namespace__(), np.dtype(rounded.dtype).name
     exponent = rounded.astype(xp.float32).view(xp.uint32) & xp.uint32(0x7F800000)
     step = exponent.view(xp.float32) * xp.float32(2.0 ** -_SIGNIFICANT_BITS[name])

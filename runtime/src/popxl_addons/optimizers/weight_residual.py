@@ -1,4 +1,4 @@
-"""Weights of 24 or 32 bits: a 16-bit variable and an 8- or 16-bit rounding residual."""
+"""Weights of 24 or 32 bits: a 16-bit variable plus an 8- or 16-bit rounding residual."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _split_weight(weight: Any, low: Any, residual: Any) -> Any:
 
 
 def join_weight(var: popxl.Tensor, residual: popxl.Tensor) -> popxl.Tensor:
-    """Join a 16-bit variable and its residual, int8 or int16, to a float32 weight."""
+    """Add a 16-bit variable and its int8 or int16 residual: a float32 weight."""
     return ops.cast(var, popxl.float32) + _dequantize_residual(var, residual)
 
 
 def store_split_weight(
     var: popxl.TensorByRef, residual: popxl.TensorByRef, weight: popxl.Tensor
 ) -> None:
-    """Store a float32 weight in a 16-bit variable and its residual, int8 or int16."""
+    """Store a float32 weight in place to a 16-bit variable and its residual."""
     low, new_residual = _split_weight(weight, var, residual)
     ops.var_updates.copy_var_update_(var, low)
     ops.var_updates.copy_var_update_(residual, new_residual)

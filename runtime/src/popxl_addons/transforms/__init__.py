@@ -1,4 +1,4 @@
-"""Transforms of graphs with named arguments."""
+"""Transforms of graphs with named inputs, such as autodiff and recomputation."""
 
 from popxl.transforms import ExpectedConnection as ExpectedConnection
 from popxl.transforms import ExpectedConnectionType as ExpectedConnectionType

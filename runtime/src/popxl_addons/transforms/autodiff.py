@@ -1,4 +1,4 @@
-"""Gradient graphs of graphs with named arguments, and gradients accumulated over micro-batches."""
+"""Gradient graphs of graphs with named inputs, and gradient accumulation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def autodiff(
     grads_required: Iterable[popxl.Tensor] | None = None,
     called_graphs_grad_info: CalledGraphsGradInfoLike | None = None,
 ) -> GraphWithNamedArgs:
-    """Create the gradient graph of `graph`. See `popxl.transforms.autodiff`.
+    """Create the gradient graph of `graph`; see `popxl.transforms.autodiff`.
 
     Returns:
         The gradient graph; its `grad_graph_info` says what it expects and returns.
@@ -49,7 +49,7 @@ def autodiff_with_accumulation(
     accumulator_dtype: popxl.dtype | None = None,
     adds: bool = True,
 ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
-    """Create a gradient graph that adds the gradients of some tensors to accumulators.
+    """Create a gradient graph that adds some of the gradients to accumulator variables.
 
     The accumulators are by-reference inputs. Each holds the mean over the calls since it was zero
     together with the counter, whose value is the number of calls; or the sum; or the maximum, where
@@ -94,7 +94,7 @@ def _replace(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
 def _names(
     graph: GraphWithNamedArgs, accumulated: Sequence[popxl.Tensor]
 ) -> dict[popxl.Tensor, str]:
-    """Name of the accumulator of each tensor, without `accum.`."""
+    """Map each accumulated tensor to its accumulator's name, without the prefix `accum.`."""
     named = names_of(graph.args)
     return {t: named.get(t) or ".".join(map(sanitise, t.name.split("/"))) for t in accumulated}
 
@@ -104,7 +104,7 @@ def _accumulators(
     replica_groupings: NamedReplicaGrouping | None,
     dtype: popxl.dtype | None,
 ) -> NamedVariableFactories:
-    """Factories of the accumulators."""
+    """Create the variable factories of the accumulators."""
     groups = {} if replica_groupings is None else replica_groupings.to_dict()
     factories = NamedVariableFactories()
     for t, name in names.items():
@@ -126,8 +126,10 @@ def _accumulate(
     factories: NamedVariableFactories,
     update: Callable[[popxl.Tensor, popxl.Tensor], popxl.Tensor],
 ) -> GraphWithNamedArgs:
-    """A graph that calls `grad`, and accumulates or returns each of its outputs; `update` is for
-    sums."""
+    """Create a graph that calls `grad` and accumulates or returns each of its outputs.
+
+    `update` adds to a sum.
+    """
     info = grad.grad_graph_info
     with info.graph.ir._writing(suffix_graph_name(info.graph.name, "accumulate")) as graph:
         inputs = copy_inputs(info.graph)
@@ -159,19 +161,19 @@ def _accumulate(
 
 
 def copy_inputs(graph: popxl.Graph) -> list[popxl.Tensor]:
-    """Add inputs like those of `graph` to the current graph."""
+    """Add copies of the inputs of `graph` to the current graph."""
     return [copy_input(t) for t in graph.inputs]
 
 
 def copy_input(t: popxl.Tensor) -> popxl.Tensor:
-    """Add an input like `t`, an input of another graph, to the current graph."""
+    """Add to the current graph a copy of an input `t` of another graph."""
     return popxl.graph_input(t.shape, t.dtype, t.name, t._by_ref, t.meta_shape)
 
 
 def remap_grad_info(
     grad_info: GradGraphInfo, forward_graph: popxl.Graph, backward_graph: popxl.Graph
 ) -> GradGraphInfo:
-    """The same information for copies of the two graphs, whose tensors have the same names."""
+    """Adapt gradient information to copies of both graphs, whose tensors have the same names."""
 
     def same(connections: Iterable[popxl.transforms.ExpectedConnection]) -> list:
         return [(forward_graph.get_tensor(c.fwd_tensor.name), c.connection_type)

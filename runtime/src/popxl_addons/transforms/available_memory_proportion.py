@@ -1,4 +1,4 @@
-"""Available memory proportions: recorded as attributes of ops; XLA plans temporaries itself."""
+"""Available memory proportions, recorded as op attributes; XLA manages temporaries itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATTRIBUTE = "available_memory_proportion"
 
 
 def set_available_memory_proportion_by_ipu(ir: popxl.Ir, proportions: Iterable[float]) -> None:
-    """Set the attribute `available_memory_proportion` of all ops of a program that take it.
+    """Set `available_memory_proportion` of all ops of a program that have the attribute.
 
     Matrix products, gathers, scatters and the like show it in `print(graph)`; it has no effect on
     XLA. Ops that were given one keep theirs.
@@ -37,7 +37,7 @@ def set_available_memory_proportion_by_ipu(ir: popxl.Ir, proportions: Iterable[f
 def set_graph_available_memory_proportion_by_ipu(
     graph: popxl.Graph, proportions: Iterable[float]
 ) -> None:
-    """`set_available_memory_proportion_by_ipu` for the ops of one graph, without those it calls."""
+    """Set `available_memory_proportion` of one graph's ops, without those of graphs it calls."""
     _set_in_graph(graph, _check_proportions(proportions))
 
 

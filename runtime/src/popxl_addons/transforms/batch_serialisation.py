@@ -1,4 +1,4 @@
-"""Batch serialisation: loop over micro-batches around a graph: load inputs, call, store outputs.
+"""Batch serialisation: wrap a graph in a loop over micro-batches that loads and stores.
 
 The remote buffers of a serialised graph have `rows * steps` entries: a row for each place the
 graph is used at (a layer), and in it an entry for each step (micro-batch).
@@ -37,7 +37,7 @@ RemoteBufferWithOffset = tuple[RemoteBuffer, int | None]
 
 @dataclass(frozen=True)
 class RemoteHandle:
-    """Location of a tensor of each step in a remote buffer.
+    """Where each step's tensor is stored in a remote buffer: buffer, row offset, sharding.
 
     Attributes:
         buffer: the buffer.
@@ -56,7 +56,7 @@ class RemoteHandle:
     grows: bool = True
 
     def entries(self, steps: int, rows: int) -> int:
-        """Number of entries for `steps` steps of each of `rows` rows."""
+        """Number of buffer entries needed for `steps` steps of each of `rows` rows."""
         if self.row_offset is None:
             return steps
         offset = self.row_offset if isinstance(self.row_offset, int) else 0
@@ -72,7 +72,7 @@ StoreHandle = RemoteBufferWithOffset | RemoteHandle
 
 @dataclass(frozen=True)
 class BatchSerialResult:
-    """A serialised graph.
+    """A serialised graph and the mapping of its inputs.
 
     Attributes:
         graph: takes the row index (int32 scalar), the number of the first step (int32 scalar, if
@@ -87,7 +87,7 @@ class BatchSerialResult:
     _inputs: dict[popxl.Tensor, popxl.Tensor] = field(default_factory=dict, repr=False)
 
     def remap_tensors(self, ts: NamedTensors) -> NamedTensors:
-        """Inputs of the serialised graph for inputs of the original one.
+        """Map inputs of the original graph to the inputs of the serialised graph.
 
         Raises:
             KeyError: a tensor is no input of the serialised graph.
@@ -98,7 +98,7 @@ class BatchSerialResult:
 def batch_serial_buffer(
     t: popxl.Tensor, steps: int = 1, rows: int = 1, shard_group: ReplicaGrouping | None = None
 ) -> RemoteBuffer:
-    """Create a remote buffer for `rows` x `steps` values of `t`.
+    """Create a remote buffer of `rows` x `steps` entries for tensors like `t`.
 
     Args:
         shard_group: replicas for which `t` has the same value: each keeps its part of it.
@@ -119,7 +119,7 @@ def batch_serialise(
     io_mode: IoMode = "io",
     numbered: bool = False,
 ) -> BatchSerialResult:
-    """Create a graph that calls `graph` once for each step.
+    """Create a graph that calls `graph` once per step, in a loop.
 
     Args:
         steps: number of calls.
@@ -166,7 +166,7 @@ def batch_serialise_non_overlapped(
     rows: int = 1,
     use_io_tiles: bool = False,
 ) -> BatchSerialResult:
-    """`batch_serialise` with the io_mode "io" or, without IO tiles, "compute"."""
+    """Serialise a graph with io_mode "io" or, without IO tiles, "compute"."""
     io_mode: IoMode = "io" if use_io_tiles else "compute"
     return batch_serialise(
         graph, steps, load_handles, store_streams, store_buffers, seed_input, rows, io_mode
@@ -182,7 +182,7 @@ def batch_serialise_overlapped(
     seed_input: popxl.Tensor | None = None,
     rows: int = 1,
 ) -> BatchSerialResult:
-    """`batch_serialise` with the io_mode "io_overlapped"."""
+    """Serialise a graph with io_mode "io_overlapped"; see `batch_serialise`."""
     return batch_serialise(
         graph, steps, load_handles, store_streams, store_buffers, seed_input, rows, "io_overlapped"
     )
@@ -204,7 +204,7 @@ def _check_keys(
 
 
 def _as_handle(handle: Any) -> Any:
-    """A stream or RemoteHandle for any way to write one."""
+    """Convert any accepted way to name a location to a stream or a `RemoteHandle`."""
     if isinstance(handle, tuple):
         buffer, offset = handle
         return RemoteHandle(buffer, offset)
@@ -213,7 +213,7 @@ def _as_handle(handle: Any) -> Any:
 
 @dataclass
 class _Loop:
-    """A serialised graph under construction. `seeds` are inputs that get a seed for each step."""
+    """Builds a serialised graph; the inputs `seeds` get a different seed in each step."""
 
     graph: GraphWithNamedArgs
     steps: int
@@ -252,7 +252,7 @@ class _Loop:
         return [popxl.graph_input((), popxl.int32, "first_step")] if asked else []
 
     def _body(self, kept: list[popxl.Tensor]) -> popxl.Graph:
-        """One step: (step, row, first step if numbered, kept inputs) -> next step."""
+        """Build one iteration: (step, row, first step if numbered, invariants) -> next step."""
         inner = self.graph.graph
         with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial_step")) as body:
             step = popxl.graph_input((), popxl.int32, "step")
@@ -297,7 +297,7 @@ class _Loop:
     def _entry_of(
         self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor, name: str | None = None
     ) -> popxl.Tensor:
-        """The tensor to store: its shard if entries are sharded."""
+        """Return the tensor to store: its local shard if the buffer is sharded."""
         entry = self._entry(handle, step, row)
         with self._io():
             loaded = ops.remote_load(handle.buffer, entry, name=name)
@@ -322,7 +322,7 @@ class _Loop:
             ops.remote_store(handle.buffer, entry, t)
 
     def _entry(self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor) -> popxl.Tensor:
-        """The entry of a step, see `RemoteHandle`, as an int32 scalar."""
+        """Compute the buffer entry of a step as an int32 scalar; see `RemoteHandle`."""
         offset = handle.row_offset
         if offset is None:
             return step
@@ -346,7 +346,7 @@ def batch_serialise_fwd_and_grad(
     first_row: int = 0,
     numbered: bool = False,
 ) -> tuple[BatchSerialResult, BatchSerialResult]:
-    """Serialise a forward graph and its gradient graph, connected through remote buffers.
+    """Serialise a forward graph and its gradient graph; remote buffers connect them.
 
     What the gradient graph expects from the forward graph is, in this order: a named input, if it
     is in `named_inputs_for_grad_graph`; loaded from where the forward graph loads or stores it; or
@@ -401,7 +401,7 @@ def batch_serialise_fwd_and_grad(
 def _check_pair(
     forward: GraphWithNamedArgs, gradient: GraphWithNamedArgs, keys: Sequence[popxl.Tensor]
 ) -> None:
-    """Raise ValueError unless the graphs belong together, and each key to one of them."""
+    """Raise ValueError unless both graphs are a pair and each key is a tensor of one of them."""
     one, other = forward.graph, gradient.graph
     if gradient.grad_graph_info.forward_graph is not one:
         raise ValueError(f"{other.id!r} is no gradient graph of {one.id!r}")
@@ -411,7 +411,7 @@ def _check_pair(
 
 
 class _Connections:
-    """Locations of forward tensors in the backward pass."""
+    """Locations at which the gradient graph finds tensors of the forward graph."""
 
     def __init__(
         self,
@@ -427,7 +427,7 @@ class _Connections:
         self.stores = {t: self.as_store(t, h) for t, h in store_buffers.items() if t in graph}
 
     def as_store(self, t: popxl.Tensor, handle: StoreHandle | ReplicaGrouping) -> RemoteHandle:
-        """Normalise a store location of `t` to a handle."""
+        """Convert the store location of `t` to a handle."""
         if isinstance(handle, ReplicaGrouping):
             return self._new(t, handle)
         return _as_handle(handle)
@@ -443,7 +443,7 @@ class _Connections:
         seed: popxl.Tensor | None,
         loads: dict[popxl.Tensor, Any],
     ) -> tuple[NamedTensors, list[popxl.Tensor]]:
-        """Find out where the gradient graph's inputs come from.
+        """Determine the source of each input of the gradient graph.
 
         Args:
             names: of those tensors of the forward graph that become arguments.
@@ -474,7 +474,7 @@ class _Connections:
         return NamedTensors.from_dict(named), seeds
 
     def handle_of(self, t: popxl.Tensor) -> RemoteHandle | OfRow:
-        """Where to load forward tensor `t` from."""
+        """Return the handle from which the backward pass loads the forward tensor `t`."""
         loaded = self.loads.get(t)
         if loaded is not None and not isinstance(loaded, HostToDeviceStream):
             return loaded

@@ -16,7 +16,7 @@ def move_ops(
     by_ref: Callable[[Tensor], bool],
     first_inputs: Sequence[Tensor] = (),
 ) -> tuple[Graph, list[Tensor]]:
-    """Move ops of `graph`, with their results, into a new graph.
+    """Move ops of `graph` and their outputs into a new graph.
 
     Args:
         name: of the new graph.

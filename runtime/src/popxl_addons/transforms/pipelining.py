@@ -1,4 +1,4 @@
-"""Programs written as pipelines over the IPUs of a replica.
+"""Pipelined programs over the IPUs of a replica: stages and tensors between them.
 
 On IPUs the stages of different micro-batches run at the same time. Here a replica is one device,
 whose stages would only take turns, so a pipeline is a loop: in each step one micro-batch goes
@@ -23,7 +23,7 @@ __all__ = ["StageContext", "pipelined_execution"]
 
 
 class StageContext:
-    """Handle of `pipelined_execution`: marks stages and passes tensors between them.
+    """Handle of `pipelined_execution` that marks stages and passes tensors between them.
 
     Attributes:
         ops: stage -> the ops of the pipeline that are in it.
@@ -35,7 +35,7 @@ class StageContext:
         self._stages: list[int] = []  # those that are entered
 
     def hook(self, op: Any) -> None:
-        """Note that `op` was created, in the stage that is entered now.
+        """Record the stage in which `op` was created.
 
         Raises:
             RuntimeError: there is none.
@@ -51,7 +51,7 @@ class StageContext:
 
     @contextmanager
     def stage(self, i: int) -> Iterator[None]:
-        """Put the ops created inside in stage `i`, counted from 0; of nested stages the inner."""
+        """Context manager: ops created inside belong to stage `i` (from 0); the innermost wins."""
         self._stages.append(i)
         try:
             yield
@@ -59,11 +59,11 @@ class StageContext:
             self._stages.pop()
 
     def _stage_of(self, t: Tensor) -> int | None:
-        """The stage of the op that makes `t`; None if no op of the pipeline does."""
+        """Return the stage of the op that outputs `t`; None if that op is outside the pipeline."""
         return next((i for i, made in self.ops.items() if t._producer in made), None)
 
     def stash_and_restore_tensor(self, t: Tensor, from_stage: int | None = None) -> Tensor:
-        """`t` for use in a later stage: one micro-batch is under way, so it is `t` itself.
+        """Return `t` for a later stage: `t` itself, as only one micro-batch runs at a time.
 
         Args:
             from_stage: where `t` comes from; default: the stage of the op that makes it.
@@ -88,7 +88,7 @@ class StageContext:
     def stash_and_restore_activations(
         self, call_info: CallSiteInfo, grad_info: GradGraphInfo
     ) -> dict[Tensor, Tensor]:
-        """Forward tensors that a gradient graph in a later stage takes.
+        """Return the forward tensors that a later stage's gradient graph takes.
 
         Returns:
             Tensors by input of the gradient graph, for `inputs_dict`. Variables, and what this
@@ -105,7 +105,7 @@ class StageContext:
 
 @contextmanager
 def pipelined_execution(steps: int) -> Iterator[StageContext]:
-    """Run the ops created inside `steps` times, once for each micro-batch.
+    """Context manager: ops created inside run `steps` times, once per micro-batch.
 
     Tensors created inside cannot be used after it: store them to streams, or accumulate them in
     variables.

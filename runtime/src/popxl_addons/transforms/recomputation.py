@@ -59,8 +59,10 @@ def _check_no_effects(graph: popxl.Graph) -> None:
 
 
 def _has_effect(op: Op) -> bool:
-    """True if running `op` changes more than values inside its graph. Remote loads do not, and
-    to print twice does no harm."""
+    """True if an op changes state outside its graph, so that running it twice does harm.
+
+    Remote loads do not, and to print twice does no harm.
+    """
     effects = op_effects(op)
     if effects.writes or effects.loads or effects.stores:
         return True
@@ -69,7 +71,7 @@ def _has_effect(op: Op) -> bool:
 
 
 def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
-    """Create a gradient graph that runs the forward graph first.
+    """Create a gradient graph that first recomputes the forward graph.
 
     Args:
         grad_graph: a gradient graph, which takes activations as inputs.

@@ -1,4 +1,4 @@
-"""Repeat the ops of a graph several times."""
+"""Repeat all ops of a graph several times, in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from popxl_addons.utils import suffix_graph_name
 
 
 def repeat_graph(graph: popxl.Graph, repeat_count: int) -> Graph:
-    """Repeat the ops of `graph` `repeat_count` times, in place.
+    """Repeat all ops of `graph` `repeat_count` times, in place.
 
     All its ops move into a new graph, and `graph` (the main graph too) is left with one repeat of
     it. What the ops take from outside, such as variables, are inputs by reference of the new

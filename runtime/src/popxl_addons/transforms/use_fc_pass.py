@@ -1,4 +1,4 @@
-"""Hints to a matmul planner that XLA does not have."""
+"""Hints for PopART's matmul planner, without effect on XLA."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["disable_fc_pass", "enable_fc_pass"]
 
 
 def disable_fc_pass(ir: popxl.Ir) -> None:
-    """Accepted; no effect: XLA plans the matmuls of a layer's passes itself."""
+    """Hint without effect: XLA plans the matmuls of all passes itself."""
 
 
 def enable_fc_pass(ir: popxl.Ir) -> None:
-    """Accepted; no effect. See `disable_fc_pass`."""
+    """Hint without effect; see `disable_fc_pass`."""

@@ -33,7 +33,7 @@ def cross_entropy_sharded_loss(
     reduction: REDUCTION_TYPE = "mean",
     available_memory_proportion: float = 0.4,
 ) -> Tensor:
-    """Cross entropy without gathering the logits.
+    """Compute cross entropy of vocabulary-sharded logits without gathering them.
 
     Four numbers for each position are exchanged: the largest logit, the sum of exponentials, the
     label's logit and whether there is one. The gradient, softmax - onehot on each replica's part of
@@ -84,7 +84,7 @@ def _as_int32(t: Tensor) -> Tensor:
 def _valid_labels(
     is_somewhere: Tensor, indices: Tensor, ignore_index: Tensor | int | None
 ) -> Tensor:
-    """The positions whose label is a class, and is not ignored: bool (n,)."""
+    """True where a label is a class of the vocabulary and not ignored: bool (n,)."""
     counted = ops.greater(is_somewhere, popxl.constant(0, is_somewhere.dtype))
     if ignore_index is None:
         return counted
@@ -97,7 +97,7 @@ def _valid_labels(
 def _apply_reduction(
     losses: Tensor, counted: Tensor, reduction: REDUCTION_TYPE, dtype: popxl.dtype
 ) -> Tensor:
-    """Apply `reduction` to losses by position."""
+    """Reduce per-position losses as `reduction` says."""
     loss = losses if reduction == "none" else ops.sum(losses)
     if reduction == "mean":
         count = ops.sum(ops.cast(counted, popxl.float32))

@@ -1,4 +1,4 @@
-"""Cross entropy of logits whose vocabulary is cut over the IPUs of a replica."""
+"""Cross entropy of logits whose vocabulary is sharded over the IPUs of a replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["cross_entropy_sharded_wr_loss"]
 
 
 def handle_ipus(ts: list[Tensor], ipus: Iterable[int] | None) -> list[int]:
-    """The IPU of each tensor: as given, or where the tensor is.
+    """Return the IPU of each tensor: as given, else where the tensor is.
 
     Raises:
         ValueError: another number of IPUs than tensors.
@@ -25,7 +25,7 @@ def handle_ipus(ts: list[Tensor], ipus: Iterable[int] | None) -> list[int]:
 def cross_entropy_sharded_wr_loss(
     logits: list[Tensor], indices: list[Tensor], ipus: Iterable[int] | None = None
 ) -> Tensor:
-    """Cross entropy without reduction, on the first IPU.
+    """Compute cross entropy without reduction, on the first IPU.
 
     All virtual IPUs of a replica are one device here, so the parts are joined.
 

@@ -1,4 +1,4 @@
-"""The scale for float8 with a small mean squared error."""
+"""Float8 scale with a small mean squared error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["fp8_mse_scale", "max_scaling_bias", "min_scaling_bias"]
 
 
 def fp8_mse_scale(src: popxl.Tensor, dtype: dtypes.dtype = dtypes.float8_143) -> popxl.Tensor:
-    """The log2_scale that `popxl.fp8_utils.host_fp8_mse_scale` finds, on the device.
+    """Compute on the device the log2_scale that `host_fp8_mse_scale` finds on the host.
 
     Args:
         src: what will be cast.

@@ -1,4 +1,4 @@
-"""A tensor's share of the global gradient norm."""
+"""One tensor's term of the squared global gradient norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["grad_reduce_square_add"]
 def grad_reduce_square_add(
     t: popxl.Tensor, loss_scaling: int | float | popxl.Tensor
 ) -> popxl.Tensor:
-    """Sum of the squares of `t / loss_scaling`, in float32: a scalar.
+    """Sum the squares of `t / loss_scaling` in float32, a scalar.
 
     Add the results of all gradients (over replicas too, if they hold parts of them); the square
     root of the total is the global norm.

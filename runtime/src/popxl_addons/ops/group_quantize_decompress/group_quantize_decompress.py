@@ -1,4 +1,4 @@
-"""Weights in 4 or 8 bits: groups of neighbouring values share a scale and a bias.
+"""Group quantization to 4 or 8 bits: adjacent values share a scale and a bias.
 
 A group of values x is stored as integers q in 0..15 or 0..255 with x ≈ q * scale + bias. Four or
 two integers share a uint16, the first in its highest bits.
@@ -35,7 +35,7 @@ _WORD = 16
 
 
 def _shifts(bits: int) -> np.ndarray:
-    """Of the values in a word: the first is the highest."""
+    """Bit shifts of the values in a packed word; the first value has the highest bits."""
     if bits not in (4, 8):
         raise ValueError(f"values have 4 or 8 bits, not {bits}")
     return np.arange(_WORD - bits, -1, -bits, dtype=np.uint16)
@@ -44,7 +44,7 @@ def _shifts(bits: int) -> np.ndarray:
 def group_quantize_compress_numpy(
     t: np.ndarray, group_size: int, dim: int = -1, bits: int = 4, dtype: Any = np.float16
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Quantise float data.
+    """Quantize a float array on the host to packed words, scales and biases.
 
     Args:
         t: array of n axes.
@@ -81,7 +81,7 @@ def group_quantize_compress_numpy(
 def _quantize(
     t: np.ndarray, group_size: int, bits: int, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values of groups in steps above the bias, scale and bias, all float32."""
+    """Quantize groups: values in steps of the scale above the bias, scale, bias; all float32."""
     half, levels = dtype == np.float16, np.float32(2**bits - 1)
     to_dtype = _float16 if half else _float32
     with np.errstate(over="ignore", invalid="ignore"):
@@ -105,18 +105,21 @@ def _quantize(
 
 
 def _float16(x: np.ndarray) -> np.ndarray:
-    """Rounded to float16, in float32, in C order. A sum, difference or quotient of two such values
-    that is rounded so is float16's own, and NumPy is faster at it."""
+    """Round to float16, kept in float32 and in C order.
+
+    A sum, difference or quotient of two such values that is rounded so is float16's own, and NumPy
+    is faster at it.
+    """
     return x.astype(np.float16, order="C").astype(np.float32)
 
 
 def _float32(x: np.ndarray) -> np.ndarray:
-    """In C order."""
+    """Convert to float32 in C order."""
     return x.astype(np.float32, order="C", copy=False)
 
 
 def _bfloat16_below(x: np.ndarray) -> np.ndarray:
-    """The largest number of bfloat16 that is no larger, in float32."""
+    """Round down to bfloat16, kept in float32."""
     bits = x.view(np.uint32)  # the upper 16 are bfloat16's
     up = np.where(x < 0, np.uint32(0xFFFF), np.uint32(0))
     return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -125,7 +128,7 @@ def _bfloat16_below(x: np.ndarray) -> np.ndarray:
 def _decompress(
     packed_words: Any, scale: Any, bias: Any, dim: int, bits: int, dtype: popxl.dtype | None
 ) -> Any:
-    """As numpy does.
+    """Dequantize packed words in a graph, with the results of the NumPy version.
 
     What is packed is transposed, not the values, of which there are as many times more as a word
     has: neighbours in memory are computed from neighbours.
@@ -154,7 +157,7 @@ def _decompress(
 def group_quantize_decompress_numpy(
     t: np.ndarray, group_scale: np.ndarray, group_bias: np.ndarray, dim: int = -1, bits: int = 4
 ) -> np.ndarray:
-    """The values that `group_quantize_compress_numpy` stored, up to half a scale of their group.
+    """Dequantize on the host; values are within half a scale of the original.
 
     Returns:
         float32 where scale and bias are bfloat16, otherwise float16.
@@ -214,7 +217,7 @@ def group_quantize_decompress(
     bits: int = 4,
     dtype: popxl.dtype | None = None,
 ) -> popxl.Tensor:
-    """The values of a packed matrix, see `group_quantize_compress_numpy`.
+    """Dequantize a packed matrix in a graph; see `group_quantize_compress_numpy`.
 
     Args:
         t: uint16 (n, groups, group_size * bits / 16).

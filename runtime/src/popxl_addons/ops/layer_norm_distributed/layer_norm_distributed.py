@@ -15,7 +15,7 @@ def layer_norm_distributed(
     epsilon: float = 1e-05,
     group: ReplicaGrouping | None = None,
 ) -> popxl.Tensor:
-    """Normalise over the features of all replicas of a group.
+    """Layer-normalise features that are sharded over a replica group.
 
     Args:
         t: (..., features / group size): this replica's features.

@@ -1,4 +1,4 @@
-"""A hint about how a tensor is spread over tiles."""
+"""Tile layout hint, without effect on XLA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["linear_layout"]
 
 
 def linear_layout(t: popxl.Tensor, bs: int = 1) -> popxl.Tensor:
-    """The identity: XLA chooses layouts itself.
+    """Return the tensor unchanged: XLA chooses layouts itself.
 
     Args:
         bs: elements of a block that stay together on IPUs; no effect.

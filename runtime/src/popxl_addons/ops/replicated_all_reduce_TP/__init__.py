@@ -1,4 +1,4 @@
-"""Collectives of tensor parallelism."""
+"""All-reduces at the borders of a tensor-parallel region."""
 
 from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     replicated_all_reduce as replicated_all_reduce,

@@ -1,4 +1,4 @@
-"""The collectives that open and close a tensor-parallel computation, with their own gradients.
+"""All-reduces at the borders of a tensor-parallel region, with custom gradients.
 
 Between them each replica of the group computes with its shard of the weights. Values outside are
 identical on the replicas, and so are their gradients (Shoeybi et al., Megatron-LM, 2019, section 3,
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def define_identical_inputs(name: str, tags: Iterable[str] = ()) -> OpDef:
-    """An op that is the identity, and whose gradient is the all-reduce."""
+    """Define an op that is the identity and whose gradient is an all-reduce."""
 
     def grad(ctx: Any, op: Op, dy: Tensor) -> Sequence[Tensor | None]:
         return [emit(_as_reduce, [dy], op.attrs)[0]]
@@ -45,7 +45,7 @@ def define_identical_inputs(name: str, tags: Iterable[str] = ()) -> OpDef:
 
 
 def define_identical_grad_inputs(name: str, tags: Iterable[str] = ()) -> OpDef:
-    """An op that is the all-reduce, and whose gradient is the identity."""
+    """Define an op that is an all-reduce and whose gradient is the identity."""
     return define(
         name,
         reduce,
@@ -69,7 +69,7 @@ _IDENTICAL_GRAD_INPUTS = define_identical_grad_inputs(
 def emit_all_reduce(
     defn: OpDef, t: Tensor, op: CollectiveOps, group: ReplicaGrouping | None
 ) -> Tensor:
-    """Add one of the ops above to the current graph."""
+    """Add an op defined by one of the functions above to the current graph."""
     if op not in ("add", "mean"):
         raise ValueError(f"{defn.name} takes op='add' or 'mean', not {op!r}")
     attrs = {"op": to_collective_op(op), "group": group_or_all(group)}
@@ -79,7 +79,7 @@ def emit_all_reduce(
 def replicated_all_reduce_identical_inputs(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """Identity; its gradient is an all-reduce. Opens a tensor-parallel computation.
+    """Enter a tensor-parallel region: the identity, with an all-reduce as gradient.
 
     Args:
         t: a tensor with the same value on all replicas of a group.
@@ -92,7 +92,7 @@ def replicated_all_reduce_identical_inputs(
 def replicated_all_reduce_identical_grad_inputs(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """All-reduce; its gradient is the identity. Closes a tensor-parallel computation.
+    """Leave a tensor-parallel region: an all-reduce, with the identity as gradient.
 
     Args:
         t: each replica's partial result.
@@ -105,5 +105,5 @@ def replicated_all_reduce_identical_grad_inputs(
 def replicated_all_reduce(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """All-reduce, forwards and backwards. As `ops.collectives.replicated_all_reduce`."""
+    """All-reduce in both passes, as `ops.collectives.replicated_all_reduce`."""
     return ops.collectives.replicated_all_reduce(t, op, group)

@@ -1,4 +1,4 @@
-"""Collectives among replicas that are not neighbours."""
+"""Collectives over strided replica groups."""
 
 from popxl_addons.ops.replicated_strided_collectives.replicated_all_gather_strided import (
     replicated_all_gather_strided as replicated_all_gather_strided,

@@ -1,4 +1,4 @@
-"""All-gather among replicas that are not neighbours."""
+"""All-gather over strided replica groups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ __all__ = ["replicated_all_gather_strided"]
 
 
 def replicated_all_gather_strided(t: Tensor, group: ReplicaGrouping | None = None) -> Tensor:
-    """Like `ops.collectives.replicated_all_gather`: whole tensors from parts, otherwise joined
-    along axis 0. XLA treats all groups alike."""
+    """All-gather over a (strided) group; same as `ops.collectives.replicated_all_gather`.
+
+    Full tensors from shards, other tensors concatenated along axis 0. XLA treats all groups
+    equally.
+    """
     return ops.collectives.replicated_all_gather(t, group=group)

@@ -1,4 +1,4 @@
-"""All-reduce among replicas that are not neighbours.
+"""All-reduce over strided replica groups.
 
 XLA treats all groups alike, so these are the collectives of `replicated_all_reduce_TP` under the
 names of programs that choose by group.
@@ -36,21 +36,21 @@ _IDENTICAL_GRAD_INPUTS = define_identical_grad_inputs(
 def replicated_all_reduce_strided(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """Like `ops.collectives.replicated_all_reduce`."""
+    """All-reduce over a (strided) group; same as `ops.collectives.replicated_all_reduce`."""
     return replicated_all_reduce(t, op, group)
 
 
 def replicated_all_reduce_strided_identical_inputs(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """Identity; its gradient is an all-reduce. See `replicated_all_reduce_TP`."""
+    """Identity with an all-reduce as gradient; see `replicated_all_reduce_TP`."""
     return emit_all_reduce(_IDENTICAL_INPUTS, t, op, group)
 
 
 def replicated_all_reduce_strided_identical_grad_inputs(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """All-reduce; its gradient is the identity. See `replicated_all_reduce_TP`."""
+    """All-reduce with the identity as gradient; see `replicated_all_reduce_TP`."""
     return emit_all_reduce(_IDENTICAL_GRAD_INPUTS, t, op, group)
 
 

@@ -1,4 +1,4 @@
-"""Reduce-scatter among replicas that are not neighbours."""
+"""Reduce-scatter over strided replica groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def replicated_reduce_scatter_strided(
     group: ReplicaGrouping | None = None,
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> Tensor:
-    """Like `ops.collectives.replicated_reduce_scatter`. XLA treats all groups alike."""
+    """Reduce-scatter over a (strided) group; same as `replicated_reduce_scatter`."""
     return ops.collectives.replicated_reduce_scatter(
         t, op, group, configure_output_for_replicated_tensor_sharding
     )

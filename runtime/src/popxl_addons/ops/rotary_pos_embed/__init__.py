@@ -1,4 +1,4 @@
-"""Rotary position embedding."""
+"""Rotary position embedding (RoPE)."""
 
 from popxl_addons.ops.rotary_pos_embed.rotary_pos_embed import rotary_pos_embed as rotary_pos_embed
 from popxl_addons.ops.rotary_pos_embed.rotary_pos_embed import (

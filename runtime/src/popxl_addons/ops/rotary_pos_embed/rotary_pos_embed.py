@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., RoFormer, 2021), as GPT-J applies it."""
+"""Rotary position embedding (RoPE; Su et al., 2021) with interleaved pairs, as in GPT-J."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["rotary_pos_embed", "trig_table_constants", "trig_tables"]
 def trig_tables(
     seq_len: int, rotary_dim: int, base: int = 10000, np_dtype: Any = "float32"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sines and cosines of the angles position / base**(2i / rotary_dim).
+    """Compute sin and cos of the angles position / base**(2i / rotary_dim).
 
     All arithmetic is done in `np_dtype`, as the models do whose weights are used with it: tables
     computed in float64 and rounded differ from theirs near the zeros of sine and cosine.
@@ -39,7 +39,7 @@ def trig_tables(
 def trig_table_constants(
     seq_len: int, rotary_dim: int, base: int = 10000, dtype: popxl.dtype = popxl.float32
 ) -> tuple[popxl.Tensor, popxl.Tensor]:
-    """`trig_tables` as constants of the current graph, computed in `dtype`."""
+    """Return `trig_tables` as constants of the current graph, with dtype `dtype`."""
     sin, cos = trig_tables(seq_len, rotary_dim, base, dtype.as_numpy())
     return popxl.constant(sin, dtype, "sin"), popxl.constant(cos, dtype, "cos")
 
@@ -47,7 +47,7 @@ def trig_table_constants(
 def rotary_pos_embed(
     t: popxl.Tensor, sin: popxl.Tensor, cos: popxl.Tensor, rotary_dim: int | None = None
 ) -> popxl.Tensor:
-    """Rotate each pair of neighbouring elements (2i, 2i + 1) by its position's angle.
+    """Rotate each pair of adjacent features (2i, 2i + 1) by the angle of its position.
 
     Su et al., arXiv:2104.09864.
 
@@ -81,7 +81,7 @@ def rotary_pos_embed(
 
 
 def _over_heads(table: popxl.Tensor, t: popxl.Tensor, rotary_dim: int) -> popxl.Tensor:
-    """A table that broadcasts against pairs (batch, sequence, heads, rotary_dim / 2) of `t`."""
+    """Reshape a table to broadcast with (batch, sequence, heads, rotary_dim / 2)."""
     batch, sequence, _, size = t.shape
     wanted = (sequence, rotary_dim // 2)
     if table.shape not in (wanted, (batch, *wanted)) or rotary_dim > size or rotary_dim % 2:

@@ -1,4 +1,4 @@
-"""Product with a matrix whose sparsity is known when the program is built."""
+"""Matmul with a constant sparse matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["dense_const_sparse_matmul", "random_sparse"]
 
 
 def random_sparse(dense: np.ndarray, density: float = 0.5) -> np.ndarray:
-    """Set elements of `dense` to zero in place; each is kept with probability `density`.
+    """Zero random elements of `dense` in place; each is nonzero with probability `density`.
 
     It draws from numpy's global generator. At least one element is kept.
 
@@ -29,7 +29,7 @@ def random_sparse(dense: np.ndarray, density: float = 0.5) -> np.ndarray:
 
 
 def dense_const_sparse_matmul(lhs: popxl.Tensor, rhs: csr_matrix, output_cols: int) -> popxl.Tensor:
-    """lhs @ rhs.
+    """Multiply a dense tensor by a constant sparse matrix: lhs @ rhs.
 
     The sparse matrix becomes a dense constant: the matrix units XLA compiles for are faster on
     zeros than gathers are without them, at the densities this op is used for.
