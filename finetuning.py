@@ -44,7 +44,7 @@ UNUSED = UnusedFields(
 
 @dataclass(frozen=True)
 class TrainingThroughput:
-    """Speed, memory and disk traffic of one configuration; seconds are medians over the runs.
+    """Measured speed, memory and disk traffic of training; seconds are medians over the runs.
 
     Attributes:
         startup_seconds: time to build, trace and compile the program.
@@ -83,7 +83,7 @@ def measure(
     runs: int,
     without_disk: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> TrainingThroughput:
-    """Build the program of a configuration and run it, once to warm up and then `runs` times.
+    """Build and run a training program, once to warm up and then `runs` timed times.
 
     Args:
         without_disk: a context in which requests to the disk take no time.
@@ -144,13 +144,13 @@ def measure(
 
 
 def kernel_fraction(before: os.times_result, after: os.times_result) -> float:
-    """Returns the kernel's fraction of this process's processor time between two readings."""
+    """Returns the fraction of this process's CPU time spent in the operating system's kernel."""
     user, system = after.user - before.user, after.system - before.system
     return system / max(user + system, 1e-9)
 
 
 def summary(measured: TrainingThroughput) -> str:
-    """Returns one line for people."""
+    """Returns a one-line summary of the measured training speed."""
     return (
         f"{measured.samples_per_second:.1f} samples/s, "
         f"{measured.seconds_per_step:.3f} s a step, "
@@ -161,7 +161,7 @@ def summary(measured: TrainingThroughput) -> str:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure the training speed of a configuration, and print it."""
     report_throughput(
         "finetuning", __doc__, arguments, measure, summary, finetuning_requirements, UNUSED
     )

@@ -43,7 +43,7 @@ UNUSED = UnusedFields(
 
 @dataclass(frozen=True)
 class GenerationThroughput:
-    """Speed of one configuration; seconds are medians over the runs.
+    """Measured speed of generation; seconds are medians over the runs.
 
     Attributes:
         startup_seconds: time to build, trace and compile the program.
@@ -64,7 +64,7 @@ class GenerationThroughput:
 
 
 def measure(config: RunConfig, runs: int) -> GenerationThroughput:
-    """Build the program of a configuration and run it, once to warm up and then `runs` times."""
+    """Build and run a generation program, once to warm up and then `runs` timed times."""
     family, start = get_family(config), time.perf_counter()
     inference = GenerationSession(config)
     startup = time.perf_counter() - start
@@ -105,7 +105,7 @@ def _summary(measured: GenerationThroughput) -> str:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure the generation speed of a configuration, and print it."""
     report_throughput(
         "inference", __doc__, arguments, measure, _summary, generation_requirements, UNUSED
     )

@@ -1,4 +1,4 @@
-"""Measurements, one command each: `python3 -m benchmarks.NAME`; here, how they start processes."""
+"""Benchmarks, one command each: `python3 -m benchmarks.NAME`; helpers that start processes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def run_in_processes(count: int, module: str, *arguments: str) -> Any:
 
 
 def run_script(script: str, *arguments: str) -> None:
-    """Run one of the repository's scripts. Raises UserError if it fails."""
+    """Run one of the repository's scripts; raises UserError if it fails."""
     done = subprocess.run([sys.executable, str(ROOT / script), *arguments], cwd=ROOT, check=False)
     if done.returncode:
         raise UserError(f"{script} {' '.join(arguments)} ended with exit code {done.returncode}")
 
 
 def read_metric(folder: Path, name: str) -> float:
-    """Returns a metric of the `eval.json` in a folder."""
+    """Returns a metric of the eval.json in a run folder."""
     report = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
     return float(report[name])

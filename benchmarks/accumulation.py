@@ -50,7 +50,7 @@ PUBLISHED_SIZE = (12, 768, 512, 512, 8)
 
 @dataclass(frozen=True)
 class Reductions:
-    """Reductions of a device in a step.
+    """Number and bytes of the gradient reductions of one device in an optimizer step.
 
     Attributes:
         count: reductions that it takes part in.
@@ -67,7 +67,7 @@ class Reductions:
 
 @dataclass(frozen=True)
 class PlannedCase:
-    """Planned reductions of both ways with a number of micro-batches.
+    """Planned reductions of both accumulation methods, with a number of micro-batches.
 
     Attributes:
         link: bytes per second that explain the times in `PUBLISHED`; None: that is another size.
@@ -79,7 +79,7 @@ class PlannedCase:
     link: float | None
 
     def format_row(self) -> str:
-        """Returns a line of the table."""
+        """Returns a row of the table of planned reductions."""
         cells = [f"{self.micro_batches}"]
         for way in (self.naive, self.local):
             cells += [f"{way.count:,}", f"{way.nbytes / 1e9:.2f}", f"{way.seconds:.3f}"]
@@ -88,7 +88,7 @@ class PlannedCase:
 
 
 def format_plan_head(machine: Machine) -> str:
-    """Returns the head of the table of plans."""
+    """Returns the header of the table of planned reductions."""
     names = ["micro-batches"]
     for way in WAYS:
         names += [f"{way}: reductions", "GB reduced", f"s on {machine.title}"]
@@ -99,7 +99,7 @@ def format_plan_head(machine: Machine) -> str:
 def plan_reductions(
     size: Size, counts: Sequence[int], devices: int, machine: Machine
 ) -> Iterator[PlannedCase]:
-    """Plan both ways for each number of micro-batches."""
+    """Plan both accumulation methods for each number of micro-batches."""
     for count in counts:
         naive, local = (
             _count_reductions(
@@ -133,7 +133,7 @@ Pairs = dict[tuple[int, int], tuple[AccumulationRun, AccumulationRun]]
 
 
 class MeasurementFile:
-    """Measurements, also in a JSON file if a path is given.
+    """List of measured runs, also written to a JSON file if a path is given.
 
     Args:
         settings: of the measurements; a file with other settings is refused with UserError.
@@ -152,7 +152,7 @@ class MeasurementFile:
             self.pairs[local.processes, local.micro_batches] = naive, local
 
     def add(self, naive: AccumulationRun, local: AccumulationRun) -> None:
-        """Add a measurement of both ways and write the file."""
+        """Add a measured run of both accumulation methods, and write the file."""
         self.pairs[local.processes, local.micro_batches] = naive, local
         if self._path is not None:
             runs = [asdict(m) for pair in self.pairs.values() for m in pair]
@@ -176,7 +176,7 @@ def measure_all(
     steps: int,
     devices: int,
 ) -> None:
-    """Print all measurements; make those that the file lacks."""
+    """Print all measured cases; cases that the file lacks are measured first."""
     for group, count in ((group, count) for group in groups for count in counts):
         check_batch(size, count, devices if group == 1 else group)
         if (group, count) not in file.pairs:
@@ -194,7 +194,7 @@ TABLE_HEAD = """\
 
 
 def format_row(naive: AccumulationRun, local: AccumulationRun) -> str:
-    """Returns a line of the table, with the perplexity of the last step, equal for both ways."""
+    """Returns a table row of measured seconds, with the final perplexity, equal for both ways."""
     where = f"{local.processes} processes" if local.processes > 1 else f"{local.devices} devices"
     perplexity = math.exp(local.losses[-1])
     return (
@@ -205,7 +205,7 @@ def format_row(naive: AccumulationRun, local: AccumulationRun) -> str:
 
 
 def draw_seconds(pairs: Pairs, path: Path) -> None:
-    """Plot seconds per step over micro-batches, a panel for each number of processes."""
+    """Plot seconds per step over micro-batches, with a panel for each number of processes."""
     from matplotlib.figure import Figure
 
     groups = sorted({group for group, _ in pairs})
@@ -227,7 +227,7 @@ def draw_seconds(pairs: Pairs, path: Path) -> None:
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Plan or measure both accumulation methods, and print a table."""
     args = _create_parser().parse_args(arguments)
     if args.plan:
         _print_plan(args)

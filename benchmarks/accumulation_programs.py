@@ -73,7 +73,7 @@ class Size:
 
 @dataclass(frozen=True)
 class AccumulationRun:
-    """Measurement of one way of accumulating.
+    """Measured training run with one of the two accumulation methods.
 
     Attributes:
         processes, devices: on which it ran; devices of all processes.
@@ -99,7 +99,7 @@ ROTARY = 8
 
 
 class ModelWithLoss(addons.Module):
-    """All layers of a model, and its loss."""
+    """Transformer layers with the token loss, as one PopXL module."""
 
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class ModelWithLoss(addons.Module):
             self.layer = addons.Module.from_list(list(map(model.block, model.layer_types)))
 
     def build(self, input_ids: popxl.Tensor, labels: popxl.Tensor) -> popxl.Tensor:
-        """input_ids, labels: int32 (micro-batch, length) -> mean token loss, float32 scalar."""
+        """input_ids and labels int32 (micro-batch, length) -> mean token loss, float32 scalar."""
         weight = popxl.constant(1 / input_ids.nelms, popxl.float32)
         with use_run_config(self._config):
             x = self.embeddings(input_ids)
@@ -120,7 +120,7 @@ class ModelWithLoss(addons.Module):
 
 
 def build_config(size: Size, devices: int) -> GPTJConfig:
-    """Returns the configuration of a GPT-J of this size."""
+    """Returns the configuration of a GPT-J with the given sizes."""
     model = {
         "layers": size.layers,
         "hidden_size": size.hidden,
@@ -137,7 +137,7 @@ def build_config(size: Size, devices: int) -> GPTJConfig:
 
 
 class AccumulationProgram:
-    """A program that takes one optimizer step a run.
+    """PopXL program that takes one optimizer step per run, with a method of accumulation.
 
     Args:
         ir: an empty one, for some replicas.
@@ -163,7 +163,7 @@ class AccumulationProgram:
 
     # ---- gradients ------------------------------------------------------------------------------
     def _local(self) -> dict[str, popxl.Tensor]:
-        """Accumulate each device's gradients, and reduce the sums once."""
+        """Accumulate gradients on each device, and all-reduce their sums once per step."""
         facts, grad = addons.autodiff_with_accumulation(
             self.forward, self.forward.args.tensors, [self.forward.graph.outputs[0]]
         )
@@ -182,7 +182,7 @@ class AccumulationProgram:
         }
 
     def _naive(self) -> dict[str, popxl.Tensor]:
-        """Reduce the gradients of each micro-batch and average them."""
+        """All-reduce the gradients of each micro-batch, and average them."""
         args = self.forward.args
         grad = addons.autodiff(self.forward, [self.forward.graph.outputs[0]], args.values_flat())
         sums = {n: ops.init(t.shape, popxl.float32, n) for n, t in args.to_dict().items()}
@@ -201,7 +201,7 @@ class AccumulationProgram:
         return sums
 
     def _forward_loss(self, weights: list) -> tuple[ops.CallSiteInfo, popxl.Tensor]:
-        """Compute and store a micro-batch's loss; returns the call and the loss's gradient."""
+        """Compute and store a micro-batch's loss; returns the graph call and the loss gradient."""
         named = addons.NamedTensors.pack(self.variables.keys_flat(), weights)
         batch = ops.host_load(self.input_ids), ops.host_load(self.labels)
         call = self.forward.bind(named).call_with_info(*batch)
@@ -246,7 +246,7 @@ class AccumulationProgram:
 
 
 def train(program: AccumulationProgram, steps: int) -> tuple[list[float], list[float]]:
-    """Train; returns the loss and the seconds of each step."""
+    """Run `steps` optimizer steps; returns the loss and the seconds of each step."""
     losses, seconds = [], []
     with popxl.Session(program.ir, "cpu") as session:
         session.write_variables_data(program.initial_values_by_variable())
@@ -261,7 +261,7 @@ def train(program: AccumulationProgram, steps: int) -> tuple[list[float], list[f
 def measure(
     size: Size, way: Way, micro_batches: int, replication: int | Literal["popdist"], steps: int
 ) -> AccumulationRun:
-    """Train for `steps` steps; the median of seconds leaves out the first, which is slower."""
+    """Measure `steps` optimizer steps; the median time leaves out the slower first step."""
     program = AccumulationProgram(size, way, micro_batches, popxl.Ir(replication=replication))
     losses, seconds = train(program, steps)
     return AccumulationRun(
@@ -276,20 +276,20 @@ def measure(
 
 
 def reductions(ir: popxl.Ir) -> tuple[int, int]:
-    """Returns the bytes that a device brings into the reductions of a run, and their number."""
+    """Returns the bytes that a device contributes to the reductions of a run, and their number."""
     all_collectives = collectives(ir)
     return sum(c.nbytes for c in all_collectives), sum(c.count for c in all_collectives)
 
 
 def collectives(ir: popxl.Ir) -> list[popxl.plan.Collective]:
-    """Returns the planned collectives of a run."""
+    """Returns the collective operations in the plan of a program."""
     return [c for part in popxl.plan.plan_of(ir).parts for c in part.collectives]
 
 
 def measure_both(
     size: Size, micro_batches: int, replication: int | Literal["popdist"], steps: int
 ) -> tuple[AccumulationRun, AccumulationRun]:
-    """Measure both ways; returns (naive, local)."""
+    """Measure both accumulation methods in this process; returns (naive, local)."""
     naive, local = (measure(size, way, micro_batches, replication, steps) for way in WAYS)
     return naive, local
 
@@ -298,7 +298,7 @@ def measure_both(
 def measure_in_processes(
     size: Size, micro_batches: int, processes: int, steps: int
 ) -> tuple[AccumulationRun, AccumulationRun]:
-    """`measure_both` in several processes with a replica each, which talk through gloo."""
+    """Measure both accumulation methods in several processes with a replica each, over gloo."""
     settings = json.dumps([asdict(size), micro_batches, steps])
     pair = run_in_processes(processes, "benchmarks.accumulation_programs", settings)
     naive, local = (AccumulationRun(**fields) for fields in pair)
@@ -306,7 +306,7 @@ def measure_in_processes(
 
 
 def run_as_process(settings: str) -> None:
-    """Measure as one of the processes; the first one prints the result as JSON."""
+    """Measure as one of several processes; the first one prints the result as JSON."""
     popdist.init()  # layers look at the devices
     size, micro_batches, steps = json.loads(settings)
     both = measure_both(Size(**size), micro_batches, "popdist", steps)

@@ -1,4 +1,4 @@
-"""Compile the fine-tuning program of a preset ahead of time, for virtual devices.
+"""Measure time and memory of compiling a preset's fine-tuning program for virtual devices.
 
     python3 -m benchmarks.compile --config xxl_pod64
     python3 -m benchmarks.compile --config tiny --depths 4 12 48
@@ -35,7 +35,7 @@ from terminal.parser import count_option
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """Memory of one device, in bytes: the program's arguments and its temporaries.
+    """Memory of one device in bytes: a program's arguments and temporaries.
 
     Virtual CPU devices keep remote buffers in the same memory as everything else.
 
@@ -55,7 +55,7 @@ class DeviceBytes:
 
     @classmethod
     def from_memory(cls, memory: popxl.plan.MemoryUse) -> DeviceBytes:
-        """Read XLA's analysis of a compiled program, or a plan."""
+        """Returns the bytes in XLA's memory analysis of a compiled program, or in a plan."""
         arguments = memory.variables + memory.streams + memory.remote
         compute = memory.temporaries + memory.streams
         return cls(arguments, memory.temporaries, compute, memory.remote)
@@ -63,7 +63,7 @@ class DeviceBytes:
 
 @dataclass(frozen=True)
 class Compilation:
-    """Time and memory of compiling a configuration.
+    """Compilation time of a configuration, and its planned and compiled memory.
 
     Attributes:
         build_seconds: time to write the program as an Ir.
@@ -87,13 +87,13 @@ class Compilation:
         return self.plan.total / self.xla.total
 
     def as_dict(self) -> dict[str, Any]:
-        """Fields, totals and ratio, for JSON."""
+        """Returns fields, totals and ratio as JSON data."""
         totals = {name: getattr(self, name).total for name in ("xla", "plan")}
         return asdict(self) | {"total": totals, "ratio": self.ratio}
 
 
 def compile_program(config: RunConfig) -> Compilation:
-    """Build, plan and compile the fine-tuning program on virtual CPU devices."""
+    """Build, plan and compile the fine-tuning program of a configuration on virtual CPU devices."""
     start = time.perf_counter()
     family = get_family(config)
     ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir
@@ -117,7 +117,7 @@ def compile_program(config: RunConfig) -> Compilation:
 def compile_depths(
     config: RunConfig, depths: Sequence[int], rounds: int
 ) -> list[dict[str, float | int]]:
-    """Compile a configuration with each number of layers, `rounds` times, interleaved."""
+    """Compile a configuration with each number of layers, in `rounds` interleaved rounds."""
     field = config.model.path("num_hidden_layers")
     compilations: dict[int, list[Compilation]] = {n: [] for n in depths}
     for _ in range(rounds):
@@ -136,7 +136,7 @@ def compile_depths(
 
 
 def format_depths(rows: Sequence[dict[str, float | int]]) -> str:
-    """Returns a table with ratios to its first row."""
+    """Returns a table of compile times by depth, with ratios to the first row."""
     first = rows[0]
     lines = ["layers  build s  compile s  (ratio)  compute MiB  (ratio)  host MiB"]
     lines += [
@@ -155,7 +155,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 @entry_point(popxl.errors.DeviceError)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile and print."""
+    """Compile a preset, and print time and memory."""
     line = read_throughput_line("finetuning", __doc__, arguments, UNUSED, _add_options)
     result: dict[str, Any]
     with explain_resource_errors(line.preset, line.config):

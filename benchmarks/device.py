@@ -1,4 +1,4 @@
-"""Measure a device: rates of copies and products, and training steps beside their plans.
+"""Measure a device: memory bandwidths, matmul FLOP/s, and training steps against their plans.
 
     python3 -m benchmarks.device --record runs/h100
     python3 -m benchmarks.device --config gptj_6B_gpu --runs 3
@@ -36,7 +36,7 @@ _SHOWN = 300  # characters of an error
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Result or error of one task.
+    """Metrics or error message of one measurement task.
 
     Attributes:
         seconds: time of the task, start and compilation included.
@@ -53,7 +53,7 @@ Task = tuple[str, Sequence[str]]
 
 
 def list_tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[str]) -> list[Task]:
-    """Returns the tasks, the most important first."""
+    """Returns the measurement tasks, the most important first."""
     trained = [
         (f"{preset}, {placement}", ["train", "--config", preset, "--set",
                                     f"execution.placement={placement}"])
@@ -77,7 +77,7 @@ def list_tasks(presets: Sequence[str], fp8: Sequence[str], generating: Sequence[
 
 
 def run_in_process(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-    """Run a task in a process of its own and return its metrics.
+    """Run a measurement task in a child process and return its metrics.
 
     Raises:
         RuntimeError: it failed, with its last words.
@@ -104,8 +104,9 @@ def record_tasks(
     minutes: float = MINUTES,
     run: Callable[[Sequence[str], float], dict[str, Any]] = run_in_process,
 ) -> list[TaskResult]:
-    """Measure, and write `record.json` and `record.md` into a folder after each task, and
-    `machine.yml`, which `--machine` takes, as soon as there are rates.
+    """Run measurement tasks, and write record.json and record.md after each.
+
+    Also writes machine.yml, which `--machine` takes, as soon as there are rates.
 
     Args:
         extra: further arguments of all tasks.
@@ -133,8 +134,7 @@ def record_tasks(
 
 
 def build_machine(tasks_done: Sequence[TaskResult]) -> dict[str, Any] | None:
-    """Returns fields for planning/hardware/machines.yml with the measured rates;
-    None as long as there are none."""
+    """Returns an entry for machines.yml with the measured rates; None if there are none yet."""
     fields: dict[str, Any] | None = None
     for metrics in (each.metrics for each in tasks_done):
         rates = metrics.get("measured", {})
@@ -150,7 +150,7 @@ def build_machine(tasks_done: Sequence[TaskResult]) -> dict[str, Any] | None:
 
 
 def format_line(task: TaskResult) -> str:
-    """Returns one line about a task."""
+    """Returns a one-line summary of a task's result."""
     if task.error is not None:
         return f"{task.name}: {task.error}"
     shown = ", ".join(f"{k} {_number(v)}" for k, v in task.metrics["measured"].items() if v)
@@ -178,10 +178,12 @@ def format_table(tasks_done: Sequence[TaskResult]) -> str:
 
 
 def _number(value: float) -> str:
+    """Format a number with a suitable number of digits for a table cell."""
     return f"{value:.3e}" if value >= 1e4 else f"{value:.3f}"
 
 
 def _record(arguments: Sequence[str]) -> None:
+    """Parse the arguments of `--record`, run all tasks and print their results."""
     parser = Parser(description="Measure a machine within minutes.")
     parser.add_argument("--record", type=Path, required=True, metavar="DIR", help="where it goes")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it")
@@ -190,16 +192,16 @@ def _record(arguments: Sequence[str]) -> None:
     parser.add_argument("--generate", nargs="*", default=["gptj_6B_gpu"], metavar="PRESET")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu", "tpu"])
     args = parser.parse_args(arguments)
-    check_can_write_folder("the record to", args.record_tasks)
-    args.record_tasks.mkdir(parents=True, exist_ok=True)
+    check_can_write_folder("the record to", args.record)
+    args.record.mkdir(parents=True, exist_ok=True)
     tasks = list_tasks(args.train, args.fp8, args.generate)
-    record_tasks(args.record_tasks, tasks, ["--device", args.device], args.minutes)
-    print((args.record_tasks / "record.md").read_text(encoding="utf-8"))
+    record_tasks(args.record, tasks, ["--device", args.device], args.minutes)
+    print((args.record / "record.md").read_text(encoding="utf-8"))
 
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print, or record."""
+    """Measure one task, or record all tasks."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if any(each.partition("=")[0] == "--record" for each in args):
         _record(args)

@@ -1,4 +1,4 @@
-"""Tasks of `python3 -m benchmarks.device --record`, each in a process of its own.
+"""Measurement tasks of `python3 -m benchmarks.device --record`, each in its own process.
 
     python3 -m benchmarks.device_tasks bandwidth
     python3 -m benchmarks.device_tasks train --config gptj_6B_gpu --set execution.placement=host
@@ -57,7 +57,7 @@ _SERIES = 3
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Copy and memory bandwidths in bytes/s, each the best of several series of runs.
+    """Host transfer and memory bandwidths of a device in bytes/s, the best of several series.
 
     Attributes:
         loads, stores: from host memory to the device, and back, one way at a time.
@@ -72,13 +72,13 @@ class Bandwidths:
 
     @property
     def overlap(self) -> float:
-        """Fraction of the shorter direction's time that the other one hides."""
+        """Fraction of the shorter transfer direction that the other direction hides."""
         loads, stores, both = 1 / self.loads, 1 / self.stores, 1 / self.both
         return (loads + stores - both) / min(loads, stores)
 
 
 def measure_bandwidths(device: DeviceDesc, mebibytes: int = 256) -> Bandwidths:
-    """Measure the bandwidths of a device.
+    """Measure a device's bandwidths to host memory and in its own memory.
 
     Args:
         mebibytes: size of an entry.
@@ -97,7 +97,7 @@ def measure_bandwidths(device: DeviceDesc, mebibytes: int = 256) -> Bandwidths:
 
 
 def _transfer_program(shape: tuple[int, int], loads: bool, stores: bool) -> popxl.Ir:
-    """Returns a program that loads entries of one buffer, stores entries of another, or both."""
+    """Returns a program that loads buffer entries, stores entries of another buffer, or both."""
     ir = popxl.Ir()
     with ir.main_graph:
         source, target = (popxl.remote_buffer(shape, popxl.float32, _ENTRIES) for _ in range(2))
@@ -120,7 +120,7 @@ def _transfer_program(shape: tuple[int, int], loads: bool, stores: bool) -> popx
 
 
 def _device_memory_program(shape: tuple[int, int]) -> popxl.Ir:
-    """Returns a program that reads and writes an array in device memory."""
+    """Returns a program that reads and writes an array of `shape` in device memory."""
     ir = popxl.Ir()
     with ir.main_graph:
         x = popxl.variable(np.zeros(shape, np.float32))
@@ -129,8 +129,10 @@ def _device_memory_program(shape: tuple[int, int]) -> popxl.Ir:
 
 
 def _best_seconds(session: popxl.Session) -> float:
-    """Returns the seconds of a run in the fastest of several series, after a warm-up. The runs of a
-    series are dispatched one after the other and waited for together."""
+    """Returns the seconds per run in the fastest of several series, after a warm-up.
+
+    All runs of a series are dispatched before they are awaited.
+    """
     seconds = []
     for _ in range(_SERIES + 1):
         start = time.perf_counter()
@@ -147,7 +149,7 @@ _BLOCK = 2**20  # random numbers; weights repeat them
 
 
 def bandwidth(args: argparse.Namespace) -> Metrics:
-    """Measure copies and device memory; also returns the fields of the machine."""
+    """Measure host transfers and device memory; also returns the fields of a `Machine`."""
     rates = measure_bandwidths(args.device, args.mebibytes)
     return {
         "measured": asdict(rates) | {"overlap": rates.overlap},
@@ -156,7 +158,7 @@ def bandwidth(args: argparse.Namespace) -> Metrics:
 
 
 def _describe_machine(device: DeviceDesc) -> Metrics:
-    """The fields of `planning.hardware.machines.Machine`, with the memories that are here."""
+    """Returns the fields of a `planning.hardware.machines.Machine`, with local memory sizes."""
     fields, host = asdict(machine_from_table(device)), host_memory()
     del fields["name"]
     fields |= {"title": f"{hardware.device_kinds(device, 1)[0]}, as measured"}
@@ -164,27 +166,27 @@ def _describe_machine(device: DeviceDesc) -> Metrics:
 
 
 def matrix(args: argparse.Namespace) -> Metrics:
-    """Measure the rate of large products in bfloat16 or FP8."""
+    """Measure the FLOP/s of large matrix multiplications in bfloat16 or FP8."""
     rate = matrix_rate(args.device, popxl.bfloat16, size=args.size, products=8, fp8=args.fp8)
     return {"measured": {"flops": rate}, "of": "float8" if args.fp8 else "bfloat16"}
 
 
 def train(args: argparse.Namespace) -> Metrics:
-    """Measure an optimizer step."""
+    """Measure an optimizer step of a preset."""
     if args.cuda_graphs:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_GRAPHS}"
     return _measure_largest_that_fits(args, "finetuning", _train)
 
 
 def generate(args: argparse.Namespace) -> Metrics:
-    """Measure a run of the generation program."""
+    """Measure a run of a preset's generation program."""
     return _measure_largest_that_fits(args, "inference", _generate)
 
 
 def _measure_largest_that_fits(
     args: argparse.Namespace, kind: str, measure: Callable[[RunConfig, int], Metrics]
 ) -> Metrics:
-    """Measure with all layers, or with half of them until memory suffices."""
+    """Measure a preset with all its layers; halve their number until memory suffices."""
     config = _load_task_config(args, kind)
     while True:
         try:
@@ -209,7 +211,7 @@ def _load_task_config(args: argparse.Namespace, kind: str) -> RunConfig:
 
 
 def _create_model_and_loader(config: RunConfig) -> tuple[TrainingSession, Loader]:
-    """Returns a model with random weights, and a loader of generated samples."""
+    """Returns a model with random weights, and a data loader of generated samples."""
     family, samples = get_family(config), 4 * config.training.global_batch_size
     model = TrainingSession(config)
     model.write(create_cheap_weights(family.weight_map(config)))
@@ -240,7 +242,7 @@ def _train(config: RunConfig, runs: int) -> Metrics:
 
 
 def trace(args: argparse.Namespace) -> Metrics:
-    """Trace the streams of a training step."""
+    """Measure a GPU's stream activity in a training step with the JAX profiler."""
     return _measure_largest_that_fits(args, "finetuning", _trace_step)
 
 
@@ -287,7 +289,7 @@ def _generate(config: RunConfig, runs: int) -> Metrics:
 
 
 def create_cheap_weights(weight_map: WeightMap) -> LazyArrays:
-    """Returns random weights that repeat one block of numbers."""
+    """Returns random weights by name; all repeat one block of random numbers, which is quick."""
     block = np.random.default_rng(0).normal(0, 0.02, _BLOCK).astype(np.float32)
     return LazyArrays({w.name: partial(np.resize, block, w.shape) for w in weight_map.weights})
 
@@ -295,7 +297,7 @@ def create_cheap_weights(weight_map: WeightMap) -> LazyArrays:
 def _plan_metrics(
     config: RunConfig, on: Machine, needs_of: Callable[[RunConfig, str], Requirements]
 ) -> Metrics:
-    """Returns the planned time and memory of a run on a machine."""
+    """Returns the planned time and memory of a run on a machine, for comparison."""
     plan_report = make_report("", needs_of(config, on.target), on)
     predicted: Mapping[str, Any] = {
         "bound": plan_report.seconds,
@@ -309,7 +311,7 @@ def _plan_metrics(
 
 
 def _get_machine(config: RunConfig) -> Machine:
-    """Returns the local machine with the memory that is free before the run."""
+    """Returns the local machine with the device memory that is free before the run."""
     return machine("laptop") if platform(config) == "cpu" else measure_local_machine(config, None)
 
 
@@ -345,7 +347,7 @@ def _get_device_desc(name: str) -> DeviceDesc:
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run one task and print its metrics."""
+    """Run one measurement task and print its metrics as JSON."""
     args = parse_arguments(arguments)
     print(json.dumps(TASKS[args.task](args)))
 

@@ -27,7 +27,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of one direction.
+    """Memory copies of a profile in one direction: their number, bytes and seconds.
 
     Attributes:
         seconds: in which at least one is on its way.
@@ -42,7 +42,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Streams:
-    """Kernels and copies of one GPU, times in seconds.
+    """Kernels and memory copies of one GPU in a profile; times in seconds.
 
     Attributes:
         seconds: from the first event to the end of the last.
@@ -94,7 +94,7 @@ def read_streams(folder: Path) -> Streams:
 
 
 def _events(folder: Path) -> list[Event]:
-    """Returns the events of the first GPU's streams."""
+    """Returns the profiler events on the first GPU's streams."""
     found: list[Event] = []
     for path in sorted(folder.rglob("*.trace.json.gz"))[:1]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -103,14 +103,14 @@ def _events(folder: Path) -> list[Event]:
     gpus = {e["pid"] for e in named
             if e["name"] == "process_name" and _GPU.fullmatch(e["args"]["name"])}  # fmt: skip
     first = min(gpus, default=None)
-    read_streams = {(e["pid"], e["tid"]) for e in named
+    stream_ids = {(e["pid"], e["tid"]) for e in named
                if e["name"] == "thread_name" and e["args"]["name"].startswith("Stream")
                and e["pid"] == first}  # fmt: skip
-    return [e for e in found if e.get("ph") == "X" and (e["pid"], e["tid"]) in read_streams]
+    return [e for e in found if e.get("ph") == "X" and (e["pid"], e["tid"]) in stream_ids]
 
 
 def _kernel_kind(name: str) -> str:
-    """Returns a kernel's kind: "products", "cuDNN", or XLA's name without numbers."""
+    """Returns a GPU kernel's category: "products", "cuDNN", or XLA's name without numbers."""
     if name.startswith("cudnn") or "cudnn" in name:
         return "cuDNN"
     if name.startswith("nvjet") or "gemm" in name or "cutlass" in name:
@@ -119,6 +119,7 @@ def _kernel_kind(name: str) -> str:
 
 
 def _interval(event: Event) -> Interval:
+    """Returns the start and end time of a profiler event."""
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 
@@ -138,7 +139,7 @@ def _total_length(intervals: Sequence[Interval]) -> float:
 
 
 def _overlap(a: Sequence[Interval], b: Sequence[Interval]) -> float:
-    """Returns the length of the intersection of two merged lists."""
+    """Returns the length of the intersection of two lists of disjoint intervals."""
     total, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
         total += max(min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]), 0.0)

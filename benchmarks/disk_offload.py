@@ -1,4 +1,4 @@
-"""Train, evaluate or generate with models of real size whose state lies on disk.
+"""Train, evaluate or generate with models of real size whose training state is on disk.
 
     python3 -m benchmarks.disk_offload xl_adamw --folder /scratch/mine --record records.json
 
@@ -45,7 +45,7 @@ from terminal.parser import Parser
 
 @contextmanager
 def idle_disk() -> Iterator[None]:
-    """A context in which requests to scratch files return at once; their contents are lost.
+    """A context in which reads and writes of scratch files do nothing; file contents are lost.
 
     Checksums are still computed, because they take processor time.
     """
@@ -60,7 +60,7 @@ def idle_disk() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OffloadRun:
-    """A preset with changes, the measured work, and a memory limit.
+    """A measured run: preset, changed fields, kind of work and memory limit.
 
     Attributes:
         preset: of fine-tuning.
@@ -133,7 +133,7 @@ RUNS: Mapping[str, OffloadRun] = {
 def build_config(
     name: str, folder: str, host_memory: float | None = None, save: str | None = None
 ) -> Any:
-    """Build the configuration of one of `RUNS`, with a micro-batch of 1.
+    """Build the configuration of an entry of `RUNS`, with a micro-batch of 1.
 
     Args:
         host_memory: gigabytes, if not the run's.
@@ -158,7 +158,7 @@ def build_config(
 
 
 def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any]:
-    """Measure the validation loss, or generation layer by layer."""
+    """Measure the validation loss, or generation with streamed layers."""
     family = get_family(config)
     model: ModelSession
     samples = family.sample_format.random_samples(config, config.training.global_batch_size, None)
@@ -194,13 +194,13 @@ def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any
 
 
 def _answer_tokens(config: RunConfig) -> int:
-    """Returns the number of tokens that answer a prompt."""
+    """Returns the number of tokens that are generated for a prompt."""
     model: Any = config.model
     return model.decoder_sequence_length if config.family == "t5" else model.output_length
 
 
 def measure_training(config: RunConfig, runs: int) -> dict[str, Any]:
-    """Measure training steps."""
+    """Measure the time and disk traffic of training steps."""
     measured = measure(config, runs, idle_disk)
     print(summary_of(measured))
     metrics = asdict(measured)
@@ -209,8 +209,10 @@ def measure_training(config: RunConfig, runs: int) -> dict[str, Any]:
 
 
 def _disk_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns disk traffic and rates, and the lower bound of a step: the longer of a step with an
-    idle disk and its traffic at the disk's rate."""
+    """Returns disk traffic, disk rates and the lower bound on a step's seconds.
+
+    The bound is the longer of a step without disk requests and its traffic at the disk's rate.
+    """
     roomy = replace(machine("laptop"), host_memory=1e15)  # the configuration has the limit
     requirements = plan_on(finetuning_requirements(config), roomy)
     read, write = disk_rates(config.execution.disk or ".")
@@ -227,7 +229,7 @@ def _disk_bound(config: RunConfig, metrics: Mapping[str, Any]) -> dict[str, Any]
 
 
 def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:
-    """Print metrics as JSON, and replace the line of the same command in a file."""
+    """Print metrics as JSON, and replace the line of the same command in a record file."""
     print(json.dumps(metrics))
     if path is not None:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
@@ -239,7 +241,7 @@ def append_record(metrics: Mapping[str, Any], path: Path | None) -> None:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure one run, print it, and add it to the record."""
+    """Measure one entry of `RUNS`, print it, and add it to the record file."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", choices=RUNS, help="which model, and what of it")
     parser.add_argument("--folder", required=True, help="a folder of a local disk, for the state")
@@ -255,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = f"python3 -m benchmarks.disk_offload {args.run} --folder DIR"
     append_record(
         {"command": command, "host_memory": config.execution.host_memory, **metrics},
-        args.append_record,
+        args.record,
     )
 
 

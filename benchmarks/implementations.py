@@ -1,4 +1,4 @@
-"""Implementations of one computation: ours, Hugging Face's model in torch, and one JAX program.
+"""Implementations to compare: this program, Hugging Face's model in torch, a JAX program.
 
 All have the same examples. Ours and JAX's have the shapes of the configuration; torch's batches are
 padded to their longest sequence, as users of transformers pad them. Several examples share a sample
@@ -34,7 +34,7 @@ Info = Mapping[str, Any]
 
 
 class Worker:
-    """A program in another process, as a context.
+    """A compared program in a child process, as a context manager.
 
     Args:
         name: for messages.
@@ -48,7 +48,7 @@ class Worker:
         )
 
     def info(self) -> Info:
-        """Returns the program's info, once, when it is ready and before the first run."""
+        """Returns the program's metadata, once, when it is ready and before the first run."""
         said: Info = self._read_line()
         return said
 
@@ -79,7 +79,7 @@ class Worker:
 
 
 def serve(info: Info, program: Callable[[], float]) -> None:
-    """Serve the runs of a `Worker` until it ends.
+    """Run a program for a `Worker` in the parent process, one run per line read from stdin.
 
     Args:
         program: runs once and returns the seconds it took.
@@ -114,7 +114,7 @@ def training_programs(config: RunConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Implementation:
-    """A program that is ready to run.
+    """A compared program that is compiled and ready to run.
 
     Attributes:
         result: of its first run: the loss, or the tokens of each prompt without padding.
@@ -129,7 +129,7 @@ class Implementation:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """Result and flops, as JSON has them."""
+        """Result and FLOPs of a run as JSON data."""
         return {"result": self.result, "flops": self.flops}
 
     def run_timed(self) -> float:
@@ -143,7 +143,7 @@ class Implementation:
 def training_implementation(
     name: str, config: RunConfig, mean_tokens: float | None = None
 ) -> Implementation:
-    """Create one of `training_programs`: an optimizer step on a micro-batch of examples.
+    """Create the named program for an optimizer step on a micro-batch of examples.
 
     Args:
         mean_tokens: of a prompt; see `SampleFormat.random_samples`.
@@ -180,7 +180,7 @@ def training_implementation(
 def generation_implementation(
     name: str, config: RunConfig, count: int, mean_tokens: float | None = None
 ) -> Implementation:
-    """Create one of `GENERATION`: answers to `count` prompts in micro-batches."""
+    """Create the named program for generating answers to `count` prompts in micro-batches."""
     weight_map = get_family(config).weight_map(config)
     weights = weight_map.init_weights(config.model.seed)
     input_ids, mask = _prompts(config, count, mean_tokens)
@@ -217,7 +217,7 @@ def generation_implementation(
 
 # ---- the work -----------------------------------------------------------------------------------
 def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
-    """Returns a batch without the columns that are padding in all its rows."""
+    """Returns a batch without columns that are padding in all rows."""
     lengths = {"labels": _count_used_columns(batch["labels"] != IGNORE_INDEX)}
     if "decoder_input_ids" in batch:
         lengths["decoder_input_ids"] = lengths["labels"]
@@ -230,7 +230,7 @@ def trim_padding(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def _count_used_columns(mask: np.ndarray) -> int:
-    """Returns the number of columns up to the last one with a true value."""
+    """Returns the number of columns up to the last with a true value; mask (rows, columns)."""
     return int(np.flatnonzero(mask.any(axis=0)).max(initial=-1)) + 1
 
 
@@ -241,7 +241,7 @@ def _split_examples(batch: Batch) -> list[dict[str, np.ndarray]]:
 
 
 def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
-    """Generated examples, each a sample."""
+    """Generate `count` random examples, one per sample."""
     if _examples_per_sample(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_sample=1))
     return get_family(config).sample_format.random_samples(config, count, mean_tokens)
@@ -254,7 +254,7 @@ def _examples_per_sample(config: RunConfig) -> int:
 def _prompts(
     config: RunConfig, count: int, mean_tokens: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns token ids and mask of `count` prompts."""
+    """Returns int32 token ids and mask (count, length) of random prompts."""
     batch = _examples(config, count, mean_tokens).take(range(count))
     input_ids = batch["input_ids"]
     return input_ids, batch["segment_ids"]

@@ -1,4 +1,4 @@
-"""Save, kill, resume, export and read back a model that is larger than memory.
+"""Save, kill, resume and export the training of a model that is larger than memory.
 
     python3 -m benchmarks.kill_and_resume xl --folder /scratch/mine --record records.json
 
@@ -57,7 +57,7 @@ _STACKS = 2**30  # bytes that threads map and never touch
 
 @contextmanager
 def limit_memory(nbytes: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A memory limit: yields its name, and a function that a child process calls first.
+    """A context with a memory limit; yields its name, and a function for child processes to call.
 
     In a control group all those processes together have so many bytes; what is resident counts, the
     page cache among it as far as the kernel cannot drop it. Without one, each has so many, and a
@@ -77,7 +77,7 @@ def limit_memory(nbytes: int) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def _create_cgroup(nbytes: int) -> Path | None:
-    """Create a control group with a limit; returns None where that is impossible."""
+    """Create a Linux control group with a memory limit; returns None where that is impossible."""
     for root, file in _ROOTS:
         group = root / f"popxl-{os.getpid()}"
         try:
@@ -94,6 +94,7 @@ def _create_cgroup(nbytes: int) -> Path | None:
 
 
 def _join_cgroup(procs: Path) -> None:
+    """Move this process into a control group."""
     procs.write_text(str(os.getpid()))
 
 
@@ -105,7 +106,7 @@ _SAVED = 2**26  # bytes of the second step that are written before the kill
 
 @dataclass(frozen=True)
 class Folders:
-    """Folders of the state on disk, the checkpoints and the export."""
+    """Folders of a measurement: offloaded state, checkpoints and export."""
 
     root: Path
 
@@ -127,7 +128,7 @@ class Folders:
 
 # ---- the processes ------------------------------------------------------------------------------
 def train(config: RunConfig, folders: Folders) -> None:
-    """Train two steps and save both."""
+    """Train two steps and save a checkpoint of each."""
     family = get_family(config)
     model, batches = TrainingSession(config), _batches(config)
     store = CheckpointStore(folders.run, shard_bytes=DISK_SHARD_BYTES)
@@ -141,7 +142,7 @@ def train(config: RunConfig, folders: Folders) -> None:
 
 
 def resume(config: RunConfig, folders: Folders) -> None:
-    """Train the second step from the first one's checkpoint."""
+    """Resume training from the first step's checkpoint, and train the second step."""
     family, batches = get_family(config), _batches(config)
     model = TrainingSession(config)
     start = resolve_initial_state(config, family.weight_map(config))
@@ -153,7 +154,7 @@ def resume(config: RunConfig, folders: Folders) -> None:
 
 
 def export(config: RunConfig, folders: Folders) -> None:
-    """Write the checkpoint's weights for Hugging Face."""
+    """Export the checkpoint's weights to a Hugging Face model folder."""
     from huggingface.model_folders import write_hf_directory
     from modelling.weights import without_optimizer_state
 
@@ -165,7 +166,7 @@ def export(config: RunConfig, folders: Folders) -> None:
 
 
 def read_back(config: RunConfig, folders: Folders) -> None:
-    """Create transformers' model on the meta device, and read each tensor from the export."""
+    """Compare each exported tensor with transformers' model (shape) and the checkpoint (values)."""
     import torch
     import transformers
 
@@ -225,7 +226,7 @@ def _print_json(**fields: Any) -> None:
 
 # ---- the parent ---------------------------------------------------------------------------------
 def measure(name: str, folders: Folders) -> dict[str, Any]:
-    """Run the processes one after the other.
+    """Run the child processes of a measurement one after the other; returns their metrics.
 
     Raises:
         UserError: one failed, or what must be equal is not.
@@ -260,7 +261,7 @@ def _measure(name: str, folders: Folders, preexec: Callable[[], None]) -> dict[s
 def _run_child(
     name: str, child: str, folders: Folders, preexec: Callable[[], None], kills: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Run a child process and yield the JSON that it prints, at last its seconds.
+    """Run a child process and yield its JSON output, at last with its seconds.
 
     Args:
         preexec: called first in the child.
@@ -292,7 +293,7 @@ def _run_child(
 
 
 def _wait_for_partial_save(run: Path, process: subprocess.Popen[str]) -> None:
-    """Wait until part of a new step is written."""
+    """Wait until a child process has written a part of a new checkpoint."""
     before = _folder_bytes(run)
     while _folder_bytes(run) < before + _SAVED and process.poll() is None:
         time.sleep(0.01)
@@ -310,7 +311,7 @@ def _folder_bytes(folder: Path) -> int:
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and add it to the record."""
+    """Measure kill and resume of a preset, print the metrics, and add them to the record file."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", choices=RUNS, help="which model")
     parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
@@ -328,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fields = measure(args.run, folders)
     command = f"python3 -m benchmarks.kill_and_resume {args.run} --folder DIR"
     append_record(
-        {"command": command, "host_memory": RUNS[args.run][1], **fields}, args.append_record
+        {"command": command, "host_memory": RUNS[args.run][1], **fields}, args.record
     )
 
 

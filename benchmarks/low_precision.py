@@ -1,4 +1,4 @@
-"""Measure how training with fewer bits changes losses, metrics and weights.
+"""Measure how training in lower precision changes losses, metrics and weights.
 
     python3 -m benchmarks.low_precision updates --steps 80
     python3 -m benchmarks.low_precision state --out runs/state
@@ -51,13 +51,13 @@ Tensors = Mapping[str, np.ndarray]
 
 
 def full_weights(tensors: Tensors) -> dict[str, np.ndarray]:
-    """Returns the weights of a step in float64, with masters or residuals."""
+    """Returns a checkpoint's weights in float64, with float32 masters or residuals applied."""
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER_PREFIX}/")]
     return {name: float32_weight(tensors, name).astype(np.float64) for name in names}
 
 
 def distance(a: Tensors, b: Tensors) -> float:
-    """Returns the Euclidean distance over all weights together."""
+    """Returns the Euclidean distance of two sets of weights, over all tensors together."""
     return float(np.sqrt(sum(np.sum((a[name] - b[name]) ** 2) for name in a)))
 
 
@@ -81,7 +81,7 @@ LAST_STEPS = 30
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Mean loss of the last steps, and weights before and after."""
+    """Mean loss of the last training steps, and weights before and after training."""
 
     loss: float
     initial: Tensors
@@ -89,18 +89,18 @@ class UpdateResult:
 
     @property
     def changed_fraction(self) -> float:
-        """Fraction of the weights that are not equal to their initial values."""
+        """Fraction of the weights that training changed."""
         changed = sum(np.count_nonzero(w != self.initial[n]) for n, w in self.final.items())
         return changed / sum(w.size for w in self.final.values())
 
     def relative_error(self, exact: UpdateResult) -> float:
-        """Distance of the weights' change from that of `exact`, relative to its length."""
+        """Relative L2 error of the weight change, compared with that of the result `exact`."""
         changes = [{n: r.final[n] - r.initial[n] for n in r.final} for r in (self, exact)]
         return distance(*changes) / distance(exact.final, exact.initial)
 
 
 def form_config(preset: str, form: str, batch: int, seed: int) -> RunConfig:
-    """Returns a preset in one of the `FORMS`, on one device."""
+    """Returns a preset's configuration with one of the optimizer state `FORMS`, on one device."""
     common = {
         "model": {"precision": form.partition(",")[0], "seed": seed},
         "training": {"global_batch_size": batch},
@@ -125,7 +125,7 @@ def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:
 
 
 def compare_updates(args: argparse.Namespace) -> None:
-    """Train a preset in all forms and print a table."""
+    """Train a preset with all forms of optimizer state, and print a table."""
     print("| weights | loss | distance from float32's change | weights changed |")
     print("|---|---|---|---|")
     results: dict[str, UpdateResult] = {}
@@ -160,7 +160,7 @@ STATES: Mapping[str, Sequence[str]] = {
 
 
 def create_chat_model(folder: Path) -> Sequence[str]:
-    """Export the random model of the chat tutorial, once; returns the flags that load it."""
+    """Export the random model of the chat tutorial if missing; returns the flags that load it."""
     if not (folder / "config.json").exists():
         flags = "--config qwen3_tiny --load random --model.vocab_size 640"
         flags += " --model.max_position_embeddings 256 --tokenizer data/sample/chat_tokenizer"
@@ -169,7 +169,7 @@ def create_chat_model(folder: Path) -> Sequence[str]:
 
 
 def train_run(folder: Path, flags: Sequence[str], *validation_flags: str) -> Path:
-    """Train and validate a run unless it is complete; returns its folder."""
+    """Train and validate a run unless it is complete; returns the run folder."""
     if not (folder / "eval.json").exists():
         run_script("run_finetuning.py", *flags, "--save", str(folder), "--run-dir", str(folder))
         run_script("run_validation.py", "--load", str(folder), *validation_flags)
@@ -177,7 +177,7 @@ def train_run(folder: Path, flags: Sequence[str], *validation_flags: str) -> Pat
 
 
 def compare_states(args: argparse.Namespace) -> None:
-    """Train tasks with float32 and 8-bit optimizer state and print a table."""
+    """Train tasks with float32 and 8-bit optimizer state, and print a table."""
     print("| task | loss, float32 | 8-bit | metric | float32 | 8-bit | distance of weights |")
     print("|---" * 7 + "|")
     for task in args.tasks or TASKS:
@@ -197,7 +197,7 @@ def compare_states(args: argparse.Namespace) -> None:
 
 
 def _format_means(runs: Mapping[tuple[str, int], Path], metric: str) -> list[str]:
-    """Returns, for each state, the mean over seeds and in parentheses each value."""
+    """Returns the mean of a metric over seeds for each optimizer state, with all values."""
     values = {
         state: [read_metric(folder, metric) for (of, _), folder in runs.items() if of == state]
         for state in STATES
@@ -206,8 +206,11 @@ def _format_means(runs: Mapping[tuple[str, int], Path], metric: str) -> list[str
 
 
 def _relative_distance(runs: Mapping[tuple[str, int], Path]) -> float:
-    """Returns the mean distance of 8-bit state from float32 with the same seed, relative to the
-    mean distance of two float32 runs; NaN with one seed."""
+    """Returns the weights' distance of 8-bit from float32 state, relative to that of two seeds.
+
+    It is the mean over equal seeds, divided by the mean distance of two float32 runs; NaN with
+    one seed.
+    """
     weights = {key: full_weights(load_checkpoint(folder).tensors) for key, folder in runs.items()}
     seeds = sorted({seed for _, seed in runs})
     pairs = list(itertools.combinations(seeds, 2))
@@ -223,7 +226,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def compare_fp8(args: argparse.Namespace) -> None:
-    """Train presets in float32 and FP8, print accuracies and draw the losses."""
+    """Train presets in float32 and FP8, print accuracies and plot the losses."""
     print("| preset | seed | float32 | FP8 | FP8, validated in FP8 |\n" + "|---" * 5 + "|")
     losses: dict[tuple[str, str, int], list[float]] = {}
     for seed, task in itertools.product(args.seeds, args.tasks or ("tiny", "gptj_tiny")):
@@ -245,7 +248,7 @@ def compare_fp8(args: argparse.Namespace) -> None:
 
 
 def draw_losses(losses: Mapping[tuple[str, str, int], Sequence[float]], path: Path) -> None:
-    """Draw the loss curves, smoothed over 20 steps, with a panel for each preset.
+    """Plot loss curves, smoothed over 20 steps, with a panel for each preset.
 
     Args:
         losses: of each step, by preset, products ("float32" or "FP8") and seed.
@@ -275,7 +278,7 @@ STEPS = {"updates": 150, "state": 1000}
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train and compare."""
+    """Run one of the comparisons of low-precision training."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("comparison", choices=COMPARISONS)
     parser.add_argument("--out", type=Path, metavar="DIR", help="state, fp8: folder of the runs")

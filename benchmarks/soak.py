@@ -1,4 +1,4 @@
-"""Soak test: disturb a small run again and again, and compare it with an undisturbed one.
+"""Soak test: interrupt a small run at random, and compare it with an uninterrupted one.
 
     python3 -m benchmarks.soak --minutes 30 --folder /scratch/mine --record records.jsonl
 
@@ -60,18 +60,18 @@ USER_ERROR = 2
 
 
 class Difference(UserError):
-    """The disturbed run differs from the undisturbed one, or did not end as it must."""
+    """Raised if the interrupted run differs from the uninterrupted one, or ends incorrectly."""
 
 
 @dataclass
 class Soak:
-    """The disturbed run, its event counts and its metrics.
+    """The interrupted run, the number of each interruption and its metrics.
 
     Attributes:
-        folder: for all files.
-        chance: what happens.
-        counts: how often each thing has happened.
-        rows: of the metrics of all lives.
+        folder: folder of all files.
+        chance: random generator that draws the interruptions.
+        counts: number of each kind of interruption.
+        rows: metrics of the steps of all processes.
         newest: the last step that is known to be saved.
     """
 
@@ -84,17 +84,17 @@ class Soak:
 
     @property
     def run(self) -> Path:
-        """The folder of the disturbed run."""
+        """Folder of the interrupted run."""
         return self.folder / "run"
 
     @property
     def mirror(self) -> Path:
-        """The folder of the run's mirror."""
+        """Folder of the run's mirror."""
         return self.folder / "mirror"
 
     # ---- one life -------------------------------------------------------------------------------
     def run_once(self, is_last: bool = False) -> None:
-        """Start the run, disturb it, and check what it leaves; the last time SIGTERM alone."""
+        """Start the run, interrupt it, and check its checkpoints and output."""
         log, port = self.folder / "life.log", _free_port()
         ends_by = signal.SIGTERM if is_last or self._flip_coin() else signal.SIGKILL
         flags = ("--steps", "1000000", "--checkpoint.steps", "3", "--to_keep", "3", "--save",
@@ -136,7 +136,7 @@ class Soak:
 
     @contextmanager
     def _dead_mirror(self) -> Iterator[None]:
-        """A context in which the mirror is a file."""
+        """A context in which uploads to the mirror fail, because its folder is a file."""
         away = self.mirror.with_name("mirror.away")
         self.mirror.rename(away)
         self.mirror.write_text("")
@@ -147,7 +147,7 @@ class Soak:
             away.rename(self.mirror)
 
     def _fill_disk(self, process: subprocess.Popen[bytes]) -> None:
-        """Fill the disk of a process for a while, or for good."""
+        """Limit the file size of a process for a while, or until it ends."""
         before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FULL, -1))
         time.sleep(self.chance.uniform(0.5, 6.0))
         if self._flip_coin() and process.poll() is None:
@@ -158,9 +158,9 @@ class Soak:
         self.newest = max(self.newest, saved[0].step if saved else 0)
 
     def _check(self, text: str) -> None:
-        """Check the output of a start, and the checkpoint on disk."""
-        start_time = self.rows and f"starting from step {self._start}" not in text
-        if start_time:
+        """Check the output of a finished process, and the checkpoint on disk."""
+        wrong_start = self.rows and f"starting from step {self._start}" not in text
+        if wrong_start:
             raise Difference(f"a life did not start from step {self._start}: {text[:2000]}")
         before = self.newest
         self._update_newest()
@@ -172,7 +172,7 @@ class Soak:
 
     # ---- the run that nobody disturbs -----------------------------------------------------------
     def compare(self) -> int:
-        """Train all steps at once, and compare; returns how many rows were compared."""
+        """Train without interruption, and compare metrics; returns the number of compared steps."""
         whole, log = self.folder / "whole", self.folder / "whole.log"
         with _start_run(
             self.folder, ("--steps", str(self.newest), "--save", str(whole)), log
@@ -195,12 +195,12 @@ class Soak:
 
 
 def _steps(run: Path) -> list[StepMetrics]:
-    """Returns the metrics of a run's training steps, without the row of a last save."""
+    """Returns the metrics of a run's training steps, without the row of the final save."""
     return [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
 
 
 def digest_tensors(run: Path) -> str:
-    """Returns a digest of all tensors of the newest step."""
+    """Returns a SHA-256 (hex) of all tensors in the newest checkpoint."""
     checkpoint, digest = load_checkpoint(run), hashlib.sha256()
     digest.update(str(checkpoint.step).encode())
     for name in sorted(checkpoint.tensors):
@@ -212,7 +212,7 @@ def digest_tensors(run: Path) -> str:
 # ---- processes ----------------------------------------------------------------------------------
 @contextmanager
 def _start_run(folder: Path, flags: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that trains; kills it if it outlives the context."""
+    """Start a training process; kills it if it is still running when the context ends."""
     env = {**os.environ, "POPXL_CACHE_DIR": str(folder / "executables")}
     command = [sys.executable, "run_finetuning.py", *FLAGS, *flags]
     with (
@@ -246,7 +246,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def _connect(port: int, stack: ExitStack) -> None:
-    """Open idle connections."""
+    """Open idle TCP connections to the metrics port."""
     for _ in range(CONNECTIONS):
         stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
 
@@ -258,7 +258,7 @@ def _free_port() -> int:
 
 
 def soak(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
-    """Disturb a run for `minutes`, and compare it with an undisturbed one.
+    """Interrupt a run for `minutes`, and compare it with an uninterrupted one.
 
     Raises:
         Difference: something was lost, or the run did not end as it must.
@@ -281,7 +281,7 @@ def soak(folder: Path, minutes: float, seed: int) -> dict[str, Any]:
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Disturb a run, compare it, print and add a line to the record."""
+    """Run the soak test, print its counts and add a line to the record."""
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="of disturbances (30)")
     parser.add_argument("--folder", required=True, type=Path, help="an empty one, of a local disk")
@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = (
         f"python3 -m benchmarks.soak --minutes {args.minutes:g} --seed {args.seed} --folder DIR"
     )
-    append_record({"command": command, **counts_by_event}, args.append_record)
+    append_record({"command": command, **counts_by_event}, args.record)
 
 
 if __name__ == "__main__":

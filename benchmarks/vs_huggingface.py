@@ -1,4 +1,4 @@
-"""Compare our speed with Hugging Face's in torch: same weights, examples and optimizer, in turn.
+"""Compare the speed of this program and Hugging Face's model in torch, on equal work.
 
     python3 -m benchmarks.vs_huggingface --config small
     python3 -m benchmarks.vs_huggingface --config small --generated_tokens 54 \
@@ -58,7 +58,7 @@ WORK = ("training", "generation")
 
 @dataclass(frozen=True)
 class SpeedComparison:
-    """Speed of all programs at one kind of work.
+    """Measured speed of all compared programs in training or generation.
 
     Attributes:
         samples: examples that a program works on in a run.
@@ -79,7 +79,7 @@ class SpeedComparison:
 
 
 def check_results(results: Mapping[str, Any]) -> None:
-    """Raise UserError if programs computed different things: losses, or tokens."""
+    """Raise UserError if compared programs computed different losses or tokens."""
     values = list(results.values())
     if isinstance(values[0], float):
         if np.ptp(values) > LOSS_TOLERANCE * max(map(abs, values)):
@@ -91,7 +91,7 @@ def check_results(results: Mapping[str, Any]) -> None:
 def compare(
     workers: Mapping[str, Worker], samples: int, rounds: int, rate: float
 ) -> SpeedComparison:
-    """Run the programs in turn, `rounds` times, after one round to warm up.
+    """Run the compared programs in turn, `rounds` times, after one warm-up round.
 
     Args:
         rate: operations per second of large matrix products.
@@ -123,7 +123,7 @@ def compare(
 
 
 def format_comparison(name: str, comparison: SpeedComparison) -> str:
-    """Returns a table for people."""
+    """Returns a text table of the compared programs."""
     lines = [f"{name:22}  seconds  samples/s  of the matrix rate"]
     lines += [
         f"  {program:20}  {s:7.3f}  {comparison.samples_per_second[program]:9.2f}  "
@@ -136,7 +136,7 @@ def format_comparison(name: str, comparison: SpeedComparison) -> str:
 
 @entry_point()
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print, or serve one of the programs."""
+    """Compare programs and print a table, or serve one of the programs to a `Worker`."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     description = __doc__.partition("\n")[0]
     line = read_command_line(description, "finetuning", "small", argv, _add_options, unused=UNUSED)
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _compare_programs(
     kind: str, argv: Sequence[str], line: CommandLine, rate: float
 ) -> SpeedComparison:
-    """Compare the programs of one kind of work, each made by this script in another process."""
+    """Compare the programs in training or generation, each started in a child process."""
     command = [sys.executable, "-m", "benchmarks.vs_huggingface", *argv]
     trains = kind == "training"
     programs = training_programs(line.config) if trains else GENERATION
@@ -173,7 +173,7 @@ def _compare_programs(
 
 
 def _serve_program(line: CommandLine) -> None:
-    """Serve the program that a `Worker` runs."""
+    """Run a program for the `Worker` of the parent process."""
     kind, name = line.options.program.split(":")
     if kind == "training":
         implementation = training_implementation(name, line.config, line.options.generated_tokens)

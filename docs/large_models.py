@@ -100,7 +100,7 @@ FOR_ADAPTERS = ("RTX 4090", "H100")
 
 @dataclass(frozen=True)
 class Row:
-    """A model on a machine. Bytes are of one device or one host."""
+    """Plan of a published model on a machine; bytes are per device or per host."""
 
     model: str
     machine: str
@@ -126,7 +126,7 @@ EVERY = [
 
 
 def compute_row(model: str, machine_title: str) -> Row:
-    """Plan and simulate a model on a machine of `EVERY`."""
+    """Plan and simulate the training of a model on a machine of `EVERY`."""
     preset, changes = (MODELS | ADAPTED)[model]
     name, devices = MACHINES[machine_title]
     target = machine(name)
@@ -164,12 +164,12 @@ def _row(model: str, machine_title: str, report: Report) -> Row:
 
 # ---- the document -------------------------------------------------------------------------------
 def read_rows() -> list[Row]:
-    """Read the computed rows."""
+    """Read the rows that were computed earlier, from a JSON file."""
     return [Row(**row) for row in json.loads(NUMBERS.read_text(encoding="utf-8"))]
 
 
 def rewrite_tables(text: str, rows: Sequence[Row]) -> str:
-    """Returns the document with tables of these rows."""
+    """Returns the Markdown document with tables made of these rows."""
     tables = {
         "models": _models,
         "speed": partial(_by_machine, cell=_speed),
@@ -205,7 +205,7 @@ def _by_machine(
     models: Iterable[str] = MODELS,
     machines: Collection[str] = MACHINES,
 ) -> str:
-    """Returns a table with a row for each model and a cell for each machine."""
+    """Returns a Markdown table with a row for each model and a column for each machine."""
     by_model_and_machine = {(row.model, row.machine): cell(row) for row in rows}
     models_with_rows = [model for model in models if any(row.model == model for row in rows)]
     cells = (
@@ -223,7 +223,7 @@ def _speed(row: Row) -> str:
 
 
 def _memory(row: Row) -> str:
-    """Returns gigabytes of device/host/disk, without trailing zeros."""
+    """Returns text with gigabytes of device/host/disk memory, without trailing zeros."""
     sizes = [row.device_bytes, row.host_bytes, row.disk_bytes]
     while sizes[-1] < 1e8:
         sizes.pop()
@@ -261,7 +261,7 @@ def _record(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def compute_missing_rows(rows: Sequence[Row]) -> None:
-    """Compute all rows but the given ones, and save each at once.
+    """Compute all rows except the given ones, and save each at once.
 
     Each in a process of its own, which gives back the gigabytes that simulated programs take.
     """
@@ -280,7 +280,7 @@ def compute_missing_rows(rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compute the numbers, and write the document."""
+    """Compute missing rows, and write the tables of the document."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     all_models = list(dict.fromkeys(model for model, _ in EVERY))
     parser.add_argument("models", nargs="*", metavar="MODEL", help="compute these alone, anew")

@@ -1,4 +1,4 @@
-"""Write the plans shown in docs/planning.md, as the planner prints them.
+"""Write the plans shown in docs/planning.md, with the planner's current output.
 
     python3 -m docs.plans
 
@@ -45,7 +45,7 @@ _PLAN = re.compile(r"(<!-- plan: (\S+) on (\d+) (\S+) -->\n).*?(<!-- end -->)", 
 
 
 def rewrite_plans(text: str) -> str:
-    """Returns the document with its plans up to date."""
+    """Returns the Markdown document with its plans up to date."""
 
     def plan(match: re.Match[str]) -> str:
         return f"{match[1]}```text\n{_summary(match[2], int(match[3]), match[4])}\n```\n{match[5]}"
@@ -54,7 +54,7 @@ def rewrite_plans(text: str) -> str:
 
 
 def rewrite_tables(text: str) -> str:
-    """Returns the document with its tables of simulated steps up to date.
+    """Returns the Markdown document with its tables of simulated steps up to date.
 
     Each step has a process of its own, which frees the gigabytes that simulated programs take.
     """
@@ -66,14 +66,14 @@ def rewrite_tables(text: str) -> str:
 
 
 def _summary(preset: str, devices: int, machine: str) -> str:
-    """Returns the first lines of a plan, without the placement."""
+    """Returns the first lines of a preset's plan on a machine, without the placement."""
     programs = VariantCache()
     report = with_advice(plan_best_layout(preset, machine, devices, programs), programs)
     return format_report(report).partition("\nplacement ")[0]
 
 
 def main() -> None:
-    """Write the plans of the document."""
+    """Update the plans and tables of docs/planning.md."""
     text = rewrite_tables(rewrite_plans(DOCUMENT.read_text(encoding="utf-8")))
     DOCUMENT.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Copy the programs shown in the documentation from files that tests run.
+"""Copy code snippets in the documentation from files that tests run.
 
     python3 -m docs.snippets
 
@@ -20,7 +20,7 @@ DOCUMENTS = tuple(path for path in sorted((ROOT / "docs").glob("*.md"))
 
 
 def rewrite_snippets(text: str) -> str:
-    """Returns a document with its snippets up to date."""
+    """Returns a Markdown document with its code snippets up to date."""
     return _SNIPPET.sub(lambda m: f"{m[1]}```python\n{_snippet(m[2], m[3])}\n```\n{m[4]}", text)
 
 

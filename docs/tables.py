@@ -31,7 +31,7 @@ def rewrite_tables(text: str) -> str:
 
 
 def _create_table(name: str) -> str:
-    """Returns a table: "presets", a section, a model family, "decoders", or "missing" models."""
+    """Returns a Markdown table: "presets", "decoders", "missing", a section or a model family."""
     if name == "presets":
         return _presets()
     if name == "missing":
@@ -55,7 +55,7 @@ _HF = re.compile(r" (HF|PEFT): .*")
 
 
 def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
-    """Returns the row of each field, by its dotted name."""
+    """Returns the table row (flag, meaning) of each configuration field, by dotted name."""
     return {
         leaf.path: (
             f"`--{shortest_flag(leaf.path)}{_format_default(section, leaf)}`",
@@ -66,8 +66,11 @@ def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
 
 
 def _family_rows(family: str) -> list[tuple[str, str]]:
-    """Rows of fields that not every family has, or that have another default in this one. A
-    meaning is left out where it is that of all families."""
+    """Returns table rows of the configuration fields that are specific to a model family.
+
+    Fields with another default in this family count; a meaning that all families share is left
+    out.
+    """
     shared, families = _rows(RunConfig), []
     for dotted, (flag, meaning) in _rows(FAMILIES[family].config).items():
         usual = shared.get(dotted, ("", ""))
@@ -82,7 +85,7 @@ def _decoder_rows() -> list[tuple[str, str]]:
 
 
 def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
-    """Returns a default as it is written after a flag; nothing for null."""
+    """Format a field's default as it is written after a flag; "" for null."""
     value: object = section()
     for name in leaf.path.split("."):
         value = getattr(value, name)
@@ -132,7 +135,7 @@ def markdown(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Write the tables of the document."""
+    """Update the tables of docs/configuration.md."""
     DOCUMENT.write_text(rewrite_tables(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ def draw_figures() -> Mapping[str, Canvas]:
 
 
 def main() -> None:
-    """Write all figures as PNG files."""
+    """Draw all figures and write them as PNG files."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     for name, canvas in draw_figures().items():
         canvas.save(folder / f"{name}.png")

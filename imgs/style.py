@@ -1,4 +1,4 @@
-"""Style of the figures: a canvas in README pixels, colors by meaning, one type size.
+"""Style of the documentation's figures: canvas in pixels, colors by meaning, one font size.
 
 A canvas remembers what was drawn where, so that a test can tell whether words overlap, leave their
 box or are crossed by a line.
@@ -32,7 +32,7 @@ PAPER = "#ffffff"
 
 @dataclass(frozen=True)
 class BoxStyle:
-    """Colors of a box by its meaning: fill, edge and text."""
+    """Colors of a box: fill, edge and text."""
 
     fill: str
     edge: str
@@ -56,7 +56,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Area:
-    """A rectangle, in pixels from the top left corner."""
+    """A rectangle of a figure, in pixels from the top left corner."""
 
     left: float
     top: float
@@ -78,7 +78,7 @@ class Area:
 
 @dataclass
 class Canvas:
-    """A picture `WIDTH` pixels wide; y grows downwards.
+    """A figure `WIDTH` pixels wide; y grows downwards.
 
     Attributes:
         words: what is written.
@@ -103,7 +103,7 @@ class Canvas:
     def text(
         self, at: Point, words: str, size: float = BODY, align: str = "center", **look: Any
     ) -> None:
-        """Write text at a point; `align` is the part of each line that is there."""
+        """Write text at a point, with horizontal alignment `align`."""
         level = "center" if "rotation" in look else "center_baseline"
         look = {"color": INK, "va": level, "linespacing": 1.25, **look}
         x, y = at[0], at[1] - (0 if "rotation" in look else RAISED)
@@ -111,11 +111,11 @@ class Canvas:
         self.words.append(drawn)
 
     def head(self, at: Point, words: str) -> None:
-        """Write the title of a part of the figure, to the right of `at`."""
+        """Write the title of a part of the figure, left-aligned at a point."""
         self.text(at, words, HEAD, "left", weight="bold")
 
     def note(self, at: Point, words: str, align: str = "center", **look: Any) -> None:
-        """Write a remark."""
+        """Write a small annotation at a point."""
         self.text(at, words, align=align, **{"color": MUTED, **look})
 
     def box(
@@ -126,7 +126,7 @@ class Canvas:
         dashed: bool = False,
         **look: Any,
     ) -> Area:
-        """Draw a rectangle with text in its middle; returns the rectangle."""
+        """Draw a rectangle with centered text; returns the rectangle."""
         shape = FancyBboxPatch(
             (area.left, area.top),
             area.width,
@@ -145,7 +145,7 @@ class Canvas:
         return area
 
     def arrow(self, *corners: Point, colour: str = LINE, head: bool = True) -> None:
-        """Draw a line through `corners`, with an arrow head at its end."""
+        """Draw a line through `corners`, with an arrowhead at its end."""
         self.lines.append(corners)
         self._axes.add_patch(
             FancyArrowPatch(
@@ -162,7 +162,7 @@ class Canvas:
         )
 
     def curve(self, points: Sequence[Point], kind: BoxStyle, dashed: bool = False) -> None:
-        """Draw a line through points with dots, or a dashed one without."""
+        """Draw a solid curve through points with dots, or a dashed one without."""
         self.curves.append(points)
         self._axes.plot(
             *zip(*points, strict=True),
@@ -175,7 +175,7 @@ class Canvas:
         )
 
     def bracket(self, start: Point, end: Point, depth: float) -> None:
-        """A bracket from `start` to `end`, open on the side away from `depth`, to one side."""
+        """Draw a square bracket from `start` to `end`, `depth` pixels to one side."""
         (x0, y0), (x1, y1) = start, end
         across, down = (0, depth) if y0 == y1 else (depth, 0)
         inner = (x0 + across, y0 + down), (x1 + across, y1 + down)

@@ -1,4 +1,4 @@
-"""Automatic settings: values for fields that neither the user nor a preset set.
+"""Values of configuration fields that neither the user nor a preset set.
 
 Values that the user set stay.
 """
@@ -85,7 +85,7 @@ MIN_GAIN = 0.02
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices for which settings are chosen.
+    """Platform, number and memory of the devices for which automatic settings are chosen.
 
     Attributes:
         platform: "cpu", "gpu" or "tpu".
@@ -103,7 +103,7 @@ class Devices:
 
     @classmethod
     def from_machine(cls, machine: Machine) -> Devices:
-        """Return the devices of one host of a machine."""
+        """Return the devices of one host of a machine in the hardware table."""
         accelerated = machine.platform != "cpu"
         count = (machine.devices or 1) if accelerated else 1
         target_machine = machine if accelerated else None
@@ -112,7 +112,7 @@ class Devices:
 
     @classmethod
     def local(cls, config: RunConfig) -> Devices:
-        """Return the local devices.
+        """Return the devices of this computer that a configuration selects.
 
         Raises:
             DeviceError: there is none of the configured platform.
@@ -138,7 +138,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class AutoConfig:
-    """LayeredConfig whose open fields are being chosen.
+    """A configuration, some of whose automatic fields still need a value.
 
     Attributes:
         devices: the devices of the run.
@@ -154,16 +154,16 @@ class AutoConfig:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration with the choices so far."""
+        """The run configuration with all automatic values chosen so far."""
         return self.settings.config
 
     @property
     def set_names(self) -> frozenset[str]:
-        """Dotted names of the fields with a value of the user or a preset."""
+        """Dotted names of the fields that the user or a preset has set."""
         return self.settings.explicit_names
 
     def with_values(self, **fields: Any) -> AutoConfig:
-        """Return a copy with values of open fields, by dotted name with `__` for the dots."""
+        """Return a copy with values of automatic fields, by dotted name with `__` for the dots."""
         named = {name.replace("__", "."): value for name, value in fields.items()}
         return replace(self, settings=self.settings.with_auto_values(named))
 
@@ -178,7 +178,7 @@ def resolve_auto_fields(
     data_cache: DataCache | None = None,
     programs: VariantCache | None = None,
 ) -> CommandLine:
-    """Choose the open fields of a command line's configuration, and print them in a line.
+    """Choose the unset fields of a command line's configuration, and print the chosen values.
 
     With a preset, only an open parallel layout is chosen.
 
@@ -228,6 +228,7 @@ def resolve_auto_fields(
 def _resolve(
     choices: AutoConfig, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
 ) -> AutoConfig:
+    """Choose lengths, fine-tuning defaults, batch size and expert groups, in this order."""
     config = choices.config
     sample_format = get_family(config).sample_format
     bits = "bfloat16" if choices.devices.bfloat16 else "float32"
@@ -251,7 +252,7 @@ def _resolve(
 
 
 def _has_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
-    """Return True if the data of all splits are named."""
+    """Return True if the user or a preset names data for the splits."""
     return not splits or bool(
         {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & set_names
     )
@@ -260,7 +261,7 @@ def _has_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
 def _with_training_lengths(
     choices: AutoConfig, sample_format: SampleFormat, lengths: LengthStats | None
 ) -> AutoConfig:
-    """Choose the lengths of the longest texts, up to `MAX_SAMPLE_TOKENS` and the context length."""
+    """Set the maximum sequence lengths to those of the data, within `MAX_SAMPLE_TOKENS`."""
     config = choices.config
     limit = min(MAX_SAMPLE_TOKENS, _context_length(config)) * (
         answers_per_example(config) if sample_format.trains_whole_chats else 1
@@ -268,6 +269,7 @@ def _with_training_lengths(
     multiple = length_multiple(config)
 
     def round_to_multiple(tokens: int) -> int:
+        """Round tokens up to a multiple of `multiple`, within `limit`."""
         return max(min(ceil(tokens / multiple) * multiple, limit // multiple * multiple), multiple)
 
     new_tokens = round_to_multiple(
@@ -284,7 +286,7 @@ def _with_training_lengths(
 
 
 def _with_answer_lengths(choices: AutoConfig, sample_format: SampleFormat) -> AutoConfig:
-    """Choose the longest prompts that leave space for the answer in the context."""
+    """Set the maximum prompt length so that prompt and generated answer fit the context length."""
     default = min(DEFAULT_NEW_TOKENS, _context_length(choices.config) // 2)
     choices = choices.with_values(**{f"model__{sample_format.output_field}": default})
     config = choices.config
@@ -300,7 +302,7 @@ def _max_prompt_length(config: RunConfig, limit: int, new_tokens: int) -> int:
 
 
 def with_generation_lengths(line: CommandLine) -> CommandLine:
-    """Return the command line with lengths for generation with a saved run.
+    """Set the maximum lengths for generation with the model of a saved run.
 
     The run's lengths follow from its training data. For generation a prompt may fill the model's
     context, and answers to a user's data are not truncated earlier.
@@ -329,14 +331,14 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
 
 
 def _context_length(config: RunConfig) -> int:
-    """Return the context length, up to `MAX_CONTEXT`; `MAX_SAMPLE_TOKENS` without a limit."""
+    """Return the model's context length or `MAX_SAMPLE_TOKENS`; at most `MAX_CONTEXT`."""
     return min(MAX_CONTEXT, config.model.max_position_embeddings or MAX_SAMPLE_TOKENS)
 
 
 def _finetuning_defaults(
     config: RunConfig, sample_format: SampleFormat, is_plain: bool
 ) -> dict[str, Any]:
-    """Return customary values of fine-tuning that differ from the fields' defaults.
+    """Return values usual in fine-tuning, by dotted name, that differ from the fields' defaults.
 
     Args:
         is_plain: the data are documents, of which all tokens count in the loss.
@@ -359,7 +361,7 @@ def _finetuning_defaults(
 def _with_batch(
     choices: AutoConfig, sample_format: SampleFormat, lengths: LengthStats | None, measured: bool
 ) -> AutoConfig:
-    """Choose batch size, micro-batch size and data parallelism.
+    """Set the global batch size, the micro-batch size and the data parallelism.
 
     Args:
         lengths: length statistics of the training data; None: not for training.
@@ -389,7 +391,7 @@ def _with_batch(
 
 
 def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> AutoConfig:
-    """Choose the parallel layout with the fastest simulated step that fits, and print it.
+    """Set the data and tensor parallelism with the fastest simulated step that fits, and print it.
 
     Without simulated steps it is data parallel, as far as the batch divides.
 
@@ -423,7 +425,7 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
 
 
 def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig:
-    """Choose another micro-batch size if simulated runs are faster by at least `MIN_GAIN`.
+    """Set another micro-batch size if its simulated step is faster by at least `MIN_GAIN`.
 
     Larger micro-batches read weights less often, and take memory that could hold state. Larger ones
     are tried as long as they are faster, and a smaller one if none is.
@@ -467,7 +469,7 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
 
 
 def _simulate(config: RunConfig, target_machine: Machine, programs: VariantCache) -> float:
-    """Return the seconds of a simulated run of training; infinite if it does not fit."""
+    """Return the seconds of a simulated training step; infinity if the program does not fit."""
     micro_batches = config.gradient_accumulation
     execution = replace(
         config.execution, activations="recompute", micro_batches_per_pass=micro_batches
@@ -481,6 +483,7 @@ def _simulate(config: RunConfig, target_machine: Machine, programs: VariantCache
 
 
 def _default_batch_size(config: RunConfig, lengths: LengthStats | None) -> int:
+    """Return the default number of samples of a global batch, from the lengths of the data."""
     if lengths is None:
         return DEFAULT_BATCH_SIZE
     per_sample = getattr(config.data, "examples_per_sample", 1)
@@ -493,7 +496,7 @@ def _default_batch_size(config: RunConfig, lengths: LengthStats | None) -> int:
 
 
 def _data_parallel_copies(choices: AutoConfig, batch: int | None) -> int:
-    """Return the data parallelism: all devices, as far as the batch divides."""
+    """Return the data parallelism: the largest divisor of `batch` that the devices allow."""
     limit = max(choices.devices.count // choices.config.execution.tensor_parallel, 1)
     if batch is None:
         return limit
@@ -501,7 +504,7 @@ def _data_parallel_copies(choices: AutoConfig, batch: int | None) -> int:
 
 
 def _max_micro_batch(choices: AutoConfig, sample_format: SampleFormat, measured: bool) -> int:
-    """Return the samples that keep a device busy and fit a quarter of its memory."""
+    """Return the micro-batch size that keeps a device busy within a quarter of its memory."""
     config, length = choices.config, choices.config.model.sequence_length
     if not measured:
         config = config.with_values(
@@ -515,7 +518,7 @@ def _max_micro_batch(choices: AutoConfig, sample_format: SampleFormat, measured:
 
 
 def _bytes_per_sample(config: RunConfig, sample_format: SampleFormat) -> float:
-    """Estimate the bytes of a sample in a layer's backward pass or in the loss, in float32."""
+    """Estimate the float32 activation bytes of a sample in a layer's backward pass or the loss."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
     heads = config.tensor_parallel_sizes().get(m.path("num_attention_heads"), 1)
@@ -525,7 +528,7 @@ def _bytes_per_sample(config: RunConfig, sample_format: SampleFormat) -> float:
 
 
 def _format_simulated(choices: AutoConfig) -> str:
-    """Format the simulated samples per second of each micro-batch size."""
+    """Format the simulated samples per second of each micro-batch size, for a message."""
     if not choices.simulated:
         return ""
     rates = ", ".join(f"{rate:,.1f} with {n}" for n, rate in sorted(choices.simulated.items()))
@@ -533,7 +536,7 @@ def _format_simulated(choices: AutoConfig) -> str:
 
 
 def _summary(choices: AutoConfig, trains: bool) -> str | None:
-    """Format the chosen values in a line; None if none was chosen."""
+    """Format the automatically chosen values in one line; None if none was chosen."""
     c, chosen = choices.config, choices.settings.effective_auto_values
     items = [
         text
@@ -544,7 +547,7 @@ def _summary(choices: AutoConfig, trains: bool) -> str | None:
 
 
 def _summary_items(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
-    """List the fields that can be chosen, each with the text of its value."""
+    """List groups of automatic fields, each with the text of its values."""
     e, t, output = c.execution, c.training, get_family(c).sample_format.output_field
     sequence_length = f"sequence_length {c.model.sequence_length}"
     always = [

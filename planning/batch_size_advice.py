@@ -1,4 +1,4 @@
-"""Advice on the batch size: a larger batch if the plan's does not keep several devices busy."""
+"""Advice on the batch size of a plan: a larger one if it does not keep several devices busy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGET_TOKENS = 2**14
 
 
 def with_batch_advice(report: Report, programs: VariantCache, is_told: bool = False) -> Report:
-    """Add the smallest batch that keeps the devices busy to a plan, if its own is too small.
+    """Return a copy of a plan that advises the smallest batch size to keep the devices busy.
 
     Args:
         is_told: the user set the layout, so larger batches keep it.

@@ -1,4 +1,4 @@
-"""Configurations of saved runs and of Hugging Face models, for command lines."""
+"""Base configurations of command lines, read from saved runs and Hugging Face models."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class RunOrModelLoader:
     """Loads base configurations from saved runs and Hugging Face models."""
 
     def from_load(self, load: str) -> Mapping[str, Any] | None:
-        """Return the configuration of the newest intact step, with the run's copy of the tokenizer.
+        """Return the configuration of a checkpoint's newest intact step, with its saved tokenizer.
 
-        It is None if there is no checkpoint.
+        Without a checkpoint it returns None.
 
         Raises:
             UserError: there is no Hugging Face model either; raised here, before errors of the
@@ -61,7 +61,7 @@ class RunOrModelLoader:
         return self.from_run(load)
 
     def resolve_addresses(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Replace addresses: `--load` by a copy in a folder, `--save` by a mirrored folder."""
+        """Return local folders for object store addresses; downloads the checkpoint of `--load`."""
         load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
         places: dict[str, Any] = {}
         if load is not None and is_address(load):
@@ -73,7 +73,7 @@ class RunOrModelLoader:
         return places
 
     def from_save(self, save: str, mirror: str | None, plans: bool) -> Mapping[str, Any] | None:
-        """Return the configuration of the newest intact step of a run to resume."""
+        """Return the configuration of the newest intact step in the folder of a run to resume."""
         folder = local_save_dir(save)
         if not plans:
             restore_from_mirror(folder, save if is_address(save) else mirror)
@@ -81,7 +81,7 @@ class RunOrModelLoader:
         return None if step is None else saved
 
     def from_run(self, load: str) -> Mapping[str, Any] | None:
-        """Return the configuration of a saved run as `saved` does; None if there is no run."""
+        """Return the configuration of a saved run by folder or address; None if there is no run."""
         step, saved = self._newest(download_if_remote(load))
         if step is None:
             return None
@@ -111,10 +111,10 @@ class RunOrModelLoader:
         return None, {}
 
     def from_adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
-        """Return the fields of an adapter in PEFT's form.
+        """Return configuration fields of a PEFT adapter: targets, untied head, new embedding rows.
 
-        They are those of its adapter_config.json; an untied head, if PEFT trained only one of head
-        and embedding; and new embedding rows with their tokenizer.
+        The head is untied if PEFT trained only one of head and embedding. New embedding rows come
+        with their tokenizer.
         """
         fields: dict[str, Any] = {"adapter": read_adapter_config(folder)}
         from modelling.model_family import get_family
@@ -138,7 +138,7 @@ class RunOrModelLoader:
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
     def new_token_fields(self, settings: LayeredConfig) -> Mapping[str, Any]:
-        """Return the fields for new embedding rows of a Hugging Face model."""
+        """Return the configuration fields for new embedding rows of a Hugging Face model."""
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
@@ -146,7 +146,7 @@ class RunOrModelLoader:
         return choose_new_rows(settings, described[settings.config.model.path("vocab_size")])
 
     def from_model(self, name: str) -> Mapping[str, Any]:
-        """Return the fields of a Hugging Face model: sizes, weights and tokenizer."""
+        """Return the configuration fields of a Hugging Face model: sizes, weights and tokenizer."""
         found = read_pretrained(name)
         kind, known = found.hf_config.text("model_type"), kinds()
         if kind not in known:
@@ -171,18 +171,18 @@ class RunOrModelLoader:
 
 
 def _unsupported_reason(kind: str) -> str:
-    """Text for a message on a model type that is not supported."""
+    """Return the reason in a message on a Hugging Face `model_type` that is not supported."""
     reason = unsupported_reason(kind)
     return "which is not known" if reason is None else f"{reason}, which is not there"
 
 
 def _absolute_folder(name: str) -> str:
-    """Return the absolute path of a folder; other names unchanged."""
+    """Return the absolute path of an existing folder; names on the hub are returned unchanged."""
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def exported_task(hf_config: JsonObject) -> dict[str, str]:
-    """Return the task's fields of an exported model; empty for other models."""
+    """Return the task fields in the config.json of a model that this program exported; else {}."""
     here: Any = hf_config.data
     for name in (TASK_PARAMS, TASK_NAME):
         here = here.get(name) if isinstance(here, dict) else None

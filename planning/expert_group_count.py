@@ -1,4 +1,4 @@
-"""The number of groups in which a layer's experts are streamed, so that a group fits a device."""
+"""The number of groups in which a layer's experts are loaded, so that one group fits a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MEMORY_SHARE = 1 / 4
 
 
 def active_bytes(config: RunConfig) -> float:
-    """Estimate the device bytes of a group of a layer's experts in training."""
+    """Estimate the device bytes that one group of a layer's experts takes in training."""
     e = config.execution
     return BYTES_PER_WEIGHT * config.expert_weights() / e.tensor_parallel / e.expert_groups
 
 
 def min_groups(config: RunConfig, memory: float) -> int:
-    """Return the smallest number of groups that fit their share of `memory`, or the largest number.
+    """Return the smallest number of expert groups that fit their share of `memory` bytes.
 
     It is 1 for models whose experts cannot be streamed.
     """
@@ -32,7 +32,7 @@ def min_groups(config: RunConfig, memory: float) -> int:
 
 
 def next_groups(config: RunConfig) -> int | None:
-    """Return the next number of groups, at least twice as many; None: there is none."""
+    """Return the next larger number of expert groups, at least doubled; None at the maximum."""
     groups = config.execution.expert_groups
     if not config.can_group_experts:
         return None

@@ -1,4 +1,4 @@
-"""Print how a model trains fastest on a machine, if it fits, and how long that takes.
+"""Print the configuration that trains a model fastest on a machine, and the time that it takes.
 
     python3 -m planning.fit google/flan-t5-xl
     python3 -m planning.fit Qwen/Qwen3-32B --machine h200 --devices 8 --tokens 1e9
@@ -32,7 +32,7 @@ from terminal.entry_point import entry_point
 
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan training and generation, and print the result."""
+    """Plan training and generation of a model on a machine, and print both plans."""
     line = _read(list(sys.argv[1:] if arguments is None else arguments))
     from planning.auto_config import resolve_auto_fields
     from planning.fit_search import plan_best_training, plan_generation
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _read(arguments: list[str]) -> CommandLine:
-    """Read a command line whose first argument is the model."""
+    """Parse a command line whose first argument is a model or preset."""
     if arguments and not arguments[0].startswith("-"):
         arguments = [*_model_options(arguments[0]), *arguments[1:]]
     elif not {"-h", "--help", "--help-all"} & set(arguments):
@@ -120,6 +120,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _tokens(text: str) -> float:
+    """Parse a number of tokens such as "1e9"."""
     try:
         number = float(text)
     except ValueError:
@@ -131,7 +132,7 @@ def _tokens(text: str) -> float:
 
 # ---- output -------------------------------------------------------------------------------------
 def format_fit(report: Report, tokens: float) -> list[str]:
-    """Format the plan of training as lines of text."""
+    """Format the plan of training on `tokens` tokens as lines of text."""
     requirements, c = report.requirements, report.requirements.config
     e = c.execution
     lines = [
@@ -180,7 +181,7 @@ def format_generation(report: Report) -> list[str]:
 
 
 def _format_resident(placement: popxl.plan.Placement) -> str:
-    """Format the bytes of the four largest kinds of entries on the device, and of the others."""
+    """Format the bytes of buffer entries that stay on the device, by the four largest kinds."""
     sums: Counter[str] = Counter()
     for kind in placement.kinds:
         sums[kind.label.removesuffix(" that many layers read")] += kind.nbytes

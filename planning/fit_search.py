@@ -1,4 +1,4 @@
-"""Search of the configuration with which a model trains fastest on a machine, by simulated runs."""
+"""Search of the training configuration that is fastest on a machine, by simulated runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ DISK = "DIR"
 def plan_best_training(
     name: str, configs: Sequence[RunConfig], machine: Machine, programs: VariantCache | None = None
 ) -> Report:
-    """Return the plan of the fastest layout that fits (`planning.parallel_layouts`), or of the
-    first one if none does.
+    """Return the plan of the parallel layout that fits and is fastest; the fastest if none fits.
+
+    `planning.parallel_layouts` lists the layouts.
 
     Micro-batches that do not fit the device are halved, and state that exceeds host memory is
     offloaded to disk.
@@ -43,12 +44,15 @@ def plan_best_training(
 
 
 def _sort_key(report: Report) -> tuple[bool, float]:
+    """Return a sort key: plans that fit come first, then faster ones."""
     return not report.fits, report.expected_seconds
 
 
 def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
-    """Return the plan of generation on one device, with as many prompts as a training batch has
-    samples, and with offload to disk if host memory is too small."""
+    """Return the plan of generation on one device; offloads to disk if host memory is too small.
+
+    A run answers as many prompts as a training batch has samples.
+    """
     single = config.with_values({f"execution.{n}": 1 for n in ("data_parallel", "tensor_parallel")})
     if single.generation.weights == "auto" and weight_bytes(single) > machine.usable_bytes:
         single = single.with_values({"generation.weights": "streamed"})
@@ -63,7 +67,7 @@ def plan_generation(name: str, config: RunConfig, machine: Machine) -> Report:
 def search_fitting_config(
     name: str, config: RunConfig, machine: Machine, programs: VariantCache
 ) -> Report:
-    """Return the first plan that fits.
+    """Change a configuration until its plan fits the machine's memory, and return the plan.
 
     While device memory is too small, it takes more expert groups if a group is large, else smaller
     micro-batches; if host memory is too small, it offloads to disk.

@@ -1,4 +1,4 @@
-"""The choice between generation with resident weights and with streamed ones, by what fits."""
+"""The choice between generation with weights resident on the device and with streamed weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build_generation_program(
     shared_bytes: int | None = None,
     token_by_token: bool = False,
 ) -> GenerationProgram:
-    """Build the generation program of `generation.weights`; auto: the resident one if it fits.
+    """Build the resident or streamed generation program, by `generation.weights` or by what fits.
 
     Args:
         config: needs `model.eval`.

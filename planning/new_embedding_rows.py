@@ -1,4 +1,4 @@
-"""New rows of the embedding, for tokens that the loaded model does not have."""
+"""New rows of the embedding matrix, for tokens that the pretrained model does not have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADDED = "model.add_tokens"
 
 
 def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
-    """Choose the configuration's fields for new embedding rows, by dotted name, and print the rows.
+    """Return the configuration fields for new embedding rows, by dotted name, and print the rows.
 
     New are the tokens of `model.add_tokens`, those of another tokenizer, and further rows of the
     configured vocabulary size.
@@ -61,14 +61,14 @@ def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
 
 
 def may_need_new_rows(settings: LayeredConfig) -> bool:
-    """Return True if the settings can require other rows than the model has."""
+    """Return True if the settings can require embedding rows that the model does not have."""
     config = settings.config
     configured = settings.is_set_by_flag(config.model.path("vocab_size"))
     return configured or bool(config.model.add_tokens) or not _uses_model_tokenizer(config)
 
 
 def loads_hf_model(settings: LayeredConfig) -> bool:
-    """Return True if the loaded weights are a Hugging Face model, which can get new tokens.
+    """Return True if `checkpoint.load` is a Hugging Face model, to which tokens can be added.
 
     Raises:
         ConfigError: a flag adds tokens to a run.
@@ -87,7 +87,7 @@ def loads_hf_model(settings: LayeredConfig) -> bool:
 
 
 def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
-    """Return the tokens, by id, without a row, or with an unused one."""
+    """Return the tokens by id whose embedding row is missing or unused in the model."""
     names, load = split_names(config.model.add_tokens), str(config.checkpoint.load)
     is_user_file = _uses_model_tokenizer(config)
     if is_user_file and not names:
@@ -101,13 +101,13 @@ def _new_tokens(config: RunConfig, model_rows: int) -> dict[int, str]:
 
 
 def _uses_model_tokenizer(config: RunConfig) -> bool:
-    """Return True if the tokenizer is the model's own."""
+    """Return True if the run uses the tokenizer that the model was published with."""
     tokenizer, load = config.data.tokenizer, str(config.checkpoint.load)
     return tokenizer is None or os.path.realpath(tokenizer) == os.path.realpath(load)
 
 
 def _token_ids(model: str, rows: int) -> set[int]:
-    """Return the token ids of a model's own tokenizer; without one, of all its rows."""
+    """Return the ids in a model's published tokenizer; the ids of all rows if it has none."""
     try:
         return set(load_tokenizer(model).get_vocab().values())
     except DataUnavailable:

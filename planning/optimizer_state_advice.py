@@ -1,4 +1,4 @@
-"""Plans with 8-bit AdamW state, where that is faster or fits."""
+"""Advice on 8-bit AdamW state in a plan, if it is faster or if only it fits memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ MIN_SHARE = 0.1
 
 
 def with_state_advice(report: Report, programs: VariantCache) -> Report:
-    """A plan that names the 8-bit optimizer state, where a step is clearly faster with it, or
-    fits with it alone. A few variants of the program are tried: it may be faster still."""
+    """Return a copy of a plan with advice on 8-bit optimizer state, if it is faster or alone fits.
+
+    Only a few variants of the program are simulated: the best one can be faster still.
+    """
     requirements, machine = report.requirements, report.machine
     config, result = requirements.config, requirements.placement_result
     optimizer = config.training.optimizer
@@ -47,8 +49,10 @@ def with_state_advice(report: Report, programs: VariantCache) -> Report:
 
 
 def _variants(best: Trial, report: Report) -> Iterator[Variant]:
-    """Iterate over the plan's variant, and those that use free device memory: all activations saved
-    for few micro-batches at a time."""
+    """Iterate over variants to simulate: the plan's, and those that save all activations.
+
+    Saved activations use the device memory that the 8-bit state frees.
+    """
     yield best.variant
     config = report.requirements.config
     if config.execution.activations != "auto":

@@ -1,4 +1,4 @@
-"""Parallel layouts: data-parallel copies of the model × tensor-parallel devices of each."""
+"""Parallel layouts: data parallelism × tensor parallelism on a number of devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ other activations between layers can save."""
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """A configuration with its number of data- and tensor-parallel devices, and its first step.
+    """A configuration with fixed data and tensor parallelism, and its first simulated step.
 
     Attributes:
         seconds: simulated time of a step in one pass that recomputes activations; on a CPU, its
@@ -33,12 +33,12 @@ class ParallelLayout:
     fits: bool
 
     def may_be_below(self, seconds: float) -> bool:
-        """Return True if its fastest program may take less than `seconds`."""
+        """Return True if the layout's fastest program can take less than `seconds` a step."""
         return (1 - MAX_SPEEDUP) * self.seconds < seconds
 
 
 def list_layouts(config: RunConfig, devices: int, micro: int | None = None) -> Sequence[RunConfig]:
-    """Return all layouts of `devices` that the batch and the model's sizes allow.
+    """Return the layouts on `devices` devices that batch size and model sizes allow.
 
     If there is none, the layouts are those of the next smaller number of devices.
 
@@ -50,7 +50,7 @@ def list_layouts(config: RunConfig, devices: int, micro: int | None = None) -> S
 
 
 def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Iterator[RunConfig]:
-    """Iterate over the layouts of exactly `devices`, by increasing tensor parallelism."""
+    """Iterate over the layouts on exactly `devices` devices, by increasing tensor parallelism."""
     batch, size = config.training.global_batch_size, config.execution.micro_batch_size
     for tp in range(1, devices + 1):
         dp = devices // tp
@@ -67,7 +67,7 @@ def _list_for_devices(config: RunConfig, devices: int, micro: int | None) -> Ite
 def promising_layouts(
     configs: Sequence[RunConfig], machine: Machine, programs: VariantCache
 ) -> list[ParallelLayout]:
-    """Return the layouts that may be the fastest, by the time of their first simulated steps.
+    """Return the layouts that can be the fastest, judged by one simulated step of each.
 
     Layouts whose lower bound is too long are not simulated.
     """
@@ -81,7 +81,7 @@ def promising_layouts(
 
 
 def _bound(config: RunConfig, machine: Machine, programs: VariantCache) -> ParallelLayout:
-    """Compute the lower bound of a layout's step at achieved rates: its slowest resource."""
+    """Return a layout with a lower bound on its step time: the seconds of its slowest resource."""
     _, traced = programs.variants(config, machine.target).get()
     rates = machine.achieved_rates(config.model.precision, config.replicas)
     return ParallelLayout(
@@ -90,6 +90,7 @@ def _bound(config: RunConfig, machine: Machine, programs: VariantCache) -> Paral
 
 
 def _simulate(layout: ParallelLayout, machine: Machine, programs: VariantCache) -> ParallelLayout:
+    """Return a layout with the time of its simulated step."""
     if machine.platform == "cpu" or not plans_placement(layout.config):
         return layout
     first = run_trial(programs.variants(layout.config, machine.target), layout.config, machine)

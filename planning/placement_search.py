@@ -1,4 +1,4 @@
-"""Search of the fastest use of device memory by simulated runs; results are always equal.
+"""Search of the fastest placement of variables in device, host and disk memory, by simulated runs.
 
 It chooses the micro-batches per pass, which layers save or recompute their activations
 (`planning.recompute_search`), and which entries stay on the device (`popxl.plan.place`).
@@ -45,14 +45,14 @@ _PASS_GAIN = 0.05  # fraction of the time: several passes save less than simulat
 
 @dataclass(frozen=True)
 class PlacementResult:
-    """The fastest trial that fits, and all trials."""
+    """The fastest trial that fits memory, and all trials of a placement search."""
 
     best: Trial
     tried: Sequence[Trial]
 
 
 def plans_placement(config: RunConfig) -> bool:
-    """Return True if the plan decides which entries stay on the device."""
+    """Return True if the planner decides which buffer entries stay on the device."""
     execution = config.execution
     return execution.placement == "auto" and not execution.resident_layers
 
@@ -64,7 +64,7 @@ def search_placement(
     memory: float | None = None,
     host: float | None = None,
 ) -> PlacementResult:
-    """Choose the fastest training program for a machine, and place its entries.
+    """Choose the fastest variant of a training program for a machine, and place its buffer entries.
 
     With `execution.micro_batches_per_pass` auto, it tries one pass of all micro-batches, then one
     micro-batch per pass, and twice as many as long as that is faster, up to a number that saves all
@@ -97,7 +97,7 @@ def run_trial(
     target_machine: Machine,
     variant: Variant | None = None,
 ) -> Trial:
-    """Simulate a variant on a machine.
+    """Simulate a variant of a training program on a machine.
 
     The default is the first variant of `search_placement`: one pass of all micro-batches, or the
     configured number, with all activations recomputed.
@@ -107,7 +107,7 @@ def run_trial(
 
 
 def _resolve_auto_options(search: PlacementSearch, config: RunConfig, best: Trial) -> Trial:
-    """Try other values of options that are "auto".
+    """Simulate other values of execution options that are "auto", and return the best trial.
 
     These are full activations between layers, if faster, and chunks of the queries if a single
     sample does not fit without: fewer samples are faster than chunks.
@@ -124,13 +124,14 @@ def _resolve_auto_options(search: PlacementSearch, config: RunConfig, best: Tria
 
 
 def _with_changes(trial: Trial, **fields: Any) -> Variant:
+    """Return a trial's variant with other values of `execution` fields."""
     return replace(trial.variant, changes=(*trial.variant.changes, *fields.items()))
 
 
 def try_without_memory_options(
     variants: ProgramVariants, config: RunConfig, target_machine: Machine, best: Trial
 ) -> Trial | None:
-    """Simulate the best program without options that only save memory; None if it does not fit."""
+    """Simulate the best variant without options that only save memory; None if it does not fit."""
     execution, fields = config.execution, dict[str, Any]()
     if execution.rts_activations is True and execution.tensor_parallel > 1:
         fields["rts_activations"] = False
@@ -143,7 +144,7 @@ def try_without_memory_options(
 
 
 def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
-    """Return the smaller numbers of micro-batches per pass to try in turn, and the largest one."""
+    """Return the numbers of micro-batches per pass to try in turn, and the largest one."""
     configured, count = config.execution.micro_batches_per_pass, config.gradient_accumulation
     if configured != "auto":
         return [], configured
@@ -154,7 +155,7 @@ def _numbers_per_pass(config: RunConfig) -> tuple[list[int], int]:
 
 
 class PlacementSearch:
-    """Simulates variants and their placement, each once.
+    """Simulates variants of a program and places their buffer entries; results are cached.
 
     Args:
         memory: bytes of a device.
@@ -189,7 +190,7 @@ class PlacementSearch:
         return cls(variants, rates, config, memory or machine.usable_bytes, host)
 
     def best_remat(self, per_pass: int) -> Trial:
-        """Return the best trial with `per_pass` micro-batches per pass.
+        """Return the trial with the fastest set of saved activations, at `per_pass` micro-batches.
 
         With `execution.activations` auto it searches the layers that save their activations.
         """
@@ -200,7 +201,7 @@ class PlacementSearch:
         return best
 
     def _fastest_policy(self, best: Trial, policies: Sequence[RematPolicy]) -> Trial:
-        """Return the fastest trial with one of the policies; `best` if none is faster."""
+        """Return the fastest trial with one of the remat policies; `best` if none is faster."""
         return self.fastest(best, [replace(best.variant, saved_layers=p) for p in policies])
 
     def fastest(self, best: Trial, variants: Sequence[Variant]) -> Trial:
@@ -210,7 +211,7 @@ class PlacementSearch:
         return fastest if fastest.is_faster_than(best) else best
 
     def trial(self, variant: Variant) -> Trial:
-        """Return the trial of a variant, simulated once."""
+        """Return the cached or newly simulated trial of a variant."""
         if variant not in self._known:
             self._known[variant] = self._simulate(variant)
         if self._known[variant] not in self.tried:
@@ -218,6 +219,7 @@ class PlacementSearch:
         return self._known[variant]
 
     def _simulate(self, variant: Variant) -> Trial:
+        """Place the buffer entries of a variant and simulate a run."""
         program, traced = self._program(variant)
         several = variant.per_pass < self._config.gradient_accumulation
         window = traced.window // 2 if several else None
@@ -231,7 +233,7 @@ class PlacementSearch:
         return best
 
     def _may_gain(self, trial: Trial) -> bool:
-        """Return True if more memory could make a trial the fastest so far."""
+        """Return True if with more device memory a trial could become the fastest."""
         if not trial.fits:
             return True
         if trial.waits <= HIDDEN * trial.seconds:
@@ -240,7 +242,7 @@ class PlacementSearch:
         return trial.seconds - trial.waits < fastest
 
     def _halve_window(self, trial: Trial) -> dict[str, Any]:
-        """Place a trial's entries with half the prefetch window.
+        """Place a trial's buffer entries with half the prefetch window; returns the changed fields.
 
         Of several passes only one moves state, so most of the window is idle.
         """
@@ -251,7 +253,7 @@ class PlacementSearch:
         return {"placement": placement, "fits": fits}
 
     def fill(self, best: Trial) -> Trial:
-        """Keep more entries on the device as long as that is faster and fits.
+        """Keep more buffer entries on the device while the step becomes faster and fits.
 
         Entries that stay are not transferred, so a run takes less other memory than with all
         entries in host memory.
@@ -263,6 +265,7 @@ class PlacementSearch:
         return best
 
     def _fill_once(self, best: Trial) -> Trial:
+        """Place the buffer entries again with the device memory that the last trial left free."""
         before = best.placement
         if all(kind.entries == kind.of for kind in before.kinds):
             return replace(best, is_filled=True)
@@ -282,7 +285,7 @@ class PlacementSearch:
         return replace(best, is_filled=True)
 
     def trim(self, trial: Trial) -> Trial:
-        """Reduce the prefetch window to what hides the loads."""
+        """Reduce the prefetch window to the smallest one that still hides the loads."""
         best = trial.placement
         while best.timeline.loads and best.timeline.window > _LEAST:
             narrower = best.with_window(best.timeline.window // 2, self._rates)
@@ -300,7 +303,7 @@ class PlacementSearch:
         other_bytes: int | None = None,
         all_host: popxl.plan.AllHostRun | None = None,
     ) -> tuple[popxl.plan.Placement, bool]:
-        """Place the entries; returns the placement, and true if it fits.
+        """Choose the buffer entries to keep on the device; also returns if the program then fits.
 
         Arguments as for `popxl.plan.place`. A placement changes the other memory that a run takes,
         so it is repeated until that is known.
@@ -316,7 +319,7 @@ class PlacementSearch:
         return placement, on_device and on_host
 
     def _program(self, variant: Variant) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
-        """Return the program of a variant whose `saved_layers` names layer types."""
+        """Return the program and trace of a variant whose `saved_layers` names layer types."""
         recomputing = replace(variant, saved_layers=RECOMPUTE_ALL)
         if not variant.saved_layers:
             return self._variants.get(recomputing)
@@ -325,7 +328,7 @@ class PlacementSearch:
         return self._variants.get(replace(variant, saved_layers=frozenset(saved)))
 
     def may_hold(self, variant: Variant) -> bool:
-        """Return True if device and host together can hold the entries of a variant."""
+        """Return True if the buffer entries of a variant fit device and host memory together."""
         return self._may_hold(self._program(variant)[1])
 
     def _may_hold(self, traced: popxl.plan.TracedProgram) -> bool:
@@ -334,34 +337,34 @@ class PlacementSearch:
     def _fits(
         self, traced: popxl.plan.TracedProgram, placement: popxl.plan.Placement
     ) -> tuple[bool, bool]:
-        """Return if a placement fits the device, and if it fits the host."""
+        """Return True if a placement fits the device; and True if it fits the host."""
         stored = traced.storage()
         on_device = stored.on_device + placement.timeline.extent
         return on_device <= (1 - popxl.plan.MARGIN) * self._memory, stored.remote <= self._host
 
 
 def may_fit(variants: ProgramVariants, config: RunConfig, target_machine: Machine) -> bool:
-    """Return True if device and host together can hold the entries of a program."""
+    """Return True if the buffer entries of a program fit device and host memory together."""
     return _entry_bytes(variants.get()[1]) <= target_machine.usable_bytes + _host_share(
         config, target_machine
     )
 
 
 def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
-    """Bytes of all entries of a program's remote buffers."""
+    """Return the bytes of all entries of a program's remote buffers."""
     stored = traced.storage()
     return stored.remote + stored.resident + stored.disk
 
 
 def _host_share(config: RunConfig, target_machine: Machine) -> float:
-    """Bytes of host memory of a replica."""
+    """Return the host memory in bytes that is available to each replica."""
     return target_machine.host_memory / min(
         config.replicas, target_machine.devices or config.replicas
     )
 
 
 def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
-    """Build the fastest training program for the local devices, place its entries, and print both.
+    """Build and place the fastest training program for the local devices, and print the choice.
 
     Nothing is placed if the configuration decides, or if devices share the host's memory.
 
@@ -385,7 +388,7 @@ def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
 
 
 def format_placement(trial: Trial) -> str:
-    """Format the entries that stay on the device, and the time that this is expected to save."""
+    """Format the buffer entries kept on the device, and the seconds that this should save."""
     placement = trial.placement
     resident = ", ".join(
         f"{kind.nbytes / 1e9:.1f} GB of {kind.label}"

@@ -1,4 +1,4 @@
-"""The options of plans (`--plan`, `--plan-json`, ...) and their output."""
+"""Command line options of plans (`--plan`, `--plan-json`, ...) and their output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # planning takes seconds to import, and the options are read 
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a script whose program can be planned."""
+    """Add the options of plans to the parser of a script."""
     group = parser.add_argument_group("plan")
     group.add_argument(
         "--plan",
@@ -61,7 +61,7 @@ def add_devices_option(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_machine(line: CommandLine) -> Machine | None:
-    """Return the machine of a plan: the option's, else a preset's likely one; None: the local one.
+    """Return the machine of `--machine`, or the preset's likely one; None for the local machine.
 
     Raises:
         UserError: it is not in the hardware table.
@@ -74,12 +74,13 @@ def plan_machine(line: CommandLine) -> Machine | None:
 
 
 class RequirementsFn(Protocol):
-    """Computes the requirements of a program."""
+    """A function that computes the memory and time requirements of a configuration's program."""
 
     def __call__(self, config: RunConfig, target: str = "cpu") -> Requirements: ...
 
 
 def _output_files(options: argparse.Namespace) -> dict[str, str | None]:
+    """Return the paths of the requested output files, by the file's name in messages."""
     return {
         "the plan": options.plan_json,
         "the picture": options.plan_picture,
@@ -95,7 +96,7 @@ def wants_plan(options: argparse.Namespace) -> bool:
 def show_plan(
     line: CommandLine, requirements_fn: RequirementsFn, programs: VariantCache | None = None
 ) -> bool:
-    """Print and write the plan if the command line asks for one; returns True if it does.
+    """Print and write the plan if the command line asks for one; returns True if it did.
 
     Args:
         programs: cache of traced programs.
@@ -133,7 +134,7 @@ def show_plan(
 
 
 def default_machine(config: RunConfig) -> Machine:
-    """Return the machine on which a configuration is likely to run."""
+    """Return the machine of the hardware table on which a configuration is likely to run."""
     small = config.replicas == 1 and config.model.precision == "float32"
     return machine("laptop" if small else "h100")
 

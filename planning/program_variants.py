@@ -1,4 +1,4 @@
-"""Variants of a training program with equal results, and their simulated trials on a machine."""
+"""Variants of a training program with equal results, and their simulated runs on a machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAVE_ALL: RematPolicy = frozenset({(ALL, 1.0)})
 
 @dataclass(frozen=True)
 class Variant:
-    """Options of a training program that change its time and memory, and not its results.
+    """Options of a training program that change its time and memory but not its results.
 
     Attributes:
         per_pass: micro-batches per pass (`execution.micro_batches_per_pass`).
@@ -45,7 +45,7 @@ class Variant:
     changes: tuple[tuple[str, Any], ...] = ()
 
     def apply_to(self, config: RunConfig) -> RunConfig:
-        """Return the configuration with the changes."""
+        """Return a configuration with the variant's options."""
         return replace(config, execution=replace(config.execution, **dict(self.changes)))
 
 
@@ -54,7 +54,7 @@ Build = Callable[[Variant], TrainingProgram]
 
 
 class ProgramVariants:
-    """The programs of a configuration's variants, each built and traced once.
+    """Cache of the programs of a configuration's variants, each built and traced once.
 
     Args:
         first: the variant without a plan.
@@ -70,7 +70,7 @@ class ProgramVariants:
     def get(
         self, variant: Variant | None = None
     ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
-        """Return the program of a variant, and its trace; default: the first variant."""
+        """Return the program and trace of a variant; default: the first variant."""
         variant = variant or self._first
         if variant not in self._built:
             program = self._build(variant)
@@ -88,7 +88,7 @@ class ProgramVariants:
 
 
 class VariantCache:
-    """Cache of the variants of several configurations."""
+    """Cache of `ProgramVariants` of several configurations."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[RunConfig, str, ProgramVariants]] = []
@@ -119,7 +119,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
 
 
 def default_variant(config: RunConfig) -> Variant:
-    """Return the variant without a plan.
+    """Return the variant that a configuration has if nothing is planned.
 
     A single CPU device shares the host's memory, so passes do not load weights: a pass takes one
     micro-batch and saves its activations. Weights on disk and quantized ones are loaded for each
@@ -134,7 +134,10 @@ def default_variant(config: RunConfig) -> Variant:
 
 
 def with_target_device(config: RunConfig, target: str) -> RunConfig:
-    """Replace the device "auto" by that of a target, which need not be the local machine."""
+    """Replace the device "auto" of a configuration by that of a hardware target.
+
+    The target need not be the local machine.
+    """
     execution = config.execution
     if execution.device != "auto":
         return config
@@ -144,7 +147,7 @@ def with_target_device(config: RunConfig, target: str) -> RunConfig:
 
 @dataclass(frozen=True)
 class Trial:
-    """A simulated run of a variant on a machine, with its placement.
+    """A simulated run of a variant of a training program on a machine, with its placement.
 
     Attributes:
         variant: its `saved_layers` names layer types.
@@ -166,7 +169,7 @@ class Trial:
 
     @property
     def is_bound_by_compute(self) -> bool:
-        """True if all layers save activations and transfers are hidden."""
+        """True if all activations are saved and computation hides all transfers."""
         saved = {(kind, 1.0) for kind in layer_types_worth_saving(self.program, self.traced)}
         return (
             self.fits and saved <= self.variant.saved_layers and self.waits <= HIDDEN * self.seconds
@@ -174,18 +177,18 @@ class Trial:
 
     @property
     def waits(self) -> float:
-        """Seconds in which the device waits for transfers."""
+        """Seconds in which the device is idle because it waits for transfers."""
         return sum(exposed.transfers for exposed in self.placement.timeline.exposed.values())
 
     def is_faster_than(self, other: Trial, gain: float = MIN_GAIN) -> bool:
-        """Return True if only this trial fits, or if it is faster by more than `gain`."""
+        """Return True if only this trial fits, or if it is faster by the fraction `gain`."""
         if self.fits != other.fits:
             return self.fits
         return self.seconds < (1 - gain) * other.seconds
 
     @property
     def title(self) -> str:
-        """Text with the micro-batches per pass and the layers that save activations."""
+        """Text that names the micro-batches per pass and the layers that save activations."""
         types = [
             name if share == 1 else f"{share:.0%} of {name}"
             for name, share in self.variant.saved_layers

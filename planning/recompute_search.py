@@ -1,4 +1,4 @@
-"""Search of the layers that save their activations for the backward pass; others recompute them.
+"""Search of the layers that save activations for the backward pass; the rest recompute them.
 
 All layers save them if that fits and is not slower. Else layer types save them one after the other,
 first the one that saves most time; then only some layers of a type, if that is better: saved
@@ -17,7 +17,7 @@ _SHARES = (0.5,), (0.25, 0.75)  # fractions of a type's layers, tried in turn
 def search_remat_policy(
     best: Trial, fastest: Callable[[Trial, Sequence[RematPolicy]], Trial]
 ) -> Trial:
-    """Return the fastest trial over the layers that save their activations.
+    """Return the fastest trial over choices of the layers that save activations.
 
     Args:
         best: a trial that recomputes all activations.

@@ -18,7 +18,7 @@ REST = "the rest"
 
 @dataclass(frozen=True)
 class ReportRow:
-    """A phase in one direction, such as forward, on one device.
+    """Times and traffic of one phase in one direction (forward, backward or update) on one device.
 
     Attributes:
         phase, direction: from the label `phase/direction`; direction "" without one.
@@ -34,7 +34,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class LargerBatch:
-    """A larger batch that keeps the devices busy.
+    """Advice: a larger batch size that keeps the devices busy.
 
     Attributes:
         samples: samples of a step.
@@ -47,7 +47,7 @@ class LargerBatch:
 
 @dataclass(frozen=True)
 class FasterState:
-    """An optimizer state with which a step is faster, or which alone fits.
+    """Advice: an optimizer state with which a step is faster, or which alone fits memory.
 
     Attributes:
         state: value of `training.optimizer.state`.
@@ -60,7 +60,7 @@ class FasterState:
 
 @dataclass(frozen=True)
 class Report:
-    """A plan on a machine.
+    """A plan of a program on a machine: memory, times by phase and advice.
 
     Attributes:
         rows: costs by phase, in order of execution.
@@ -84,6 +84,7 @@ class Report:
 
     @property
     def plan(self) -> popxl.plan.Plan:
+        """Costs and memory of the traced program."""
         return self.requirements.plan
 
     @property
@@ -93,12 +94,12 @@ class Report:
 
     @property
     def bytes_per_host(self) -> int:
-        """Bytes of remote buffers on one host, if all its devices are used."""
+        """Bytes of remote buffers on one host that uses all of its devices."""
         return self.plan.remote * self._replicas_per_host
 
     @property
     def disk_per_host(self) -> int:
-        """Bytes of entries on the disk of one host."""
+        """Bytes of remote buffer entries that one host stores on disk."""
         return self.plan.disk * self._replicas_per_host
 
     @property
@@ -108,7 +109,7 @@ class Report:
 
     @property
     def memory_use(self) -> dict[str, tuple[float, float]]:
-        """Needed and available bytes of each memory of the machine.
+        """Needed and available bytes, by memory: device, host and disk.
 
         `execution.host_memory` limits those of the host.
         """
@@ -129,7 +130,7 @@ class Report:
 
     @property
     def device_bytes(self) -> int:
-        """Device bytes of one replica, with transfers and gaps between arrays."""
+        """Device memory in bytes of one replica, transfer buffers and fragmentation included."""
         if self.timeline is None or self.machine.platform == "cpu":
             return self.plan.device
         return self.plan.on_device + self.timeline.extent
@@ -141,7 +142,7 @@ class Report:
 
     @property
     def expected_seconds(self) -> float:
-        """Seconds of a run: simulated with a timeline, else the lower bound at achieved rates."""
+        """Seconds of a run, simulated if there is a timeline; else the bound at achieved rates."""
         if self.timeline is not None:
             return self.timeline.seconds
         return sum(resource_times(row.part, self.achieved).seconds for row in self.rows)
@@ -153,12 +154,12 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Lower bound on the time of a run of the program."""
+        """Lower bound on the seconds of a run of the program, at peak rates."""
         return sum(row.times.seconds for row in self.rows)
 
     @property
     def utilisation(self) -> float:
-        """Fraction of the lower bound in which the matrix units work at their peak."""
+        """Fraction of the lower bound on time in which the matrix units work at their peak."""
         return self._utilisation(self.seconds)
 
     @property
@@ -170,7 +171,7 @@ class Report:
         return sum(row.times.compute for row in self.rows) / seconds if seconds else 0.0
 
     def idle_time(self, row: ReportRow) -> popxl.plan.ExposedTime:
-        """Return the idle seconds of a phase in the simulated run."""
+        """Return the seconds in which the device idles during a phase of the simulated run."""
         by_label = {} if self.timeline is None else self.timeline.exposed
         return by_label.get(row.part.name, popxl.plan.ExposedTime())
 
@@ -217,7 +218,7 @@ class Report:
 
 
 def make_report(preset: str, requirements: Requirements, machine: Machine) -> Report:
-    """Make the report of a plan on a machine.
+    """Plan a program on a machine and return its report.
 
     Generation with `generation.weights` auto is planned with streamed weights if resident ones do
     not fit, as it runs (`planning.generation_placement`).

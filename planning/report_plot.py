@@ -1,4 +1,4 @@
-"""The report of a plan as a plot: seconds by phase and resource, and memory."""
+"""Plot of a plan: seconds by phase and resource, and device memory."""
 
 from __future__ import annotations
 

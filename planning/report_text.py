@@ -1,4 +1,4 @@
-"""The report of a plan as text."""
+"""A plan formatted as text, for the terminal."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ _REST = {
 
 @dataclass(frozen=True)
 class TableUnits:
-    """Units of a table's numbers, each with its factor."""
+    """Units of the numbers of a table, such as GB and ms, each with its factor."""
 
     flops: tuple[str, float]
     bytes: tuple[str, float]
 
     @classmethod
     def for_report(cls, report: Report) -> TableUnits:
-        """Return units in which the largest numbers are above 1."""
+        """Choose units in which the largest number of each column is above 1."""
         if max(row.part.device_traffic for row in report.rows) < 1e9:
             return cls(("GFLOP", 1e9), ("MB", 1e6))
         return cls(("TFLOP", 1e12), ("GB", 1e9))
 
 
 def format_report(report: Report) -> str:
-    """Format a report: totals, a table of the phases with its legend, and the collectives."""
+    """Format a plan: totals, a table of phases with a legend, and the collectives."""
     closing = [*_collectives(report), *_hint_lines(report)]
     blocks = [_totals(report), _table(report), _legend(report), closing]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def _totals(report: Report) -> list[str]:
+    """Return the lines above the table: time, memory and advice."""
     requirements, plan = report.requirements, report.plan
     c = requirements.config
     e = c.execution
@@ -93,7 +94,7 @@ def _totals(report: Report) -> list[str]:
 
 
 def _format_state(report: Report) -> str:
-    """Format the bytes of state per parameter."""
+    """Format the bytes of training state per parameter."""
     requirements, c = report.requirements, report.requirements.config
     resident = c.master_slot
     master = "" if resident is None else f", {resident.name} {resident.itemsize}"
@@ -103,7 +104,7 @@ def _format_state(report: Report) -> str:
 
 
 def _format_weights(report: Report) -> str:
-    """Format where the weights are in generation."""
+    """Format which weights are resident and which are streamed in generation."""
     if not report.requirements.streamed:
         return "resident: on the device, all the time"
     return (
@@ -113,7 +114,7 @@ def _format_weights(report: Report) -> str:
 
 
 def _disk_lines(report: Report) -> list[str]:
-    """Lines on the bytes on disk, and those that a run reads and writes."""
+    """Return lines on the state stored on disk, and on the bytes that a run reads and writes."""
     if not report.plan.disk:
         return []
     read, written = (
@@ -144,7 +145,7 @@ def _device_items(report: Report) -> list[str]:
 
 
 def _batch_advice_lines(report: Report) -> list[str]:
-    """Line with the advice on the batch size, if any."""
+    """Return a line with the advice on the batch size, or no line."""
     text = format_batch_advice(report)
     return [] if text is None else [f"small batch  {text}"]
 
@@ -162,7 +163,7 @@ def format_batch_advice(report: Report) -> str | None:
 
 
 def _state_advice_lines(report: Report) -> list[str]:
-    """Line with the advice on the optimizer state, if any."""
+    """Return a line with the advice on the optimizer state, or no line."""
     text = format_state_advice(report)
     return [] if text is None else [f"state pays   {text}"]
 
@@ -178,7 +179,7 @@ def format_state_advice(report: Report) -> str | None:
 
 
 def _memory_option_lines(report: Report) -> list[str]:
-    """Line on the time that options cost which only save memory."""
+    """Return a line on the extra time of options that only save memory."""
     if report.without_memory_options is None or report.requirements.placement_result is None:
         return []
     given, best = report.requirements.config.execution, report.requirements.placement_result.best
@@ -193,7 +194,7 @@ def _memory_option_lines(report: Report) -> list[str]:
 
 
 def _placement_lines(report: Report) -> list[str]:
-    """Lines on the entries that the plan keeps on the device."""
+    """Return lines on the buffer entries that the plan keeps on the device."""
     placement = report.requirements.placement
     if placement is None:
         return []
@@ -213,7 +214,7 @@ def _placement_lines(report: Report) -> list[str]:
 
 
 def _pass_lines(report: Report) -> list[str]:
-    """Line on the micro-batches per pass and the layers that save activations, with all trials."""
+    """Return a line on micro-batches per pass and saved activations, and lines on all trials."""
     result = report.requirements.placement_result
     if result is None or len(result.tried) < 2:
         return []
@@ -226,7 +227,7 @@ def _pass_lines(report: Report) -> list[str]:
 
 
 def _simulated_lines(report: Report) -> list[str]:
-    """Line on the simulated run."""
+    """Return a line on the time and utilization of the simulated run."""
     timeline = report.timeline
     if timeline is None:
         return []
@@ -281,7 +282,7 @@ def _table_row(row: ReportRow, report: Report, units: TableUnits) -> tuple[str, 
 
 
 def _legend(report: Report) -> list[str]:
-    """Lines that explain the columns, and the rows that are not phases."""
+    """Return lines that explain the columns, and the rows that are not phases."""
     names = {row.phase for row in report.rows}
     lines = [_LEGEND]
     if "inputs" in names:
@@ -316,7 +317,7 @@ def _collectives(report: Report) -> list[str]:
 
 
 def _hint_lines(report: Report) -> list[str]:
-    """Line on options for Graphcore's hardware, which XLA ignores."""
+    """Return a line on Graphcore's hardware options, which XLA ignores."""
     execution = report.requirements.config.execution
     loads = sum(row.part.code_loads for row in report.rows)
     hints = [f"code_load: {loads} loads of layers' code"] if execution.code_load else []
@@ -327,7 +328,7 @@ def _hint_lines(report: Report) -> list[str]:
 
 
 def format_devices(report: Report) -> str:
-    """Format the hosts of the devices, as in "on 8 hosts of 8 (NVIDIA H100 SXM)"."""
+    """Format the number of hosts and devices, as in "on 8 hosts of 8 (NVIDIA H100 SXM)"."""
     machine, hosts = report.machine, report.hosts
     if machine.devices is None:
         return f"on {machine.title}"
@@ -335,7 +336,7 @@ def format_devices(report: Report) -> str:
 
 
 def format_two_digits(number: float) -> str:
-    """Format a simulated number with two digits: 1,200, 34, 5.6."""
+    """Format a number with two significant digits: 1,200, 34, 5.6."""
     rounded = float(f"{number:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
 

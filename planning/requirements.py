@@ -1,4 +1,4 @@
-"""The requirements of a configured model's program: memory, state and work."""
+"""The requirements of a configured model's program: memory, training state and FLOPs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planning.program_variants import ProgramVariants, VariantCache, with_target
 
 @dataclass(frozen=True)
 class Requirements:
-    """The plan of a program, with the sizes of the model and its state.
+    """Memory, transfers and FLOPs of a traced program, with the sizes of its model.
 
     Attributes:
         kind: "finetuning" or "inference".
@@ -62,7 +62,7 @@ class Requirements:
 
 
 def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
-    """Plan a program on a machine: search its placement, and offload to disk if configured."""
+    """Plan a program on a machine: place its buffer entries, and offload to disk if configured."""
     config, has_device_memory = requirements.config, machine.platform != "cpu"
     if requirements.variants is not None and has_device_memory and plans_placement(config):
         result = search_placement(requirements.variants, config, machine)
@@ -80,7 +80,7 @@ def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
 
 
 def usable_host_bytes_on(config: RunConfig, machine: Machine) -> float:
-    """Return the bytes of host memory that a run may use on a machine."""
+    """Return the host memory in bytes that a run may use on a machine."""
     limit = config.execution.host_memory
     return machine.host_memory if limit is None else min(limit * 1e9, machine.host_memory)
 
@@ -146,13 +146,13 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Return the bytes of the weights in generation."""
+    """Return the bytes of all weights in generation."""
     config = replace(config, model=replace(config.model, eval=True))
     return _weight_bytes(config, get_family(config).weight_map(config))
 
 
 def streamed_requirements(requirements: Requirements, target: str) -> Requirements | None:
-    """Return the requirements with streamed weights; None unless `generation.weights` is auto."""
+    """Return the requirements of generation with streamed weights; None if they are not "auto"."""
     config = requirements.config
     if requirements.kind != "inference" or config.generation.weights != "auto":
         return None
@@ -161,17 +161,18 @@ def streamed_requirements(requirements: Requirements, target: str) -> Requiremen
 
 
 def tokens_per_sample(config: RunConfig) -> int:
-    """Return the tokens of a sample, padding included, of encoder and decoder together."""
+    """Return the tokens of a sample: encoder and decoder together, padding included."""
     model = config.model
     return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))
 
 
 def _parameters(weight_map: WeightMap) -> int:
+    """Return the number of parameters of a model."""
     return sum(math.prod(weight.shape) for weight in weight_map.weights)
 
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
-    """Return the bytes of all weights; those of adapters are float32."""
+    """Return the bytes of all weights of a weight map; adapter weights are float32."""
     adapter_weights, model = _parameters(weight_map.filter(is_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
     total = (_parameters(weight_map) - adapter_weights) * item + adapter_weights * 4

@@ -1,4 +1,4 @@
-"""Roofline times of a region of a program: the seconds of each resource, and the slowest one.
+"""Roofline model of a program region: the seconds of each resource, and the slowest one.
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009: each
 resource alone gives a lower bound on the time, and with everything else hidden behind the slowest
@@ -14,7 +14,7 @@ import popxl
 
 @dataclass(frozen=True)
 class ResourceTimes:
-    """Seconds that a region needs of each resource.
+    """Seconds that a program region needs of each resource.
 
     Attributes:
         compute: matrix products and convolutions at the peak rate of the operands' type.
@@ -37,12 +37,12 @@ class ResourceTimes:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the slowest resource."""
+        """Seconds of the slowest resource: the roofline bound."""
         return max(vars(self).values())
 
 
 def resource_times(part: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> ResourceTimes:
-    """Compute the times of a region on a device."""
+    """Compute the seconds that a program region needs of each resource of a device."""
     return ResourceTimes(
         compute=rates.product_seconds(part.flops, part.float8_flops),
         memory=part.device_traffic / rates.bandwidth,

@@ -1,4 +1,4 @@
-"""Tables of simulated step times of presets on machines."""
+"""Markdown tables of simulated step times of presets on machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYOUT_TABLE_HEAD = (
 
 
 def layout_table_row(case: tuple[str, str, int]) -> str:
-    """Format a row of the Markdown table `LAYOUT_TABLE_HEAD`: the layout that a plan chooses.
+    """Format a row of the layout table: the parallel layout that the planner chooses.
 
     Args:
         case: a preset, a machine, and the number of its devices.
@@ -56,7 +56,7 @@ def layout_table_row(case: tuple[str, str, int]) -> str:
 def plan_best_layout(
     preset: str, machine_name: str, devices: int, programs: VariantCache | None = None
 ) -> Report:
-    """Return the plan of the fastest layout of a fine-tuning preset on devices of a machine."""
+    """Return the plan of a preset's fastest parallel layout on a number of devices."""
     config = _load_preset(preset)
     configs = list_layouts(config, devices, config.execution.micro_batch_size)
     return plan_best_training(preset, configs, machine(machine_name), programs)
@@ -68,7 +68,7 @@ def _load_preset(preset: str) -> RunConfig:
 
 
 def simulate_step(preset: str, machine_name: str, host: float | None = None) -> Report:
-    """Return the plan of a fine-tuning preset with its placement and simulated run.
+    """Return the plan of a fine-tuning preset on a machine, with its simulated step.
 
     Args:
         on: name of a machine with device memory.
@@ -84,7 +84,7 @@ def simulate_step(preset: str, machine_name: str, host: float | None = None) -> 
 
 
 def step_table_row(case: StepCase) -> str:
-    """Format a row of the Markdown table `STEP_TABLE_HEAD` from a simulated step."""
+    """Format a row of the step time table from a simulated step."""
     report = simulate_step(*case)
     timeline = report.timeline
     assert timeline is not None, "the machine has device memory"

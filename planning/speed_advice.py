@@ -9,6 +9,8 @@ from planning.report import Report
 
 
 def with_advice(report: Report, programs: VariantCache, is_told: bool = False) -> Report:
-    """Add advice on batch size and optimizer state to a plan; arguments as for
-    `with_batch_advice`."""
+    """Return a copy of a plan with advice on batch size and optimizer state.
+
+    Arguments as for `with_batch_advice`.
+    """
     return with_state_advice(with_batch_advice(report, programs, is_told), programs)

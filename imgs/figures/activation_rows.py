@@ -1,4 +1,4 @@
-"""T5's activation buffers: the rows that each phase reads and writes."""
+"""Figure of T5's activation buffers: the rows that each phase reads and writes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _stack(canvas: Canvas, top: float, names: list[str], rows: int) -> None:
 
 
 def _beside(canvas: Canvas, phase: int, row: Area, colour: str, forwards: bool) -> None:
-    """Draw the arrow between a phase and the row next to it."""
+    """Draw the arrow between a phase and the activation row beside it."""
     y = row.middle[1]
     left = _phase(phase, 0).left
     ends = (left + PHASE, row.left) if left < row.left else (row.right, left)
@@ -64,7 +64,7 @@ def _beside(canvas: Canvas, phase: int, row: Area, colour: str, forwards: bool) 
 
 
 def _cells(canvas: Canvas, area: Area, kind: BoxStyle) -> None:
-    """Draw a row with an entry for each micro-batch."""
+    """Draw a row of the activation buffer, with a cell for each micro-batch."""
     width = area.width / MICRO_BATCHES
     for entry in range(MICRO_BATCHES):
         canvas.box(Area(area.left + entry * width, area.top, width, area.height), kind=kind)

@@ -1,4 +1,4 @@
-"""Gradient accumulation around the layers and inside them: how often weights are loaded."""
+"""Figure of gradient accumulation around layers and inside them: number of weight loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallelism: copies of the model, each with its part of the batch."""
+"""Figure of data parallelism: copies of the model, each with its part of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One graph before and after it is made functional: a call changes half of a variable."""
+"""Figure of a graph before and after functionalization: a call changes half of a variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generation with KV caches: work done once, and work per token."""
+"""Figure of generation with KV caches: work per prompt, and work per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One layer in a step: forward, backward and optimizer."""
+"""Figure of one layer in a training step: forward, backward and optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH, GAP, INSET = 256, 15, 9  # of a column
 
 @dataclass(frozen=True)
 class Action:
-    """A box: an action and the kind of its data."""
+    """A box of the figure: an action and the kind of its data."""
 
     words: str
     kind: BoxStyle
@@ -85,7 +85,7 @@ def draw() -> Canvas:
 
 
 def _column(canvas: Canvas, x: float, actions: tuple[Action, ...]) -> float:
-    """Draw boxes below each other; returns where they end."""
+    """Draw boxes of actions below each other; returns the y of the lowest edge."""
     y, loop = 44.0, None
     for i, action in enumerate(actions):
         if action.repeated and loop is None:

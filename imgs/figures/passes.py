@@ -1,4 +1,4 @@
-"""A step in one, two and four passes: the order of layers, and the saved activations."""
+"""Figure of a step in one, two and four passes: order of layers, and saved activations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _panel(canvas: Canvas, left: float, per_pass: int) -> None:
 
 
 def list_work(per_pass: int) -> Iterator[Work]:
-    """Yield the work of a step in order."""
+    """Yield the phases of work of a step in order."""
     for first in range(0, MICRO_BATCHES, per_pass):
         members = range(first, first + per_pass)
         yield from ((layer, m, 1) for layer in range(len(LAYERS)) for m in members)
@@ -54,5 +54,5 @@ def list_work(per_pass: int) -> Iterator[Work]:
 
 
 def _top(layer: int) -> float:
-    """Returns the top of a layer's row; the first layer is lowest."""
+    """Returns the y of a layer's row; the first layer is lowest."""
     return TOP + (len(LAYERS) - 1 - layer) * ROW

@@ -1,4 +1,4 @@
-"""Data parallelism × tensor parallelism: the grid of replicas with its rows and columns."""
+"""Figure of data × tensor parallelism: the grid of replicas with its rows and columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LEFT, TOP, WIDTH, HEIGHT, GAP = 128, 66, 118, 66, 10
 
 
 def replica(copy: int, shard: int) -> int:
-    """Returns the replica at a position of the grid."""
+    """Returns the replica number of a data-parallel copy and a tensor shard."""
     return copy * SHARDS + shard
 
 

@@ -1,4 +1,4 @@
-"""Replicated tensor sharding: replicas with equal tensors store a shard each."""
+"""Figure of replicated tensor sharding: replicas with equal tensors store a shard each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicated tensor sharding on the grid of replicas: groups that share tensors."""
+"""Figure of replicated tensor sharding on the grid of replicas: groups that share tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost of many processes besides compute: seconds, messages and bytes over their number."""
+"""Figure of the cost of many processes besides compute: seconds, messages and bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Points = Sequence[tuple[float, float]]
 
 
 class Series(NamedTuple):
-    """A curve of measured points and points computed from them."""
+    """A curve of the plot: measured points, and points extrapolated from them."""
 
     meaning: str
     kind: BoxStyle
@@ -87,7 +87,7 @@ def _measured_points(
 def _panel(
     canvas: Canvas, left: float, title: str, series: Sequence[Series], ticks: Sequence[str]
 ) -> None:
-    """Draw a panel with logarithmic axes; `ticks` run from bottom to top at equal distances."""
+    """Draw a panel with logarithmic axes; `ticks` are axis labels from bottom to top."""
     low, high = (math.log10(_parse_tick(ticks[i])) for i in (0, -1))
     bottom = TOP + HEIGHT
 
@@ -115,6 +115,6 @@ def _panel(
 
 
 def _parse_tick(tick: str) -> float:
-    """Returns the number of a tick's label."""
+    """Returns the number in the label of an axis tick."""
     digits, _, unit = tick.replace(",", "").partition(" ")
     return float(digits) * {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]

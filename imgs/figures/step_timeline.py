@@ -1,4 +1,4 @@
-"""The phases of a training step of T5, in the order in which they run."""
+"""Figure of the phases of a T5 training step, in order of execution."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _chain(canvas: Canvas, areas: list[Area], top: float) -> None:
 
 
 def _update(canvas: Canvas, norm: Area) -> None:
-    """Draw AdamW for the phases that own variables."""
+    """Draw the AdamW updates of the phases that own variables."""
     areas = [
         canvas.box(Area(LEFT + i * (WIDTH + GAP), UPDATE, WIDTH, HEIGHT), words, kind)
         for i, (words, kind) in enumerate(_owners())

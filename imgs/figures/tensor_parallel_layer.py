@@ -1,4 +1,4 @@
-"""Tensor parallelism inside a transformer layer: sharded work and exchanges."""
+"""Figure of tensor parallelism inside a transformer layer: sharded work and collectives."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _half(canvas: Canvas, top: float, title: str, stages: tuple[str, ...]) -> No
 def _lane(
     canvas: Canvas, y: float, member: int, stages: tuple[str, ...], opening: Area, closing: Area
 ) -> None:
-    """Draw the work of one device between opening and closing."""
+    """Draw the work of one device between its first and last box."""
     at, middle = opening.right, y + LANE / 2
     for words, width in zip(stages, STAGES, strict=True):
         area = canvas.box(Area(at + 14, y, width, LANE), words, MEMBERS[member])

@@ -1,4 +1,4 @@
-"""Tensor parallelism of a product: its weight sharded by columns or rows over two devices."""
+"""Figure of a tensor-parallel matmul: its weight sharded by columns or rows over two devices."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The hardware: the table of machines, the local machine, its memory and its disk."""
+"""Known machines and the local one: rates, memory and disks."""

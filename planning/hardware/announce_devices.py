@@ -14,7 +14,7 @@ from terminal.screen import say
 
 
 def announce_devices(config: RunConfig) -> None:
-    """Print the devices before anything slow, and warn if the offload folder is in memory.
+    """Print a run's devices at its start, and warn if the offload folder is in memory.
 
     Raises:
         DeviceError: fewer devices than data_parallel × tensor_parallel.

@@ -1,4 +1,4 @@
-"""Offload of state to disk: which entries of remote buffers are in host memory, and which on disk.
+"""Offload of training state to disk: which entries of remote buffers are in files.
 
 Entries that are read least often go to disk first: the moments, which a step reads and writes once;
 then the gradients, the activations, and at last the weights, which each pass reads. Offload changes
@@ -38,7 +38,7 @@ are reused."""
 
 
 def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
-    """Offload the state that exceeds host memory to disk, if `execution.disk` names a folder.
+    """Offload state that exceeds host memory to disk, if `execution.disk` names a folder.
 
     Host memory is the free one, or `execution.host_memory`; the memory of virtual devices counts,
     too.
@@ -53,7 +53,7 @@ def offload_if_needed(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None 
 def offload_compiled(
     config: RunConfig, session: popxl.Session, shared_bytes: int | None = None
 ) -> None:
-    """Offload more if the compiled program takes more memory than `offload_if_needed` estimated.
+    """Offload more entries if the compiled program takes more memory than was estimated.
 
     Call it before the session is entered, which places the state; arguments as for
     `offload_if_needed`.
@@ -63,11 +63,11 @@ def offload_compiled(
 
 
 def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None) -> None:
-    """Check that a program fits with its offload; arguments as for `offload_if_needed`.
+    """Raise NotEnoughMemoryError if a program with its disk offload does not fit host or devices.
 
     Raises:
         DeviceError: fewer devices than replicas.
-        NotEnoughMemoryError: it does not; with the bytes of disk with which it would, if any.
+        NotEnoughMemoryError: has the bytes of disk with which the program would fit, if any.
     """
     desc = device_desc(config)
     check_memory_limit(config, ir, shared_bytes)
@@ -84,15 +84,18 @@ def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None)
 
 
 def io_buffer_bytes(config: RunConfig) -> int:
-    """Return the bytes of `IO_BUFFERS` that a program takes: evaluation does not write."""
+    """Return the bytes of the host buffers for disk reads and writes (`IO_BUFFERS`).
+
+    Evaluation has no buffers for writes.
+    """
     return IO_BUFFERS * 3 // 4 if config.model.eval else IO_BUFFERS
 
 
 def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None) -> None:
-    """Check that a process stays within `execution.host_memory` with the largest offload.
+    """Raise NotEnoughMemoryError if the largest offload still exceeds `execution.host_memory`.
 
     Raises:
-        NotEnoughMemoryError: it does not; with the bytes that it needs.
+        NotEnoughMemoryError: has the bytes that the program needs.
     """
     if config.execution.host_memory is None:
         return
@@ -112,7 +115,7 @@ def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None
 
 
 def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
-    """Return True if the devices have no memory of their own."""
+    """Return True if the devices use host memory, as virtual CPU devices do."""
     desc, replicas = device_desc(config), ir.replication_factor
     return popxl.plan.device_memory(desc, replicas, _instances()) is None
 
@@ -120,7 +123,7 @@ def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
 def _offload_excess(
     config: RunConfig, ir: popxl.Ir, shared_bytes: int | None, device: int | None = None
 ) -> None:
-    """Offload what exceeds the usable host memory.
+    """Offload buffer entries that exceed the usable host memory.
 
     Args:
         device: bytes on a device; None: estimate them.
@@ -138,7 +141,7 @@ def _offload_excess(
 def offload_to_disk(
     ir: popxl.Ir, free_bytes: int, replicas: int, shared_bytes: int | None = None
 ) -> None:
-    """Offload entries until a process's state takes at most `free_bytes` of host memory.
+    """Offload buffer entries until a process needs at most `free_bytes` of host memory.
 
     Args:
         replicas: replicas of the process.
@@ -152,7 +155,7 @@ def offload_to_disk(
 
 
 def process_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
-    """Return the host bytes of a process with virtual devices.
+    """Return the host memory in bytes of a process with virtual devices.
 
     Args:
         replicas: replicas of this process.
@@ -171,7 +174,7 @@ def _instances() -> int:
 
 
 def _offload_entries(ir: popxl.Ir, kinds: Sequence[str], excess: int, replicas: int) -> None:
-    """Offload entries of at least `excess` bytes, or all entries that are large enough."""
+    """Offload remote buffer entries of `excess` bytes in total, or all large entries."""
     for kind in kinds:
         for buffer in ir.remote_buffers:
             nbytes = math.prod(buffer.tensor_shape) * buffer.tensor_dtype.itemsize * replicas

@@ -1,4 +1,4 @@
-"""The file system of a folder: free bytes, and if it is in memory."""
+"""The file system of a folder: its free bytes, and whether it is in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 def _existing(folder: str) -> Path:
-    """Return the folder, or its next parent that exists."""
+    """Return the folder, or the closest parent folder that exists."""
     path = Path(folder).absolute()
     return next((p for p in (path, *path.parents) if p.exists()), path)
 

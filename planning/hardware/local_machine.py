@@ -26,7 +26,7 @@ _RUNS = 2
 
 
 def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
-    """Measure the local machine, which takes a few seconds.
+    """Measure the local machine in a few seconds: memory, bandwidths and FLOP/s.
 
     A GPU or TPU gets the rates of the hardware table (an H100's if it is not listed) and its own
     memory. Of a CPU, products in the model's precision and copies are measured.
@@ -51,7 +51,7 @@ def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
 
 
 def machine_from_table(desc: DeviceDesc) -> Machine:
-    """Return the local devices with their memory, at the rates of the hardware table.
+    """Return the local devices with their memory, and with rates of the hardware table.
 
     Devices that it does not list get the rates of an H100, or of a laptop's processor.
     """
@@ -96,7 +96,7 @@ def _with_disk(machine: Machine, folder: str | None) -> Machine:
 
 
 def disk_rates(folder: str) -> tuple[float, float]:
-    """Measure the bytes per second that a disk reads and writes.
+    """Measure the read and write bandwidth of a folder's disk in bytes per second.
 
     The requests are those of entries on disk; the rates are the better of two rounds of 256 MiB.
 
@@ -115,10 +115,12 @@ def disk_rates(folder: str) -> tuple[float, float]:
 
 
 def _best_seconds(run: Callable[[], object]) -> float:
+    """Return the shortest time of several calls, in seconds."""
     return min(_seconds(run) for _ in range(_RUNS))
 
 
 def _seconds(run: Callable[[], object]) -> float:
+    """Return the wall-clock time of a call, in seconds."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -35,7 +35,7 @@ TYPICAL_ACHIEVED = {
 
 @dataclass(frozen=True)
 class Machine:
-    """A type of device and of its host. Rates are per second, in one direction.
+    """A device type and its host: memory, FLOP/s and bandwidths. Bandwidths are per direction.
 
     Attributes:
         flops: operations per second of one device by type of the operands. Without float8, such
@@ -93,7 +93,7 @@ class Machine:
             raise ValueError(f"devices must be a whole number above 0, not {self.devices!r}")
 
     def _check_achieved(self) -> dict[str, Any]:
-        """Check `achieved` and `attention`; returns their rates by name."""
+        """Check the fields `achieved` and `attention`, and return the achieved rates by name."""
         named = {*self.flops, *_TRANSFER_RATES, "both_ways"}
         if not isinstance(self.achieved, Mapping) or not named >= set(self.achieved):
             raise ValueError(f"achieved must have rates by these names: {', '.join(sorted(named))}")
@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def target(self) -> str:
-        """Target for which programs are traced, see `popxl.plan.trace`."""
+        """Name of the hardware target that programs are traced for, see `popxl.plan.trace`."""
         return f"{self.platform} {self.capability}" if self.capability else self.platform
 
     @property
@@ -118,12 +118,11 @@ class Machine:
         return self.memory if self.platform == "cpu" else self.memory * MEMORY_FRACTION
 
     def with_usable_bytes(self, nbytes: float) -> Machine:
-        """Return the machine with devices of which a program may use `nbytes`."""
+        """Return a copy whose devices have `nbytes` of memory that a program may use."""
         return replace(self, memory=self.memory * nbytes / self.usable_bytes)
 
     def is_kind(self, kind: str) -> bool:
-        """Return True if a platform's name of a device, such as "NVIDIA H100 80GB HBM3", is this
-        machine's."""
+        """Return True if a JAX device kind, such as "NVIDIA H100 80GB HBM3", names this machine."""
         words = re.split(r"[^A-Z0-9]+", kind.upper())
         names = {"".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, i + 4)}
         return re.sub("[^A-Z0-9]", "", (self.kind or self.name).upper()) in names
@@ -133,7 +132,7 @@ class Machine:
         return 1 if self.devices is None else -(-replicas // self.devices)
 
     def rates(self, dtype: str, replicas: int) -> Rates:
-        """Return the data sheet's rates of one of `replicas` devices, for lower bounds on times.
+        """Return the data sheet's peak rates of one of `replicas` devices, for lower time bounds.
 
         Args:
             dtype: type of the operands of products that are not float8.
@@ -143,7 +142,10 @@ class Machine:
         return self._shared_rates(replicas, flops=self.flops[dtype], float8_flops=float8, **peaks)
 
     def achieved_rates(self, dtype: str, replicas: int) -> Rates:
-        """Return the rates that programs achieve, for simulated runs; arguments as for `rates`."""
+        """Return the rates that programs achieve on one of `replicas` devices, for simulated runs.
+
+        Arguments as for `rates`.
+        """
         flops = self._achieved_rate(dtype, "flops", self.flops[dtype])
         float8 = flops
         if "float8" in self.flops:
@@ -163,6 +165,7 @@ class Machine:
         )
 
     def _achieved_rate(self, name: str, kind: str, peak: float) -> float:
+        """Return the measured rate, or the usual fraction of the peak rate if none was measured."""
         return self.achieved.get(name, peak * TYPICAL_ACHIEVED[kind])
 
     def _shared_rates(
@@ -171,8 +174,11 @@ class Machine:
         attention: Mapping[int, tuple[float, float]] | None = None,
         **rates: float,
     ) -> Rates:
-        """Rates of one of `replicas` devices: virtual devices share the machine's rates, and the
-        devices of a host its disk."""
+        """Return the rates of one of `replicas` devices; shared resources are divided.
+
+        Virtual devices share all of the machine's rates; the devices of a host share its
+        disk.
+        """
         from popxl.plan import Rates
 
         divisor = replicas if self.devices is None else 1
@@ -197,13 +203,13 @@ class Machine:
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """Return all machines of the table by name."""
+    """Return all machines of the hardware table (machines.yml) by name."""
     data = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     return {name: Machine(name, **entry) for name, entry in data.items()}
 
 
 def machine(name: str) -> Machine:
-    """Return the machine `name` of the table, or of a YAML file.
+    """Return a machine of the hardware table by name, or of a YAML file by path.
 
     Raises:
         UserError: there is none, or the file does not describe one.
@@ -221,12 +227,12 @@ def machine(name: str) -> Machine:
 
 
 def machine_for_device_kind(kind: str) -> Machine | None:
-    """Return the machine of a device by the platform's name of it; None if it is not listed."""
+    """Return the machine of the hardware table for a JAX device kind; None if it is not listed."""
     return next((listed for listed in machines().values() if listed.is_kind(kind)), None)
 
 
 def _read_machine(path: Path) -> Machine:
-    """Read a machine from a user's YAML file."""
+    """Parse a machine from a YAML file."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

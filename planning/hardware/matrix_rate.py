@@ -1,4 +1,4 @@
-"""The measured peak rate of matrix products."""
+"""Benchmark of the peak matrix multiplication rate (FLOP/s) of a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def matrix_rate(
     runs: int = 4,
     fp8: bool = False,
 ) -> float:
-    """Measure the FLOP/s of products of square matrices, the best of `runs`.
+    """Measure the FLOP/s of square matrix multiplications: the best of several runs.
 
     A multiply-add counts as two operations. The matrices are random, since GPUs multiply constant
     ones faster; values stay of the same magnitude.
@@ -55,4 +55,5 @@ def matrix_rate(
 
 
 def _random(size: int, seed: int) -> np.ndarray:
+    """Return a random square matrix, float32 (size, size)."""
     return np.random.default_rng(seed).normal(0, size**-0.5, (size, size)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Checks that a program fits the memory of host and devices, before it is compiled."""
+"""Checks before compilation that a program fits host and device memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FAR = 4  # temporaries are not planned where memory exceeds the state by this f
 
 
 class NotEnoughMemoryError(Exception):
-    """Raised if a program does not fit.
+    """Raised if a program needs more host or device memory than there is.
 
     Attributes:
         place: "host", "device", "host and disk", or "limit": `execution.host_memory`.
@@ -42,7 +42,7 @@ class NotEnoughMemoryError(Exception):
 
 
 def return_freed_blocks() -> None:
-    """Make the C library return freed blocks of a megabyte or more to the system at once.
+    """Make malloc return freed blocks of a megabyte or more to the operating system at once.
 
     This is glibc's mallopt, unless the environment sets its threshold. Without it the heap keeps
     free blocks between used ones, and a run takes more memory than planned. Fresh pages cost time,
@@ -55,7 +55,7 @@ def return_freed_blocks() -> None:
 
 
 def check_lower_bound(config: RunConfig) -> None:
-    """Check a lower bound of the memory need against the host's memory, before anything is built.
+    """Raise NotEnoughMemoryError if a lower bound on the program's memory exceeds the host's.
 
     Devices with memory of their own can hold a part, with `execution.placement` auto.
 
@@ -123,8 +123,10 @@ def check_memory(
 
 
 def shared_weight_bytes(ir: popxl.Ir, shared_bytes: int | None) -> int:
-    """Return the bytes of one replica's weights in remote buffers that are shared with another
-    program; 0 if `shared_bytes` (see `check_memory`) is None."""
+    """Return the bytes of one replica's weights that it shares with another program; 0 if none.
+
+    Shared weights are in remote buffers; `shared_bytes` is as for `check_memory`.
+    """
     if shared_bytes is None:
         return 0
     return sum(
@@ -146,7 +148,7 @@ def require_memory(
 
 
 def host_memory() -> int | None:
-    """Return the bytes that this process can still allocate, within its container; None if unknown.
+    """Return the bytes that this process or its container can still allocate; None if unknown.
 
     The processes of a host share its memory equally.
     """
