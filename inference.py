@@ -94,7 +94,7 @@ def measure(config: RunConfig, runs: int) -> GenerationThroughput:
     )
 
 
-def _summary(measured: GenerationThroughput) -> str:
+def _format_speed(measured: GenerationThroughput) -> str:
     return (
         f"{measured.samples_per_second:.1f} samples/s, "
         f"{measured.tokens_per_second:.1f} tokens/s, "
@@ -107,7 +107,7 @@ def _summary(measured: GenerationThroughput) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the generation speed of a configuration, and print it."""
     report_throughput(
-        "inference", __doc__, arguments, measure, _summary, generation_requirements, UNUSED
+        "inference", __doc__, arguments, measure, _format_speed, generation_requirements, UNUSED
     )
 
 

@@ -158,11 +158,11 @@ class AccumulationProgram:
                 self.input_ids.spec, self.labels.spec
             )
             self.variables = self.facts.init(empty=True)
-            sums = self._naive() if way == "naive" else self._local()
-            self._update(sums)
+            sums = self._reduce_each_micro_batch() if way == "naive" else self._accumulate_locally()
+            self._apply_optimizer(sums)
 
     # ---- gradients ------------------------------------------------------------------------------
-    def _local(self) -> dict[str, popxl.Tensor]:
+    def _accumulate_locally(self) -> dict[str, popxl.Tensor]:
         """Accumulate gradients on each device, and all-reduce their sums once per step."""
         facts, grad = addons.autodiff_with_accumulation(
             self.forward, self.forward.args.tensors, [self.forward.graph.outputs[0]]
@@ -175,13 +175,13 @@ class AccumulationProgram:
             grad.bind(accumulators).call(one, args=grad.grad_graph_info.inputs_dict(call))
 
         names, tensors = sums.unpack()
-        self._loop(partial(micro_batch, names), tensors)
+        self._repeat_micro_batches(partial(micro_batch, names), tensors)
         return {
             n: ops.collectives.replicated_all_reduce(sums.accum.get(n), "mean")
             for n in self.facts.keys_flat()
         }
 
-    def _naive(self) -> dict[str, popxl.Tensor]:
+    def _reduce_each_micro_batch(self) -> dict[str, popxl.Tensor]:
         """All-reduce the gradients of each micro-batch, and average them."""
         args = self.forward.args
         grad = addons.autodiff(self.forward, [self.forward.graph.outputs[0]], args.values_flat())
@@ -197,7 +197,7 @@ class AccumulationProgram:
                 ops.var_updates.accumulate_mean_(mean, average, count)
             ops.var_updates.accumulate_(count, popxl.constant(1, popxl.float32))
 
-        self._loop(micro_batch, [*sums.values(), counter])
+        self._repeat_micro_batches(micro_batch, [*sums.values(), counter])
         return sums
 
     def _forward_loss(self, weights: list) -> tuple[ops.CallSiteInfo, popxl.Tensor]:
@@ -208,13 +208,13 @@ class AccumulationProgram:
         ops.host_store(self.loss, call.parent_output(0))
         return call, popxl.constant(1, popxl.float32)
 
-    def _loop(self, body, tensors) -> None:
+    def _repeat_micro_batches(self, body, tensors) -> None:
         weights = self.variables.values_flat()
         graph = self.ir.create_graph(body, list(tensors), weights)
         ops.repeat(graph, self.micro_batches, *tensors, *weights)
 
     # ---- optimizer ------------------------------------------------------------------------------
-    def _update(self, grads: dict[str, popxl.Tensor]) -> None:
+    def _apply_optimizer(self, grads: dict[str, popxl.Tensor]) -> None:
         for name, variable in self.variables.to_dict().items():
             facts, step = AdamOptimizerStep().create_graph(
                 variable.spec, grads[name].spec, lr=self.size.rate, weight_decay=0.0, eps=1e-8,

@@ -153,7 +153,7 @@ def format_line(task: TaskResult) -> str:
     """Returns a one-line summary of a task's result."""
     if task.error is not None:
         return f"{task.name}: {task.error}"
-    shown = ", ".join(f"{k} {_number(v)}" for k, v in task.metrics["measured"].items() if v)
+    shown = ", ".join(f"{k} {_format_number(v)}" for k, v in task.metrics["measured"].items() if v)
     planned = task.metrics.get("predicted", {}).get("seconds")
     simulated = "" if planned is None else f" (simulated: {planned:.3f} s)"
     return f"{task.name}: {shown}{simulated}"
@@ -177,12 +177,12 @@ def format_table(tasks_done: Sequence[TaskResult]) -> str:
     return "\n".join([*rest, "", *rows, ""])
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Format a number with a suitable number of digits for a table cell."""
     return f"{value:.3e}" if value >= 1e4 else f"{value:.3f}"
 
 
-def _record(arguments: Sequence[str]) -> None:
+def _record_from_arguments(arguments: Sequence[str]) -> None:
     """Parse the arguments of `--record`, run all tasks and print their results."""
     parser = Parser(description="Measure a machine within minutes.")
     parser.add_argument("--record", type=Path, required=True, metavar="DIR", help="where it goes")
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one task, or record all tasks."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if any(each.partition("=")[0] == "--record" for each in args):
-        _record(args)
+        _record_from_arguments(args)
     else:
         device_tasks.run(["train", *args])
 

@@ -175,12 +175,12 @@ def train(args: argparse.Namespace) -> Metrics:
     """Measure an optimizer step of a preset."""
     if args.cuda_graphs:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_GRAPHS}"
-    return _measure_largest_that_fits(args, "finetuning", _train)
+    return _measure_largest_that_fits(args, "finetuning", _measure_training)
 
 
 def generate(args: argparse.Namespace) -> Metrics:
     """Measure a run of a preset's generation program."""
-    return _measure_largest_that_fits(args, "inference", _generate)
+    return _measure_largest_that_fits(args, "inference", _measure_generation)
 
 
 def _measure_largest_that_fits(
@@ -220,16 +220,16 @@ def _create_model_and_loader(config: RunConfig) -> tuple[TrainingSession, Loader
     )
 
 
-def _train(config: RunConfig, runs: int) -> Metrics:
+def _measure_training(config: RunConfig, runs: int) -> Metrics:
     on, start = _get_machine(config), time.perf_counter()
     model, loader = _create_model_and_loader(config)
     compiled = time.perf_counter() - start
     with model:
         # The second step is the first that updates behind the forward pass, and takes the pinned
         # memory for what it stores.
-        seconds = [_step(model, loader, step) for step in range(runs + 2)][2:]
+        seconds = [_train_step(model, loader, step) for step in range(runs + 2)][2:]
         with model.session.timing(synchronize=True) as apart:
-            _step(model, loader, runs + 2)
+            _train_step(model, loader, runs + 2)
     kinds = {kind: sum(getattr(part, kind).seconds for part in apart.parts.values())
              for kind in ("loads", "stores", "runs")}  # fmt: skip
     step, moving = statistics.median(seconds), kinds["loads"] + kinds["stores"]
@@ -243,18 +243,18 @@ def _train(config: RunConfig, runs: int) -> Metrics:
 
 def trace(args: argparse.Namespace) -> Metrics:
     """Measure a GPU's stream activity in a training step with the JAX profiler."""
-    return _measure_largest_that_fits(args, "finetuning", _trace_step)
+    return _measure_largest_that_fits(args, "finetuning", _measure_streams)
 
 
-def _trace_step(config: RunConfig, runs: int) -> Metrics:
+def _measure_streams(config: RunConfig, runs: int) -> Metrics:
     on = _get_machine(config)
     model, loader = _create_model_and_loader(config)
     with model, TemporaryDirectory() as folder:
         for step in range(runs + 1):
-            _step(model, loader, step)
+            _train_step(model, loader, step)
         model.session.settle()
         with hardware.profile_trace(folder):
-            _step(model, loader, runs + 1)
+            _train_step(model, loader, runs + 1)
             model.session.settle()
         stream_times = read_streams(Path(folder))
     measured: Metrics = {"seconds": stream_times.seconds, "computing": stream_times.computing}
@@ -264,13 +264,13 @@ def _trace_step(config: RunConfig, runs: int) -> Metrics:
     return metrics | _plan_metrics(config, on, finetuning_requirements)
 
 
-def _step(model: TrainingSession, loader: Loader, step: int) -> float:
+def _train_step(model: TrainingSession, loader: Loader, step: int) -> float:
     batch, start = loader.next_batch(), time.perf_counter()
     model.run([batch], [1e-4], step)
     return time.perf_counter() - start
 
 
-def _generate(config: RunConfig, runs: int) -> Metrics:
+def _measure_generation(config: RunConfig, runs: int) -> Metrics:
     family, on = get_family(config), _get_machine(config)
     model = GenerationSession(config)
     samples, length = model.samples_per_run, model.program.input_ids.shape[1]

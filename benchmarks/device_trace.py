@@ -65,24 +65,24 @@ def read_streams(folder: Path) -> Streams:
     Raises:
         ValueError: it has no events of a GPU.
     """
-    events = _events(folder)
+    events = _stream_events(folder)
     if not events:
         raise ValueError(f"{folder}: the profile has no events of a GPU")
     moved = [(e, _COPY.search(str(e.get("args", {}).get("memcpy_details", "")))) for e in events]
     kernels = [e for e, copy in moved if copy is None or copy[1] == copy[2]]
-    computing = _merge_intervals([_interval(e) for e in kernels])
+    computing = _merge_intervals([_event_interval(e) for e in kernels])
 
     def copies(source: str, target: str) -> Copies:
         found = [(e, m) for e, m in moved if m is not None and (m[1], m[2]) == (source, target)]
-        taken = _merge_intervals([_interval(e) for e, _ in found])
+        taken = _merge_intervals([_event_interval(e) for e, _ in found])
         seconds = _total_length(taken)
-        hidden = _overlap(taken, computing) / seconds if seconds else 0.0
+        hidden = _overlap_length(taken, computing) / seconds if seconds else 0.0
         return Copies(len(found), sum(int(m[3]) for _, m in found), seconds, hidden)
 
     kinds: Counter[str] = Counter()
     for event in kernels:
         kinds[_kernel_kind(event["name"])] += event["dur"] / 1e6
-    whole = [_interval(e) for e in events]
+    whole = [_event_interval(e) for e in events]
     return Streams(
         seconds=max(end for _, end in whole) - min(start for start, _ in whole),
         computing=_total_length(computing),
@@ -93,7 +93,7 @@ def read_streams(folder: Path) -> Streams:
     )
 
 
-def _events(folder: Path) -> list[Event]:
+def _stream_events(folder: Path) -> list[Event]:
     """Returns the profiler events on the first GPU's streams."""
     found: list[Event] = []
     for path in sorted(folder.rglob("*.trace.json.gz"))[:1]:
@@ -118,7 +118,7 @@ def _kernel_kind(name: str) -> str:
     return _NUMBERS.sub("", name.split("(")[0])[:60]
 
 
-def _interval(event: Event) -> Interval:
+def _event_interval(event: Event) -> Interval:
     """Returns the start and end time of a profiler event."""
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
@@ -138,7 +138,7 @@ def _total_length(intervals: Sequence[Interval]) -> float:
     return sum(end - start for start, end in intervals)
 
 
-def _overlap(a: Sequence[Interval], b: Sequence[Interval]) -> float:
+def _overlap_length(a: Sequence[Interval], b: Sequence[Interval]) -> float:
     """Returns the length of the intersection of two lists of disjoint intervals."""
     total, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):

@@ -149,7 +149,7 @@ def training_implementation(
         mean_tokens: of a prompt; see `SampleFormat.random_samples`.
     """
     weights = get_family(config).weight_map(config).init_weights(config.model.seed)
-    samples = _examples(config, config.execution.micro_batch_size, mean_tokens)
+    samples = _generate_examples(config, config.execution.micro_batch_size, mean_tokens)
     if name.startswith("torch"):
         from benchmarks.reference_training import TorchTraining
 
@@ -157,13 +157,13 @@ def training_implementation(
         model = TorchTraining(config, weights, checkpointing=name != "torch")
         flops = None
         if name == "torch":
-            flops = _model_flops(
+            flops = _count_flops(
                 lambda: [model.loss(one).backward() for one in _split_examples(batch)]
             )
-        return _run_first(lambda: model.step(batch, LEARNING_RATE), flops)
+        return _warm_up(lambda: model.step(batch, LEARNING_RATE), flops)
     if name == JAX:
         whole, jax_model = samples.take(range(len(samples))), JaxTraining(config, weights)
-        return _run_first(lambda: jax_model.step(whole, LEARNING_RATE))
+        return _warm_up(lambda: jax_model.step(whole, LEARNING_RATE))
     if _examples_per_sample(config) > 1:
         assert isinstance(samples, EncodedExamples)
         samples = PackedExamples.from_examples(samples, _examples_per_sample(config))
@@ -173,7 +173,7 @@ def training_implementation(
     ours.write(weights)
     ours.__enter__()  # for as long as the process lives
     batch = samples.take(range(len(samples)))
-    return _run_first(lambda: ours.run([batch], [LEARNING_RATE])[0].loss)
+    return _warm_up(lambda: ours.run([batch], [LEARNING_RATE])[0].loss)
 
 
 # ---- generation ---------------------------------------------------------------------------------
@@ -183,13 +183,13 @@ def generation_implementation(
     """Create the named program for generating answers to `count` prompts in micro-batches."""
     weight_map = get_family(config).weight_map(config)
     weights = weight_map.init_weights(config.model.seed)
-    input_ids, mask = _prompts(config, count, mean_tokens)
+    input_ids, mask = _generate_prompts(config, count, mean_tokens)
     pad = get_family(config).to_config_json(config)["pad_token_id"]
     if name == "ours":
         ours = GenerationSession(config)
         ours.write(weights)
         ours.__enter__()  # for as long as the process lives
-        return _run_first(
+        return _warm_up(
             lambda: [row[row != pad].tolist() for row in ours.generate(input_ids, mask)]
         )
     from huggingface.torch_model import build_torch_model, generate
@@ -212,7 +212,7 @@ def generation_implementation(
             all_answers += [row[row != pad].tolist() for row in rows]
         return all_answers
 
-    return _run_first(lambda: answers(batch), _model_flops(lambda: answers(1)))
+    return _warm_up(lambda: answers(batch), _count_flops(lambda: answers(1)))
 
 
 # ---- the work -----------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def _split_examples(batch: Batch) -> list[dict[str, np.ndarray]]:
     return [trim_padding({name: array[i : i + 1] for name, array in batch.items()}) for i in rows]
 
 
-def _examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
+def _generate_examples(config: RunConfig, count: int, mean_tokens: float | None) -> Any:
     """Generate `count` random examples, one per sample."""
     if _examples_per_sample(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_sample=1))
@@ -251,20 +251,20 @@ def _examples_per_sample(config: RunConfig) -> int:
     return config.data.examples_per_sample if isinstance(config.data, Seq2SeqData) else 1
 
 
-def _prompts(
+def _generate_prompts(
     config: RunConfig, count: int, mean_tokens: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns int32 token ids and mask (count, length) of random prompts."""
-    batch = _examples(config, count, mean_tokens).take(range(count))
+    batch = _generate_examples(config, count, mean_tokens).take(range(count))
     input_ids = batch["input_ids"]
     return input_ids, batch["segment_ids"]
 
 
-def _run_first(run: Callable[[], Any], flops: float | None = None) -> Implementation:
+def _warm_up(run: Callable[[], Any], flops: float | None = None) -> Implementation:
     return Implementation(run(), run, flops)
 
 
-def _model_flops(work: Callable[[], object]) -> float:
+def _count_flops(work: Callable[[], object]) -> float:
     """Returns the FLOPs of torch's matrix products in `work`; a multiply-add counts as two."""
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -130,12 +130,12 @@ class Folders:
 def train(config: RunConfig, folders: Folders) -> None:
     """Train two steps and save a checkpoint of each."""
     family = get_family(config)
-    model, batches = TrainingSession(config), _batches(config)
+    model, batches = TrainingSession(config), _global_batches(config)
     store = CheckpointStore(folders.run, shard_bytes=DISK_SHARD_BYTES)
     model.write(family.weight_map(config).init_weights(config.model.seed))
     with model:
         for step in (1, 2):
-            _step(model, next(batches), step)
+            _train_step(model, next(batches), step)
             _print_json(saving=step)
             store.save(step, model.tensors(), {}, wait=True)
             _print_json(saved=step, peak=peak_host_bytes())
@@ -143,14 +143,14 @@ def train(config: RunConfig, folders: Folders) -> None:
 
 def resume(config: RunConfig, folders: Folders) -> None:
     """Resume training from the first step's checkpoint, and train the second step."""
-    family, batches = get_family(config), _batches(config)
+    family, batches = get_family(config), _global_batches(config)
     model = TrainingSession(config)
     start = resolve_initial_state(config, family.weight_map(config))
     _print_json(loaded=start.step)
     model.write(start.tensors)
     with model:
         next(batches)
-        _step(model, next(batches), start.step + 1)
+        _train_step(model, next(batches), start.step + 1)
 
 
 def export(config: RunConfig, folders: Folders) -> None:
@@ -203,7 +203,7 @@ def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": read_back}
 
 
-def _batches(config: RunConfig) -> Iterator[list[Batch]]:
+def _global_batches(config: RunConfig) -> Iterator[list[Batch]]:
     """Yield the global batches of each run of the program."""
     samples = get_family(config).sample_format.random_samples(
         config, 4 * config.training.global_batch_size, None
@@ -213,7 +213,7 @@ def _batches(config: RunConfig) -> Iterator[list[Batch]]:
         yield [loader.next_batch() for _ in range(config.execution.device_iterations)]
 
 
-def _step(model: TrainingSession, batches: Sequence[Batch], step: int) -> None:
+def _train_step(model: TrainingSession, batches: Sequence[Batch], step: int) -> None:
     (result,) = model.run(batches, [1e-4], step - 1)
     _print_json(
         step=step, loss=result.loss.hex(), norm=result.grad_norm.hex(), peak=peak_host_bytes()
@@ -233,10 +233,12 @@ def measure(name: str, folders: Folders) -> dict[str, Any]:
     """
     limit = round(1.1e9 * RUNS[name][1])
     with limit_memory(limit) as (limit_kind, preexec):
-        return {"limit": limit_kind, "limit_bytes": limit} | _measure(name, folders, preexec)
+        return {"limit": limit_kind, "limit_bytes": limit} | _measure_children(
+            name, folders, preexec
+        )
 
 
-def _measure(name: str, folders: Folders, preexec: Callable[[], None]) -> dict[str, Any]:
+def _measure_children(name: str, folders: Folders, preexec: Callable[[], None]) -> dict[str, Any]:
     train_lines = list(_run_child(name, "train", folders, preexec, kills=True))
     steps = [fields for fields in train_lines if "loss" in fields]
     later_lines = {
@@ -328,9 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"--folder {folders.root} is not empty: name a new one")
     fields = measure(args.run, folders)
     command = f"python3 -m benchmarks.kill_and_resume {args.run} --folder DIR"
-    append_record(
-        {"command": command, "host_memory": RUNS[args.run][1], **fields}, args.record
-    )
+    append_record({"command": command, "host_memory": RUNS[args.run][1], **fields}, args.record)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def _linear(x: jax.Array, w: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attention: q (batch, groups, queries, size), k and v (batch, groups, keys, size) -> like q."""
+    """Attention: q (batch, groups, queries, size), k, v (batch, groups, keys, size) -> like q."""
     return _attention_fwd(q, k, v, mask)[0]
 
 

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         computed_rows.append(_extrapolate(rows[1:]))
         print(json.dumps(computed_rows[-1]))
     for hosts in args.hosts:
-        computed_rows.append(_measure_tables(hosts))
+        computed_rows.append(_measure_checkpoint_tables(hosts))
         print(json.dumps(computed_rows[-1]), flush=True)
     if args.record is not None:
         lines = [json.dumps(row) for row in (*rows, *computed_rows)]
@@ -111,14 +111,14 @@ def run_as_process(folder: str) -> None:
 
 def _measure_exchanges() -> dict[str, float]:
     """Measure the messages between processes in a training step: signals and token counts."""
-    seconds, before, busy = [], _traffic("exchange"), _service_seconds()
+    seconds, before, busy = [], _rpc_traffic("exchange"), _service_seconds()
     for _ in range(ROUNDS):
         start = time.perf_counter()
         popdist.all_gather_object([None, False, False])
         popdist.all_gather_object([[512, 96]])
         seconds.append(time.perf_counter() - start)
     busy = (_service_seconds() - busy) / ROUNDS
-    traffic = (_traffic("exchange") - before) / ROUNDS
+    traffic = (_rpc_traffic("exchange") - before) / ROUNDS
     slowest = max(popdist.all_gather_object(statistics.median(seconds)))
     return {"step_s": slowest, "service_s": busy} | _sum_traffic("", traffic)
 
@@ -126,10 +126,13 @@ def _measure_exchanges() -> dict[str, float]:
 def _measure_heartbeats() -> dict[str, float]:
     """Measure the messages of one second of heartbeats."""
     popdist.all_gather_object("watching begins")
-    before, busy, start = _traffic("watch"), _service_seconds(), time.perf_counter()
+    before, busy, start = _rpc_traffic("watch"), _service_seconds(), time.perf_counter()
     time.sleep(WATCHED)
     seconds = time.perf_counter() - start
-    busy, traffic = (_service_seconds() - busy) / seconds, (_traffic("watch") - before) / seconds
+    busy, traffic = (
+        (_service_seconds() - busy) / seconds,
+        (_rpc_traffic("watch") - before) / seconds,
+    )
     return {"watch_service_s": busy} | _sum_traffic("watch_", traffic)
 
 
@@ -200,7 +203,7 @@ def _sum_traffic(prefix: str, traffic: np.ndarray) -> dict[str, float]:
     return {f"{prefix}messages": float(messages), f"{prefix}bytes": float(sum(nbytes))}
 
 
-def _traffic(what: str) -> np.ndarray:
+def _rpc_traffic(what: str) -> np.ndarray:
     return np.array(popdist.rpc_stats().get(what, (0, 0, 0)), float)
 
 
@@ -215,7 +218,7 @@ def _service_seconds() -> float:
 
 
 # ---- many hosts, on paper -----------------------------------------------------------------------
-def _measure_tables(hosts: int) -> dict[str, float]:
+def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
     """Measure the tables that one host builds to save `xxl_pod64` on this many hosts."""
     from checkpoints.manifest import FILE_NAME, Manifest
     from checkpoints.shard_assignment import ShardAssigner

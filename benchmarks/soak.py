@@ -104,16 +104,16 @@ class Soak:
         with _start_run(self.folder, flags, log) as process, ExitStack() as stack:
             _wait_for_step(process, log)
             if not is_last:
-                if self._draw("idle_connections"):
-                    _connect(port, stack)
-                if mirror_died := self._draw("dead_mirrors"):
-                    stack.enter_context(self._dead_mirror())
-                if can_fail := self._draw("full_disks"):
+                if self._draw_event("idle_connections"):
+                    _open_connections(port, stack)
+                if mirror_died := self._draw_event("dead_mirrors"):
+                    stack.enter_context(self._broken_mirror())
+                if can_fail := self._draw_event("full_disks"):
                     self._fill_disk(process)
             time.sleep(self.chance.uniform(0.0, 4.0))
             self._update_newest()
             process.send_signal(ends_by)
-            code = _wait(process, log)
+            code = _wait_for_exit(process, log)
         self.counts["lives"] += 1
         self.counts[ends_by.name] += 1
         text = log.read_text(errors="replace")
@@ -122,20 +122,20 @@ class Soak:
             raise Difference(f"a life ended with code {code}, not {codes}: {text[-3000:]}")
         self._check(text)
         complete = ends_by == signal.SIGTERM and not (can_fail or mirror_died or is_last)
-        if complete and self._draw("lost_folders"):
+        if complete and self._draw_event("lost_folders"):
             shutil.rmtree(self.run)
 
     def _flip_coin(self) -> bool:
         return self.chance.random() < 0.5
 
-    def _draw(self, what: str) -> bool:
+    def _draw_event(self, what: str) -> bool:
         """Draw whether an event happens, and count it."""
         happens = self._flip_coin()
         self.counts[what] += happens
         return happens
 
     @contextmanager
-    def _dead_mirror(self) -> Iterator[None]:
+    def _broken_mirror(self) -> Iterator[None]:
         """A context in which uploads to the mirror fail, because its folder is a file."""
         away = self.mirror.with_name("mirror.away")
         self.mirror.rename(away)
@@ -167,7 +167,7 @@ class Soak:
         checkpoint = load_checkpoint(self.run)
         if checkpoint.step < before or checkpoint.step != self.newest:
             raise Difference(f"step {before} was saved, but step {checkpoint.step} is the newest")
-        self.rows += _steps(self.run)
+        self.rows += _training_metrics(self.run)
         self._start = self.newest
 
     # ---- the run that nobody disturbs -----------------------------------------------------------
@@ -180,7 +180,7 @@ class Soak:
             code = run.wait()
         if code:
             raise Difference(f"the run that nobody disturbs ended with code {code}")
-        rows = {row["step"]: row for row in _steps(whole)}
+        rows = {row["step"]: row for row in _training_metrics(whole)}
         for row in self.rows:
             for name in COMPARED:
                 if row["step"] <= self.newest and row[name] != rows[row["step"]][name]:
@@ -194,7 +194,7 @@ class Soak:
         return len(self.rows)
 
 
-def _steps(run: Path) -> list[StepMetrics]:
+def _training_metrics(run: Path) -> list[StepMetrics]:
     """Returns the metrics of a run's training steps, without the row of the final save."""
     return [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
 
@@ -237,7 +237,7 @@ def _wait_for_step(process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.05)
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path) -> int:
+def _wait_for_exit(process: subprocess.Popen[bytes], log: Path) -> int:
     try:
         return process.wait(END)
     except subprocess.TimeoutExpired:
@@ -245,7 +245,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> int:
         raise Difference(f"a life did not end within {END:.0f} s: {text}") from None
 
 
-def _connect(port: int, stack: ExitStack) -> None:
+def _open_connections(port: int, stack: ExitStack) -> None:
     """Open idle TCP connections to the metrics port."""
     for _ in range(CONNECTIONS):
         stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))

@@ -163,7 +163,7 @@ def _compare_programs(
     command = [sys.executable, "-m", "benchmarks.vs_huggingface", *argv]
     trains = kind == "training"
     programs = training_programs(line.config) if trains else GENERATION
-    samples = line.config.execution.micro_batch_size if trains else _prompts(line)
+    samples = line.config.execution.micro_batch_size if trains else _prompt_count(line)
     with ExitStack() as stack:
         workers = {
             name: stack.enter_context(Worker(name, [*command, "--program", f"{kind}:{name}"]))
@@ -179,12 +179,12 @@ def _serve_program(line: CommandLine) -> None:
         implementation = training_implementation(name, line.config, line.options.generated_tokens)
     else:
         implementation = generation_implementation(
-            name, line.config, _prompts(line), line.options.generated_tokens
+            name, line.config, _prompt_count(line), line.options.generated_tokens
         )
     serve(implementation.info, implementation.run_timed)
 
 
-def _prompts(line: CommandLine) -> int:
+def _prompt_count(line: CommandLine) -> int:
     return int(line.options.prompts or line.config.execution.micro_batch_size)
 
 

@@ -136,10 +136,10 @@ def compute_row(model: str, machine_title: str) -> Row:
     if target.flops["bfloat16"] < target.flops["float16"]:
         config = config.with_values({"model.precision": "float16"})
     ways = list_layouts(config, devices, config.execution.micro_batch_size)
-    return _row(model, machine_title, plan_best_training(preset, ways, target))
+    return _row_from_report(model, machine_title, plan_best_training(preset, ways, target))
 
 
-def _row(model: str, machine_title: str, report: Report) -> Row:
+def _row_from_report(model: str, machine_title: str, report: Report) -> Row:
     requirements, e = report.requirements, report.requirements.config.execution
     shares = {name: needed for name, (needed, _) in report.memory_use.items()}
     kinds = [] if requirements.placement is None else requirements.placement.kinds
@@ -171,24 +171,24 @@ def read_rows() -> list[Row]:
 def rewrite_tables(text: str, rows: Sequence[Row]) -> str:
     """Returns the Markdown document with tables made of these rows."""
     tables = {
-        "models": _models,
-        "speed": partial(_by_machine, cell=_speed),
-        "memory": partial(_by_machine, cell=_memory),
+        "models": _model_table,
+        "speed": partial(_table_by_machine, cell=_format_speed),
+        "memory": partial(_table_by_machine, cell=_format_memory),
         "adapters": partial(
-            _by_machine, cell=_speed_and_memory, models=ADAPTED, machines=FOR_ADAPTERS
+            _table_by_machine, cell=_format_speed_and_memory, models=ADAPTED, machines=FOR_ADAPTERS
         ),
-        "measured": _measured,
+        "measured": _measured_table,
     }
     return _BLOCK.sub(lambda m: f"{m[1]}{tables[m[2]](rows)}{m[3]}", text)
 
 
-def _models(rows: Sequence[Row]) -> str:
+def _model_table(rows: Sequence[Row]) -> str:
     head = ("Model", "Billion parameters", "Samples a step", "Tokens a sample", "Micro-batch")
     of_each = ([row for row in rows if row.model == model] for model in MODELS)
-    return markdown(head, (_model(model_rows) for model_rows in of_each if model_rows))
+    return markdown(head, (_model_row(model_rows) for model_rows in of_each if model_rows))
 
 
-def _model(rows: Sequence[Row]) -> tuple[str, ...]:
+def _model_row(rows: Sequence[Row]) -> tuple[str, ...]:
     first, micro = rows[0], sorted({row.micro_batch_size for row in rows if row.fits})
     return (
         first.model,
@@ -199,7 +199,7 @@ def _model(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _by_machine(
+def _table_by_machine(
     rows: Sequence[Row],
     cell: Callable[[Row], str],
     models: Iterable[str] = MODELS,
@@ -218,11 +218,11 @@ def _by_machine(
     return markdown(("Model", *machines), cells)
 
 
-def _speed(row: Row) -> str:
+def _format_speed(row: Row) -> str:
     return format_two_digits(row.tokens_per_second) if row.fits else "does not fit"
 
 
-def _memory(row: Row) -> str:
+def _format_memory(row: Row) -> str:
     """Returns text with gigabytes of device/host/disk memory, without trailing zeros."""
     sizes = [row.device_bytes, row.host_bytes, row.disk_bytes]
     while sizes[-1] < 1e8:
@@ -230,20 +230,20 @@ def _memory(row: Row) -> str:
     return "/".join(f"{n / 1e9:,.1f}" if n >= 1e8 else "0" for n in sizes)
 
 
-def _speed_and_memory(row: Row) -> str:
-    return f"{_speed(row)} ({_memory(row)})" if row.fits else "no"
+def _format_speed_and_memory(row: Row) -> str:
+    return f"{_format_speed(row)} ({_format_memory(row)})" if row.fits else "no"
 
 
-def _measured(_: Sequence[Row]) -> str:
+def _measured_table(_: Sequence[Row]) -> str:
     head = ("Run", "Samples", "Limit", "Resident/planned", "On disk", "Read/written", "Seconds",
             "Without disk", "Disk GB/s", "Matrix rate")  # fmt: skip
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
     records = {facts["command"].split()[3]: facts for facts in map(json.loads, lines)
              if "disk_bytes" in facts}  # fmt: skip
-    return markdown(head, (_record(run, records[run]) for run in RUNS if run in records))
+    return markdown(head, (_measured_row(run, records[run]) for run in RUNS if run in records))
 
 
-def _record(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
+def _measured_row(run: str, record: Mapping[str, Any]) -> tuple[str, ...]:
     rate, without_disk = record.get("of_matrix_rate"), record.get("seconds_besides_disk")
     seconds = record.get("seconds_per_step") or record["seconds_per_run"]
     return (

@@ -48,7 +48,8 @@ def rewrite_plans(text: str) -> str:
     """Returns the Markdown document with its plans up to date."""
 
     def plan(match: re.Match[str]) -> str:
-        return f"{match[1]}```text\n{_summary(match[2], int(match[3]), match[4])}\n```\n{match[5]}"
+        summary = _plan_summary(match[2], int(match[3]), match[4])
+        return f"{match[1]}```text\n{summary}\n```\n{match[5]}"
 
     return _PLAN.sub(plan, text)
 
@@ -65,7 +66,7 @@ def rewrite_tables(text: str) -> str:
     return _LAYOUTS.sub(lambda match: f"{match[1]}{layout_rows}\n{match[2]}", text)
 
 
-def _summary(preset: str, devices: int, machine: str) -> str:
+def _plan_summary(preset: str, devices: int, machine: str) -> str:
     """Returns the first lines of a preset's plan on a machine, without the placement."""
     programs = VariantCache()
     report = with_advice(plan_best_layout(preset, machine, devices, programs), programs)

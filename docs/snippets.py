@@ -21,10 +21,12 @@ DOCUMENTS = tuple(path for path in sorted((ROOT / "docs").glob("*.md"))
 
 def rewrite_snippets(text: str) -> str:
     """Returns a Markdown document with its code snippets up to date."""
-    return _SNIPPET.sub(lambda m: f"{m[1]}```python\n{_snippet(m[2], m[3])}\n```\n{m[4]}", text)
+    return _SNIPPET.sub(
+        lambda m: f"{m[1]}```python\n{_read_snippet(m[2], m[3])}\n```\n{m[4]}", text
+    )
 
 
-def _snippet(file: str, name: str) -> str:
+def _read_snippet(file: str, name: str) -> str:
     source = (ROOT / file).read_text(encoding="utf-8")
     match = re.search(rf"^# \[{re.escape(name)}\]\n(.*?)^# \[end\]$", source, re.DOTALL | re.M)
     if match is None:

@@ -33,7 +33,7 @@ def rewrite_tables(text: str) -> str:
 def _create_table(name: str) -> str:
     """Returns a Markdown table: "presets", "decoders", "missing", a section or a model family."""
     if name == "presets":
-        return _presets()
+        return _preset_table()
     if name == "missing":
         listed = ((reason, kinds.replace(" ", ", ")) for reason, kinds in UNSUPPORTED.items())
         return markdown(("It is", "Kinds (`model_type`)"), listed)
@@ -42,7 +42,7 @@ def _create_table(name: str) -> str:
     if name in FAMILIES:
         listed_rows = () if name not in DECODERS else _decoder_rows()
         return markdown(HEAD, (row for row in _family_rows(name) if row not in listed_rows))
-    rows = _rows(RunConfig).items()
+    rows = _field_rows(RunConfig).items()
     return markdown(HEAD, (row for dotted, row in rows if dotted.startswith(f"{name}.")))
 
 
@@ -54,7 +54,7 @@ _HF = re.compile(r" (HF|PEFT): .*")
 """What ends a field's docstring and stands in `--help-all` alone: its name in others' files."""
 
 
-def _rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
+def _field_rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:
     """Returns the table row (flag, meaning) of each configuration field, by dotted name."""
     return {
         leaf.path: (
@@ -71,8 +71,8 @@ def _family_rows(family: str) -> list[tuple[str, str]]:
     Fields with another default in this family count; a meaning that all families share is left
     out.
     """
-    shared, families = _rows(RunConfig), []
-    for dotted, (flag, meaning) in _rows(FAMILIES[family].config).items():
+    shared, families = _field_rows(RunConfig), []
+    for dotted, (flag, meaning) in _field_rows(FAMILIES[family].config).items():
         usual = shared.get(dotted, ("", ""))
         if flag != usual[0]:
             families.append((flag, "" if meaning == usual[1] else meaning))
@@ -101,7 +101,7 @@ def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
 
 
 # ---- presets ------------------------------------------------------------------------------------
-def _presets() -> str:
+def _preset_table() -> str:
     """Returns the table of presets, without the FP8 variants."""
     head = ("Preset", "Layers", "Features", "Type", "dp", "tp", "Micro-batch", "Batch")
     names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))

@@ -122,7 +122,7 @@ class Canvas:
         self,
         area: Area,
         words: str = "",
-        kind: BoxStyle = PLAIN,
+        style: BoxStyle = PLAIN,
         dashed: bool = False,
         **look: Any,
     ) -> Area:
@@ -132,16 +132,16 @@ class Canvas:
             area.width,
             area.height,
             boxstyle=f"round,pad=0,rounding_size={min(4, area.width / 4, area.height / 4)}",
-            facecolor=kind.fill,
-            edgecolor=kind.edge,
+            facecolor=style.fill,
+            edgecolor=style.edge,
             linestyle=(0, (3, 2)) if dashed else "-",
             linewidth=1,
-            zorder=1 if kind is PLAIN else 2,
+            zorder=1 if style is PLAIN else 2,
         )
         self._axes.add_patch(shape)
         self.boxes.append(area)
         if words:
-            self.text(area.middle, words, **{"color": kind.ink, **look})
+            self.text(area.middle, words, **{"color": style.ink, **look})
         return area
 
     def arrow(self, *corners: Point, colour: str = LINE, head: bool = True) -> None:
@@ -161,12 +161,12 @@ class Canvas:
             )
         )
 
-    def curve(self, points: Sequence[Point], kind: BoxStyle, dashed: bool = False) -> None:
+    def curve(self, points: Sequence[Point], style: BoxStyle, dashed: bool = False) -> None:
         """Draw a solid curve through points with dots, or a dashed one without."""
         self.curves.append(points)
         self._axes.plot(
             *zip(*points, strict=True),
-            color=kind.edge,
+            color=style.edge,
             linestyle=(0, (3, 2)) if dashed else "-",
             linewidth=1.4,
             marker="" if dashed else "o",
@@ -184,8 +184,8 @@ class Canvas:
     def legend(self, at: Point, entries: Sequence[tuple[BoxStyle, str, float]]) -> None:
         """Draw a legend; each entry is a style, its text and its width in pixels."""
         x, y = at
-        for kind, meaning, room in entries:
-            self.box(Area(x, y - 7, 20, 14), kind=kind)
+        for style, meaning, room in entries:
+            self.box(Area(x, y - 7, 20, 14), style=style)
             self.note((x + 27, y), meaning, "left")
             x += room
 

@@ -201,7 +201,7 @@ def resolve_auto_fields(
         line.config, **{"the settings that are given": sorted(settings.explicit_names)}
     )
     answers = not splits and not trains
-    if settings.has_auto_fields and not _has_data(settings.explicit_names, splits):
+    if settings.has_auto_fields and not _names_data(settings.explicit_names, splits):
         if not only_plans:
             raise ConfigError(
                 f"nothing says which data to take: give --data.{splits[0]} FILE, or --dataset "
@@ -215,17 +215,19 @@ def resolve_auto_fields(
         devices = Devices.local(line.config) if machine is None else Devices.from_machine(machine)
         choices = AutoConfig(settings, devices if count is None else replace(devices, count=count))
         if settings.has_auto_fields:
-            choices = _resolve(choices, splits, trains, data_cache or DataCache(), answers)
+            choices = _choose_auto_fields(
+                choices, splits, trains, data_cache or DataCache(), answers
+            )
         if shares:
             choices = _with_layout(choices, line.preset, programs)
         if settings.has_auto_fields and trains:
             choices = _with_micro_batch(choices, programs)
-    if summary := _summary(choices, trains):
+    if summary := _format_auto_values(choices, trains):
         say(summary)
     return replace(line, config=choices.config, settings=choices.settings)
 
 
-def _resolve(
+def _choose_auto_fields(
     choices: AutoConfig, splits: Sequence[Split], trains: bool, data_cache: DataCache, answers: bool
 ) -> AutoConfig:
     """Choose lengths, fine-tuning defaults, batch size and expert groups, in this order."""
@@ -251,7 +253,7 @@ def _resolve(
     return choices.with_values(execution__expert_groups=groups)
 
 
-def _has_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
+def _names_data(set_names: frozenset[str], splits: Sequence[Split]) -> bool:
     """Return True if the user or a preset names data for the splits."""
     return not splits or bool(
         {"data.dataset", "data.train", *(f"data.{split}" for split in splits)} & set_names
@@ -445,7 +447,7 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
 
     def seconds(n: int) -> float:
         candidate = choices.with_values(execution__micro_batch_size=n).config
-        return _simulate(candidate, target_machine, programs)
+        return _simulated_seconds(candidate, target_machine, programs)
 
     runs = {default_size: seconds(default_size)}
     for n in (2 * default_size, 4 * default_size):
@@ -468,7 +470,7 @@ def _with_micro_batch(choices: AutoConfig, programs: VariantCache) -> AutoConfig
     return replace(choices.with_values(execution__micro_batch_size=best), simulated=rates)
 
 
-def _simulate(config: RunConfig, target_machine: Machine, programs: VariantCache) -> float:
+def _simulated_seconds(config: RunConfig, target_machine: Machine, programs: VariantCache) -> float:
     """Return the seconds of a simulated training step; infinity if the program does not fit."""
     micro_batches = config.gradient_accumulation
     execution = replace(
@@ -535,18 +537,18 @@ def _format_simulated(choices: AutoConfig) -> str:
     return f" (simulated samples/s: {rates})"
 
 
-def _summary(choices: AutoConfig, trains: bool) -> str | None:
+def _format_auto_values(choices: AutoConfig, trains: bool) -> str | None:
     """Format the automatically chosen values in one line; None if none was chosen."""
     c, chosen = choices.config, choices.settings.effective_auto_values
     items = [
         text
-        for fields, text in _summary_items(c, trains, _format_simulated(choices))
+        for fields, text in _auto_value_texts(c, trains, _format_simulated(choices))
         if fields & chosen.keys()
     ]
     return f"chosen: {', '.join(items)} (flags change it)" if items else None
 
 
-def _summary_items(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
+def _auto_value_texts(c: RunConfig, trains: bool, why: str) -> list[tuple[set[str], str]]:
     """List groups of automatic fields, each with the text of its values."""
     e, t, output = c.execution, c.training, get_family(c).sample_format.output_field
     sequence_length = f"sequence_length {c.model.sequence_length}"

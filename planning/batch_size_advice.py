@@ -24,7 +24,9 @@ TARGET_TOKENS = 2**14
 """Tokens of a micro-batch per tensor-parallel device: larger ones are no faster."""
 
 
-def with_batch_advice(report: Report, programs: VariantCache, is_told: bool = False) -> Report:
+def with_batch_advice(
+    report: Report, programs: VariantCache, has_explicit_layout: bool = False
+) -> Report:
     """Return a copy of a plan that advises the smallest batch size to keep the devices busy.
 
     Args:
@@ -37,9 +39,9 @@ def with_batch_advice(report: Report, programs: VariantCache, is_told: bool = Fa
     layouts = [ParallelLayout(config, first.seconds, first.fits)]
     for factor in FACTORS:
         larger = config.with_values({BATCH: factor * config.training.global_batch_size})
-        micro = None if is_told else max(TARGET_TOKENS // tokens_per_sample(config), 1)
+        micro = None if has_explicit_layout else max(TARGET_TOKENS // tokens_per_sample(config), 1)
         configs = list_layouts(larger, config.replicas, micro)
-        configs = [c for c in configs if not is_told or c.execution == config.execution]
+        configs = [c for c in configs if not has_explicit_layout or c.execution == config.execution]
         fastest = promising_layouts(configs, machine, programs)[0]
         if not fastest.fits:
             break

@@ -77,12 +77,12 @@ class RunOrModelLoader:
         folder = local_save_dir(save)
         if not plans:
             restore_from_mirror(folder, save if is_address(save) else mirror)
-        step, saved = self._newest(folder)
+        step, saved = self._read_newest(folder)
         return None if step is None else saved
 
     def from_run(self, load: str) -> Mapping[str, Any] | None:
         """Return the configuration of a saved run by folder or address; None if there is no run."""
-        step, saved = self._newest(download_if_remote(load))
+        step, saved = self._read_newest(download_if_remote(load))
         if step is None:
             return None
         inherited = {name: saved[name] for name in saved if name not in OF_ONE_RUN}
@@ -92,7 +92,7 @@ class RunOrModelLoader:
         settings = {"adapter": {"load": None}} if "adapter" in saved else {}
         return merge(inherited, settings | ({"data": data_settings} if saved_tokenizer else {}))
 
-    def _newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
+    def _read_newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
         """Find the newest intact step of a run; returns its folder and configuration."""
         if not has_checkpoint(folder):
             return None, {}

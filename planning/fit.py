@@ -33,7 +33,7 @@ from terminal.entry_point import entry_point
 @entry_point(single_process=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan training and generation of a model on a machine, and print both plans."""
-    line = _read(list(sys.argv[1:] if arguments is None else arguments))
+    line = _read_fit_line(list(sys.argv[1:] if arguments is None else arguments))
     from planning.auto_config import resolve_auto_fields
     from planning.fit_search import plan_best_training, plan_generation
     from planning.hardware.local_machine import measure_local_machine
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(format_generation(generation)))
 
 
-def _read(arguments: list[str]) -> CommandLine:
+def _read_fit_line(arguments: list[str]) -> CommandLine:
     """Parse a command line whose first argument is a model or preset."""
     if arguments and not arguments[0].startswith("-"):
         arguments = [*_model_options(arguments[0]), *arguments[1:]]
@@ -112,14 +112,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_devices_option(parser)
     parser.add_argument(
         "--tokens",
-        type=_tokens,
+        type=_parse_tokens,
         metavar="N",
         default=1e9,
         help="tokens to train on, such as 5e8 (default: %(default)g)",
     )
 
 
-def _tokens(text: str) -> float:
+def _parse_tokens(text: str) -> float:
     """Parse a number of tokens such as "1e9"."""
     try:
         number = float(text)

@@ -40,7 +40,7 @@ def with_state_advice(report: Report, programs: VariantCache) -> Report:
     variants = programs.variants(other, machine.target)
     trials = (
         run_trial(variants, other, machine, variant)
-        for variant in set(_variants(result.best, report))
+        for variant in set(_candidate_variants(result.best, report))
     )
     best = min(trials, key=lambda trial: (not trial.fits, trial.seconds))
     if not best.fits or (report.fits and not best.is_faster_than(result.best, MIN_GAIN)):
@@ -48,7 +48,7 @@ def with_state_advice(report: Report, programs: VariantCache) -> Report:
     return replace(report, faster_state=FasterState(STATE, best.seconds))
 
 
-def _variants(best: Trial, report: Report) -> Iterator[Variant]:
+def _candidate_variants(best: Trial, report: Report) -> Iterator[Variant]:
     """Iterate over variants to simulate: the plan's, and those that save all activations.
 
     Saved activations use the device memory that the 8-bit state frees.

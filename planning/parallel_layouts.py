@@ -73,14 +73,17 @@ def promising_layouts(
     """
     simulated = list[ParallelLayout]()
     for bound in sorted(
-        (_bound(config, machine, programs) for config in configs), key=lambda b: b.seconds
+        (_step_lower_bound(config, machine, programs) for config in configs),
+        key=lambda b: b.seconds,
     ):
         if all(bound.may_be_below(other.seconds) for other in simulated):
-            simulated.append(_simulate(bound, machine, programs))
+            simulated.append(_simulate_layout(bound, machine, programs))
     return sorted(simulated, key=lambda layout: (not layout.fits, layout.seconds))
 
 
-def _bound(config: RunConfig, machine: Machine, programs: VariantCache) -> ParallelLayout:
+def _step_lower_bound(
+    config: RunConfig, machine: Machine, programs: VariantCache
+) -> ParallelLayout:
     """Return a layout with a lower bound on its step time: the seconds of its slowest resource."""
     _, traced = programs.variants(config, machine.target).get()
     rates = machine.achieved_rates(config.model.precision, config.replicas)
@@ -89,7 +92,9 @@ def _bound(config: RunConfig, machine: Machine, programs: VariantCache) -> Paral
     )
 
 
-def _simulate(layout: ParallelLayout, machine: Machine, programs: VariantCache) -> ParallelLayout:
+def _simulate_layout(
+    layout: ParallelLayout, machine: Machine, programs: VariantCache
+) -> ParallelLayout:
     """Return a layout with the time of its simulated step."""
     if machine.platform == "cpu" or not plans_placement(layout.config):
         return layout

@@ -220,11 +220,11 @@ class PlacementSearch:
 
     def _simulate(self, variant: Variant) -> Trial:
         """Place the buffer entries of a variant and simulate a run."""
-        program, traced = self._program(variant)
+        program, traced = self._program_and_trace(variant)
         several = variant.per_pass < self._config.gradient_accumulation
         window = traced.window // 2 if several else None
-        best = Trial(variant, program, traced, *self._place(traced, window))
-        while several and self._may_gain(best):
+        best = Trial(variant, program, traced, *self._place_entries(traced, window))
+        while several and self._memory_may_help(best):
             narrower = replace(best, **self._halve_window(best))
             if not narrower.is_faster_than(best):
                 best.placement.apply()
@@ -232,7 +232,7 @@ class PlacementSearch:
             best = narrower
         return best
 
-    def _may_gain(self, trial: Trial) -> bool:
+    def _memory_may_help(self, trial: Trial) -> bool:
         """Return True if with more device memory a trial could become the fastest."""
         if not trial.fits:
             return True
@@ -249,7 +249,7 @@ class PlacementSearch:
         before = trial.placement
         window = before.timeline.window // 2
         other_bytes = before.timeline.extent - before.nbytes - window
-        placement, fits = self._place(trial.traced, window, other_bytes, before.all_host)
+        placement, fits = self._place_entries(trial.traced, window, other_bytes, before.all_host)
         return {"placement": placement, "fits": fits}
 
     def fill(self, best: Trial) -> Trial:
@@ -296,7 +296,7 @@ class PlacementSearch:
             best = narrower
         return replace(trial, placement=best)
 
-    def _place(
+    def _place_entries(
         self,
         traced: popxl.plan.TracedProgram,
         window: int | None = None,
@@ -318,7 +318,9 @@ class PlacementSearch:
             other_bytes, all_host = needed, placement.all_host
         return placement, on_device and on_host
 
-    def _program(self, variant: Variant) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
+    def _program_and_trace(
+        self, variant: Variant
+    ) -> tuple[TrainingProgram, popxl.plan.TracedProgram]:
         """Return the program and trace of a variant whose `saved_layers` names layer types."""
         recomputing = replace(variant, saved_layers=RECOMPUTE_ALL)
         if not variant.saved_layers:
@@ -329,7 +331,7 @@ class PlacementSearch:
 
     def may_hold(self, variant: Variant) -> bool:
         """Return True if the buffer entries of a variant fit device and host memory together."""
-        return self._may_hold(self._program(variant)[1])
+        return self._may_hold(self._program_and_trace(variant)[1])
 
     def _may_hold(self, traced: popxl.plan.TracedProgram) -> bool:
         return _entry_bytes(traced) <= self._memory + self._host

@@ -37,7 +37,7 @@ def plot_report(report: Report, path: Path) -> None:
     _plot_times(left, report)
     _plot_memory(right, report)
     figure.suptitle(
-        f"{report.preset}, {report.requirements.kind}: {_devices(report)}, "
+        f"{report.preset}, {report.requirements.kind}: {_devices_title(report)}, "
         f"{report.seconds:.3g} s a run, {format_bytes(report.plan.host or report.plan.device)} "
         f"{'host memory' if report.plan.host else 'on a device'}",
         x=_MARGIN / _WIDTH, ha="left",
@@ -50,7 +50,7 @@ def plot_report(report: Report, path: Path) -> None:
     write_file("the picture", path, lambda draft: figure.savefig(draft, format="png"))
 
 
-def _devices(report: Report) -> str:
+def _devices_title(report: Report) -> str:
     count = report.plan.replicas
     return f"{count} device{'s' if count > 1 else ''} {format_devices(report)}"
 

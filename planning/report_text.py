@@ -37,12 +37,12 @@ class TableUnits:
 
 def format_report(report: Report) -> str:
     """Format a plan: totals, a table of phases with a legend, and the collectives."""
-    closing = [*_collectives(report), *_hint_lines(report)]
-    blocks = [_totals(report), _table(report), _legend(report), closing]
+    closing = [*_collective_lines(report), *_hint_lines(report)]
+    blocks = [_total_lines(report), _table_lines(report), _legend_lines(report), closing]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _totals(report: Report) -> list[str]:
+def _total_lines(report: Report) -> list[str]:
     """Return the lines above the table: time, memory and advice."""
     requirements, plan = report.requirements, report.plan
     c = requirements.config
@@ -82,7 +82,7 @@ def _totals(report: Report) -> list[str]:
             lines += _disk_lines(report)
     lines += [
         f"device       {format_bytes(report.device_bytes)} each: "
-        f"{', '.join(_device_items(report))}",
+        f"{', '.join(_device_memory_items(report))}",
         f"work         {requirements.flops_per_sample / 1e9:,.2f} GFLOP a sample in matrix "
         "products",
         f"bound        {report.seconds:,.3f} s a run, {requirements.samples / report.seconds:,.1f} "
@@ -128,7 +128,7 @@ def _disk_lines(report: Report) -> list[str]:
     ]
 
 
-def _device_items(report: Report) -> list[str]:
+def _device_memory_items(report: Report) -> list[str]:
     plan, timeline = report.plan, report.timeline
     between, on_its_way, gaps = plan.temporaries, "", []
     if timeline is not None and report.machine.platform != "cpu":
@@ -255,7 +255,7 @@ def _format_fits(report: Report) -> str:
     return fits
 
 
-def _table(report: Report) -> list[str]:
+def _table_lines(report: Report) -> list[str]:
     units = TableUnits.for_report(report)
     rows = [_table_head(units), *(_table_row(row, report, units) for row in report.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -281,7 +281,7 @@ def _table_row(row: ReportRow, report: Report, units: TableUnits) -> tuple[str, 
     )  # fmt: skip
 
 
-def _legend(report: Report) -> list[str]:
+def _legend_lines(report: Report) -> list[str]:
     """Return lines that explain the columns, and the rows that are not phases."""
     names = {row.phase for row in report.rows}
     lines = [_LEGEND]
@@ -301,7 +301,7 @@ def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _collectives(report: Report) -> list[str]:
+def _collective_lines(report: Report) -> list[str]:
     count: Counter[tuple[str, int, bool]] = Counter()
     nbytes: Counter[tuple[str, int, bool]] = Counter()
     for row in report.rows:

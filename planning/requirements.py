@@ -98,7 +98,7 @@ def finetuning_requirements(
     variants = (programs or VariantCache()).variants(config, target)
     _, traced = variants.get()
     count, shapes = (
-        _parameters(weight_map),
+        _parameter_count(weight_map),
         [weight.shape for weight in weight_map.trainable_weights],
     )
     slots = [
@@ -129,7 +129,7 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
         program = build_streamed(on_target, family.generator, weight_map, strategy)
     else:
         program = build_resident(on_target, family.generator, strategy)
-    execution, count = config.execution, _parameters(weight_map)
+    execution, count = config.execution, _parameter_count(weight_map)
     batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, target)
     return Requirements(
@@ -166,19 +166,19 @@ def tokens_per_sample(config: RunConfig) -> int:
     return model.sequence_length + int(getattr(model, "decoder_sequence_length", 0))
 
 
-def _parameters(weight_map: WeightMap) -> int:
+def _parameter_count(weight_map: WeightMap) -> int:
     """Return the number of parameters of a model."""
     return sum(math.prod(weight.shape) for weight in weight_map.weights)
 
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
     """Return the bytes of all weights of a weight map; adapter weights are float32."""
-    adapter_weights, model = _parameters(weight_map.filter(is_adapter)), config.model
+    adapter_weights, model = _parameter_count(weight_map.filter(is_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
-    total = (_parameters(weight_map) - adapter_weights) * item + adapter_weights * 4
+    total = (_parameter_count(weight_map) - adapter_weights) * item + adapter_weights * 4
     if model.quant is None or model.eval:
         return total
-    quantized = _parameters(
+    quantized = _parameter_count(
         weight_map.filter(is_quantizable)
     )  # with two numbers of 16 bits for each group
     quantized_bytes = quantized * model.quant.bits // 8 + quantized * 4 // model.quant.group_size

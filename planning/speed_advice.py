@@ -8,9 +8,11 @@ from planning.program_variants import VariantCache
 from planning.report import Report
 
 
-def with_advice(report: Report, programs: VariantCache, is_told: bool = False) -> Report:
+def with_advice(
+    report: Report, programs: VariantCache, has_explicit_layout: bool = False
+) -> Report:
     """Return a copy of a plan with advice on batch size and optimizer state.
 
     Arguments as for `with_batch_advice`.
     """
-    return with_state_advice(with_batch_advice(report, programs, is_told), programs)
+    return with_state_advice(with_batch_advice(report, programs, has_explicit_layout), programs)

@@ -22,9 +22,9 @@ def draw() -> Canvas:
         (DECODER, ends[1], "head:\nloss", "decoder"),
     ):
         names = [first, *(f"{name}\nlayer {i}" for i in range(LAYERS)), last]
-        _stack(canvas, top, names, rows=LAYERS + 2 if name == "encoder" else LAYERS + 1)
-    _encoded_gradients(canvas)
-    _encoded(canvas)
+        _draw_stack(canvas, top, names, rows=LAYERS + 2 if name == "encoder" else LAYERS + 1)
+    _draw_gradient_arrows(canvas)
+    _draw_output_arrows(canvas)
     canvas.legend(
         (LEFT, 372),
         [(ACTIVATION, "x: values, from left to right", 246),
@@ -33,65 +33,69 @@ def draw() -> Canvas:
     return canvas
 
 
-def _phase(index: int, top: float) -> Area:
+def _phase_area(index: int, top: float) -> Area:
     return Area(LEFT + index * PITCH, top, PHASE, DX + CELL)
 
 
-def _row(index: int, top: float) -> Area:
+def _row_area(index: int, top: float) -> Area:
     return Area(LEFT + index * PITCH + PHASE + GAP, top, ROW, CELL)
 
 
-def _stack(canvas: Canvas, top: float, names: list[str], rows: int) -> None:
+def _draw_stack(canvas: Canvas, top: float, names: list[str], rows: int) -> None:
     for i, name in enumerate(names):
-        canvas.box(_phase(i, top), name)
+        canvas.box(_phase_area(i, top), name)
     for i in range(rows):
-        canvas.note((_row(i, top).middle[0], top - 12), f"row {i}")
-        for below, kind in ((X, ACTIVATION), (DX, GRADIENT)):
-            _cells(canvas, _row(i, top + below), kind)
-            forwards = kind is ACTIVATION
-            _beside(canvas, i, _row(i, top + below), VALUE if forwards else GRAD, forwards)
+        canvas.note((_row_area(i, top).middle[0], top - 12), f"row {i}")
+        for below, style in ((X, ACTIVATION), (DX, GRADIENT)):
+            _draw_cells(canvas, _row_area(i, top + below), style)
+            forwards = style is ACTIVATION
+            _draw_phase_arrow(
+                canvas, i, _row_area(i, top + below), VALUE if forwards else GRAD, forwards
+            )
             if i + 1 < len(names):
-                _beside(canvas, i + 1, _row(i, top + below), VALUE if forwards else GRAD, forwards)
+                _draw_phase_arrow(
+                    canvas, i + 1, _row_area(i, top + below), VALUE if forwards else GRAD, forwards
+                )
 
 
-def _beside(canvas: Canvas, phase: int, row: Area, colour: str, forwards: bool) -> None:
+def _draw_phase_arrow(canvas: Canvas, phase: int, row: Area, colour: str, forwards: bool) -> None:
     """Draw the arrow between a phase and the activation row beside it."""
     y = row.middle[1]
-    left = _phase(phase, 0).left
+    left = _phase_area(phase, 0).left
     ends = (left + PHASE, row.left) if left < row.left else (row.right, left)
     start, end = ends if forwards else ends[::-1]
     canvas.arrow((start, y), (end, y), colour=colour)
 
 
-def _cells(canvas: Canvas, area: Area, kind: BoxStyle) -> None:
+def _draw_cells(canvas: Canvas, area: Area, style: BoxStyle) -> None:
     """Draw a row of the activation buffer, with a cell for each micro-batch."""
     width = area.width / MICRO_BATCHES
     for entry in range(MICRO_BATCHES):
-        canvas.box(Area(area.left + entry * width, area.top, width, area.height), kind=kind)
+        canvas.box(Area(area.left + entry * width, area.top, width, area.height), style=style)
 
 
-def _encoded_gradients(canvas: Canvas) -> None:
+def _draw_gradient_arrows(canvas: Canvas) -> None:
     """Draw the arrows of decoder layers that add to the gradient of the encoder's output."""
-    last = _row(LAYERS + 1, ENCODER + DX).middle[0]
-    layers = [_phase(i + 1, DECODER).middle[0] for i in range(LAYERS)]
+    last = _row_area(LAYERS + 1, ENCODER + DX).middle[0]
+    layers = [_phase_area(i + 1, DECODER).middle[0] for i in range(LAYERS)]
     for x in layers:
         canvas.arrow((x, DECODER), (x, ADDED), colour=GRAD, head=False)
-    bottom = _row(LAYERS + 1, ENCODER + DX).bottom
+    bottom = _row_area(LAYERS + 1, ENCODER + DX).bottom
     canvas.arrow((layers[0], ADDED), (last, ADDED), (last, bottom), colour=GRAD)
     words = "each decoder layer adds to the gradient of the encoder's output"
     canvas.note((layers[0] + 8, ADDED - 12), words, "left", color=INK)
 
 
-def _encoded(canvas: Canvas) -> None:
+def _draw_output_arrows(canvas: Canvas) -> None:
     """Draw the arrows of decoder layers that read the encoder's output."""
-    output = _row(LAYERS + 1, ENCODER)
+    output = _row_area(LAYERS + 1, ENCODER)
     bus, right = DECODER + DX + CELL + 24, output.right + 12
     y = output.middle[1]
-    first = _phase(1, DECODER).middle[0]
+    first = _phase_area(1, DECODER).middle[0]
     canvas.arrow(
         (output.right, y), (right, y), (right, bus), (first, bus), colour=VALUE, head=False
     )
     for i in range(LAYERS):
-        x = _phase(i + 1, DECODER).middle[0]
+        x = _phase_area(i + 1, DECODER).middle[0]
         canvas.arrow((x, bus), (x, DECODER + DX + CELL), colour=VALUE)
     canvas.note((right - 8, bus + 15), "the encoder's output: row 4 of its x", "right", color=INK)

@@ -16,7 +16,7 @@ def draw() -> Canvas:
     bar = Area(596, TOP, 96, ROW + HEIGHT)
     canvas.box(bar, "⇄ mean\n\nonce per\nlayer and\nstep", EXCHANGE)
     for copy in range(COPIES):
-        _copy(canvas, copy, bar)
+        _draw_model_copy(canvas, copy, bar)
     canvas.note(
         (20, 236),
         "All copies hold equal weights, make the same update, and so stay equal.",
@@ -25,10 +25,10 @@ def draw() -> Canvas:
     return canvas
 
 
-def _copy(canvas: Canvas, copy: int, bar: Area) -> None:
+def _draw_model_copy(canvas: Canvas, copy: int, bar: Area) -> None:
     y = TOP + copy * ROW
     samples = canvas.box(Area(20, y, 104, HEIGHT), f"samples of\ncopy {copy}", ACTIVATION)
-    model = canvas.box(Area(150, y, 290, HEIGHT), kind=WEIGHT)
+    model = canvas.box(Area(150, y, 290, HEIGHT), style=WEIGHT)
     canvas.text((model.left + 48, model.middle[1]), f"copy {copy}\nall layers", weight="bold")
     work = Area(model.left + 104, y + 12, 174, HEIGHT - 24)
     canvas.box(work, "forwards, backwards\nover its micro-batches", COMPUTE)

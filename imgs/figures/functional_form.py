@@ -20,12 +20,12 @@ def draw() -> Canvas:
         top = 60 + 96 * i
         canvas.box(Area(LEFT, top, 250, HIGH), statement, PLAIN)
         canvas.note((LEFT, top + 46), remark, "left")
-    _dataflow(canvas)
+    _draw_dataflow(canvas)
     canvas.note((LEFT, 372), "w is one place in memory,\nwhich statements change in turn.", "left")
     return canvas
 
 
-def _dataflow(canvas: Canvas) -> None:
+def _draw_dataflow(canvas: Canvas) -> None:
     value, node = 110, 150
     w = canvas.box(Area(RIGHT - 44, 44, value, HIGH), "w", WEIGHT)
     steps = (
@@ -39,8 +39,8 @@ def _dataflow(canvas: Canvas) -> None:
     for i, (words, result) in enumerate(steps):
         top = 60 + 48 + STEP * i
         op = canvas.box(Area(RIGHT + 40, top, node, HIGH), words, COMPUTE)
-        kind = WEIGHT if result.startswith("w") else ACTIVATION
-        out = canvas.box(Area(RIGHT + 240, top, value, HIGH), result, kind)
+        style = WEIGHT if result.startswith("w") else ACTIVATION
+        out = canvas.box(Area(RIGHT + 240, top, value, HIGH), result, style)
         canvas.arrow((op.right, op.middle[1]), (out.left, out.middle[1]))
         if i == 0:
             canvas.arrow((w.right, w.middle[1]), (op.middle[0], w.middle[1]),

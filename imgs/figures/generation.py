@@ -16,21 +16,21 @@ def draw() -> Canvas:
     canvas.head((16, 20), "read the prompts, once")
     canvas.head((CACHES, 20), "keys and values")
     canvas.head((LOOP, 20), "for each new token")
-    _reading(canvas, T5, "FLAN-T5", "encoder")
-    _reading(canvas, GPTJ, "GPT-J", "all layers")
+    _draw_prompt_pass(canvas, T5, "FLAN-T5", "encoder")
+    _draw_prompt_pass(canvas, GPTJ, "GPT-J", "all layers")
     canvas.note((CACHES, T5 - 14), "of the encoder's output, for each layer", "left")
-    _slots(canvas, CACHES, T5, PROMPT)
+    _draw_cache(canvas, CACHES, T5, PROMPT)
     canvas.note((CACHES, T5 + 56), "of the answer, for each layer", "left")
-    _slots(canvas, CACHES, T5 + 70, 0, NEW)
+    _draw_cache(canvas, CACHES, T5 + 70, 0, NEW)
     canvas.note((CACHES, GPTJ - 14), "of prompt and answer, for each layer", "left")
-    _slots(canvas, CACHES, GPTJ, PROMPT, NEW)
-    _loop(canvas)
+    _draw_cache(canvas, CACHES, GPTJ, PROMPT, NEW)
+    _draw_loop(canvas)
     canvas.legend((CACHES, 292), [(ACTIVATION, "there", 80), (COMPUTE, "written now", 120),
                                   (EMPTY, "empty", 0)])  # fmt: skip
     return canvas
 
 
-def _reading(canvas: Canvas, y: float, family: str, layers: str) -> None:
+def _draw_prompt_pass(canvas: Canvas, y: float, family: str, layers: str) -> None:
     canvas.text((16, y - 14), family, align="left", weight="bold")
     prompts = canvas.box(Area(16, y, 92, HEIGHT), "prompts", PLAIN)
     read = canvas.box(Area(136, y, 112, HEIGHT), layers, COMPUTE)
@@ -39,16 +39,16 @@ def _reading(canvas: Canvas, y: float, family: str, layers: str) -> None:
     canvas.arrow((read.right, y), (CACHES - 4, y))
 
 
-def _slots(canvas: Canvas, x: float, y: float, prompt: int, new: int = 0) -> None:
+def _draw_cache(canvas: Canvas, x: float, y: float, prompt: int, new: int = 0) -> None:
     """Draw a cache with a slot for each token of the prompt and each new token."""
     kinds = [ACTIVATION] * (prompt + (WRITTEN if new else 0))
     if new:
         kinds += [COMPUTE] + [EMPTY] * (new - WRITTEN - 1)
-    for i, kind in enumerate(kinds):
-        canvas.box(Area(x + i * SLOT, y, SLOT, HEIGHT), kind=kind)
+    for i, style in enumerate(kinds):
+        canvas.box(Area(x + i * SLOT, y, SLOT, HEIGHT), style=style)
 
 
-def _loop(canvas: Canvas) -> None:
+def _draw_loop(canvas: Canvas) -> None:
     steps = (
         ("token", PLAIN, 30),
         ("(decoder) layers: write its\nkey and value, read all", COMPUTE, 48),
@@ -56,8 +56,8 @@ def _loop(canvas: Canvas) -> None:
         ("⇄ best token of all parts", EXCHANGE, 30),
     )
     y, areas = 48.0, []
-    for words, kind, height in steps:
-        areas.append(canvas.box(Area(LOOP, y, 190, height), words, kind))
+    for words, style, height in steps:
+        areas.append(canvas.box(Area(LOOP, y, 190, height), words, style))
         y += height + 18
     for above, below in pairwise(areas):
         canvas.arrow((above.middle[0], above.bottom), (below.middle[0], below.top))

@@ -25,7 +25,7 @@ class Action:
     """A box of the figure: an action and the kind of its data."""
 
     words: str
-    kind: BoxStyle
+    style: BoxStyle
     repeated: bool = False  # for each micro-batch
 
 
@@ -72,7 +72,7 @@ def draw() -> Canvas:
     for column, (title, actions) in enumerate(COLUMNS.items()):
         x = 16 + column * (WIDTH + GAP)
         canvas.head((x, 20), title)
-        bottom = _column(canvas, x, actions)
+        bottom = _draw_column(canvas, x, actions)
         if column in REMARKS:
             canvas.note((x, bottom + 12), REMARKS[column], "left", va="top")
     canvas.note(
@@ -84,7 +84,7 @@ def draw() -> Canvas:
     return canvas
 
 
-def _column(canvas: Canvas, x: float, actions: tuple[Action, ...]) -> float:
+def _draw_column(canvas: Canvas, x: float, actions: tuple[Action, ...]) -> float:
     """Draw boxes of actions below each other; returns the y of the lowest edge."""
     y, loop = 44.0, None
     for i, action in enumerate(actions):
@@ -94,10 +94,10 @@ def _column(canvas: Canvas, x: float, actions: tuple[Action, ...]) -> float:
         height = 44 if "\n" in action.words else 30
         inset = INSET if action.repeated else 0
         area = Area(x + inset, y, WIDTH - 2 * inset, height)
-        canvas.box(area, action.words, action.kind)
+        canvas.box(area, action.words, action.style)
         y += height + 7
         last = i + 1 == len(actions) or not actions[i + 1].repeated
         if loop is not None and action.repeated and last:
-            canvas.box(Area(x, loop, WIDTH, y - loop + 2), kind=PLAIN)
+            canvas.box(Area(x, loop, WIDTH, y - loop + 2), style=PLAIN)
             y += 9
     return y

@@ -18,25 +18,25 @@ Work = tuple[int, int, int]
 def draw() -> Canvas:
     canvas = Canvas(296)
     for panel, per_pass in enumerate(PER_PASS):
-        _panel(canvas, LEFT + panel * PANEL, per_pass)
+        _draw_panel(canvas, LEFT + panel * PANEL, per_pass)
     for layer, name in enumerate(LAYERS):
-        canvas.text((LEFT - 18, _top(layer) + ROW / 2 - 1), name, weight="bold")
-    words = [(kind, f"micro-batch {i + 1}", 140) for i, kind in enumerate(MEMBERS)]
+        canvas.text((LEFT - 18, _layer_y(layer) + ROW / 2 - 1), name, weight="bold")
+    words = [(style, f"micro-batch {i + 1}", 140) for i, style in enumerate(MEMBERS)]
     canvas.legend((LEFT, 272), [*words, (EXCHANGE, "saved activations", 140)])
     canvas.note((WIDTH - 14, 272), "time →", "right")
     return canvas
 
 
-def _panel(canvas: Canvas, left: float, per_pass: int) -> None:
+def _draw_panel(canvas: Canvas, left: float, per_pass: int) -> None:
     passes = MICRO_BATCHES // per_pass
     canvas.head((left, 20), PER_PASS[per_pass])
     saved = max_saved = 0
     for slot, (layer, micro_batch, more) in enumerate(list_work(per_pass)):
         x = left + slot * CELL
-        canvas.box(Area(x, _top(layer), CELL - 1, ROW - 3), kind=MEMBERS[micro_batch])
+        canvas.box(Area(x, _layer_y(layer), CELL - 1, ROW - 3), style=MEMBERS[micro_batch])
         saved, max_saved = saved + more, max(max_saved, saved + more)
         if saved:
-            canvas.box(Area(x, FLOOR - saved * HEIGHT, CELL - 1, saved * HEIGHT), kind=EXCHANGE)
+            canvas.box(Area(x, FLOOR - saved * HEIGHT, CELL - 1, saved * HEIGHT), style=EXCHANGE)
     width = 2 * len(LAYERS) * MICRO_BATCHES * CELL / passes
     for number in range(passes):
         start = left + number * width
@@ -53,6 +53,6 @@ def list_work(per_pass: int) -> Iterator[Work]:
         yield from ((layer, m, -1) for layer in reversed(range(len(LAYERS))) for m in members)
 
 
-def _top(layer: int) -> float:
+def _layer_y(layer: int) -> float:
     """Returns the y of a layer's row; the first layer is lowest."""
     return TOP + (len(LAYERS) - 1 - layer) * ROW

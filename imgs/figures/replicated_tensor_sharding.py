@@ -20,13 +20,13 @@ def draw() -> Canvas:
                      (REDUCED, "mean gradient")):  # fmt: skip
         canvas.head((x, 24), title)
     middle = (BOTTOM - TOP) / 2 + TOP
-    for x, words, kind in ((214, "⇄ all-gather", EXCHANGE), (406, "all micro-batches", COMPUTE),
+    for x, words, style in ((214, "⇄ all-gather", EXCHANGE), (406, "all micro-batches", COMPUTE),
                            (622, "⇄ reduce-scatter", EXCHANGE)):  # fmt: skip
-        width = 66 if kind == COMPUTE else 34
-        area = canvas.box(Area(x, TOP, width, BOTTOM - TOP), kind=kind)
-        canvas.text((area.middle[0], middle), words, color=kind.ink, rotation=90)
+        width = 66 if style == COMPUTE else 34
+        area = canvas.box(Area(x, TOP, width, BOTTOM - TOP), style=style)
+        canvas.text((area.middle[0], middle), words, color=style.ink, rotation=90)
     for replica in ALL:
-        _row(canvas, replica)
+        _draw_replica_row(canvas, replica)
     y = BOTTOM + 26
     canvas.arrow((REDUCED + 48, BOTTOM + 8), (REDUCED + 48, y), (STORED + 48, y),
                  (STORED + 48, BOTTOM + 8))  # fmt: skip
@@ -35,21 +35,23 @@ def draw() -> Canvas:
     return canvas
 
 
-def _row(canvas: Canvas, replica: int) -> None:
+def _draw_replica_row(canvas: Canvas, replica: int) -> None:
     y = TOP + replica * ROW
     canvas.text((16, y + HEIGHT / 2), f"replica {replica}", align="left")
-    _tensor(canvas, STORED, y, {replica}, WEIGHT)
-    _tensor(canvas, WHOLE, y, ALL, WEIGHT)
-    _tensor(canvas, LOCAL, y, ALL, GRADIENT)
-    _tensor(canvas, REDUCED, y, {replica}, GRADIENT)
+    _draw_tensor(canvas, STORED, y, {replica}, WEIGHT)
+    _draw_tensor(canvas, WHOLE, y, ALL, WEIGHT)
+    _draw_tensor(canvas, LOCAL, y, ALL, GRADIENT)
+    _draw_tensor(canvas, REDUCED, y, {replica}, GRADIENT)
     width = REPLICAS * PART
     for start, end in ((STORED + width, 214), (248, WHOLE), (WHOLE + width, 406), (472, LOCAL),
                        (LOCAL + width, 622), (656, REDUCED)):  # fmt: skip
         canvas.arrow((start, y + HEIGHT / 2), (end, y + HEIGHT / 2))
 
 
-def _tensor(canvas: Canvas, x: float, y: float, held: Collection[int], kind: BoxStyle) -> None:
+def _draw_tensor(
+    canvas: Canvas, x: float, y: float, held: Collection[int], style: BoxStyle
+) -> None:
     for part in sorted(ALL, key=lambda part: part in held):  # those that are there on top
         has = part in held
         area = Area(x + part * PART, y, PART, HEIGHT)
-        canvas.box(area, str(part) if has else "", kind if has else EMPTY, dashed=not has)
+        canvas.box(area, str(part) if has else "", style if has else EMPTY, dashed=not has)

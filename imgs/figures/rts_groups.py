@@ -14,33 +14,37 @@ REMARK = "A cell is a replica: 0 to 3 above, 4 to 7 below, as in the grid of cop
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """A kind of tensor: `holds(copy, shard)` returns a replica's tensor and its shard of it."""
+class TensorDistribution:
+    """Distribution of one kind of tensor over the grid of replicas.
+
+    Attributes:
+        holds: (copy, shard) -> number of the replica's tensor, and of its shard of that tensor.
+    """
 
     title: str
-    kind: BoxStyle
+    style: BoxStyle
     tensor: str
     holds: Callable[[int, int], tuple[int | None, int]]
     remark: str
 
 
 # Weights that tensor parallelism cuts are alike in a column of the grid, activations in a row.
-SHARINGS = (
-    Sharing(
+DISTRIBUTIONS = (
+    TensorDistribution(
         "tensor-parallel weights",
         WEIGHT,
         "shard",
         lambda copy, shard: (shard, copy),
         "Column: the copies that hold\nthe same shard keep a part each.\n" + PASS,
     ),
-    Sharing(
+    TensorDistribution(
         "other large weights",
         MOMENT,
         "",
         lambda copy, shard: (None, replica(copy, shard)),
         "All replicas hold them alike\nand keep a part each.\n" + PASS,
     ),
-    Sharing(
+    TensorDistribution(
         "activations between layers",
         ACTIVATION,
         "copy",
@@ -53,20 +57,20 @@ SHARINGS = (
 
 def draw() -> Canvas:
     canvas = Canvas(262)
-    for i, sharing in enumerate(SHARINGS):
-        _panel(canvas, 16 + i * PANEL, sharing)
+    for i, distribution in enumerate(DISTRIBUTIONS):
+        _draw_panel(canvas, 16 + i * PANEL, distribution)
     canvas.note((16, 240), REMARK, "left")
     return canvas
 
 
-def _panel(canvas: Canvas, left: float, sharing: Sharing) -> None:
-    canvas.head((left, 20), sharing.title)
+def _draw_panel(canvas: Canvas, left: float, distribution: TensorDistribution) -> None:
+    canvas.head((left, 20), distribution.title)
     for copy in range(COPIES):
         for shard in range(SHARDS):
-            tensor, part = sharing.holds(copy, shard)
+            tensor, part = distribution.holds(copy, shard)
             words = f"part {part}"
             if tensor is not None:
-                words = f"{sharing.tensor} {tensor}\n{words}"
+                words = f"{distribution.tensor} {tensor}\n{words}"
             at = left + shard * (WIDTH + GAP), 44 + copy * (HEIGHT + GAP)
-            canvas.box(Area(*at, WIDTH, HEIGHT), words, sharing.kind)
-    canvas.text((left, 156), sharing.remark, align="left", va="top")
+            canvas.box(Area(*at, WIDTH, HEIGHT), words, distribution.style)
+    canvas.text((left, 156), distribution.remark, align="left", va="top")

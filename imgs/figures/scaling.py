@@ -22,7 +22,7 @@ class Series(NamedTuple):
     """A curve of the plot: measured points, and points extrapolated from them."""
 
     meaning: str
-    kind: BoxStyle
+    style: BoxStyle
     measured: Points
     computed: Points = ()
 
@@ -36,18 +36,18 @@ def draw() -> Canvas:
     entries = read_records()
     canvas = Canvas(TOP + HEIGHT + 112)
     panels = (
-        ("seconds", _seconds(entries), ("0.001", "0.01", "0.1", "1", "10", "100")),
-        ("messages of a step", _messages(entries), ("1", "10", "100", "1,000", "10,000")),
-        ("bytes", _bytes(entries), ("100", "10 kB", "1 MB", "100 MB", "10 GB")),
+        ("seconds", _seconds_series(entries), ("0.001", "0.01", "0.1", "1", "10", "100")),
+        ("messages of a step", _message_series(entries), ("1", "10", "100", "1,000", "10,000")),
+        ("bytes", _byte_series(entries), ("100", "10 kB", "1 MB", "100 MB", "10 GB")),
     )
     for i, (title, series, ticks) in enumerate(panels):
-        _panel(canvas, LEFT + i * APART, title, series, ticks)
+        _draw_panel(canvas, LEFT + i * APART, title, series, ticks)
     about = "over the number of processes; of\ntables, of hosts with 8 devices.\nDashed: computed"
     canvas.note((LEFT + APART - 46, TOP + HEIGHT + 78), about, "left")
     return canvas
 
 
-def _seconds(entries: Sequence[Mapping[str, float]]) -> list[Series]:
+def _seconds_series(entries: Sequence[Mapping[str, float]]) -> list[Series]:
     return [
         Series("start: all have met", WEIGHT, _measured_points(entries, "meet_s")),
         Series("save", MOMENT, _measured_points(entries, "save_s")),
@@ -55,23 +55,25 @@ def _seconds(entries: Sequence[Mapping[str, float]]) -> list[Series]:
     ]
 
 
-def _messages(entries: Sequence[Mapping[str, float]]) -> list[Series]:
-    return [_step(entries, "messages", "exchanges of a step")]
+def _message_series(entries: Sequence[Mapping[str, float]]) -> list[Series]:
+    return [_training_step_series(entries, "messages", "exchanges of a step")]
 
 
-def _bytes(entries: Sequence[Mapping[str, float]]) -> list[Series]:
+def _byte_series(entries: Sequence[Mapping[str, float]]) -> list[Series]:
     listed = [row for row in entries if "hosts" in row]
     needed = [(r["hosts"], r["table_bytes"] * r["tables_needed"] + r["manifest_bytes"])
               for r in listed]  # fmt: skip
     return [
-        _step(entries, "bytes", "exchanges of a step"),
+        _training_step_series(entries, "bytes", "exchanges of a step"),
         Series("all tables of xxl_pod64", ACTIVATION, (),
                [(row["hosts"], row["tables_bytes"]) for row in listed]),
         Series("what a host loads of them", GRADIENT, (), needed),
     ]  # fmt: skip
 
 
-def _step(entries: Sequence[Mapping[str, float]], name: str, meaning: str) -> Series:
+def _training_step_series(
+    entries: Sequence[Mapping[str, float]], name: str, meaning: str
+) -> Series:
     measured = _measured_points(entries, name)
     (last,) = (row[name] for row in entries if row.get("processes") == LAST)
     return Series(meaning, COMPUTE, measured, [measured[-1], (LAST, last)])
@@ -84,7 +86,7 @@ def _measured_points(
     return [(row["processes"], row[name]) for row in rows]
 
 
-def _panel(
+def _draw_panel(
     canvas: Canvas, left: float, title: str, series: Sequence[Series], ticks: Sequence[str]
 ) -> None:
     """Draw a panel with logarithmic axes; `ticks` are axis labels from bottom to top."""
@@ -105,12 +107,12 @@ def _panel(
         canvas.note((place((count, 10**low))[0], bottom + 14), f"{count:,}")
     for one in series:
         if one.computed:
-            canvas.curve([place(point) for point in one.computed], one.kind, dashed=True)
+            canvas.curve([place(point) for point in one.computed], one.style, dashed=True)
         if one.measured:
-            canvas.curve([place(point) for point in one.measured], one.kind)
+            canvas.curve([place(point) for point in one.measured], one.style)
     for i, one in enumerate(series):
         y = bottom + 38 + 20 * i
-        canvas.box(Area(left - 46, y - 7, 20, 14), kind=one.kind)
+        canvas.box(Area(left - 46, y - 7, 20, 14), style=one.style)
         canvas.note((left - 19, y), one.meaning, "left")
 
 

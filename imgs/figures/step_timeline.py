@@ -38,22 +38,22 @@ def draw() -> Canvas:
         canvas.head((16, y - 22), words)
     batch = canvas.box(Area(16, FORWARD, WIDTH, HEIGHT), "batch\nfrom the\nhost", ACTIVATION)
     norm = canvas.box(Area(16, BACKWARD, WIDTH, HEIGHT), "⇄ global\nnorm", EXCHANGE)
-    forwards = [canvas.box(_phase(n, FORWARD), w, COMPUTE) for n, w in PHASES.items()]
-    backwards = [canvas.box(_phase(n, BACKWARD), w, GRADIENT) for n, w in PHASES.items()]
+    forwards = [canvas.box(_phase_area(n, FORWARD), w, COMPUTE) for n, w in PHASES.items()]
+    backwards = [canvas.box(_phase_area(n, BACKWARD), w, GRADIENT) for n, w in PHASES.items()]
     right = forwards[-1].right + GAP
     loss = Area(right, FORWARD, 814 - right, BACKWARD + HEIGHT - FORWARD)
     canvas.box(loss, "head:\nloss\nand its\ngradient", COMPUTE)
-    _chain(canvas, [batch, *forwards, loss], FORWARD)
-    _chain(canvas, [loss, *reversed(backwards), norm], BACKWARD)
-    _update(canvas, norm)
+    _draw_arrows(canvas, [batch, *forwards, loss], FORWARD)
+    _draw_arrows(canvas, [loss, *reversed(backwards), norm], BACKWARD)
+    _draw_updates(canvas, norm)
     return canvas
 
 
-def _phase(name: str, top: float) -> Area:
+def _phase_area(name: str, top: float) -> Area:
     return Area(LEFT + list(PHASES).index(name) * (WIDTH + GAP), top, WIDTH, HEIGHT)
 
 
-def _chain(canvas: Canvas, areas: list[Area], top: float) -> None:
+def _draw_arrows(canvas: Canvas, areas: list[Area], top: float) -> None:
     """Draw an arrow from each area to the next."""
     y = top + HEIGHT / 2
     for start, end in pairwise(areas):
@@ -62,15 +62,15 @@ def _chain(canvas: Canvas, areas: list[Area], top: float) -> None:
         canvas.arrow(*((x, y) for x in ends))
 
 
-def _update(canvas: Canvas, norm: Area) -> None:
+def _draw_updates(canvas: Canvas, norm: Area) -> None:
     """Draw the AdamW updates of the phases that own variables."""
     areas = [
-        canvas.box(Area(LEFT + i * (WIDTH + GAP), UPDATE, WIDTH, HEIGHT), words, kind)
-        for i, (words, kind) in enumerate(_owners())
+        canvas.box(Area(LEFT + i * (WIDTH + GAP), UPDATE, WIDTH, HEIGHT), words, style)
+        for i, (words, style) in enumerate(_variable_owners())
     ]
     first = Area(16, UPDATE, WIDTH, HEIGHT)
     canvas.box(first, "learning\nrate from\nthe host", PLAIN)
-    _chain(canvas, [first, *areas], UPDATE)
+    _draw_arrows(canvas, [first, *areas], UPDATE)
     x = norm.right - 5
     canvas.arrow((x, norm.bottom), (x, UPDATE))
     words = (
@@ -80,5 +80,5 @@ def _update(canvas: Canvas, norm: Area) -> None:
     canvas.note((16, UPDATE + HEIGHT + 34), words, "left")
 
 
-def _owners() -> list[tuple[str, BoxStyle]]:
+def _variable_owners() -> list[tuple[str, BoxStyle]]:
     return [(PHASES.get(name, name), MOMENT) for name in OWNERS]

@@ -32,8 +32,8 @@ RULES = (
 def draw() -> Canvas:
     canvas = Canvas(496)
     for i, (title, stages) in enumerate(HALVES.items()):
-        _half(canvas, 12 + i * 176, title, stages)
-    _rules(canvas, 378)
+        _draw_half_layer(canvas, 12 + i * 176, title, stages)
+    _draw_rules(canvas, 378)
     canvas.note(
         (16, 478),
         "An encoder layer of T5 is these two halves. GPT-J computes both between one open and "
@@ -43,7 +43,7 @@ def draw() -> Canvas:
     return canvas
 
 
-def _half(canvas: Canvas, top: float, title: str, stages: tuple[str, ...]) -> None:
+def _draw_half_layer(canvas: Canvas, top: float, title: str, stages: tuple[str, ...]) -> None:
     canvas.head((16, top + 8), title)
     y = top + 46
     middle = y + LANE + GAP / 2
@@ -54,14 +54,14 @@ def _half(canvas: Canvas, top: float, title: str, stages: tuple[str, ...]) -> No
     closing = canvas.box(next(ends), "close", EXCHANGE, rotation=90)
     plus = canvas.box(Area(758, middle - 14, 28, 28), "+")
     for member in range(2):
-        _lane(canvas, y + member * (LANE + GAP), member, stages, opening, closing)
+        _draw_device_lane(canvas, y + member * (LANE + GAP), member, stages, opening, closing)
     for start, end in ((x, norm), (norm, opening), (closing, plus)):
         canvas.arrow((start.right, middle), (end.left, middle))
     canvas.arrow((plus.right, middle), (818, middle))
     canvas.arrow((54, middle), (54, y - 14), (772, y - 14), (772, plus.top))
 
 
-def _lane(
+def _draw_device_lane(
     canvas: Canvas, y: float, member: int, stages: tuple[str, ...], opening: Area, closing: Area
 ) -> None:
     """Draw the work of one device between its first and last box."""
@@ -73,7 +73,7 @@ def _lane(
     canvas.arrow((at, middle), (closing.left, middle))
 
 
-def _rules(canvas: Canvas, top: float) -> None:
+def _draw_rules(canvas: Canvas, top: float) -> None:
     for i, (name, forwards, backwards) in enumerate(RULES):
         y = top + i * 32
         if name:

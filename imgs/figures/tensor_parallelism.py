@@ -9,9 +9,9 @@ MIDDLE = 116  # of the matrices, downwards
 
 def draw() -> Canvas:
     canvas = Canvas(272)
-    _columns(canvas, 20)
+    _draw_column_parallel(canvas, 20)
     canvas.arrow((WIDTH / 2 - 33, 14), (WIDTH / 2 - 33, 218), head=False)
-    _rows(canvas, 410)
+    _draw_row_parallel(canvas, 410)
     canvas.legend(
         (20, 250),
         [(MEMBERS[0], "on device 0", 130), (MEMBERS[1], "on device 1", 130),
@@ -20,7 +20,7 @@ def draw() -> Canvas:
     return canvas
 
 
-def _columns(canvas: Canvas, x: float) -> None:
+def _draw_column_parallel(canvas: Canvas, x: float) -> None:
     canvas.head((x, 20), "Cut by columns: no exchange")
     canvas.box(Area(x, MIDDLE - 35, 90, 70), "X", PLAIN)
     canvas.text((x + 108, MIDDLE), "×", HEAD_SIZE)
@@ -34,7 +34,7 @@ def _columns(canvas: Canvas, x: float) -> None:
     canvas.note((x, 210), "Each device has some columns of Y = X W.", "left")
 
 
-def _rows(canvas: Canvas, x: float) -> None:
+def _draw_row_parallel(canvas: Canvas, x: float) -> None:
     canvas.head((x, 20), "Cut by rows: a sum over the devices")
     for member in range(2):
         canvas.box(Area(x + 44 * member, MIDDLE - 35, 44, 70), f"Y{SUB[member]}", MEMBERS[member])

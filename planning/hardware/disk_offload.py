@@ -117,7 +117,7 @@ def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None
 def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
     """Return True if the devices use host memory, as virtual CPU devices do."""
     desc, replicas = device_desc(config), ir.replication_factor
-    return popxl.plan.device_memory(desc, replicas, _instances()) is None
+    return popxl.plan.device_memory(desc, replicas, _process_count()) is None
 
 
 def _offload_excess(
@@ -169,7 +169,7 @@ def usable_host_bytes(config: RunConfig) -> int | None:
     return host_memory() if limit is None else round(limit * 1e9)
 
 
-def _instances() -> int:
+def _process_count() -> int:
     return int(popdist.getNumInstances())
 
 

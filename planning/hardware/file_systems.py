@@ -10,7 +10,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _IN_MEMORY = {"tmpfs", "ramfs"}
 
 
-def _existing(folder: str) -> Path:
+def _existing_parent(folder: str) -> Path:
     """Return the folder, or the closest parent folder that exists."""
     path = Path(folder).absolute()
     return next((p for p in (path, *path.parents) if p.exists()), path)
@@ -19,7 +19,7 @@ def _existing(folder: str) -> Path:
 def free_disk_bytes(folder: str) -> int:
     """Return the free bytes of a folder's file system; 0 if unknown."""
     try:
-        return shutil.disk_usage(_existing(folder)).free
+        return shutil.disk_usage(_existing_parent(folder)).free
     except OSError:
         return 0
 
@@ -27,7 +27,7 @@ def free_disk_bytes(folder: str) -> int:
 def is_in_memory(folder: str) -> bool:
     """Return True if a folder's file system is in memory (tmpfs); False if unknown."""
     try:
-        device = os.stat(_existing(folder)).st_dev
+        device = os.stat(_existing_parent(folder)).st_dev
         mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False

@@ -116,10 +116,10 @@ def disk_rates(folder: str) -> tuple[float, float]:
 
 def _best_seconds(run: Callable[[], object]) -> float:
     """Return the shortest time of several calls, in seconds."""
-    return min(_seconds(run) for _ in range(_RUNS))
+    return min(_time_call(run) for _ in range(_RUNS))
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _time_call(run: Callable[[], object]) -> float:
     """Return the wall-clock time of a call, in seconds."""
     start = time.perf_counter()
     run()

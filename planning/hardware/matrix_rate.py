@@ -42,7 +42,7 @@ def matrix_rate(
 
     ir = popxl.Ir(replication=replicas)
     with ir.main_graph:
-        x, a = (popxl.variable(_random(size, seed), dtype) for seed in range(2))
+        x, a = (popxl.variable(_random_matrix(size, seed), dtype) for seed in range(2))
         (y,) = ops.repeat(ir.create_graph(product, x, a), products, x, a)
         ops.host_store(popxl.d2h_stream((1, 1), dtype), y[:1, :1])
     seconds = []
@@ -54,6 +54,6 @@ def matrix_rate(
     return replicas * products * 2 * size**3 / min(seconds)
 
 
-def _random(size: int, seed: int) -> np.ndarray:
+def _random_matrix(size: int, seed: int) -> np.ndarray:
     """Return a random square matrix, float32 (size, size)."""
     return np.random.default_rng(seed).normal(0, size**-0.5, (size, size)).astype(np.float32)

@@ -199,7 +199,7 @@ def test_the_grids_are_the_programs():
     with ir.main_graph:
         groups = ParallelGroups.current(replica_grid.SHARDS)
     shared_over = (groups.sharded, groups.replicated, groups.tp)
-    for sharing, grouping in zip(rts_groups.SHARINGS, shared_over, strict=True):
+    for sharing, grouping in zip(rts_groups.DISTRIBUTIONS, shared_over, strict=True):
         for copy, shard in itertools.product(range(2), range(4)):
             replica = replica_grid.replica(copy, shard)
             tensor, part = sharing.holds(copy, shard)

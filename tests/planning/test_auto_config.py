@@ -189,7 +189,7 @@ def test_the_micro_batch_is_the_one_that_is_fastest_in_simulated_runs(chosen, ca
     assert "simulated" not in capsys.readouterr().err
     seconds = {4: 0.9, 8: 0.985, 16: math.inf}
     found = lambda config, *_: seconds[config.execution.micro_batch_size]  # noqa: E731
-    monkeypatch.setattr(choices, "_simulate", found)
+    monkeypatch.setattr(choices, "_simulated_seconds", found)
     assert chosen(*flags, machine=slow).execution.micro_batch_size == 4
     seconds[4] = 0.98
     assert chosen(*flags, machine=slow).execution.micro_batch_size == 8

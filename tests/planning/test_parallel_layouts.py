@@ -76,7 +76,7 @@ def test_a_layout_whose_bound_is_too_long_is_not_simulated(monkeypatch: pytest.M
         simulated.append(layout.config.execution.tensor_parallel)
         return layout
 
-    monkeypatch.setattr(module, "_simulate", seen)
+    monkeypatch.setattr(module, "_simulate_layout", seen)
     slow_links = replace(FOUR, link=1e5)
     assert promising_layouts(list_layouts(small(), 4, 1), slow_links, VariantCache())
     assert simulated == [4, 2], "four copies exchange twice as much"
@@ -100,7 +100,7 @@ def test_a_batch_that_is_large_enough_stays() -> None:
     assert with_batch_advice(one, programs).larger_batch is None, "of one device"
     slow = replace(FOUR, flops=dict.fromkeys(FOUR.flops, 1e9))
     many = plan_best_training("small", list_layouts(small(64), 2, 16)[:1], slow, programs)
-    assert with_batch_advice(many, programs, is_told=True).larger_batch is None
+    assert with_batch_advice(many, programs, has_explicit_layout=True).larger_batch is None
 
 
 # ---- the command line ---------------------------------------------------------------------------
