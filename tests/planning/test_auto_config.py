@@ -363,8 +363,7 @@ def test_lengths_of_the_data_do_not_bind_what_a_run_writes(
     kinds = {"tiny": T5Config, "gptj_tiny": GPTJConfig, "qwen3_tiny": LlamaConfig}
     preset, _, length = preset.partition(":")
     if preset != "tiny":
-        name = "max_position_embeddings" if "qwen3" in preset else "max_length"
-        short["model"][name] = int(length or 128)
+        short["model"]["max_position_embeddings"] = int(length or 128)
     config = load_config(kinds[preset], "finetuning", preset, short)
     with CheckpointStore(tmp_path) as store:
         texts = {"config.yml": dump_yaml(config.to_dict())}
