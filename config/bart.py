@@ -155,7 +155,11 @@ class BartConfig(RunConfig):
 
     def min_bytes(self) -> dict[str, int]:
         m = self.model
-        answers = self._batch * self.execution.device_iterations * self.data.examples_per_sample
+        answers = (
+            self._concurrent_samples
+            * self.execution.device_iterations
+            * self.data.examples_per_sample
+        )
         return super().min_bytes() | {
             "the attention scores": self.score_bytes(m.encoder_attention_heads),
             "the answers of a run": answers * m.decoder_sequence_length * 4,

@@ -35,7 +35,7 @@ class ConfigSection:
         for name, annotation in field_annotations(type(self)).items():
             value = getattr(self, name)
             if not is_section(annotation):
-                value = _checked(annotation, value, f"{type(self).__name__}.{name}")
+                value = _check_value(annotation, value, f"{type(self).__name__}.{name}")
                 object.__setattr__(self, name, value)
             elif not isinstance(value, annotation):
                 raise ConfigError(
@@ -76,7 +76,7 @@ class ConfigSection:
             if is_section(annotation):
                 values[name] = annotation.from_dict(value, dotted, there)
             else:
-                values[name] = _checked(annotation, value, dotted, there)
+                values[name] = _check_value(annotation, value, dotted, there)
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,11 +129,11 @@ def _config_fields(section: Any, path: str) -> Sequence[ConfigField]:
 
 def field_annotations(section: type[ConfigSection]) -> Mapping[str, Any]:
     """Returns the resolved type annotation of each field, in order of definition."""
-    return _annotations(section)  # type: ignore[arg-type]  # as above
+    return _resolve_annotations(section)  # type: ignore[arg-type]  # as above
 
 
 @cache
-def _annotations(section: Any) -> Mapping[str, Any]:
+def _resolve_annotations(section: Any) -> Mapping[str, Any]:
     hints = get_type_hints(section, include_extras=True)
     return MappingProxyType({field.name: hints[field.name] for field in fields(section)})
 
@@ -158,14 +158,14 @@ def join(path: str, name: str) -> str:
 
 
 @cache
-def _definitions(module: str) -> Mapping[str, ast.ClassDef]:
+def _class_definitions(module: str) -> Mapping[str, ast.ClassDef]:
     """Returns the AST class definitions of a module's source, by class name."""
     nodes = ast.walk(ast.parse(inspect.getsource(sys.modules[module])))
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def _class_field_docs(section: type[ConfigSection]) -> dict[str, str]:
-    definition = _definitions(section.__module__)[section.__name__]
+    definition = _class_definitions(section.__module__)[section.__name__]
     docs = {}
     for statement, following in zip(definition.body, definition.body[1:], strict=False):
         match statement, following:
@@ -177,7 +177,7 @@ def _class_field_docs(section: type[ConfigSection]) -> dict[str, str]:
     return docs
 
 
-def _checked(annotation: Any, value: Any, name: str, place: str = "") -> Any:
+def _check_value(annotation: Any, value: Any, name: str, place: str = "") -> Any:
     try:
         return ValueType.from_annotation(annotation).check(value, name)
     except ValueError as error:

@@ -87,7 +87,7 @@ class UnusedFields:
 
     def __contains__(self, field: object) -> bool:
         name = str(field)
-        return _is_among(name, self.names) and not _is_among(name, self.used)
+        return _is_within_any(name, self.names) and not _is_within_any(name, self.used)
 
     def check(self, arguments: Iterable[str]) -> None:
         """Raises ConfigError if a command line has flags of unused fields."""
@@ -102,7 +102,7 @@ class UnusedFields:
 ALL_USED = UnusedFields()
 
 
-def _is_among(field: str, names: Iterable[str]) -> bool:
+def _is_within_any(field: str, names: Iterable[str]) -> bool:
     return any(f"{field}.".startswith(f"{name}.") for name in names)
 
 
@@ -190,7 +190,7 @@ def spell_flags(
         name, equals, value = argument[2:].partition("=")
         key = name.replace("-", "_")
         if key not in known:
-            raise _unknown(key, known, fields)
+            raise _unknown_flag_error(key, known, fields)
         spelled.append(known[key] + equals + value)
     return spelled
 
@@ -250,7 +250,7 @@ def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mappin
     return {**overrides, "generation": given} if given else overrides
 
 
-def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> ConfigError:
+def _unknown_flag_error(name: str, known: Mapping[str, str], fields: Sequence[str]) -> ConfigError:
     """Returns the error for an unknown flag, with similar flags as advice.
 
     Args:
@@ -258,13 +258,13 @@ def _unknown(name: str, known: Mapping[str, str], fields: Sequence[str]) -> Conf
     """
     inside = [f"--{shortest_flag(field)}" for field in fields if f".{name}." in f".{field}"]
     if inside:
-        return ConfigError(f"--{name} is a section; set a field of it: {_one_of(inside)}")
+        return ConfigError(f"--{name} is a section; set a field of it: {_join_with_or(inside)}")
     ends = f".{name}", f"_{name}"
     ending = next(filter(None, ([f for f in fields if f.endswith(end)] for end in ends)), [])
     close = [known[field] for field in ending] or [known[n] for n in close_names(name, known)]
-    hint = f"did you mean {_one_of(close)}?" if close else "--help-all lists all of them"
+    hint = f"did you mean {_join_with_or(close)}?" if close else "--help-all lists all of them"
     return ConfigError(f"unknown option --{format_name(name)}; {hint}")
 
 
-def _one_of(flags: Iterable[str]) -> str:
+def _join_with_or(flags: Iterable[str]) -> str:
     return " or ".join(dict.fromkeys(flags))

@@ -129,7 +129,7 @@ class GPTJConfig(RunConfig):
         return super().min_bytes() | {
             "the attention scores": self.score_bytes(m.attention.heads),
             "the caches of generation": (
-                self._samples_at_once * lengths * m.hidden_size * 2 if m.eval else 0
+                self._micro_batch_samples * lengths * m.hidden_size * 2 if m.eval else 0
             ),
         }
 

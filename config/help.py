@@ -68,18 +68,18 @@ def field_help(
     }
     left_out = HIDDEN_FIELDS.get(presets, "").split()
 
-    def help_of(leaf: ConfigField) -> str:
-        is_left_out = any(f"{leaf.path}.".startswith(f"{name}.") for name in left_out)
-        if leaf.path in unused:
+    def help_text_of(field: ConfigField) -> str:
+        is_left_out = any(f"{field.path}.".startswith(f"{name}.") for name in left_out)
+        if field.path in unused:
             return argparse.SUPPRESS
-        if not all_fields and (leaf.path not in short_help_paths or is_left_out):
+        if not all_fields and (field.path not in short_help_paths or is_left_out):
             return argparse.SUPPRESS
-        value = "chosen" if leaf.path in chosen else _value(defaults, data, leaf.path)
-        default_text = "" if leaf.path in without_value else _format_default(value)
-        text = leaf.doc if all_fields else _first_sentence(leaf.doc)
+        value = "chosen" if field.path in chosen else _value_in_use(defaults, data, field.path)
+        default_text = "" if field.path in without_value else _format_default(value)
+        text = field.doc if all_fields else _first_sentence(field.doc)
         return f"{text}{default_text}".replace("%", "%%")
 
-    return help_of
+    return help_text_of
 
 
 def formatter(prog: str) -> argparse.HelpFormatter:
@@ -94,7 +94,7 @@ def _first_sentence(doc: str) -> str:
     return next(whole, doc).rstrip(".")
 
 
-def _value(defaults: ConfigSection, data: Mapping[str, Any], dotted: str) -> Any:
+def _value_in_use(defaults: ConfigSection, data: Mapping[str, Any], dotted: str) -> Any:
     here: Any = data
     default: Any = defaults
     for name in dotted.split("."):

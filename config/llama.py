@@ -29,8 +29,8 @@ from config.values import (
     PositiveFloat,
     PositiveInt,
     Proportion,
+    comma_separated_names,
     factors,
-    several,
     split_names,
 )
 from files.formatting import format_value
@@ -206,14 +206,14 @@ class LlamaModel(AnyModel):
     attention_bias: bool = False
     """Give queries, keys and values a bias, and the output too, but in qwen2_moe."""
 
-    layer_types: Annotated[str, several(FULL, SLIDING)] | None = None
+    layer_types: Annotated[str, comma_separated_names(FULL, SLIDING)] | None = None
     """full_attention or sliding_attention for each layer, repeated. null: sliding_attention if
     there is a sliding_window."""
 
     sliding_window: PositiveInt | None = None
     """Positions that a layer of sliding_attention sees, its own included."""
 
-    no_rope_layers: Annotated[str, several("0", "1")] | None = None
+    no_rope_layers: Annotated[str, comma_separated_names("0", "1")] | None = None
     """smollm3: 1 for layers with rotary positions, 0 for others, repeated. null: all have them."""
 
     query_pre_attn_scalar: PositiveInt | None = None
@@ -462,7 +462,7 @@ class LlamaConfig(RunConfig):
         return super().min_bytes() | {
             "the attention scores": self.score_bytes(m.num_attention_heads),
             "the caches of generation": (
-                self._samples_at_once * kept * cached * 2 if m.eval else 0
+                self._micro_batch_samples * kept * cached * 2 if m.eval else 0
             ),
         }
 

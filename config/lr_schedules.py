@@ -26,32 +26,32 @@ LRFunction = Callable[["LearningRate", LRProgress], float]
 """The learning rate at a place after the warm-up."""
 
 
-def _between(left: LRFunction) -> LRFunction:
-    """Returns a schedule from the maximum to the minimum; `left` gives the remaining fraction."""
-    return lambda rate, at: rate.minimum + (rate.maximum - rate.minimum) * left(rate, at)
+def _interpolated(remaining: LRFunction) -> LRFunction:
+    """Returns a schedule from the maximum to the minimum; `remaining` returns the fraction left."""
+    return lambda lr, progress: lr.minimum + (lr.maximum - lr.minimum) * remaining(lr, progress)
 
 
-def _half_cosine(done: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * done))
+def _half_cosine(completed: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * completed))
 
 
-def _restarts(rate: LearningRate, at: LRProgress) -> float:
-    done = at.since(at.warmup)
-    return 0.0 if done >= 1.0 else _half_cosine(rate.num_cycles * done % 1.0)
+def _cosine_with_restarts(lr: LearningRate, progress: LRProgress) -> float:
+    completed = progress.since(progress.warmup)
+    return 0.0 if completed >= 1.0 else _half_cosine(lr.num_cycles * completed % 1.0)
 
 
-def _stable(rate: LearningRate, at: LRProgress) -> float:
-    decay = max(at.warmup, at.steps - math.ceil(rate.decay_proportion * at.steps))
-    return _half_cosine(at.since(decay)) if at.step >= decay else 1.0
+def _warmup_stable_decay(lr: LearningRate, progress: LRProgress) -> float:
+    decay = max(progress.warmup, progress.steps - math.ceil(lr.decay_proportion * progress.steps))
+    return _half_cosine(progress.since(decay)) if progress.step >= decay else 1.0
 
 
 LR_SCHEDULES: Mapping[str, LRFunction] = {
-    "linear": _between(lambda rate, at: 1.0 - at.since(at.warmup)),
-    "cosine": _between(lambda rate, at: _half_cosine(at.since(at.warmup))),
-    "cosine_with_restarts": _between(_restarts),
-    "wsd": _between(_stable),
-    "constant": lambda rate, at: rate.maximum,
-    "relative": lambda rate, at: min(rate.maximum, 1.0 / math.sqrt(at.step + 1)),
+    "linear": _interpolated(lambda lr, progress: 1.0 - progress.since(progress.warmup)),
+    "cosine": _interpolated(lambda lr, progress: _half_cosine(progress.since(progress.warmup))),
+    "cosine_with_restarts": _interpolated(_cosine_with_restarts),
+    "wsd": _interpolated(_warmup_stable_decay),
+    "constant": lambda lr, progress: lr.maximum,
+    "relative": lambda lr, progress: min(lr.maximum, 1.0 / math.sqrt(progress.step + 1)),
 }
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ MAX_BYTES = 2**50
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def check_any_memory(needs: Mapping[str, int]) -> None:
+def check_any_memory(required_bytes: Mapping[str, int]) -> None:
     """Raises ConfigError if a memory requirement exceeds the memory of any machine."""
-    what, most = max(needs.items(), key=lambda item: item[1])
+    what, most = max(required_bytes.items(), key=lambda item: item[1])
     if most > MAX_BYTES:
         raise ConfigError(
-            f"{what} would take {_size(most)} of memory: lower the sizes that they are the "
+            f"{what} would take {_format_size(most)} of memory: lower the sizes that they are the "
             "product of"
         )
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / 1e12:.3g} TB" if count < 10**30 else "more than 10^18 TB"

@@ -11,34 +11,37 @@ MetricSums = Mapping[str, tuple[float, float]]
 """By name, a sum and what it is divided by: those of two batches add up."""
 
 
-def add_sums(one: MetricSums, other: MetricSums) -> MetricSums:
+def add_sums(first_sums: MetricSums, second_sums: MetricSums) -> MetricSums:
     """Returns the metric sums of two batches together."""
     none = (0.0, 0.0)
-    pairs = {name: (one.get(name, none), other.get(name, none)) for name in {**one, **other}}
+    pairs = {
+        name: (first_sums.get(name, none), second_sums.get(name, none))
+        for name in {**first_sums, **second_sums}
+    }
     return {name: (a[0] + b[0], a[1] + b[1]) for name, (a, b) in pairs.items()}
 
 
-def metric_mean(name: str, tally: MetricSums) -> float:
+def metric_mean(name: str, metric_sums: MetricSums) -> float:
     """Returns the mean of a metric; NaN if its count is 0."""
-    total, count = tally.get(name, (0.0, 0.0))
+    total, count = metric_sums.get(name, (0.0, 0.0))
     return total / count if count else math.nan
 
 
-def _loss(tally: MetricSums) -> float:
+def _mean_loss(metric_sums: MetricSums) -> float:
     """Returns the mean loss; 0 if there are no loss tokens."""
-    return tally["loss"][0] / max(tally["loss"][1], 1)
+    return metric_sums["loss"][0] / max(metric_sums["loss"][1], 1)
 
 
-def _perplexity(tally: MetricSums) -> float:
+def _perplexity(metric_sums: MetricSums) -> float:
     """Returns the perplexity, exp(mean loss); infinity on overflow."""
     try:
-        return math.exp(_loss(tally))
+        return math.exp(_mean_loss(metric_sums))
     except OverflowError:
         return math.inf
 
 
-def _margins(tally: MetricSums) -> float:
-    return metric_mean("rewards/chosen", tally) - metric_mean("rewards/rejected", tally)
+def _mean_reward_margin(metric_sums: MetricSums) -> float:
+    return metric_mean("rewards/chosen", metric_sums) - metric_mean("rewards/rejected", metric_sums)
 
 
 Metrics = Mapping[str, Callable[[MetricSums], float]]
@@ -47,18 +50,18 @@ LOGPS = ("logps/chosen", "logps/rejected")
 REWARDS = ("rewards/chosen", "rewards/rejected")
 
 PAIRS: Metrics = {
-    "loss": _loss,
+    "loss": _mean_loss,
     **{name: partial(metric_mean, name) for name in (*REWARDS, "rewards/accuracies")},
-    "rewards/margins": _margins,
+    "rewards/margins": _mean_reward_margin,
     **{name: partial(metric_mean, name) for name in LOGPS},
 }
 """Metrics of preferences in pairs, in TRL's names."""
 
 OBJECTIVES: Mapping[str, Metrics] = {
-    "cross_entropy": {"loss": _loss, "perplexity": _perplexity},
+    "cross_entropy": {"loss": _mean_loss, "perplexity": _perplexity},
     **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), PAIRS),
     "kto": {**{n: f for n, f in PAIRS.items() if n != "rewards/accuracies"},
-            "kl": lambda tally: max(metric_mean("kl", tally), 0.0)},
+            "kl": lambda metric_sums: max(metric_mean("kl", metric_sums), 0.0)},
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 

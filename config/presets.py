@@ -52,7 +52,7 @@ def load_config(
 
 def preset_names(file: str | Path) -> list[str]:
     """Returns the names of the presets in a file, in order."""
-    return list(_presets_of(_preset_file(file)))
+    return list(_read_presets(_preset_path(file)))
 
 
 def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
@@ -61,8 +61,8 @@ def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) ->
     Arguments as for `load_config`; `options` as for `normalize_user_yaml`, for a user's file.
     """
     if is_user_file(preset):
-        return normalize_user_yaml(_presets_of(Path(preset)), options)
-    return _resolve(_preset_file(file), preset, ())
+        return normalize_user_yaml(_read_presets(Path(preset)), options)
+    return _load_with_bases(_preset_path(file), preset, ())
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> LocatedDict:
@@ -103,25 +103,25 @@ def with_absolute_paths(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     return merge(overrides, {"data": places}) if places else overrides
 
 
-def _absolute_paths(given: str) -> str:
+def _absolute_paths(paths_text: str) -> str:
     """Returns comma-separated files, folders or glob patterns as absolute paths."""
-    if os.path.exists(given):
-        return os.path.abspath(given)
-    parts = [part.strip() for part in given.split(",")]
+    if os.path.exists(paths_text):
+        return os.path.abspath(paths_text)
+    parts = [part.strip() for part in paths_text.split(",")]
     here = all(os.path.exists(part) or glob(part, recursive=True) for part in parts)
-    return ",".join(map(os.path.abspath, parts)) if here else given
+    return ",".join(map(os.path.abspath, parts)) if here else paths_text
 
 
-def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> LocatedDict:
-    if (path, preset) in seen:
-        cycle = " -> ".join([*(format_name(name) for _, name in seen), format_name(preset)])
+def _load_with_bases(path: Path, preset: str, visited: tuple[tuple[Path, str], ...]) -> LocatedDict:
+    if (path, preset) in visited:
+        cycle = " -> ".join([*(format_name(name) for _, name in visited), format_name(preset)])
         raise ConfigError(f"the presets of {path.name} inherit in a circle: {cycle}")
-    if len(seen) == LONGEST_LINE_OF_BASES:
+    if len(visited) == LONGEST_LINE_OF_BASES:
         raise ConfigError(
-            f"preset {format_value(seen[0][1])} of {path.name} has more than {len(seen)} bases, "
-            "one on top of the other"
+            f"preset {format_value(visited[0][1])} of {path.name} has more than {len(visited)} "
+            "bases, one on top of the other"
         )
-    presets = _presets_of(path)
+    presets = _read_presets(path)
     if preset not in presets:
         raise ConfigError(
             f"unknown preset {format_value(preset)} in {path.name}{did_you_mean(preset, presets)}"
@@ -141,16 +141,16 @@ def _resolve(path: Path, preset: str, seen: tuple[tuple[Path, str], ...]) -> Loc
         )
     file, _, name = base.rpartition("/")
     base_path = path.parent / f"{file}.yml" if file else path
-    return merge(_resolve(base_path, name, (*seen, (path, preset))), data)
+    return merge(_load_with_bases(base_path, name, (*visited, (path, preset))), data)
 
 
-def _presets_of(path: Path) -> LocatedDict:
+def _read_presets(path: Path) -> LocatedDict:
     try:
         return read_yaml(path)
     except FileError as error:
         raise ConfigError(str(error)) from None
 
 
-def _preset_file(file: str | Path) -> Path:
+def _preset_path(file: str | Path) -> Path:
     path = Path(file)
     return path if path.suffix else DIRECTORY / f"{file}.yml"

@@ -31,38 +31,40 @@ _PLACES = {
 """Names of files and folders, which may differ between hosts; their contents are compared."""
 
 
-def check_same_on_all_processes(facts: Mapping[str, Any]) -> None:
+def check_same_on_all_processes(values: Mapping[str, Any]) -> None:
     """Check that all processes have equal values; a collective operation.
 
     Args:
-        facts: what JSON can hold, by what people call it.
+        values: JSON values, by name for messages.
 
     Raises:
-        ConfigError: they have not; it names the first fact that differs, and a process.
+        ConfigError: the values differ; the message names the first that does, and a process.
     """
     if popdist.getNumInstances() == 1:
         return
-    own = {name: json.dumps(value, sort_keys=True) for name, value in facts.items()}
-    if len(set(popdist.all_gather_object(digest_of(sorted(own.items()))))) == 1:
+    local_json = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+    if len(set(popdist.all_gather_object(hash_json(sorted(local_json.items()))))) == 1:
         return
-    # Most facts are alike. Those that differ can be long, such as a template.
-    first = popdist.all_gather_object({name: digest_of([text]) for name, text in own.items()})
-    names = dict.fromkeys(name for one in first for name in one)
-    name = next(n for n in names if len({one.get(n) for one in first}) > 1)
-    everyones = popdist.all_gather_object([socket.gethostname(), format_value(facts.get(name))])
-    process = next(i for i, one in enumerate(first) if one.get(name) != first[0].get(name))
-    (_, expected), (host, differing) = everyones[0], everyones[process]
+    # Most values are equal. Those that differ can be long, such as a template.
+    hashes = popdist.all_gather_object(
+        {name: hash_json([text]) for name, text in local_json.items()}
+    )
+    names = dict.fromkeys(name for one in hashes for name in one)
+    name = next(n for n in names if len({one.get(n) for one in hashes}) > 1)
+    displayed = popdist.all_gather_object([socket.gethostname(), format_value(values.get(name))])
+    process = next(i for i, one in enumerate(hashes) if one.get(name) != hashes[0].get(name))
+    (_, expected), (host, differing) = displayed[0], displayed[process]
     raise ConfigError(
         f"process {process} on {host[:30]} has {name} {differing}, but process 0 has {expected}: "
         "start all processes with the same program, settings and data"
     )
 
 
-def check_same_run_on_all_processes(config: RunConfig, **more: Any) -> None:
+def check_same_run_on_all_processes(config: RunConfig, **extra: Any) -> None:
     """Check that all processes run the same sources, versions and configuration.
 
     Args:
-        more: what else was asked for, by name.
+        extra: more values to compare, by name.
 
     Raises:
         ConfigError: as `check_same_on_all_processes`.
@@ -72,13 +74,13 @@ def check_same_run_on_all_processes(config: RunConfig, **more: Any) -> None:
         versions["version of Python"] = platform.python_version()
         versions["program"] = Path(sys.argv[0]).name
         settings = flatten(config.to_dict())
-        facts = {name: value for name, value in settings.items() if name not in _PLACES}
+        values = {name: value for name, value in settings.items() if name not in _PLACES}
         check_same_on_all_processes(
-            facts | versions | more | {"digest of the program's sources": _sources()}
+            values | versions | extra | {"digest of the program's sources": _hash_source_files()}
         )
 
 
-def digest_of(texts: Iterable[Any]) -> str:
+def hash_json(texts: Iterable[Any]) -> str:
     """Returns a SHA-256 hash of JSON values, shortened to 16 hexadecimal digits."""
     sha256 = hashlib.sha256()
     for text in texts:
@@ -87,7 +89,7 @@ def digest_of(texts: Iterable[Any]) -> str:
 
 
 @cache
-def _sources() -> str:
+def _hash_source_files() -> str:
     """Returns a SHA-256 hash of the source files of the application and the runtime."""
     sha256 = hashlib.sha256()
     for root in (_ROOT, Path(popdist.__file__).parents[1]):

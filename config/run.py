@@ -499,10 +499,10 @@ class Generation(ConfigSection):
 
     def stops(self) -> tuple[str, ...]:
         """Returns the stop strings in `stop_strings`."""
-        return () if self.stop_strings is None else _separated(self.stop_strings)
+        return () if self.stop_strings is None else _split_escaped(self.stop_strings)
 
 
-def _separated(text: str) -> tuple[str, ...]:
+def _split_escaped(text: str) -> tuple[str, ...]:
     """Returns the texts between commas; a backslash escapes a comma, and \\n is a line break."""
     texts = [""]
     for mark in re.findall(r"\\.|.", text, re.DOTALL):

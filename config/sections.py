@@ -70,7 +70,7 @@ class RunConfig(ConfigSection):
     @property
     def gradient_accumulation(self) -> int:
         """Number of micro-batches per optimizer step on each replica."""
-        return self.training.global_batch_size // self._samples_at_once
+        return self.training.global_batch_size // self._micro_batch_samples
 
     @property
     def gradient_scaling(self) -> float:
@@ -151,13 +151,13 @@ class RunConfig(ConfigSection):
         return self.execution.data_parallel * self.execution.tensor_parallel
 
     @property
-    def _samples_at_once(self) -> int:
+    def _micro_batch_samples(self) -> int:
         return self.execution.micro_batch_size * self.execution.data_parallel
 
     @property
-    def _batch(self) -> int:
+    def _concurrent_samples(self) -> int:
         """Number of samples whose activations exist at a time, over all replicas."""
-        return self._samples_at_once if self.model.eval else self.training.global_batch_size
+        return self._micro_batch_samples if self.model.eval else self.training.global_batch_size
 
     def min_bytes(self) -> dict[str, int]:
         """Returns lower bounds on the memory of a run in bytes, over all devices, by content.
@@ -166,7 +166,7 @@ class RunConfig(ConfigSection):
         """
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
-        tokens = self._batch * m.sequence_length
+        tokens = self._concurrent_samples * m.sequence_length
         some = m.eval or self.has_frozen  # trained may be as little as a norm
         kept = 1 if some else m.num_hidden_layers
         elements = self.min_weights()
@@ -200,7 +200,7 @@ class RunConfig(ConfigSection):
         ):
             return 0
         queries = m.sequence_length // e.attention_chunks
-        return self._samples_at_once * heads * queries * m.sequence_length * 4
+        return self._micro_batch_samples * heads * queries * m.sequence_length * 4
 
     def validate(self) -> None:
         check_any_memory(self.min_bytes())
@@ -211,15 +211,16 @@ class RunConfig(ConfigSection):
             )
         self._check_rounding()
         self._check_experts()
-        self._check_what_is_trained()
+        self._check_trained_weights()
         self._check_trained_tokens()
         self._check_run()
         # Generation has no optimizer step, so any batch will do.
-        if not self.model.eval and self.training.global_batch_size % self._samples_at_once:
+        if not self.model.eval and self.training.global_batch_size % self._micro_batch_samples:
             raise ConfigError(
                 f"training.global_batch_size {self.training.global_batch_size} must be divisible "
                 f"by execution.micro_batch_size {self.execution.micro_batch_size} × "
-                f"execution.data_parallel {self.execution.data_parallel} = {self._samples_at_once}"
+                f"execution.data_parallel {self.execution.data_parallel} = "
+                f"{self._micro_batch_samples}"
             )
         if self.execution.attention_serialisation != "auto":
             self.require_multiple(
@@ -265,7 +266,7 @@ class RunConfig(ConfigSection):
                 f"{self.model.path('vocab_size')} {rows}"
             )
 
-    def _check_what_is_trained(self) -> None:
+    def _check_trained_weights(self) -> None:
         if (
             self.training.preference_type
             and isinstance(self.data, CausalLMData)

@@ -128,7 +128,11 @@ class T5Config(RunConfig):
 
     def min_bytes(self) -> dict[str, int]:
         m, heads = self.model, self.model.attention.heads
-        answers = self._batch * self.execution.device_iterations * self.data.examples_per_sample
+        answers = (
+            self._concurrent_samples
+            * self.execution.device_iterations
+            * self.data.examples_per_sample
+        )
         return super().min_bytes() | {
             "the attention scores": self.score_bytes(heads),
             "the answers of a run": answers * m.decoder_sequence_length * 4,

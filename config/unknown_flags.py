@@ -16,53 +16,55 @@ _WORDS = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
 
 def check_foreign_flags(arguments: Sequence[str]) -> None:
     """Raises ConfigError with translations if a command line has flags of other trainers."""
-    clauses = list(dict.fromkeys(_translations(arguments)))
+    clauses = list(dict.fromkeys(_translate_all(arguments)))
     if clauses:
         raise ConfigError(f"flags of other trainers: {'; '.join(clauses)}")
 
 
-def _translations(arguments: Sequence[str]) -> Iterator[str]:
+def _translate_all(arguments: Sequence[str]) -> Iterator[str]:
     """Yields a clause of the error message for each foreign flag on the command line."""
     for index, argument in enumerate(arguments):
-        typed, equals, value = argument.partition("=")
-        flag = _BY_NAME.get(typed[2:].replace("-", "_")) if typed.startswith("--") else None
+        typed_flag, equals, value = argument.partition("=")
+        flag = (
+            _BY_NAME.get(typed_flag[2:].replace("-", "_")) if typed_flag.startswith("--") else None
+        )
         following = takewhile(lambda text: not text.startswith("--"), arguments[index + 1 :])
-        given = value if equals else ",".join(following)
-        if flag is not None and given not in flag.native_values:
-            yield translate(flag, typed, given)
+        typed_value = value if equals else ",".join(following)
+        if flag is not None and typed_value not in flag.native_values:
+            yield translate(flag, typed_flag, typed_value)
 
 
-def translate(flag: Flag, typed: str, given: str) -> str:
+def translate(flag: Flag, typed_flag: str, typed_value: str) -> str:
     """Returns a clause that names the replacement of a foreign flag.
 
     Args:
-        typed: the flag as it was typed.
-        given: its value; "": it has none.
+        typed_flag: the flag as it was typed.
+        typed_value: its value; "": it has none.
     """
-    value_text = f" {format_name(given, 60)}".rstrip()
+    value_text = f" {format_name(typed_value, 60)}".rstrip()
     if not flag.replacement and not flag.values:
-        return f"there is no {typed}: {flag.hint}"
-    ours = _lookup_value(flag, given.lower())
-    if ours == OMIT:
-        return f"leave out {typed}{value_text}"
-    if ours is None and flag.passes_values:
-        ours = flag.with_value(value_text.lstrip())
+        return f"there is no {typed_flag}: {flag.hint}"
+    replacement_text = _lookup_value(flag, typed_value.lower())
+    if replacement_text == OMIT:
+        return f"leave out {typed_flag}{value_text}"
+    if replacement_text is None and flag.passes_values:
+        replacement_text = flag.with_value(value_text.lstrip())
     hint = f" ({flag.hint})" if flag.hint else ""
-    if ours is None:
-        return f"there is no {typed}{value_text}: give {_format_choices(flag)}{hint}"
-    return f"for {typed}{value_text} give {ours}{hint}"
+    if replacement_text is None:
+        return f"there is no {typed_flag}{value_text}: give {_format_choices(flag)}{hint}"
+    return f"for {typed_flag}{value_text} give {replacement_text}{hint}"
 
 
-def _lookup_value(flag: Flag, given: str) -> str | None:
+def _lookup_value(flag: Flag, typed_value: str) -> str | None:
     """Returns the registry's replacement for a foreign flag's value; None without one."""
     values = flag.values
-    if "true" in values and given not in values:
-        given = _WORDS.get(given, given)
-        if values.keys() <= {"true", "false"} and given != "false":
-            given = "true"  # a switch: what follows is no value of it
-        if given == "false" and given not in values:
+    if "true" in values and typed_value not in values:
+        typed_value = _WORDS.get(typed_value, typed_value)
+        if values.keys() <= {"true", "false"} and typed_value != "false":
+            typed_value = "true"  # a switch: what follows is no value of it
+        if typed_value == "false" and typed_value not in values:
             return OMIT
-    return flag.with_choice(values[given]) if given in values else None
+    return flag.with_choice(values[typed_value]) if typed_value in values else None
 
 
 def _format_choices(flag: Flag) -> str:

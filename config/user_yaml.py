@@ -47,18 +47,18 @@ def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> Loc
     if isinstance(data.get("model"), str):
         flags["model"] = MODEL_KEY
     plain = {key: value for key, value in data.items() if key not in flags}
-    whole = LocatedDict(plain, {key: data.locations[key] for key in plain})
+    file_values = LocatedDict(plain, {key: data.locations[key] for key in plain})
     for key, dotted in flags.items():
-        _put(whole, dotted, data, key)
-    taken = LocatedDict()
+        _set_field(file_values, dotted, data, key)
+    found = LocatedDict()
     for name in options:
-        _move(whole, name, taken)
-    if taken:
-        whole[OPTIONS_KEY] = taken
+        _take_option(file_values, name, found)
+    if found:
+        file_values[OPTIONS_KEY] = found
     for key, value in data.items():
-        if key in whole and not isinstance(value, LocatedDict):
+        if key in file_values and not isinstance(value, LocatedDict):
             _check_name(data, key)
-    return whole
+    return file_values
 
 
 def _check_no_presets(data: LocatedDict) -> None:
@@ -79,33 +79,34 @@ def _check_name(data: LocatedDict, key: str) -> None:
         raise ConfigError(f"{location_prefix(data, key)}{error}") from None
 
 
-def _move(whole: LocatedDict, name: str, taken: LocatedDict) -> None:
+def _take_option(file_values: LocatedDict, name: str, found: LocatedDict) -> None:
     """Moves an option out of the file's values if it is there: `a.b` can be `b` of `a`."""
     *sections, last = name.split(".")
-    here: Any = whole
+    inner: Any = file_values
     for section in sections:
-        here = here.get(section) if isinstance(here, LocatedDict) else None
-    if not isinstance(here, LocatedDict):
+        inner = inner.get(section) if isinstance(inner, LocatedDict) else None
+    if not isinstance(inner, LocatedDict):
         return
-    for key in [key for key in here if key.replace("-", "_") == last]:
-        if name in taken:
-            raise ConfigError(f"{location_prefix(here, key)}{format_name(name)} stands twice")
-        taken[name], taken.locations[name] = here.pop(key), here.locations[key]
-        if sections and not here:
-            del whole[sections[0]]
+    for key in [key for key in inner if key.replace("-", "_") == last]:
+        if name in found:
+            raise ConfigError(f"{location_prefix(inner, key)}{format_name(name)} stands twice")
+        found[name], found.locations[name] = inner.pop(key), inner.locations[key]
+        if sections and not inner:
+            del file_values[sections[0]]
 
 
-def _put(whole: LocatedDict, dotted: str, data: LocatedDict, key: str) -> None:
+def _set_field(file_values: LocatedDict, dotted: str, data: LocatedDict, key: str) -> None:
     *sections, name = dotted.split(".")
-    here: Any = whole
+    inner: Any = file_values
     for section in sections:
-        if section not in here:
-            here[section], here.locations[section] = LocatedDict(), data.locations[key]
-        here = here[section]
-        if not isinstance(here, LocatedDict):
+        if section not in inner:
+            inner[section], inner.locations[section] = LocatedDict(), data.locations[key]
+        inner = inner[section]
+        if not isinstance(inner, LocatedDict):
             raise ConfigError(
-                f"{location_prefix(data, key)}{section} is {format_value(here)}, but {key} is in it"
+                f"{location_prefix(data, key)}{section} is {format_value(inner)}, but {key} is in "
+                "it"
             )
-    if name in here:
+    if name in inner:
         raise ConfigError(f"{location_prefix(data, key)}{format_name(dotted)} stands twice")
-    here[name], here.locations[name] = data[key], data.locations[key]
+    inner[name], inner.locations[name] = data[key], data.locations[key]

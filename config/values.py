@@ -34,7 +34,7 @@ class Rule:
     lists: bool = False
 
 
-def several(*names: str) -> Rule:
+def comma_separated_names(*names: str) -> Rule:
     """Returns the rule for a comma-separated list of the given names."""
     text = f"{' or '.join(names)}, separated by commas"
     return Rule(text, lambda value: value != "" and {*split_names(value)} <= {*names}, lists=True)
@@ -168,10 +168,12 @@ class ValueType:
         if self.lists and isinstance(value, list) and {*map(type, value)} <= {str, int, float}:
             converted = ",".join(map(str, value))
         if self.choices and isinstance(converted, str):
-            converted = self._choice(converted)
-        if isinstance(converted, Scalar) and self._admits(converted):
+            converted = self._normalize_choice(converted)
+        if isinstance(converted, Scalar) and self._is_valid(converted):
             return converted
-        raise ValueError(f"{name} is {format_value(value)}, but must be {self._wanted(converted)}")
+        raise ValueError(
+            f"{name} is {format_value(value)}, but must be {self._describe_valid(converted)}"
+        )
 
     def parse(self, text: str, name: str) -> Scalar:
         """Parses the text of a command-line argument; raises as `check` does."""
@@ -184,19 +186,19 @@ class ValueType:
             value = _as_int(text)
         return self.check(value, name)
 
-    def _choice(self, text: str) -> str:
+    def _normalize_choice(self, text: str) -> str:
         """Returns the choice that a text spells, such as bfloat16 for BF16; else the text."""
         name = text.rpartition(".")[2].lower()
         name = _SPELLINGS.get(name, name)
         return text if text in self.choices or name not in self.choices else name
 
-    def _wanted(self, value: object) -> str:
+    def _describe_valid(self, value: object) -> str:
         """Returns a description of the valid values, for the error about this value."""
         if type(value) is int and self.kind is int and abs(value) > LARGEST_INT:
             return "an integer below 2^63"
         return self.describe()
 
-    def _admits(self, value: Scalar) -> bool:
+    def _is_valid(self, value: Scalar) -> bool:
         if value in self.choices and isinstance(value, str):
             return True
         if type(value) is not self.kind:  # not isinstance, since a bool is an int

@@ -64,7 +64,7 @@ class TurnLocator:
             self._prompt_texts[index] = self._render(self._messages[:index], True)
         return self._prompt_texts[index]
 
-    def text_before(self, index: int) -> str:
+    def text_before_turn(self, index: int) -> str:
         """Returns the rendered messages before a turn, without the generation prompt."""
         return self._render(self._messages[:index], False)
 
@@ -78,14 +78,14 @@ class TurnLocator:
             Refused: the whole text does not hold the answer as the template writes it there.
         """
         try:
-            return self._span_as_last(turn)
+            return self._answer_span_from_prefix(turn)
         except ConversationError:
-            span = self._span_by_difference(turn)
+            span = self._answer_span_from_placeholder(turn)
             if span is None:
                 raise
             return span
 
-    def _span_as_last(self, turn: int) -> CharSpan:
+    def _answer_span_from_prefix(self, turn: int) -> CharSpan:
         """Finds an answer by rendering the messages up to it; raises ConversationError."""
         is_last = turn == len(self._messages) - 1
         rendered = self.text if is_last else self._render(self._messages[: turn + 1], False)
@@ -110,7 +110,7 @@ class TurnLocator:
             "try --data.loss_on last_turn"
         )
 
-    def _span_by_difference(self, turn: int) -> CharSpan | None:
+    def _answer_span_from_placeholder(self, turn: int) -> CharSpan | None:
         """Finds an answer by rendering the conversation with a placeholder for it.
 
         Returns None if the template has no generation prompt.
@@ -119,7 +119,7 @@ class TurnLocator:
         out the thoughts of calls before the last question.
         """
         prompt = self.prompt_text(turn)
-        header = prompt[_count_common_prefix(prompt, self.text_before(turn)) :]
+        header = prompt[_count_common_prefix(prompt, self.text_before_turn(turn)) :]
         messages = [*self._messages]
         messages[turn] = _with_placeholder(messages[turn])
         text, other_text = self.text, self._render(messages, False)
@@ -149,7 +149,7 @@ class TurnLocator:
             return [len(prompt)]
         # What asks for an answer may go on where the text has the answer, such as with <think>.
         shared_length = _count_common_prefix(prompt, text)
-        min_length = _count_common_prefix(prompt, self.text_before(turn))
+        min_length = _count_common_prefix(prompt, self.text_before_turn(turn))
         ends = [end.end() for end in _HEADER_END.finditer(prompt, 0, shared_length)]
         ends = [end for end in ends if end >= min_length]
         if not ends:

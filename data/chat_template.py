@@ -175,7 +175,7 @@ class ChatTemplate:
         prompt = (
             locator.prompt_text(first_answer)
             if answers_follow
-            else locator.text_before(first_answer)
+            else locator.text_before_turn(first_answer)
         )
         start = len(prompt) if text.startswith(prompt) else spans[-1].start
         target = self._strip_special(text[start : max(spans[-1].end, start)])

@@ -201,7 +201,7 @@ class BatchSharding:
         Returns:
             [micro_batches, own replicas, micro_batch, ...], as host streams take it.
         """
-        return self._by_copy(samples)[:, self._copy_of_replica - self._copy_of_replica[0]]
+        return self._group_by_replica(samples)[:, self._copy_of_replica - self._copy_of_replica[0]]
 
     def from_replicas(self, outputs: np.ndarray) -> np.ndarray:
         """Reorder the outputs of all replicas to the order of the batch's samples.
@@ -229,10 +229,10 @@ class BatchSharding:
         first_replica = self.local_replicas.start or 0
         if first_replica % self.tensor_parallel == 0:
             return batch
-        later_copies = {name: self._by_copy(array)[:, 1:] for name, array in batch.items()}
+        later_copies = {name: self._group_by_replica(array)[:, 1:] for name, array in batch.items()}
         return {name: array.reshape(-1, *array.shape[3:]) for name, array in later_copies.items()}
 
-    def _by_copy(self, samples: np.ndarray) -> np.ndarray:
+    def _group_by_replica(self, samples: np.ndarray) -> np.ndarray:
         """Reshape samples to [micro_batches, local data-parallel ranks, micro_batch, ...]."""
         sizes = self.micro_batches, self._num_local_copies
         return samples.reshape(*sizes, len(samples) // (sizes[0] * sizes[1]), *samples.shape[1:])

@@ -42,7 +42,7 @@ def pack_sequences(
         length = int(lengths[index])
         fitting_bits = room_bits >> length
         if fitting_bits:
-            free = length + _lowest_bit(fitting_bits)
+            free = length + _lowest_set_bit(fitting_bits)
             sample = open_samples[free].pop()
             if not open_samples[free]:
                 room_bits ^= 1 << free
@@ -59,7 +59,7 @@ def pack_sequences(
     return out
 
 
-def _lowest_bit(bits: int) -> int:
+def _lowest_set_bit(bits: int) -> int:
     """Index of the lowest set bit of an integer."""
     return (bits & -bits).bit_length() - 1
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import popdist
 from config.errors import ConfigError
-from config.process_checks import check_same_on_all_processes, digest_of
+from config.process_checks import check_same_on_all_processes, hash_json
 from config.sections import RunConfig
 from config.values import split_names
 from data.chat_template import ChatTemplate, load_chat_template
@@ -292,7 +292,7 @@ class Pipeline:
             return self._read_tokenized(split, tokenized)
         if not self.is_chat:
             notes = self.new_warnings()
-            corpora = task.read_splits(split, notes=notes).items()
+            corpora = task.read_splits(split, data_warnings=notes).items()
             self._print_warnings(notes)
             return {name: corpus.map_examples(self.render_example) for name, corpus in corpora}
         chat = self.training_template()
@@ -358,8 +358,8 @@ class Pipeline:
                 {
                     "number of examples": len(corpus.examples),
                     "digest of the examples": corpus.digest
-                    or digest_of(map(repr, corpus.examples)),
-                    "digest of the tokenizer": digest_of(self.tokenizer.state),
+                    or hash_json(map(repr, corpus.examples)),
+                    "digest of the tokenizer": hash_json(self.tokenizer.state),
                 }
             )
 

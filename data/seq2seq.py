@@ -206,7 +206,7 @@ class Seq2Seq(SampleFormat):
         """Make samples in which one prompt has two targets, the chosen and the rejected answer."""
         fitting_pairs, limit = list(pairs), self.output_length(config)
         if config.data.on_long_target == "skip":
-            fitting_pairs = [pair for pair in pairs if _target_length(pair) <= limit]
+            fitting_pairs = [pair for pair in pairs if _longest_target_length(pair) <= limit]
         try:
             answers = truncate_examples(
                 [text for pair in fitting_pairs for text in pair.sequences],
@@ -242,7 +242,7 @@ class Seq2Seq(SampleFormat):
     def fit_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
-        longest = max(_target_length(pair) for pair in pairs)
+        longest = max(_longest_target_length(pair) for pair in pairs)
         return self.with_output_length(config, longest), list(pairs)
 
     def make_prompts(
@@ -400,7 +400,7 @@ def _join_prompts(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray
     return np.concatenate([np.zeros(0, np.int32), *prompts]), starts
 
 
-def _target_length(pair: PreferencePair) -> int:
+def _longest_target_length(pair: PreferencePair) -> int:
     return max(len(_split_target(text)[1]) for text in pair.sequences)
 
 

@@ -178,14 +178,14 @@ class Task:
     def read_splits(
         self,
         split: Split,
-        chat: ConversationReader | None = None,
-        notes: DataWarnings | None = None,
+        reader: ConversationReader | None = None,
+        data_warnings: DataWarnings | None = None,
     ) -> dict[Split, Corpus]:
         """Read the examples of a split, and of a validation split held out from it.
 
         Args:
-            chat: what reads conversations, if the task has them; there may be none left then.
-            notes: what is lost of the rows is added to them.
+            reader: converts conversations, if the task has them; no example may be left then.
+            data_warnings: warnings about the rows are added to it.
 
         Raises:
             UserError: there is no such data, or it does not fit the task.
@@ -195,8 +195,8 @@ class Task:
             source.rows(), unit=" rows", delay=2, leave=False,
             disable=not is_first_process() or None,
         )  # fmt: skip
-        examples = list(self.examples(rows, self.row_schema(source), chat, notes))
-        if not examples and chat is None:
+        examples = list(self.examples(rows, self.row_schema(source), reader, data_warnings))
+        if not examples and reader is None:
             raise DataError(f"{source.name} holds no examples: give data that has some")
         return self.split_examples(examples, split)
 
@@ -227,15 +227,15 @@ class Task:
     def examples(
         self,
         rows: Iterable[tuple[FileLocation, Row]],
-        reading: RowSchema,
-        chat: ConversationReader | None,
-        notes: DataWarnings | None = None,
+        row_schema: RowSchema,
+        reader: ConversationReader | None,
+        data_warnings: DataWarnings | None = None,
     ) -> Iterator[tuple[FileLocation, Example | int]]:
         """Convert rows; yields locations with examples, or with `UNLABELED` or `NULL_VALUE`.
 
         Args:
-            reading: see there.
-            chat, notes: see `read_splits`.
+            row_schema: templates and labels of the rows.
+            reader, data_warnings: see `read_splits`.
 
         Raises:
             DataError: one does not fit the task.
@@ -244,11 +244,13 @@ class Task:
             if self.on_null == "empty" and None in row.values():
                 row = {name: "" if value is None else value for name, value in row.items()}
             try:
-                for example in self._examples(location, row, reading, chat):
+                for example in self._examples(location, row, row_schema, reader):
                     yield location, example
-                if notes is not None and self.is_user_data:
-                    notes.add_row(
-                        location, row, self._used_columns(location, row, reading.pair, chat)
+                if data_warnings is not None and self.is_user_data:
+                    data_warnings.add_row(
+                        location,
+                        row,
+                        self._used_columns(location, row, row_schema.pair, reader),
                     )
             except NullError as error:
                 if self.on_null == "error":
@@ -260,22 +262,30 @@ class Task:
                 raise DataError(f"{location}: {error}") from None
 
     def _examples(
-        self, location: FileLocation, row: Row, reading: RowSchema, chat: ConversationReader | None
+        self,
+        location: FileLocation,
+        row: Row,
+        row_schema: RowSchema,
+        reader: ConversationReader | None,
     ) -> Iterable[Example | int]:
         if self.preference_type is not None:
-            return self._preference_examples(location, row, chat)
-        if chat is not None:
-            conversation = self._conversation(location, row, reading.labels)
+            return self._preference_examples(location, row, reader)
+        if reader is not None:
+            conversation = self._conversation(location, row, row_schema.labels)
             example = (
-                conversation if isinstance(conversation, int) else chat.read(location, conversation)
+                conversation
+                if isinstance(conversation, int)
+                else reader.read(location, conversation)
             )
-            if isinstance(example, Example) and reading.labels is not None:
-                reading.labels.split(example.target)  # its last answer must be one
+            if isinstance(example, Example) and row_schema.labels is not None:
+                row_schema.labels.split(example.target)  # its last answer must be one
             return [] if example is None else [example]
         if self.row_format == "language_modeling":
             return self._document_chunks(row)
         return [
-            self._example(row, reading.pair or self._prompt_target(location, row), reading.labels)
+            self._example(
+                row, row_schema.pair or self._prompt_target(location, row), row_schema.labels
+            )
         ]
 
     def _used_columns(
@@ -283,20 +293,20 @@ class Task:
         location: FileLocation,
         row: Row,
         pair: PromptTarget | None,
-        chat: ConversationReader | None,
+        reader: ConversationReader | None,
     ) -> set[str]:
         """Columns of a row that are rendered or control the rendering."""
         if self.preference_type is not None:
             prompt_columns = () if self.prompt is None else self.prompt.columns
             return {
                 *prompt_columns,
-                *preference_columns(self.preference_type == "unpaired", chat is not None),
+                *preference_columns(self.preference_type == "unpaired", reader is not None),
             }
-        if chat is not None and self._has_conversation(row):
+        if reader is not None and self._has_conversation(row):
             return conversation_columns(row, self.messages)
-        if chat is None and self.row_format == "language_modeling":
+        if reader is None and self.row_format == "language_modeling":
             return {*(self.target or DOCUMENT_TEMPLATE).columns}
-        question_columns = QUESTION_COLUMNS if chat is not None else set[str]()
+        question_columns = QUESTION_COLUMNS if reader is not None else set[str]()
         return {*(pair or self._prompt_target(location, row)).used_columns, *question_columns}
 
     def _has_conversation(self, row: Row) -> bool:
@@ -316,16 +326,16 @@ class Task:
         return conversation.with_system(self.system)
 
     def _preference_examples(
-        self, location: FileLocation, row: Row, chat: ConversationReader | None
+        self, location: FileLocation, row: Row, reader: ConversationReader | None
     ) -> list[Example]:
         """Examples of a preference row; empty if the chat template rejects one of them."""
         prompt = None if self.prompt is None else self.prompt.render(row)
         examples = list[Example]()
         unpaired = self.preference_type == "unpaired"
-        for answer, desirable in read_answers(row, unpaired, prompt, chat is not None):
+        for answer, desirable in read_answers(row, unpaired, prompt, reader is not None):
             if isinstance(answer, Conversation):
-                assert chat is not None
-                example = chat.read(location, answer.with_system(self.system))
+                assert reader is not None
+                example = reader.read(location, answer.with_system(self.system))
                 if example is None:
                     return []
                 answer = example

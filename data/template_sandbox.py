@@ -111,7 +111,7 @@ class _TemplateWorker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self._end, os.getpid())
+        atexit.register(self._kill_process, os.getpid())
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a JSON request to the process; returns its reply.
@@ -127,7 +127,7 @@ class _TemplateWorker:
                 return parsed
             except ValueError:  # no line: it has ended
                 code = process.wait()
-                self._end(os.getpid())
+                self._kill_process(os.getpid())
                 if code == -signal.SIGPROF:
                     raise _limit_error(f"{MAX_SECONDS:g} s") from None
                 raise ConfigError(
@@ -135,10 +135,10 @@ class _TemplateWorker:
                     "another one with --data.chat_template FILE"
                 ) from None
             except BaseException:  # interrupted: its answer is to nobody
-                self._end(os.getpid())
+                self._kill_process(os.getpid())
                 raise
 
-    def _end(self, owner: int) -> None:
+    def _kill_process(self, owner: int) -> None:
         """Kill the process if `owner` started it; forked processes must not."""
         if self._process is not None and owner == os.getpid():
             process, self._process = self._process, None

@@ -56,7 +56,7 @@ class ChunkResult(NamedTuple):
     rows: list[tuple[FileLocation, Example, TokenizedText]]
     left_out: tuple[int, int]
     characters: set[str]
-    notes: DataWarnings
+    data_warnings: DataWarnings
 
 
 class TokenizeContext(NamedTuple):
@@ -64,14 +64,14 @@ class TokenizeContext(NamedTuple):
 
     data: Pipeline
     row_schema: RowSchema
-    chat: ChatTemplate | None
+    chat_template: ChatTemplate | None
 
     def tokenize(self, chunk: Chunk) -> ChunkResult:
         """Tokenize a chunk of rows."""
-        template, data, notes = self.chat, self.data, self.data.new_warnings()
+        template, data, data_warnings = self.chat_template, self.data, self.data.new_warnings()
         if template is not None:
-            template.warnings = notes
-        results = list(data.task.examples(chunk, self.row_schema, template, notes))
+            template.warnings = data_warnings
+        results = list(data.task.examples(chunk, self.row_schema, template, data_warnings))
         num_dropped = tuple(
             sum(example == reason for _, example in results) for reason in (UNLABELED, NULL_VALUE)
         )
@@ -86,7 +86,7 @@ class TokenizeContext(NamedTuple):
              for (location, _), example, ids in zip(kept_examples, examples, tokens, strict=True)],
             (num_dropped[0], num_dropped[1]),
             collect_characters(texts),
-            notes,
+            data_warnings,
         )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
     data.tokenizer.decode([[data.tokenizer.eos_token_id]])  # loaded before the processes are made
     columns: dict[Split, TokenStore] = {name: TokenStore() for name in task.splits_read_with(split)}
     num_dropped, characters, rows = [0, 0], set[str](), 0
-    notes = DataWarnings()
+    data_warnings = DataWarnings()
     with ExitStack() as stack:
         map_chunks: Callable[..., Iterable[ChunkResult]] = map
         if processes > 1:
@@ -130,14 +130,14 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
                     columns[name].add(location, example, tokens)
             num_dropped = [a + b for a, b in zip(num_dropped, result.left_out, strict=True)]
             characters |= result.characters
-            notes.merge(result.notes)
-            rows += len(result.rows) + sum(result.left_out) + len(result.notes.refused)
+            data_warnings.merge(result.data_warnings)
+            rows += len(result.rows) + sum(result.left_out) + len(result.data_warnings.refused)
             print(rows, flush=True)
     for name, store in columns.items():
         store.write(folder / f"{name}.safetensors", {
             "unlabeled": num_dropped[0], "nulls": num_dropped[1],
             "characters": "".join(sorted(characters)),
-            "notes": notes.to_dict(),
+            "notes": data_warnings.to_dict(),
         })  # fmt: skip
 
 

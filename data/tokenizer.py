@@ -250,21 +250,21 @@ class Tokenizer:
         """
         texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
-        back_alone, back_amid = (
-            self._read_back(characters),
-            self._read_back(map(_between_letters, characters)),
+        decoded_alone, decoded_amid_letters = (
+            self._encode_and_decode(characters),
+            self._encode_and_decode(map(_with_letter_neighbors, characters)),
         )
         unknown, changed = list[str](), list[str]()
-        for c, *back in zip(characters, back_alone, back_amid, strict=True):
-            pairs = [(c, back[0]), (_between_letters(c), back[1])]
-            if any(_survives(pair, c) for pair in pairs):
+        for c, *back in zip(characters, decoded_alone, decoded_amid_letters, strict=True):
+            pairs = [(c, back[0]), (_with_letter_neighbors(c), back[1])]
+            if any(_survives_round_trip(pair, c) for pair in pairs):
                 continue
             # A letter that is unknown alone may be a part of known words.
-            word = _word_around(c, next(text for text in texts if c in text))
-            pairs.append((word, self._read_back([word])[0]))
-            if not _survives(pairs[-1], c):
+            word = _word_containing(c, next(text for text in texts if c in text))
+            pairs.append((word, self._encode_and_decode([word])[0]))
+            if not _survives_round_trip(pairs[-1], c):
                 is_changed = any(
-                    _survives(
+                    _survives_round_trip(
                         (_fold_case_and_accents(a), _fold_case_and_accents(b)),
                         _fold_case_and_accents(c),
                     )
@@ -276,10 +276,10 @@ class Tokenizer:
     @cached_property
     def keeps_repeated_spaces(self) -> bool:
         """True if repeated spaces survive encoding and decoding."""
-        (text,) = self._read_back([_between_letters(REPEATED_SPACES)])
+        (text,) = self._encode_and_decode([_with_letter_neighbors(REPEATED_SPACES)])
         return REPEATED_SPACES in text
 
-    def _read_back(self, texts: Iterable[str]) -> list[str]:
+    def _encode_and_decode(self, texts: Iterable[str]) -> list[str]:
         """Encode and decode texts, without unknown tokens."""
         unk_id = self.hf_tokenizer.unk_token_id
         rows = [[token for token in ids.tolist() if token != unk_id] for ids in self.encode(texts)]
@@ -352,13 +352,13 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
         )
 
 
-def _between_letters(character: str) -> str:
+def _with_letter_neighbors(character: str) -> str:
     """Put a letter before and after a character."""
     neighbor = "b" if _fold_case_and_accents(character) == "a" else "a"
     return f"{neighbor}{character}{neighbor}"
 
 
-def _word_around(character: str, text: str) -> str:
+def _word_containing(character: str, text: str) -> str:
     """The word of a text that contains a character, shortened if it is long."""
     position = text.index(character)
     start, end = text.rfind(" ", 0, position) + 1, text.find(" ", position)
@@ -372,9 +372,11 @@ def _fold_case_and_accents(text: str) -> str:
     return "".join(c for c in plain if not unicodedata.combining(c))
 
 
-def _survives(text_and_back: tuple[str, str], character: str) -> bool:
+def _survives_round_trip(original_and_decoded: tuple[str, str], character: str) -> bool:
     """True if decoding the encoded text restores all occurrences of a character."""
-    text, back, normalized = (unicodedata.normalize("NFKC", s) for s in (*text_and_back, character))
+    text, back, normalized = (
+        unicodedata.normalize("NFKC", s) for s in (*original_and_decoded, character)
+    )
     return bool(normalized) and back.count(normalized) >= max(text.count(normalized), 1)
 
 
@@ -401,18 +403,18 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
         return 0, 0
     last_token = first_token
 
-    def begins(token: int) -> int:
+    def token_start(token: int) -> int:
         """Start offset of a token in characters; -1 if it has none in the text."""
         if not 0 <= token < len(encoding.ids):
             return -1
         char_span = encoding.token_to_chars(token)
         return -1 if char_span is None or char_span[1] == 0 else int(char_span[0])
 
-    while begins(first_token - 1) >= start:
+    while token_start(first_token - 1) >= start:
         first_token -= 1
     tokens = (encoding.char_to_token(position) for position in range(end - 1, start - 1, -1))
     last_token = max(last_token, next((token for token in tokens if token is not None), last_token))
-    while 0 <= begins(last_token + 1) < end:
+    while 0 <= token_start(last_token + 1) < end:
         last_token += 1
     return first_token, last_token + 1
 

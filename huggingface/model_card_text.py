@@ -28,7 +28,7 @@ class AdapterInfo:
     rows: int | None = None
 
     @property
-    def line(self) -> str:
+    def base_statement(self) -> str:
         """Python statement that assigns the base model's name or path to `base`."""
         if self.base is None:
             return 'base = "..."  # the model that the adapter was trained beside'
@@ -36,7 +36,7 @@ class AdapterInfo:
         return f"base = folder + {'/' + self.base!r}" if is_path else f"base = {self.base!r}"
 
     @property
-    def loading(self) -> list[str]:
+    def load_statements(self) -> list[str]:
         """Python statements that add the adapter to the base model."""
         resize = [] if self.rows is None else [f"model.resize_token_embeddings({self.rows})"]
         return [*resize, "model = PeftModel.from_pretrained(model, folder)"]
@@ -84,21 +84,29 @@ class ModelCard:
 
     def text(self) -> str:
         """Render the model card as Markdown."""
-        sections = [f"# {_escape_markdown(self.name)}", self._summary(), "## Use", self._use()]
+        sections = [
+            f"# {_escape_markdown(self.name)}",
+            self._render_summary(),
+            "## Use",
+            self._render_usage(),
+        ]
         if self.metrics:
             rows = {name: f"{value:.4g}" for name, value in self.metrics.items()}
             sections += ["## Evaluation", f"On {_escape_markdown(self.evaluated_on)}:"]
-            sections.append(_table(rows, "Metric", "Value"))
+            sections.append(_render_table(rows, "Metric", "Value"))
         if self.data:
-            sections += ["## Data", _table(self.data)]
+            sections += ["## Data", _render_table(self.data)]
         if self.training:
-            sections += ["## Training", _table(self.training)]
+            sections += ["## Training", _render_table(self.training)]
         if self.curve:
             sections.append(f"![Loss and learning rate over the optimizer steps.]({CURVE})")
         if self.sessions:
-            sections += ["## Runs", *map(_table, self.sessions)]
+            sections += ["## Runs", *map(_render_table, self.sessions)]
         if self.settings:
-            sections += ["<details><summary>All settings</summary>", _code("yaml", self.settings)]
+            sections += [
+                "<details><summary>All settings</summary>",
+                _code_block("yaml", self.settings),
+            ]
             sections.append("</details>")
         return f"---\n{self.front_matter()}\n---\n\n" + "\n\n".join(sections) + "\n"
 
@@ -126,13 +134,13 @@ class ModelCard:
         )  # fmt: skip
         return str(card.to_yaml())
 
-    def _summary(self) -> str:
+    def _render_summary(self) -> str:
         if not self.training:
             return f"Weights of {_escape_markdown(self.base)}."
         trained, base = _escape_markdown(self.trained), _escape_markdown(self.base)
         return f"{trained} with PopXL on XLA, from {base}."
 
-    def _inputs(self) -> list[str]:
+    def _tokenizer_statements(self) -> list[str]:
         if not self.chat:
             return [f'inputs = tokenizer({(self.prompt or "...")!r}, return_tensors="pt")']
         return [
@@ -142,7 +150,7 @@ class ModelCard:
             ")",
         ]
 
-    def _use(self) -> str:
+    def _render_usage(self) -> str:
         auto_class = "Seq2SeqLM" if self.sequence_to_sequence else "CausalLM"
         base = "folder" if self.adapter is None else "base"
         lines = [
@@ -150,27 +158,29 @@ class ModelCard:
             f"from transformers import AutoModelFor{auto_class}, AutoTokenizer",
             "",
             'folder = "."  # this folder, or its name on the hub',
-            *([self.adapter.line] if self.adapter else []),
+            *([self.adapter.base_statement] if self.adapter else []),
             "tokenizer = AutoTokenizer.from_pretrained(folder)",
             f"model = AutoModelFor{auto_class}.from_pretrained({base})",
-            *(self.adapter.loading if self.adapter else []),
-            *self._inputs(),
+            *(self.adapter.load_statements if self.adapter else []),
+            *self._tokenizer_statements(),
             "tokens = model.generate(**inputs, max_new_tokens=64)",
             "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
         ]
-        code = _code("python", "\n".join(lines))
+        code = _code_block("python", "\n".join(lines))
         if self.prompt is None:
             return code
         target = "" if self.target is None else f", and to write {_inline_code(self.target)}"
         return f"It was trained to read {_inline_code(self.prompt)}{target}.\n\n{code}"
 
 
-def _table(rows: TableRows, *head: str) -> str:
+def _render_table(rows: TableRows, *head: str) -> str:
     lines = [f"| {' | '.join(head or ('', ''))} |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {_cell(k)} | {_cell(v)} |" for k, v in rows.items())])
+    return "\n".join(
+        [*lines, *(f"| {_escape_cell(k)} | {_escape_cell(v)} |" for k, v in rows.items())]
+    )
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return _escape_markdown(text).replace("|", "\\|").replace("\n", "<br>")
 
 
@@ -187,7 +197,7 @@ def _inline_code(text: str) -> str:
     return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
 
 
-def _code(language: str, text: str) -> str:
+def _code_block(language: str, text: str) -> str:
     fence = "`" * max(3, _longest_backticks(text) + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 

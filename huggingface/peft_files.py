@@ -231,7 +231,7 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
     if not is_names(",".join(names)):
         raise adapter_config.error("target_modules", "names of modules")
     if not _is_unused(adapter_config, "layers_to_transform"):
-        return _layers_pattern(adapter_config, names)
+        return _regex_of_layers(adapter_config, names)
     return ",".join(dict.fromkeys([*(_filter_matching(names, modules, ends_with) or names), *tied]))
 
 
@@ -240,7 +240,7 @@ def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> b
     return adapter_config.data.get("ensure_weight_tying") is True and HEAD_MODULE in (modules or ())
 
 
-def _layers_pattern(adapter_config: JsonObject, names: Sequence[str]) -> str:
+def _regex_of_layers(adapter_config: JsonObject, names: Sequence[str]) -> str:
     """Regular expression for the modules of the layers in `layers_to_transform`.
 
     A layer's number is the first in the name, or follows the first match of `layers_pattern`.

@@ -129,7 +129,7 @@ class BaseConfig:
             name = leaf.path
             if name in _PER_RUN_FIELDS or name not in before or name not in asked:
                 continue
-            old, new = _read(leaf.type, before[name]), _read(leaf.type, asked[name])
+            old, new = _stored_value(leaf.type, before[name]), _stored_value(leaf.type, asked[name])
             if old == new:
                 continue
             if name in by_flags:
@@ -142,10 +142,10 @@ class BaseConfig:
         return lines
 
 
-def _read(kind: ValueType, value: Any) -> Any:
+def _stored_value(value_type: ValueType, value: Any) -> Any:
     """Returns a value as its field stores it, such as a number for its text."""
     try:
-        return kind.check(value, "")
+        return value_type.check(value, "")
     except ValueError:
         return value
 
@@ -170,8 +170,8 @@ def resolve_base_config(
     evaluates = presets == "inference"
     base = (None if evaluates else _resumed_run(args, loader)) or _new_run(args, loader)
     if base is not None:
-        over = [_EVAL_SOURCE] if evaluates else []
-        return replace(base, settings=base.settings.with_sources(*over))
+        overrides = [_EVAL_SOURCE] if evaluates else []
+        return replace(base, settings=base.settings.with_sources(*overrides))
     if takes_default:
         return _exhaustive_base(default_preset, preset_data(presets, default_preset))
     if not args.asks_help:
@@ -200,28 +200,28 @@ def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None
     It is the run in `--save`, else that in `--load` with `--config` over it.
     """
     values, folder, run_overrides = None, args.save, args.yaml_values
-    over = list[ConfigSource]()
+    overrides = list[ConfigSource]()
     if folder is not None and not args.overwrite:
         values = loader.from_save(folder, args.mirror, args.only_plans or args.asks_help)
-        if values is not None and args.load is not None and not _is_same(args.load, values):
+        if values is not None and args.load is not None and not _started_from(args.load, values):
             # The run began with the weights alone of something else, and does not begin again.
             values = merge(values, {"checkpoint": {"load_optimizer": True}})
     if values is None and args.load is not None and args.loads_optimizer:
         values, folder, run_overrides = loader.from_run(args.load), args.load, {}
-        over = [ConfigSource(str(args.config), args.yaml_values)] if args.yaml_values else []
+        overrides = [ConfigSource(str(args.config), args.yaml_values)] if args.yaml_values else []
     if values is None or folder is None:
         return None
     section = config_class_of(values, folder)
     _check_family(folder, values, str(args.config), args.yaml_values)
-    if args.model is not None and not _is_same(args.model, values):
+    if args.model is not None and not _started_from(args.model, values):
         described = loader.from_model(args.model)
         _check_family(folder, values, args.model, described)
-        over.append(ConfigSource(args.model, {"model": described["model"]}))
-    settings = LayeredConfig(section, (ConfigSource(folder, values, True), *over))
+        overrides.append(ConfigSource(args.model, {"model": described["model"]}))
+    settings = LayeredConfig(section, (ConfigSource(folder, values, True), *overrides))
     return BaseConfig(args.config or args.model or folder, settings, folder, run_overrides, folder)
 
 
-def _is_same(model: str, run: Mapping[str, Any]) -> bool:
+def _started_from(model: str, run: Mapping[str, Any]) -> bool:
     """Returns whether a run started from this model, which may no longer exist."""
     start_model = str(flatten(run).get("checkpoint.load"))
     return model == start_model or os.path.realpath(model) == os.path.realpath(start_model)
@@ -245,37 +245,39 @@ def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
     It is that of a preset, a file, a run whose weights are loaded, or a model.
     """
     yaml_values, model = args.yaml_values, args.model
-    own = [_user_source(args)] if yaml_values else []
+    user = [_user_source(args)] if yaml_values else []
     if model is None and "family" not in yaml_values:
         saved = None if args.load is None else loader.from_load(args.load)
         if saved is not None:
             section, name = config_class_of(saved, str(args.load)), str(args.load)
-            layers = (ConfigSource(name, saved, True), *own)
+            layers = (ConfigSource(name, saved, True), *user)
             return BaseConfig(args.config or name, LayeredConfig(section, layers), source_run=name)
         model = _implied_model(args)
     if model is None:
         nothing = not yaml_values or (args.is_user_file and "family" not in yaml_values)
-        return None if nothing else BaseConfig(own[0].name, LayeredConfig(_family(args), (own[0],)))
+        if nothing:
+            return None
+        return BaseConfig(user[0].name, LayeredConfig(_config_class(args), (user[0],)))
     described = loader.from_model(model)
     section, name = config_class_of(described, model), args.config or model
     of_model = ConfigSource(model, described)
-    if not own or not own[0].is_exhaustive:  # a file may say what the model says of itself
+    if not user or not user[0].is_exhaustive:  # a file may say what the model says of itself
         named = {n: value for n, value in yaml_values.items() if n != "family"}
         return BaseConfig(name, LayeredConfig(section, (of_model, ConfigSource(name, named))))
     if yaml_values.get("family") != described["family"]:  # other settings of that do not apply
-        own = [replace(own[0], values=_known_fields(section, yaml_values))]
-    return BaseConfig(name, LayeredConfig(section, (*own, of_model)))
+        user = [replace(user[0], values=_known_fields(section, yaml_values))]
+    return BaseConfig(name, LayeredConfig(section, (*user, of_model)))
 
 
 def _user_source(args: PreParsedArgs) -> ConfigSource:
     """Returns the values of `--config`; a preset and a run's config.yml are exhaustive."""
     whole = not args.is_user_file or (
-        "family" in args.yaml_values and sets_every_field(_family(args), args.yaml_values)
+        "family" in args.yaml_values and sets_every_field(_config_class(args), args.yaml_values)
     )
     return ConfigSource(str(args.config), args.yaml_values, whole)
 
 
-def _family(args: PreParsedArgs) -> type[RunConfig]:
+def _config_class(args: PreParsedArgs) -> type[RunConfig]:
     return config_class_of(args.yaml_values, str(args.config))
 
 

@@ -105,11 +105,11 @@ def read_command_line(
     parser = Parser(
         description=description,
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
-        epilog=_epilog(base.name, presets, has_auto_fields),
+        epilog=_help_epilog(base.name, presets, has_auto_fields),
         allow_abbrev=False,
         formatter_class=formatter,
     )
-    default = _default(default_preset, loader, takes_default)
+    default = _default_text(default_preset, loader, takes_default)
     add_config_options(parser, with_models=loader is not None, default=default)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
     groups = section_groups(parser)
@@ -123,7 +123,7 @@ def read_command_line(
         parser.shorten(RARE)
     _add_fields(groups, base, partial(_field_help, base, str(presets), all_fields, unused))
     parsed = vars(parser.parse_args(spell_flags(args.arguments, section, flags)))
-    settings = _settings(base, with_search(field_overrides(parsed, section), data), loader)
+    settings = _merge_settings(base, with_search(field_overrides(parsed, section), data), loader)
     return CommandLine(
         config=settings.config,
         preset=base.name,
@@ -165,7 +165,7 @@ def _add_fields(
         known |= {leaf.path for leaf in config_fields(config_class)}
 
 
-def _settings(
+def _merge_settings(
     base: BaseConfig, flags: Mapping[str, Any], loader: ConfigLoader | None
 ) -> LayeredConfig:
     """Returns the configuration of all sources; prints unexpected replacements."""
@@ -217,7 +217,7 @@ def _with_adapter(
     return settings.with_sources(ConfigSource(folder, unflatten(fields)))
 
 
-def _default(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
+def _default_text(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:
     """Returns the help text's name for the configuration used without `--config`."""
     if loader is None:
         return preset
@@ -226,7 +226,7 @@ def _default(preset: str, loader: ConfigLoader | None, takes_default: bool) -> s
     return "the run that --save or --load names"
 
 
-def _epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
+def _help_epilog(preset: str, presets: str | Path, has_auto_fields: bool) -> str:
     """Returns the last paragraph of the help text, which lists the presets."""
     used = (
         "what is used where no flag says it; the program chooses by model, data and machine"

@@ -90,13 +90,13 @@ def entry_point(
             reopen_closed_streams()
             logging.getLogger("transformers").addFilter(drop_torch_advice)
             try:
-                with handle_signals(), _plain_notices():
+                with handle_signals(), _format_notices_plainly():
                     check_environment()
                     if caches:
                         use_default_cache()
                     if not single_process:
                         _join_process_group(sys.argv[1:] if arguments is None else arguments)
-                    _run(main, arguments)
+                    _run_and_flush(main, arguments)
             except expected as error:
                 return _print_last_line(
                     f"error: {format_sentence(str(error), LONGEST)}", USER_ERROR
@@ -107,7 +107,7 @@ def entry_point(
                     popdist.exit_process(NOBODY_READS)
                 return NOBODY_READS
             except OSError as error:
-                return _print_last_line(f"error: {_failure(error)}", USER_ERROR)
+                return _print_last_line(f"error: {_describe_os_error(error)}", USER_ERROR)
             except MemoryError as error:
                 what = " ".join(str(error).split()) or "an array does not fit"
                 return _print_last_line(f"error: there is not enough memory: {what}", USER_ERROR)
@@ -124,7 +124,7 @@ def entry_point(
     return decorate
 
 
-def _run(main: Main, arguments: Sequence[str] | None) -> None:
+def _run_and_flush(main: Main, arguments: Sequence[str] | None) -> None:
     """Runs a main function and flushes its output, which fails if the disk is full."""
     try:
         main(arguments)
@@ -142,7 +142,7 @@ def _drop_output() -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
 
 
-def _is_full(stream: TextIO) -> bool:
+def _is_broken(stream: TextIO) -> bool:
     """Returns whether an output stream accepts no more bytes."""
     try:
         stream.write("\n")
@@ -165,17 +165,17 @@ def _print_last_line(text: str, code: int) -> int:
     return code
 
 
-def _failure(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     """Returns one sentence about a file, disk or connection error."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
-    if error.filename is None and error.errno in _FULL and _is_full(sys.stdout):
+    if error.filename is None and error.errno in _FULL and _is_broken(sys.stdout):
         _drop_output()
         return f"standard output: {reason}"
     return f"{format_path(error.filename)}: {reason}" if error.filename else reason
 
 
 @contextmanager
-def _plain_notices() -> Iterator[None]:
+def _format_notices_plainly() -> Iterator[None]:
     """Prints `UserNotice` warnings without the source location that raised them."""
     usual = warnings.formatwarning
 

@@ -64,19 +64,19 @@ def check_environment() -> None:
 
 
 def _check_gigabytes(name: str) -> None:
-    given = os.environ.get(name)
-    if given:
+    setting = os.environ.get(name)
+    if setting:
         try:
             ValueType.from_annotation(NonNegativeFloat).parse(
-                given, f"the environment variable {name}"
+                setting, f"the environment variable {name}"
             )
         except ValueError as error:
             raise ConfigError(f"{error}: correct or unset it") from None
 
 
-def _check_platforms(given: str) -> None:
+def _check_platforms(setting: str) -> None:
     known = {*_PLATFORMS, *(plugin.name for plugin in entry_points(group=_PLUGINS))}
-    for name in given.split(","):
+    for name in setting.split(","):
         if name.strip() and name.strip() not in known:
             raise ConfigError(
                 f"the environment variable JAX_PLATFORMS names {format_value(name.strip())}, but "
@@ -85,10 +85,12 @@ def _check_platforms(given: str) -> None:
 
 
 def _check_starts(
-    name: str, value: str, program: str, others: Mapping[str, str] | None = None
+    name: str, value: str, program: str, environment: Mapping[str, str] | None = None
 ) -> None:
     """Raises ConfigError unless a program starts with an environment variable set."""
-    reason = _start_error(program, {**(os.environ if others is None else others), name: value})
+    reason = _start_error(
+        program, {**(os.environ if environment is None else environment), name: value}
+    )
     if reason is not None:
         raise ConfigError(
             f"the environment variable {format_name(name, 40)} is {format_value(value)}, with "

@@ -22,7 +22,9 @@ def script_options(add_options: AddOptions | None) -> dict[str, argparse.Action]
     return parser.options()
 
 
-def to_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action]) -> list[str]:
+def to_arguments(
+    option_values: Mapping[str, Any], options: Mapping[str, argparse.Action]
+) -> list[str]:
     """Returns options of a YAML file as command-line arguments.
 
     False and null give no argument.
@@ -31,8 +33,8 @@ def to_arguments(given: Mapping[str, Any], options: Mapping[str, argparse.Action
         ConfigError: a value is a list or a section, or a switch is not true or false.
     """
     arguments = []
-    for name, value in given.items():
-        action, place = options[name], location_prefix(given, name)
+    for name, value in option_values.items():
+        action, place = options[name], location_prefix(option_values, name)
         flag = action.option_strings[0]
         if value is None or value is False:
             continue

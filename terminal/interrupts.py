@@ -74,25 +74,25 @@ def handle_signals() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         answered.set()
         timers.append(end_within(SECONDS_TO_END, number))
-        if _imports(frame):  # an extension that is half initialised, as JAX's, would crash
+        if _is_importing(frame):  # an extension that is half initialised, as JAX's, would crash
             popdist.fail(signal_message(number), exit_code(number))
         raise Interrupted(number)
 
     hook = sys.unraisablehook
 
-    def once_more(dropped: sys.UnraisableHookArgs) -> None:
-        if not isinstance(dropped.exc_value, Interrupted):
-            hook(dropped)
+    def resend_signal(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, Interrupted):
+            hook(unraisable)
             return
         answered.clear()
-        os.write(writer, bytes([RETRY_OFFSET + dropped.exc_value.number]))
+        os.write(writer, bytes([RETRY_OFFSET + unraisable.exc_value.number]))
 
     watch = threading.Thread(
         target=_watch, args=(reader, handle, answered), name="signals", daemon=True
     )
     watch.start()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    sys.unraisablehook = once_more
+    sys.unraisablehook = resend_signal
     try:
         for number in ours:
             signal.signal(number, handle)
@@ -116,7 +116,7 @@ def end_within(seconds: float, number: int) -> threading.Timer:
     return timer
 
 
-def _imports(frame: FrameType | None) -> bool:
+def _is_importing(frame: FrameType | None) -> bool:
     """Returns whether the program is importing a module."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back

@@ -66,15 +66,15 @@ class PreParsedArgs:
         Raises:
             ConfigError: the preset or file cannot be read.
         """
-        given, flags = _read(arguments, with_models)
+        parsed, flags = _parse_base_options(arguments, with_models)
         yaml_values: Mapping[str, Any] = {}
         named = None
-        if given.config is not None:
+        if parsed.config is not None:
             options = script_options(add_options)
-            read = preset_data(presets, given.config, options)
+            read = preset_data(presets, parsed.config, options)
             if (of_file := read.pop(OPTIONS_KEY, None)) is not None:
                 arguments = [*to_arguments(of_file, options), *arguments]
-                given, flags = _read(arguments, with_models)
+                parsed, flags = _parse_base_options(arguments, with_models)
             named = read.pop(MODEL_KEY, None) if with_models else None
             yaml_values = with_absolute_paths(read)
         fields = flatten(merge(yaml_values, unflatten(flags)))
@@ -84,17 +84,17 @@ class PreParsedArgs:
 
         return cls(
             arguments=arguments,
-            config=given.config,
+            config=parsed.config,
             yaml_values=yaml_values,
-            model=getattr(given, "model", None) or named,
+            model=getattr(parsed, "model", None) or named,
             load=text("checkpoint.load"),
             save=text("checkpoint.save"),
             mirror=text("checkpoint.mirror"),
             train=text("data.train"),
             loads_optimizer=str(fields.get("checkpoint.load_optimizer")).lower() != "false",
-            overwrite=given.overwrite,
-            only_plans=given.plan is not None,
-            asks_help=given.help,
+            overwrite=parsed.overwrite,
+            only_plans=parsed.plan is not None,
+            asks_help=parsed.help,
         )
 
 
@@ -123,7 +123,9 @@ def add_config_options(
         )
 
 
-def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespace, dict[str, Any]]:
+def _parse_base_options(
+    arguments: Sequence[str], with_models: bool
+) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Parses the options, and returns them with the field values by dotted path."""
     parser = Parser(add_help=False, allow_abbrev=False)
     add_config_options(parser, with_models)
@@ -138,11 +140,11 @@ def _read(arguments: Sequence[str], with_models: bool) -> tuple[argparse.Namespa
     plans = (f"--plan{end}" for end in ("", "_json", "_picture", "_trace"))
     parser.add_argument(*plans, nargs="?", const="", dest="plan")
     parser.add_argument("-h", "--help", "--help_all", action="store_true", dest="help")
-    given = parser.parse_known_args([_spelled(argument) for argument in arguments])[0]
-    return given, {name: value for name, value in vars(given).items() if "." in name}
+    parsed = parser.parse_known_args([_with_underscores(argument) for argument in arguments])[0]
+    return parsed, {name: value for name, value in vars(parsed).items() if "." in name}
 
 
-def _spelled(argument: str) -> str:
+def _with_underscores(argument: str) -> str:
     """Returns a flag with underscores for dashes; other arguments unchanged."""
     name, equals, value = argument.partition("=")
     if not argument.startswith("--"):

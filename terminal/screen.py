@@ -36,18 +36,20 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def progress_bar(what: str, total: int, unit: str, first: int = 0, quiet: bool = False) -> tqdm:
+def progress_bar(
+    description: str, total: int, unit: str, completed: int = 0, quiet: bool = False
+) -> tqdm:
     """Returns a progress bar, which is shown only on terminals.
 
     Args:
-        what: is done; "": it goes without saying.
-        first: units that are done.
+        description: text before the bar; "": none.
+        completed: units that are done.
     """
     from tqdm import tqdm  # on demand: `say` need not load it
 
     return tqdm(
-        desc=what or None, total=total, initial=first, unit=unit, leave=False, dynamic_ncols=True,
-        disable=quiet or not is_first_process() or None,
+        desc=description or None, total=total, initial=completed, unit=unit, leave=False,
+        dynamic_ncols=True, disable=quiet or not is_first_process() or None,
     )  # fmt: skip
 
 
@@ -65,19 +67,19 @@ class _FaultTolerantStream:
 
     def write(self, text: str) -> int:
         if self.failure is None:
-            self._try(lambda: self._stream.write(text))
+            self._write_or_discard(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
         if self.failure is None:
-            self._try(self._stream.flush)
+            self._write_or_discard(self._stream.flush)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _try(self, work: Callable[[], object]) -> None:
+    def _write_or_discard(self, write_or_flush: Callable[[], object]) -> None:
         try:
-            work()
+            write_or_flush()
         except OSError as error:
             self.failure = error
             with suppress(OSError):  # else Python's last flush fails, and changes the exit code

@@ -37,7 +37,7 @@ QUESTIONS = {
 }
 
 
-def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
+def generate_conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
     """Generate rows with a column `messages`, in OpenAI's format."""
     rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
@@ -45,18 +45,18 @@ def conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
         names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
         attributes = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
         brief = rng.random() < BRIEF_SHARE
-        messages = [said("system", BRIEF)] if brief else []
+        messages = [chat_message("system", BRIEF)] if brief else []
         text = write_premise(rng, Premise(scene, attributes)) + " "
         for question in rng.sample(list(QUESTIONS), rng.randint(*NUM_QUESTIONS)):
             asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
             known = {"who": scene[0], "what": scene[1]} | attributes
-            messages.append(said("user", text + asked))
-            messages.append(said("assistant", answer(question, known, brief)))
+            messages.append(chat_message("user", text + asked))
+            messages.append(chat_message("assistant", format_answer(question, known, brief)))
             text = ""
         yield {"messages": messages}
 
 
-def answer(question: str, known: dict[str, str], brief: bool) -> str:
+def format_answer(question: str, known: dict[str, str], brief: bool) -> str:
     """The assistant's answer to a question, as one word or a sentence."""
     value = known.get(question)
     if value is None:
@@ -78,13 +78,13 @@ def answer(question: str, known: dict[str, str], brief: bool) -> str:
             return f"{value.capitalize()}."
 
 
-def said(role: str, content: str) -> dict[str, str]:
+def chat_message(role: str, content: str) -> dict[str, str]:
     """Create a message with a role and content."""
     return {"role": role, "content": content}
 
 
 def write(
-    folder: Path, rows_of: Callable[[str], Iterable[Mapping[str, Any]]] = conversations
+    folder: Path, rows_of: Callable[[str], Iterable[Mapping[str, Any]]] = generate_conversations
 ) -> None:
     """Write the generated rows to `train.jsonl` and `validation.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)

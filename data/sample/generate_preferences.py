@@ -16,8 +16,8 @@ from data.sample.generate import Premise, split_scenes, write_premise
 from data.sample.generate_conversations import (
     NUM_TOLD_ATTRIBUTES,
     QUESTIONS,
-    answer,
-    said,
+    chat_message,
+    format_answer,
     write,
 )
 from data.sample.vocabulary import ATTRIBUTES
@@ -26,7 +26,7 @@ SIZES = {"train": 640, "validation": 80}
 SEED = 2028
 
 
-def preferences(split: str) -> Iterator[dict[str, Any]]:
+def generate_preferences(split: str) -> Iterator[dict[str, Any]]:
     """Generate rows with `prompt`, `chosen` and `rejected`, in TRL's format."""
     rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
@@ -36,15 +36,17 @@ def preferences(split: str) -> Iterator[dict[str, Any]]:
         question = rng.choice(list(QUESTIONS))
         asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
         known = {"who": scene[0], "what": scene[1]} | attributes
-        brief, sentence = (answer(question, known, brief) for brief in (True, False))
+        brief, sentence = (format_answer(question, known, brief) for brief in (True, False))
         yield {
-            "prompt": [said("user", f"{write_premise(rng, Premise(scene, attributes))} {asked}")],
-            "chosen": [said("assistant", brief)],
-            "rejected": [said("assistant", sentence)],
+            "prompt": [
+                chat_message("user", f"{write_premise(rng, Premise(scene, attributes))} {asked}")
+            ],
+            "chosen": [chat_message("assistant", brief)],
+            "rejected": [chat_message("assistant", sentence)],
         }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "preferences")
-    write(parser.parse_args().folder, preferences)
+    write(parser.parse_args().folder, generate_preferences)

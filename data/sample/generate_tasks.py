@@ -24,41 +24,48 @@ SEED = 2026
 PLACE = "place"
 
 
-def summaries(split: str) -> Iterator[dict[str, str]]:
+def generate_summaries(split: str) -> Iterator[dict[str, str]]:
     """Generate rows with `text` (two sentences) and `summary` (without the details)."""
     rng, scenes = random.Random(f"{SEED}-summaries-{split}"), split_scenes(split)
     for _ in range(SIZES[split]):
-        first, second = _two_scenes(rng, scenes)
-        text = " ".join(_sentence(rng, scene, rng.sample(list(ATTRIBUTES), 2))
+        first, second = _draw_two_scenes(rng, scenes)
+        text = " ".join(_event_sentence(rng, scene, rng.sample(list(ATTRIBUTES), 2))
                         for scene in (first, second))  # fmt: skip
-        yield {"text": text, "summary": f"{_event(first)} and {_event(second)}."}
+        yield {"text": text, "summary": f"{_event_clause(first)} and {_event_clause(second)}."}
 
 
-def places(split: str) -> Iterator[dict[str, str]]:
+def generate_places(split: str) -> Iterator[dict[str, str]]:
     """Generate rows with `sentence` and `where` (indoors or outdoors), equally often."""
     rng, scenes = random.Random(f"{SEED}-places-{split}"), split_scenes(split)
     others = [name for name in ATTRIBUTES if name != PLACE]
     for index in range(SIZES[split]):
         where = ("indoors", "outdoors")[index % 2]
         value = rng.choice(ATTRIBUTES[PLACE].groups[where])
-        names = {PLACE: value} | {name: _value(rng, name) for name in rng.sample(others, 1)}
-        yield {"sentence": write_premise(rng, Premise(rng.choice(scenes), names)), "where": where}
+        attribute_names = {PLACE: value} | {
+            name: _draw_value(rng, name) for name in rng.sample(others, 1)
+        }
+        yield {
+            "sentence": write_premise(rng, Premise(rng.choice(scenes), attribute_names)),
+            "where": where,
+        }
 
 
-def _two_scenes(rng: random.Random, scenes: list[Scene]) -> tuple[Scene, Scene]:
+def _draw_two_scenes(rng: random.Random, scenes: list[Scene]) -> tuple[Scene, Scene]:
     first = rng.choice(scenes)
     return first, rng.choice([s for s in scenes if s[0] != first[0] and s[1] != first[1]])
 
 
-def _sentence(rng: random.Random, scene: Scene, names: list[str]) -> str:
-    return write_premise(rng, Premise(scene, {name: _value(rng, name) for name in names}))
+def _event_sentence(rng: random.Random, scene: Scene, attribute_names: list[str]) -> str:
+    return write_premise(
+        rng, Premise(scene, {name: _draw_value(rng, name) for name in attribute_names})
+    )
 
 
-def _value(rng: random.Random, name: str) -> str:
+def _draw_value(rng: random.Random, name: str) -> str:
     return rng.choice(ATTRIBUTES[name].values)
 
 
-def _event(scene: Scene) -> str:
+def _event_clause(scene: Scene) -> str:
     person, thing = scene
     return f"{person} took the {thing}"
 
@@ -66,16 +73,16 @@ def _event(scene: Scene) -> str:
 def write(folder: Path) -> None:
     """Write `summaries/*.jsonl` and `places/*.csv` into `folder`."""
     for split in SIZES:
-        lines = "".join(json.dumps(row) + "\n" for row in summaries(split))
-        _write(folder / "summaries" / f"{split}.jsonl", lines)
+        lines = "".join(json.dumps(row) + "\n" for row in generate_summaries(split))
+        _write_text(folder / "summaries" / f"{split}.jsonl", lines)
         table = io.StringIO()
         writer = csv.DictWriter(table, ("sentence", "where"), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(places(split))
-        _write(folder / "places" / f"{split}.csv", table.getvalue())
+        writer.writerows(generate_places(split))
+        _write_text(folder / "places" / f"{split}.csv", table.getvalue())
 
 
-def _write(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="\n")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from data.sample.generate_conversations import conversations
+from data.sample.generate_conversations import generate_conversations
 from data.sample.train_gptj_tokenizer import train_byte_level_bpe
 
 FOLDER = Path(__file__).parent / "chat_tokenizer"
@@ -32,7 +32,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """Train a tokenizer on the training conversations; deterministic."""
     texts = [
         f"{message['role']}\n{message['content']}\n {message['content']}"
-        for row in conversations("train")
+        for row in generate_conversations("train")
         for message in row["messages"]
     ]
     tokenizer = train_byte_level_bpe(texts, (PAD, START, END), eos_token=END, pad_token=PAD)

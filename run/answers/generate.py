@@ -13,7 +13,7 @@ import numpy as np
 
 import popdist
 from checkpoints import has_checkpoint
-from config.process_checks import check_same_on_all_processes, digest_of
+from config.process_checks import check_same_on_all_processes, hash_json
 from config.sections import RunConfig
 from data.assistant_spans import ConversationError
 from data.conversations import Conversation, has_conversation, is_message, make_message
@@ -63,7 +63,7 @@ def generate_answers(
     """
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
-    prompts_digest = digest_of(prompt.text for prompt in prompts)
+    prompts_digest = hash_json(prompt.text for prompt in prompts)
     check_same_on_all_processes(
         {"number of prompts": len(prompts), "digest of the prompts": prompts_digest}
     )

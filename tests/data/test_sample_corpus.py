@@ -134,7 +134,7 @@ def test_training_the_tokenizer_again_gives_the_committed_vocabulary() -> None:
 
 # ---- conversations ------------------------------------------------------------------------------
 def test_generating_preferences_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_conversations.write(tmp_path, generate_preferences.preferences)
+    generate_conversations.write(tmp_path, generate_preferences.generate_preferences)
     for split in MIN_PAIRS:
         committed = SAMPLE_FOLDER / "preferences" / f"{split}.jsonl"
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
@@ -154,7 +154,7 @@ def test_answers_of_conversations_are_in_what_was_told() -> None:
     """And no question of the validation split has been seen with what was told before it."""
     found: dict[str, set[str]] = {}
     for split in MIN_PAIRS:
-        for row in generate_conversations.conversations(split):
+        for row in generate_conversations.generate_conversations(split):
             texts = [m["content"] for m in row["messages"] if m["role"] != "system"]
             told = texts[0].casefold()
             for answer in texts[1::2]:
