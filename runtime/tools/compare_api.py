@@ -53,12 +53,14 @@ def differences() -> dict[str, str]:
     Whether or not the difference is listed.
     """
     return {
-        name: how for module, names in signature_lists().items() for name, how in _of(module, names)
+        name: how
+        for module, names in signature_lists().items()
+        for name, how in _module_differences(module, names)
     }
 
 
 # ---- one module ---------------------------------------------------------------------------------
-def _of(module: str, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _module_differences(module: str, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
     try:
         ours = importlib.import_module(module)
     except ImportError:
@@ -70,13 +72,13 @@ def _of(module: str, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{module}.{name}", "missing"
     for name, parameters in names.get("functions", {}).items():
         if hasattr(ours, name):
-            yield from _parameters(f"{module}.{name}", getattr(ours, name), parameters)
+            yield from _parameter_differences(f"{module}.{name}", getattr(ours, name), parameters)
     for name, members in names.get("classes", {}).items():
         if hasattr(ours, name):
-            yield from _class(f"{module}.{name}", getattr(ours, name), members)
+            yield from _class_differences(f"{module}.{name}", getattr(ours, name), members)
 
 
-def _class(path: str, ours: Any, members: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _class_differences(path: str, ours: Any, members: dict[str, Any]) -> Iterator[tuple[str, str]]:
     known = {*dir(ours), *_instance_attributes(ours)}
     for kind in ("properties", "attributes", "methods"):
         for name in members.get(kind, ()):
@@ -88,7 +90,7 @@ def _class(path: str, ours: Any, members: dict[str, Any]) -> Iterator[tuple[str,
             yield f"{path}.{name}", "cannot be set"
     for name, parameters in members.get("methods", {}).items():
         if name in known:
-            yield from _parameters(f"{path}.{name}", getattr(ours, name), parameters)
+            yield from _parameter_differences(f"{path}.{name}", getattr(ours, name), parameters)
 
 
 @cache
@@ -114,13 +116,13 @@ def _instance_attributes(cls: type) -> frozenset[str]:
 
 
 # ---- parameters ---------------------------------------------------------------------------------
-def _parameters(path: str, ours: Any, expected: list[str]) -> Iterator[tuple[str, str]]:
+def _parameter_differences(path: str, ours: Any, expected: list[str]) -> Iterator[tuple[str, str]]:
     if expected and expected[0] in _RECEIVERS:
         expected = expected[1:]
     if ours is getattr(object, path.rpartition(".")[2], None):
         return  # Python's own, as `__eq__`: operators call it, by position
     try:
-        found = _described(ours)
+        found = _described_parameters(ours)
     except (TypeError, ValueError):  # no signature: not a callable we can look into
         yield path, f"has no signature, expected ({', '.join(expected)})"
         return
@@ -130,7 +132,7 @@ def _parameters(path: str, ours: Any, expected: list[str]) -> Iterator[tuple[str
         yield path, f"takes ({', '.join(found)}), expected ({', '.join(expected)})"
 
 
-def _described(function: Any) -> list[str]:
+def _described_parameters(function: Any) -> list[str]:
     """Returns a function's parameters as the lists write them: `t`, `axis=0`, `*ts`, `*`."""
     found, starred = [], False
     for p in inspect.signature(function).parameters.values():
@@ -143,11 +145,11 @@ def _described(function: Any) -> list[str]:
         elif p.kind is p.VAR_KEYWORD:
             found.append(f"**{p.name}")
         else:
-            found.append(p.name if p.default is p.empty else f"{p.name}={_text(p.default)}")
+            found.append(p.name if p.default is p.empty else f"{p.name}={_default_text(p.default)}")
     return found
 
 
-def _text(default: Any) -> str:
+def _default_text(default: Any) -> str:
     if isinstance(default, (Enum, popxl.dtype)):
         return default.name
     return repr(default)
@@ -168,13 +170,13 @@ def main() -> int:
     lines = unexplained()
     for line in lines:
         print(line)
-    names = sum(map(_count, signature_lists().values()))
+    names = sum(map(_number_of_names, signature_lists().values()))
     listed = sum(map(len, absent().values()))
     print(f"{names} names: {len(lines)} unexplained differences, {listed} listed with a reason")
     return 1 if lines else 0
 
 
-def _count(module: dict[str, Any]) -> int:
+def _number_of_names(module: dict[str, Any]) -> int:
     members = sum(len(kind) for members in module.get("classes", {}).values()
                   for kind in members.values())  # fmt: skip
     plain = {*module.get("all", ()), *module.get("imports", ()), *module.get("constants", ()),

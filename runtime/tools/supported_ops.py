@@ -33,24 +33,24 @@ _PACKAGES = ("popxl", "popxl_addons")
 
 # ---- syntax trees -------------------------------------------------------------------------------
 @cache
-def _tree(module: str) -> ast.Module:
+def _module_ast(module: str) -> ast.Module:
     return ast.parse(inspect.getsource(importlib.import_module(module)))
 
 
-def _used(module: str, node: ast.AST, seen: set[str]) -> Iterator[str]:
+def _names_used(module: str, node: ast.AST, seen: set[str]) -> Iterator[str]:
     """Yields the dotted names in `node` and, recursively, in the popxl functions that it uses."""
-    for name in _names(node):
+    for name in _dotted_names(node):
         yield name
         if "." not in name and name not in seen:
             seen.add(name)
             home, body = _meaning_of(module, name)
             if body is not None:
-                yield from _used(home, body, seen)
+                yield from _names_used(home, body, seen)
 
 
 def _meaning_of(module: str, name: str) -> tuple[str, ast.AST | None]:
     """Returns the module and AST node that define the function or table called `name`."""
-    for node in _tree(module).body:
+    for node in _module_ast(module).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return module, node
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
@@ -62,7 +62,7 @@ def _meaning_of(module: str, name: str) -> tuple[str, ast.AST | None]:
     return module, None
 
 
-def _names(node: ast.AST) -> Iterator[str]:
+def _dotted_names(node: ast.AST) -> Iterator[str]:
     """Yields maximal dotted names in source order, except in annotations."""
     if isinstance(node, (ast.Name, ast.Attribute)):
         text = ast.unparse(node)
@@ -74,12 +74,12 @@ def _names(node: ast.AST) -> Iterator[str]:
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _names(child)
+                yield from _dotted_names(child)
 
 
 def _lowering_node(defn: OpDef) -> ast.AST | None:
     """Returns the AST node of an op's lowering, an argument of `define`."""
-    for node in ast.walk(_tree(defn.home)):
+    for node in ast.walk(_module_ast(defn.home)):
         if isinstance(node, ast.Call) and node.args[:1] and ast.unparse(node.func) == "define":
             name = node.args[0]
             if isinstance(name, ast.Constant) and name.value == defn.name and node.args[1:]:
@@ -88,7 +88,7 @@ def _lowering_node(defn: OpDef) -> ast.AST | None:
     assert isinstance(defn.lower, FunctionType)
     if defn.lower.__name__ != "<lambda>":
         return _meaning_of(defn.lower.__module__, defn.lower.__name__)[1]
-    lambdas = (n for n in ast.walk(_tree(defn.home)) if isinstance(n, ast.Lambda))
+    lambdas = (n for n in ast.walk(_module_ast(defn.home)) if isinstance(n, ast.Lambda))
     return next((n for n in lambdas if n.lineno == defn.lower.__code__.co_firstlineno), None)
 
 
@@ -122,7 +122,7 @@ def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
     assert node is not None, function
     public = {f.__name__ for f in _public_functions().values()}
     made, called = [], []
-    for name in _used(module, node, {function.__name__}):
+    for name in _names_used(module, node, {function.__name__}):
         value = getattr(importlib.import_module(module), name, None)
         last = name.rpartition(".")[2]
         if isinstance(value, OpDef):
@@ -133,12 +133,12 @@ def _ops_of(function: FunctionType) -> tuple[list[str], list[str]]:
 
 
 # ---- what is said of an op ----------------------------------------------------------------------
-def _types(defn: OpDef) -> str:
+def _accepted_dtypes(defn: OpDef) -> str:
     """Returns the dtypes that an op accepts, as shown in docs/ops.md."""
     if defn.execute is not None or defn.regions is not None:
         return "any"
     node = _lowering_node(defn)
-    used = set() if node is None else set(_used(defn.home, node, set()))
+    used = set() if node is None else set(_names_used(defn.home, node, set()))
     types = "any"
     if {"numbers", "check_arithmetic"} & used:
         types = "numbers"
@@ -147,39 +147,39 @@ def _types(defn: OpDef) -> str:
     return types + (", alike" if defn.dtypes == "same" else "")
 
 
-def _gradient(defn: OpDef) -> str:
+def _gradient_kind(defn: OpDef) -> str:
     if isinstance(defn.grad, NoGrad):
         return "none"
     return "JAX's" if defn.grad is None else "own"
 
 
-def _named(defn: OpDef, functions: list[str]) -> list[str]:
+def _function_cells(defn: OpDef, functions: list[str]) -> list[str]:
     """Returns an op's functions as Markdown; with the op's name if no function has it."""
     if defn.name in {f.rpartition(".")[2].removesuffix("_") for f in functions}:
         return [f"`{name}`" for name in functions]
-    return [f"{_listed(functions)} (op `{defn.name}`)"]
+    return [f"{_code_list(functions)} (op `{defn.name}`)"]
 
 
-def _rows(made: Iterable[tuple[OpDef, list[str]]]) -> Iterator[str]:
+def _table_rows(made: Iterable[tuple[OpDef, list[str]]]) -> Iterator[str]:
     """Yields a table row for each kind of gradient and dtypes, with the functions of such ops."""
     by_kind: dict[tuple[str, str], list[str]] = defaultdict(list)
     for defn, functions in made:
-        by_kind[_gradient(defn), _types(defn)] += _named(defn, functions)
+        by_kind[_gradient_kind(defn), _accepted_dtypes(defn)] += _function_cells(defn, functions)
     for (gradient, types), names in sorted(by_kind.items()):
         yield f"| {gradient} | {types} | {', '.join(sorted(set(names)))} |\n"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _code_list(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
 # ---- the page -----------------------------------------------------------------------------------
 def rewritten(text: str) -> str:
     """Returns the text of docs/ops.md with the generated list up to date."""
-    return _PART.sub(lambda _: "".join(_list()), text)
+    return _PART.sub(lambda _: "".join(_generated_lines()), text)
 
 
-def _list() -> Iterator[str]:
+def _generated_lines() -> Iterator[str]:
     by_op: dict[str, list[str]] = defaultdict(list)
     composed: list[str] = []
     refused: list[str] = []
@@ -193,21 +193,21 @@ def _list() -> Iterator[str]:
             refused.append(name)
     ours = {n: d for n, d in sorted(registry().items()) if d.home.partition(".")[0] in _PACKAGES}
     yield "| gradient | types | functions |\n|---|---|---|\n"
-    yield from _rows((d, by_op[n]) for n, d in ours.items() if n in by_op)
-    yield f"\nTransforms and gradients make {_listed(n for n in ours if n not in by_op)}.\n"
-    yield f"\nFunctions made of others: {_listed(composed)}. Refused: {_listed(refused)}.\n"
+    yield from _table_rows((d, by_op[n]) for n, d in ours.items() if n in by_op)
+    yield f"\nTransforms and gradients make {_code_list(n for n in ours if n not in by_op)}.\n"
+    yield f"\nFunctions made of others: {_code_list(composed)}. Refused: {_code_list(refused)}.\n"
     yield "\nWhy an op has no gradient:\n\n"
-    yield from _reasons(ours.values())
+    yield from _reason_lines(ours.values())
     yield "\nNames of PopXL that are absent or take more than PopXL's:\n\n"
-    yield from (f"- {reason} {_listed(names)}\n" for reason, names in absent().items())
+    yield from (f"- {reason} {_code_list(names)}\n" for reason, names in absent().items())
 
 
-def _reasons(ours: Iterable[OpDef]) -> Iterator[str]:
+def _reason_lines(ours: Iterable[OpDef]) -> Iterator[str]:
     ops_of: dict[str, list[str]] = defaultdict(list)
     for defn in ours:
         if isinstance(defn.grad, NoGrad):
             ops_of[defn.grad.reason].append(defn.name)
-    yield from (f"- {reason}: {_listed(names)}\n" for reason, names in sorted(ops_of.items()))
+    yield from (f"- {reason}: {_code_list(names)}\n" for reason, names in sorted(ops_of.items()))
 
 
 def main() -> None:

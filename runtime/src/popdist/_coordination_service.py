@@ -119,9 +119,9 @@ class Coordinator:
         while (self._members or has_first) and time.monotonic() < end:
             for key, _ in self._selector.select(timeout=1.0):
                 if key.fileobj is self._server:
-                    self._accept()
+                    self._accept_connection()
                 elif isinstance(key.fileobj, socket.socket):
-                    self._receive(key.fileobj)
+                    self._receive_request(key.fileobj)
                 else:
                     self._selector.unregister(0)
                     said_bye, has_first = os.read(0, 4) == b"bye\n", False
@@ -130,7 +130,7 @@ class Coordinator:
                     )
             self._drop_idle()
 
-    def _accept(self) -> None:
+    def _accept_connection(self) -> None:
         with suppress(OSError):  # it is gone again, or there are no more descriptors
             sock, address = self._server.accept()
             sock.setblocking(False)
@@ -147,7 +147,7 @@ class Coordinator:
             if now - since > _HELLO_TIMEOUT or len(silent) - i > _MAX_PENDING + self._count:
                 self._reject(sock, peer, "it does not say who it is")
 
-    def _receive(self, sock: socket.socket) -> None:
+    def _receive_request(self, sock: socket.socket) -> None:
         try:
             data = sock.recv(HELLO.size)
         except BlockingIOError:
@@ -165,9 +165,9 @@ class Coordinator:
         elif len(received) < HELLO.size:
             self._pending[sock] = received, since, peer
         else:
-            self._reply(sock, peer, received[: HELLO.size])
+            self._answer_request(sock, peer, received[: HELLO.size])
 
-    def _reply(self, sock: socket.socket, peer: str, hello: bytes) -> None:
+    def _answer_request(self, sock: socket.socket, peer: str, hello: bytes) -> None:
         _, run, index, count, request, number, code = HELLO.unpack(hello)
         status, challenge = WELCOME, self._challenges[sock]
         if run != self._run:
@@ -205,7 +205,7 @@ class Coordinator:
 
     def _reject(self, sock: socket.socket, peer: str, reason: str) -> None:
         del self._pending[sock], self._challenges[sock]
-        self._close(sock)
+        self._close_connection(sock)
         note = f"{peer}: {reason}"
         if note not in self._reported and len(self._reported) < _MAX_NOTES:
             self._reported.add(note)
@@ -215,7 +215,7 @@ class Coordinator:
     def _remove_member(self, sock: socket.socket) -> None:
         """Removes a process that has ended, and sends its index to the other processes."""
         ended = self._members.pop(sock).to_bytes(INDEX_BYTES)
-        self._close(sock)
+        self._close_connection(sock)
         for other in self._members:
             with suppress(OSError):
                 other.send(ended, socket.MSG_DONTWAIT)
@@ -223,7 +223,7 @@ class Coordinator:
             with suppress(OSError):  # it is closed
                 os.close(1)
 
-    def _close(self, sock: socket.socket) -> None:
+    def _close_connection(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
         sock.close()
 
@@ -258,7 +258,7 @@ def _listen(host: str, port: int) -> socket.socket | None:
         busy = False
         for address in _addresses(host):
             try:
-                return _socket(address, port)
+                return _bound_socket(address, port)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     busy = True
@@ -268,7 +268,7 @@ def _listen(host: str, port: int) -> socket.socket | None:
         time.sleep(0.2)
 
 
-def _socket(address: str, port: int) -> socket.socket:
+def _bound_socket(address: str, port: int) -> socket.socket:
     if not address and socket.has_dualstack_ipv6():
         return socket.create_server(
             ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096

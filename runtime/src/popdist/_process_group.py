@@ -281,7 +281,7 @@ class ProcessGroup:
 
         Only the first process to exit names it; a process that was itself declared lost says so.
         """
-        text = f"{self._describe(lost)} has {exit_reason}, and the others end with it"
+        text = f"{self._describe_process(lost)} has {exit_reason}, and the others end with it"
         if is_started_by_launcher():  # the launcher says it
             text = ""
         unanswered = threading.Timer(_REPLY_TIMEOUT, exit_with_message, [text])
@@ -298,12 +298,12 @@ class ProcessGroup:
         """Exits if other processes declared this one lost because it sent no heartbeats."""
         if declared == self.index:
             silent = (
-                f"the others have not heard of {self._describe(self.index)} for {self._silence} s "
-                f"({SILENCE}), and have ended"
+                f"the others have not heard of {self._describe_process(self.index)} for "
+                f"{self._silence} s ({SILENCE}), and have ended"
             )
             exit_with_message("" if is_started_by_launcher() else silent)
 
-    def _describe(self, index: int) -> str:
+    def _describe_process(self, index: int) -> str:
         host, pid, _ = self.members[index]
         return f"process {index} of {self.count} (pid {pid} on {host})"
 
@@ -423,7 +423,7 @@ def _set_gloo_address(client: Any, address: str | None) -> None:
     from jax._src import xla_bridge
     from jax._src.lib import _jax
 
-    def make() -> Any:
+    def make_collectives() -> Any:
         return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(client, address))
 
-    xla_bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
+    xla_bridge.register_backend_factory("cpu", make_collectives, priority=0, fail_quietly=False)

@@ -101,7 +101,7 @@ def process_info_from_args(processes: int, process: int, coordinator: str) -> Pr
             f"the coordinator {coordinator[:100]!r} is no HOST:PORT: name the host of process 0 "
             "and a free port of it"
         )
-    return _validate(
+    return _validated_info(
         ProcessInfo(process, processes, coordinator, os.environ.get(RUN, ""), _read_secret())
     )
 
@@ -128,7 +128,7 @@ def _read_secret() -> str:
     return text
 
 
-def _validate(info: ProcessInfo) -> ProcessInfo:
+def _validated_info(info: ProcessInfo) -> ProcessInfo:
     """Returns the process info; raises DistributedError if it is invalid."""
     if not 1 <= info.count <= MAX_PROCESSES:
         raise DistributedError(
@@ -155,11 +155,11 @@ def process_info_from_env() -> ProcessInfo:
         coordinator = os.environ.get(COORDINATOR)
         if coordinator:
             return process_info_from_args(count, index, coordinator)
-        return _validate(ProcessInfo(index, count, secret=_read_secret()))
+        return _validated_info(ProcessInfo(index, count, secret=_read_secret()))
     for of_count, of_index in _LAUNCHERS:
         if of_index in os.environ and env_int(of_count, 1) > 1:
             index, count = env_int(of_index, 0), env_int(of_count, 1)
-            info = _validate(ProcessInfo(index, count, None, _run_id(), _read_secret()))
+            info = _validated_info(ProcessInfo(index, count, None, _run_id(), _read_secret()))
             if _on_one_host():
                 return replace(info, coordinator=f"{LOOPBACK}:{info.port}")
             return info

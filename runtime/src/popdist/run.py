@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     try:
         for index in range(args.processes):
-            started.append(_start(command, index, args, run))
+            started.append(_start_process(command, index, args, run))
     except OSError as error:
         _kill_all(started)
         return _print_error(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
@@ -106,7 +106,7 @@ def _parser() -> _Parser:
     return parser
 
 
-def _start(
+def _start_process(
     command: Sequence[str], index: int, args: argparse.Namespace, run: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     env = os.environ | {

@@ -69,14 +69,14 @@ def jax_op(
         raise ValueError("jax_op: give `grad` or `no_grad`, not both")
 
     def decorate(function: JaxFunction) -> Callable[..., Any]:
-        defn = _definition(function, name, grad, no_grad)
-        return _public(function, defn, inplace)
+        defn = _define_op(function, name, grad, no_grad)
+        return _public_function(function, defn, inplace)
 
     return decorate if function is None else decorate(function)
 
 
 # ---- the definition -----------------------------------------------------------------------------
-def _definition(
+def _define_op(
     function: JaxFunction, name: str | None, grad: JaxGradient | None, no_grad: str | None
 ) -> OpDef:
     module = getattr(function, "__module__", None) or ""
@@ -132,7 +132,7 @@ _TENSORS = (
 )
 
 
-def _public(function: JaxFunction, defn: OpDef, inplace: str | None) -> Callable[..., Any]:
+def _public_function(function: JaxFunction, defn: OpDef, inplace: str | None) -> Callable[..., Any]:
     signature = inspect.signature(function)
     positional = [n for n, p in signature.parameters.items() if p.kind in _TENSORS]
     if inplace is not None and inplace not in positional:
@@ -149,7 +149,7 @@ def _public(function: JaxFunction, defn: OpDef, inplace: str | None) -> Callable
         except TypeError as error:
             raise TypeError(f"{defn.name}: {error}") from None
         bound.apply_defaults()
-        for given, value in zip(_names(signature, bound.args), bound.args, strict=True):
+        for given, value in zip(_argument_names(signature, bound.args), bound.args, strict=True):
             _check_tensor(defn.name, given, value)
         for attribute, value in bound.kwargs.items():
             _check_attribute(defn.name, attribute, value)
@@ -160,7 +160,7 @@ def _public(function: JaxFunction, defn: OpDef, inplace: str | None) -> Callable
     return op
 
 
-def _names(signature: inspect.Signature, args: tuple[Any, ...]) -> list[str]:
+def _argument_names(signature: inspect.Signature, args: tuple[Any, ...]) -> list[str]:
     names = [n for n, p in signature.parameters.items() if p.kind in _TENSORS]
     return [*names, *names[-1:] * len(args)][: len(args)]
 

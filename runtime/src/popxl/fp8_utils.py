@@ -51,7 +51,7 @@ def find_exponential_range(fp_def: FpDef) -> tuple[int, int]:
     return lowest, highest
 
 
-def _check(
+def _check_arguments(
     dtype: dtypes.dtype | None, log2_scale: int = 0, error: type[Exception] = ValueError
 ) -> dtypes.dtype:
     float8 = dtypes.float8_143 if dtype is None else dtype
@@ -85,7 +85,7 @@ def host_pow2scale_cast_to_fp8(
         RuntimeError: no float8 dtype, or data of another type.
         ValueError: a scale out of range.
     """
-    dtype = _check(dtype, log2_scale, RuntimeError)
+    dtype = _check_arguments(dtype, log2_scale, RuntimeError)
     data = np.asarray(host_array(src), order="C")
     if data.dtype not in _WIDE:
         raise RuntimeError(f"float16, float32 and float64 data become float8, not {data.dtype}")
@@ -120,7 +120,7 @@ def host_pow2scale_cast_from_fp8(
     source = next((t for t in _FLOAT8 if t.as_numpy() == data.dtype), None)
     if source is None:
         raise RuntimeError(f"the data to cast from must be float8, but is {data.dtype}")
-    values = data.view(_check(source, log2_scale).as_jax()).astype(np.float32)
+    values = data.view(_check_arguments(source, log2_scale).as_jax()).astype(np.float32)
     return np.ldexp(values, int(log2_scale)).astype(dtype.as_numpy())
 
 
@@ -137,7 +137,7 @@ def windows(dtype: dtypes.dtype) -> np.ndarray:
     Raises:
         ValueError: `dtype` is no float8 dtype.
     """
-    low, span = _SPANS[_check(dtype)]
+    low, span = _SPANS[_check_arguments(dtype)]
     lowest = low + np.arange(min_scaling_bias, max_scaling_bias + 1)[:, None]
     exponents = np.array(EXPONENTS)
     return (exponents >= lowest) & (exponents < lowest + span)
@@ -145,7 +145,7 @@ def windows(dtype: dtypes.dtype) -> np.ndarray:
 
 def lost_digits(mantissa: int, dtype: dtypes.dtype) -> int:
     """Returns log4 of the squared error of dropping a number over that of rounding it."""
-    return mantissa - _FLOAT8[_check(dtype)].mantissa_size
+    return mantissa - _FLOAT8[_check_arguments(dtype)].mantissa_size
 
 
 def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tuple[float, int]:
@@ -167,12 +167,12 @@ def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tu
         RuntimeError: `src` is of another type.
         ValueError: `dtype` is no float8 dtype.
     """
-    dtype = _check(dtype)
+    dtype = _check_arguments(dtype)
     array = np.asarray(src)
     if array.dtype not in _MANTISSAS:
         raise RuntimeError(f"a scale is found for float16 and float32 data, not {array.dtype}")
     lost = lost_digits(_MANTISSAS[array.dtype], dtype)
-    counts = _counts(array)
+    counts = _exponent_counts(array)
     # Python's integers hold the costs exactly, in units of 4^(-126 - lost).
     powers = [count << 2 * i for i, count in enumerate(counts)]
     everything = sum(powers) << 2 * lost
@@ -186,7 +186,7 @@ def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tu
     return least / unit, -(min_scaling_bias + best[len(best) // 2])
 
 
-def _counts(values: np.ndarray) -> list[int]:
+def _exponent_counts(values: np.ndarray) -> list[int]:
     """Returns the count of numbers with each exponent of EXPONENTS; the last takes all larger."""
     sizes = np.abs(values.ravel().astype(np.float64))
     _, exponents = np.frexp(sizes[np.isfinite(sizes) & (sizes > 0)])

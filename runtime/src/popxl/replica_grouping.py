@@ -17,7 +17,7 @@ class Replicated(Protocol):
 
 
 @cache
-def _members(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _replicas_by_group(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Returns the replicas of each group, in ascending order."""
     members: list[list[int]] = [[] for _ in range(max(assignment) + 1)]
     for replica, group in enumerate(assignment):
@@ -28,7 +28,7 @@ def _members(assignment: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 @cache
 def _constant_stride(assignment: tuple[int, ...]) -> int | None:
     """Returns the stride that describes an assignment of replicas to groups; None if none does."""
-    groups = _members(assignment)
+    groups = _replicas_by_group(assignment)
     if len(groups) == len(assignment):
         return 1
     stride = groups[0][1] - groups[0][0]
@@ -40,9 +40,9 @@ def _constant_stride(assignment: tuple[int, ...]) -> int | None:
 
 
 @cache
-def _runs(assignment: tuple[int, ...]) -> tuple[int, int]:
+def _coarsest_stride_and_size(assignment: tuple[int, ...]) -> tuple[int, int]:
     """Returns stride and group size of the coarsest constant-stride grouping in an assignment."""
-    groups = _members(assignment)
+    groups = _replicas_by_group(assignment)
     stride = min(b - a for group in groups for a, b in pairwise(group))
     size = 0
     for group in groups:
@@ -141,7 +141,7 @@ class ReplicaGrouping:
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Returns the replicas of each group, in ascending order."""
-        return _members(self._assignment)
+        return _replicas_by_group(self._assignment)
 
     @property
     def _stride(self) -> int | None:
@@ -177,7 +177,11 @@ class ReplicaGrouping:
         Groups are broken into runs wherever replicas are further apart than the smallest distance
         between neighbours, and the runs into equal parts.
         """
-        return self if self.is_const else self._from_stride(self._ir, *_runs(self._assignment))
+        return (
+            self
+            if self.is_const
+            else self._from_stride(self._ir, *_coarsest_stride_and_size(self._assignment))
+        )
 
     def _parts(self) -> tuple[tuple[int, int], ...]:
         """Groups of `const_rg`, each with the group of this grouping that contains it."""

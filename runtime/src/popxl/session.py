@@ -281,9 +281,9 @@ class Session:
             try:
                 results = self._program.run(state, data, seed)
             except poplar_application_runtime_error:
-                self._keep(state)  # a value broke a rule; the run is complete all the same
+                self._store_state(state)  # a value broke a rule; the run is complete all the same
                 raise
-            self._keep(state)
+            self._store_state(state)
             self._streams.fetch(results, targets)
 
     def _collective_section(self) -> AbstractContextManager[None]:
@@ -321,7 +321,7 @@ class Session:
         """Waits for all device work and all transfers; a run waits for its outputs only."""
         self._program.wait_all(self._state)
 
-    def _keep(self, state: ProgramState) -> None:
+    def _store_state(self, state: ProgramState) -> None:
         """Stores the device state after a run, and marks the changed variables."""
         self._state = state
         self._values.end_run(device_variables.take_changed_variables(self._program, state))

@@ -364,12 +364,12 @@ class Variable(_Initialised):
     @property
     def shape_on_host(self) -> tuple[int, ...]:
         """Shape of the host array: with a leading axis for the groups, if there are several."""
-        return _leading(self._grouping.num_groups) + self.shape_on_replica
+        return _leading_axis(self._grouping.num_groups) + self.shape_on_replica
 
     @property
     def _shape_retrieved(self) -> tuple[int, ...]:
         if self._retrieval == "all_replicas":
-            return _leading(self.ir.replication_factor) + self.shape_on_replica
+            return _leading_axis(self.ir.replication_factor) + self.shape_on_replica
         return self.shape_on_host
 
     @property
@@ -384,7 +384,7 @@ class Shard(Tensor):
     _of: Variable
 
 
-def _leading(n: int) -> tuple[int, ...]:
+def _leading_axis(n: int) -> tuple[int, ...]:
     return (n,) if n > 1 else ()
 
 
@@ -473,7 +473,7 @@ def remote_variable(
                                  nan_on_overflow)  # fmt: skip
     _check_buffer(remote_buffer, array, offset)
     self = _new_variable(array, name, grouping, retrieval_mode)
-    _occupy(self, remote_buffer, offset)
+    _occupy_entry(self, remote_buffer, offset)
     return self
 
 
@@ -511,7 +511,7 @@ def remote_replica_sharded_variable(
     _check_buffer(remote_buffer, array, offset)
     self = _new_variable(array, name, grouping, retrieval_mode)
     self._sharded = True
-    _occupy(self, remote_buffer, offset)
+    _occupy_entry(self, remote_buffer, offset)
     if not remote_buffer.meta_shape:
         remote_buffer.meta_shape = full_shape
     return self
@@ -741,6 +741,6 @@ def _check_buffer(buffer: RemoteBuffer, array: np.ndarray, offset: int) -> None:
         )
 
 
-def _occupy(var: Variable, buffer: RemoteBuffer, offset: int) -> None:
+def _occupy_entry(var: Variable, buffer: RemoteBuffer, offset: int) -> None:
     var._remote = (buffer, offset)
     buffer._variables[offset] = var

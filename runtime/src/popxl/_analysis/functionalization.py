@@ -284,14 +284,14 @@ class _GraphWriter:
                 continue
             if (part, parents) not in self._view_values:
                 self._view_values[part, parents] = self.new_value(part)
-                inputs = (*parents, *self._elements(part))
+                inputs = (*parents, *self._element_indices(part))
                 self.add(
                     "view", self.views.view_op(part), inputs, [self._view_values[part, parents]]
                 )
             values[part] = self._view_values[part, parents]
         return values[t]
 
-    def _elements(self, t: Tensor) -> list[Value]:
+    def _element_indices(self, t: Tensor) -> list[Value]:
         """Returns [constant of element indices] for a view that gathers, else []."""
         return [Value(self.views.elements[t])] if t in self.views.elements else []
 
@@ -304,7 +304,7 @@ class _GraphWriter:
             if not parents:
                 self.current[t] = value
                 continue
-            inputs = [*map(self.read, parents), *self._elements(t)]
+            inputs = [*map(self.read, parents), *self._element_indices(t)]
             node = self.add(
                 "write", self.views.view_op(t), [*inputs, value], map(self.new_value, parents)
             )
@@ -325,7 +325,7 @@ class _FunctionalizePass(_GraphWriter):
         inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
-            self.views.add(op) if op.view else self._op(op)
+            self.views.add(op) if op.view else self._functionalize_op(op)
         outputs = [self.read(t) for t in (*graph._outputs, *extra_tensors)]
         last = [self.current[v.tensor] for v in inputs]
         changed = tuple(i for i, (a, b) in enumerate(zip(inputs, last, strict=True)) if a is not b)
@@ -336,40 +336,40 @@ class _FunctionalizePass(_GraphWriter):
         return form
 
     # ---- ops ------------------------------------------------------------------------------------
-    def _op(self, op: Op) -> None:
+    def _functionalize_op(self, op: Op) -> None:
         op_regions = regions(op)
         if any(region.kind == "branch" for region in op_regions):
-            self._branches(op, op_regions)
+            self._functionalize_branches(op, op_regions)
         elif any(region.kind == "always" for region in op_regions):
             (region,) = op_regions
-            self._loop(op, region)
+            self._functionalize_loop(op, region)
         elif op.inplace is None and op.defn.is_identity is not None and op.defn.is_identity(op):
             self.current[op.outputs[0]] = self.read(op.inputs[0])
         elif "zeros" in op.defn.tags:
             self._zeros(op.outputs[0], op)
         else:
-            self._plain_op(op, op_regions)
+            self._functionalize_plain_op(op, op_regions)
 
     def _zeros(self, t: Tensor, op: Op | None = None) -> None:
         (self.current[t],) = self.add("zeros", op, (), [self.new_value(t)]).outputs
 
-    def _plain_op(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
+    def _functionalize_plain_op(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
         inputs = [self.read(t) for t in op.inputs]
-        derived = tuple(self._derivative(region) for region in op_regions)
+        derived = tuple(self._functionalize_derivative(region) for region in op_regions)
         node = self.add("op", op, inputs, map(self.new_value, op.outputs), derived)
         first = 0 if op.inplace is None else 1
         if first:
             self.write(op.outputs[0], node.outputs[0])
         self.current.update(zip(op.outputs[first:], node.outputs[first:], strict=True))
 
-    def _derivative(self, region: Region[Graph]) -> Region[FunctionalGraph]:
+    def _functionalize_derivative(self, region: Region[Graph]) -> Region[FunctionalGraph]:
         form = functionalize(region.graph, *region.extra_tensors)
         return Region(
             form, region.inputs, (None,) * len(form.outputs), (), region.count, "derivative"
         )
 
     # ---- loops, of which calls are one of one iteration -----------------------------------------
-    def _loop(self, op: Op, region: Region[Graph]) -> None:
+    def _functionalize_loop(self, op: Op, region: Region[Graph]) -> None:
         form = functionalize(region.graph)
         if region.count == 0:
             self._no_iterations(op, region)
@@ -410,7 +410,7 @@ class _FunctionalizePass(_GraphWriter):
                 self._zeros(op.outputs[position])
 
     # ---- branches -------------------------------------------------------------------------------
-    def _branches(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
+    def _functionalize_branches(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
         forms = [functionalize(region.graph) for region in op_regions]
         changed: dict[Tensor, None] = {}
         for region, form in zip(op_regions, forms, strict=True):
@@ -423,7 +423,7 @@ class _FunctionalizePass(_GraphWriter):
         first, last = len(op.inputs), len(op.outputs)
         pure = [
             Region(
-                self._branch(op, region, form, owners),
+                self._functionalize_branch(op, region, form, owners),
                 (*region.inputs, *range(first, first + len(owners))),
                 (*region.outputs, *range(last, last + len(owners))),
                 kind="branch",
@@ -433,7 +433,7 @@ class _FunctionalizePass(_GraphWriter):
         node = self.add("op", op, inputs, map(self.new_value, (*op.outputs, *owners)), tuple(pure))
         self.current.update(zip((*op.outputs, *owners), node.outputs, strict=True))
 
-    def _branch(
+    def _functionalize_branch(
         self, op: Op, region: Region[Graph], form: FunctionalGraph, owners: Sequence[Tensor]
     ) -> FunctionalGraph:
         """Returns a branch that takes and returns the caller's storage owners as further values."""

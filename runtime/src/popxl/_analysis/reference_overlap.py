@@ -53,7 +53,7 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
     for owner, indices in uses.items():
         for i, k in combinations(indices, 2):
             parts = [op.inputs[region.position(j)] for j in (i, k)]
-            if not changed.isdisjoint((i, k)) and _overlap(views, owner, parts):
+            if not changed.isdisjoint((i, k)) and _views_overlap(views, owner, parts):
                 names = f"{graph._inputs[i].name!r} and {graph._inputs[k].name!r}"
                 raise ValueError(
                     f"{op.name} at {op.location} passes {owner.id!r} as two references, {names} of "
@@ -62,7 +62,7 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
                 )
 
 
-def _overlap(views: AliasAnalysis, owner: Tensor, parts: list[Tensor]) -> bool:
+def _views_overlap(views: AliasAnalysis, owner: Tensor, parts: list[Tensor]) -> bool:
     """True if two views share an element of `owner`."""
 
     def owner_numbers(part: Tensor) -> np.ndarray:

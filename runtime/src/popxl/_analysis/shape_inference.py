@@ -66,7 +66,7 @@ def infer_by_tracing(op: Op) -> Any:
             key,
             lambda: tuple((s.shape, s.dtype) for s in abstract_outputs(op.defn, specs, attrs)),
         )
-        return [_spec(shape, dt, specs, op) for shape, dt in outputs]
+        return [_result_spec(shape, dt, specs, op) for shape, dt in outputs]
 
     return rule
 
@@ -80,7 +80,7 @@ def abstract_outputs(defn: Any, specs: Sequence[TensorSpec], attrs: Any) -> list
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
-def _spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> TensorSpec:
+def _result_spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -> TensorSpec:
     from popxl.tensor import TensorSpec
 
     meta: tuple[int, ...] = ()

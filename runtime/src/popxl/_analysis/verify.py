@@ -52,22 +52,28 @@ def verify(graph: Graph) -> None:
     defined: set[Tensor] = set(graph._inputs)
     defined.update((*graph._resident, *graph.variables, *graph.constants))
     for op in graph._ops:
-        _check(op.graph is graph, op, "is listed in another graph")
+        _check_invariant(op.graph is graph, op, "is listed in another graph")
         for t in op.inputs:
-            _check(t in defined, op, f"uses %{t.name} before it is defined")
+            _check_invariant(t in defined, op, f"uses %{t.name} before it is defined")
         for t in op.outputs:
-            _check(t not in defined, op, f"defines %{t.name} a second time")
-            _check(t._producer is op, op, f"is not the recorded producer of %{t.name}")
+            _check_invariant(t not in defined, op, f"defines %{t.name} a second time")
+            _check_invariant(t._producer is op, op, f"is not the recorded producer of %{t.name}")
             defined.add(t)
-        _check(op.inplace is None or 0 <= op.inplace < len(op.inputs), op,
-               f"overwrites its input {op.inplace}, which it does not have")  # fmt: skip
-        _check(not op.view or op.defn.view_write is not None, op,
-               "is a view, but has no rule to write through")  # fmt: skip
+        _check_invariant(
+            op.inplace is None or 0 <= op.inplace < len(op.inputs),
+            op,
+            f"overwrites its input {op.inplace}, which it does not have",
+        )
+        _check_invariant(
+            not op.view or op.defn.view_write is not None,
+            op,
+            "is a view, but has no rule to write through",
+        )
         for region in regions(op):
             if region.kind != "derivative":
                 _check_region(op, region)
         got, want = _recorded_specs(op), _inferred_specs(op)
-        _check(got == want, op, f"has outputs {got}, but its inputs give {want}")
+        _check_invariant(got == want, op, f"has outputs {got}, but its inputs give {want}")
     for t in graph._outputs:
         if t not in defined:
             raise VerificationError(f"graph {graph.id!r} returns %{t.name}, which nothing defines")
@@ -177,7 +183,7 @@ def _inferred_specs(op: Op) -> list[Any]:
 def _check_region(op: Op, region: Region[Graph]) -> None:
     callee = region.graph
     last = max((i for i in region.inputs if i is not None), default=-1)
-    _check(last < len(op.inputs), op, f"passes too little to @{callee.id}")
+    _check_invariant(last < len(op.inputs), op, f"passes too little to @{callee.id}")
     args = [op.inputs[region.position(i)] for i in range(len(region.inputs))]
     _check_same(op, callee, "passes", "takes", callee._inputs, args)
     results = [op.outputs[i] for i in region.outputs if i is not None]
@@ -189,9 +195,9 @@ def _check_same(
 ) -> None:
     got = [(t.shape, t.dtype) for t in actual]
     want = [(t.shape, t.dtype) for t in expected]
-    _check(got == want, op, f"{does} {got}, but @{callee.id} {wants} {want}")
+    _check_invariant(got == want, op, f"{does} {got}, but @{callee.id} {wants} {want}")
 
 
-def _check(ok: bool, op: Op, problem: str) -> None:
+def _check_invariant(ok: bool, op: Op, problem: str) -> None:
     if not ok:
         raise VerificationError(f"graph {op.graph.id!r}: `{op}` ({op.location}) {problem}")

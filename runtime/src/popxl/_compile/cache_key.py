@@ -148,7 +148,7 @@ def segment_lines(
         yield f"argument {text.value(value)} {'number' if i in segment.scalar_args else ''}"
     yield from (f"stream {text.stream(s)}" for s in segment.streams)
     yield f"sinks {[text.stream(s) for s in segment.output_streams]}"
-    yield from (f"constant {text.tensor(c)} {_spec(c.spec)}" for c in segment.constants)
+    yield from (f"constant {text.tensor(c)} {_spec_text(c.spec)}" for c in segment.constants)
     yield from map(text.node, segment.nodes)
     yield f"checks {[context.checks[op] for op in segment.effects.checks if op in context.checks]}"
     yield f"return {text.values(segment.results)}"
@@ -165,28 +165,28 @@ class _SegmentWriter:
         self._graphs: dict[FunctionalGraph, int] = {}
 
     def stream(self, s: Stream) -> str:
-        return f"{self._number('stream', s)} {type(s).__name__} {_spec(s.spec)}"
+        return f"{self._stable_number('stream', s)} {type(s).__name__} {_spec_text(s.spec)}"
 
-    def _number(self, kind: str, obj: Any) -> int:
+    def _stable_number(self, kind: str, obj: Any) -> int:
         return self._numbers.setdefault((kind, obj), len(self._numbers))
 
     def tensor(self, t: Tensor) -> str:
         if isinstance(t, Constant) and t._is_argument:
-            return f"%{self._number('content', t._content)}"
-        return f"%{self._number('tensor', t)}"
+            return f"%{self._stable_number('content', t._content)}"
+        return f"%{self._stable_number('tensor', t)}"
 
     def value(self, v: Value) -> str:
         t = v.tensor
         if v.node is None and isinstance(t, Constant):
-            return f"{self.tensor(t)} {_spec(t.spec)} {self._data(t)}"
-        return f"%{self._number('value', v)} {_spec(t.spec)}"
+            return f"{self.tensor(t)} {_spec_text(t.spec)} {self._data(t)}"
+        return f"%{self._stable_number('value', v)} {_spec_text(t.spec)}"
 
     def values(self, values: Iterable[Value]) -> list[str]:
         return list(map(self.value, values))
 
     @staticmethod
     def _data(t: Constant) -> str:
-        return "argument" if t._is_argument else _array(t._data)
+        return "argument" if t._is_argument else _array_hash(t._data)
 
     def node(self, node: Node) -> str:
         ins, outs = self.values(node.inputs), self.values(node.outputs)
@@ -194,12 +194,12 @@ class _SegmentWriter:
             f"{self._graph(r.graph)} {r.inputs} {r.outputs} {r.carried} {r.count} {r.kind}"
             for r in node.regions
         ]
-        meaning = "" if node.op is None else self._meaning(node.op)
+        meaning = "" if node.op is None else self._lowering_text(node.op)
         watched = "" if node.op is None else self._watched.get(node.op, "")
         part = f" of {node.part!r}" if self._with_labels else ""
         return f"{node.kind} {meaning} {ins} -> {outs} {runs} {watched}{part}"
 
-    def _meaning(self, op: Op) -> str:
+    def _lowering_text(self, op: Op) -> str:
         try:
             pairs = sorted(op.attrs.items())
             attrs = ", ".join(f"{k}={self.attribute(v)}" for k, v in pairs)
@@ -226,7 +226,7 @@ class _SegmentWriter:
             return f"{type(value).__name__}:{value!r}"
         match value:
             case TensorSpec():  # before mappings, which it is
-                return _spec(value)
+                return _spec_text(value)
             case tuple() | list():
                 return f"{type(value).__name__}({', '.join(map(self.attribute, value))})"
             case dict():
@@ -249,11 +249,11 @@ class _SegmentWriter:
         return f"input {ins.index(t)}" if t in ins else self.tensor(t)
 
 
-def _spec(spec: TensorSpec) -> str:
+def _spec_text(spec: TensorSpec) -> str:
     return f"{spec.dtype.name}{list(spec.shape)}{list(spec.meta_shape)}"
 
 
-def _array(x: np.ndarray) -> str:
+def _array_hash(x: np.ndarray) -> str:
     data = hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
     return f"{x.dtype.str}{list(x.shape)}:{data}"
 
@@ -261,8 +261,8 @@ def _array(x: np.ndarray) -> str:
 _WRITERS: tuple[tuple[type, Any], ...] = (
     (dtypes.dtype, lambda v: f"dtype:{v.name}"),
     (np.dtype, lambda v: f"np.dtype:{v}"),
-    (np.generic, lambda v: f"np:{_array(np.asarray(v))}"),
-    (np.ndarray, lambda v: f"np:{_array(v)}"),
+    (np.generic, lambda v: f"np:{_array_hash(np.asarray(v))}"),
+    (np.ndarray, lambda v: f"np:{_array_hash(v)}"),
     (ReplicaGrouping, lambda v: f"groups:{v.assignment}"),
 )
 
@@ -276,10 +276,10 @@ def _user_op_lines(op: Op, target: str) -> Iterator[str]:
     """Yields a hash of a user-defined op's StableHLO; its code is not in the source hash."""
     defn = registry()[op.attrs["of"]] if op.defn.name == "vjp" else op.defn
     if not _is_builtin(defn):
-        yield _meaning(op, target)
+        yield _lowering_text(op, target)
 
 
-def _meaning(op: Op, target: str) -> str:
+def _lowering_text(op: Op, target: str) -> str:
     if op.defn.lower is None or op.view:
         raise Uncacheable(f"{op.name} at {op.location} is a structural op or view of the user's")
     specs = [jax.ShapeDtypeStruct(t.shape, t.dtype.as_jax()) for t in op.inputs]

@@ -120,7 +120,7 @@ class SegmentCache:
         if path is None:
             return None
         devices = list(self._program.mesh.devices.flat)
-        return _load(self._program.specs_of(segment), devices, path, key)
+        return _load_file(self._program.specs_of(segment), devices, path, key)
 
     def compile(self, segment: Segment) -> Any:
         """Compiles a segment and stores its executable in the cache."""
@@ -128,7 +128,7 @@ class SegmentCache:
         compiled = self._compile(segment)
         if path is not None:
             self.count("misses")
-            _store(self._program.specs_of(segment), compiled, path, key, self._max_bytes)
+            _store_file(self._program.specs_of(segment), compiled, path, key, self._max_bytes)
         return compiled
 
     def _path_and_key(self, segment: Segment) -> tuple[Path | None, str]:
@@ -181,13 +181,13 @@ class _InvalidFile(Exception):
     """A cache file that is damaged, of another format or of another segment."""
 
 
-def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegment | None:
+def _load_file(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegment | None:
     start = time.perf_counter()
     try:
         with path.open("rb") as file:
             if reason := distrust_reason(os.fstat(file.fileno())):
                 raise _InvalidFile(reason)
-            payload = _payload(file, specs, key)
+            payload = _read_payload(file, specs, key)
         loaded = LoadedSegment(specs, devices, payload)
         with suppress(OSError):  # it may belong to somebody else
             os.utime(path)
@@ -202,7 +202,7 @@ def _load(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegme
     return loaded
 
 
-def _payload(file: Any, specs: Specs, key: str) -> bytes:
+def _read_payload(file: Any, specs: Specs, key: str) -> bytes:
     try:
         header = json.loads(file.readline(_HEADER_LIMIT))
     except ValueError as error:
@@ -217,7 +217,7 @@ def _payload(file: Any, specs: Specs, key: str) -> bytes:
     return payload
 
 
-def _store(specs: Specs, compiled: Any, path: Path, key: str, max_bytes: float) -> None:
+def _store_file(specs: Specs, compiled: Any, path: Path, key: str, max_bytes: float) -> None:
     """Writes an executable atomically, then prunes the folder to its limit.
 
     Args:

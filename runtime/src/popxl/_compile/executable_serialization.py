@@ -70,13 +70,13 @@ class LoadedSegment:
         Raises:
             TypeError: an argument has another shape, dtype or sharding.
         """
-        self._check(arrays)
+        self._check_arguments(arrays)
         results: list[jax.Array] = self._executable.execute_sharded(arrays).consume_with_handlers(
             self._handlers
         )
         return results
 
-    def _check(self, arrays: Sequence[jax.Array]) -> None:
+    def _check_arguments(self, arrays: Sequence[jax.Array]) -> None:
         # XLA trusts its caller: a wrong buffer would be read as if it were the right one.
         for x, s in zip(arrays, self._arguments, strict=True):
             if x.shape != s.shape or x.dtype != s.dtype or not _has_sharding(x, s):

@@ -201,7 +201,7 @@ class SegmentTracer:
 
     def _lower_node(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
         if node.kind == "zeros":
-            return [_zeros(node.outputs[0].spec)]
+            return [_zeros_array(node.outputs[0].spec)]
         if node.kind == "barrier":
             return [materialize_array(arrays[0])]
         op = node.op
@@ -233,12 +233,12 @@ class SegmentTracer:
     def _run_regions(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
         region = node.regions[0]
         if region.kind == "branch":
-            outs = self._branch(node.regions, arrays)
+            outs = self._lower_branch(node.regions, arrays)
         else:
-            outs = self._loop(region, [arrays[i] for i in region.inputs if i is not None])
+            outs = self._lower_loop(region, [arrays[i] for i in region.inputs if i is not None])
         return _call_results(node, outs)
 
-    def _loop(
+    def _lower_loop(
         self, region: Region[FunctionalGraph], arguments: list[jax.Array]
     ) -> Sequence[jax.Array | None]:
         """Lowers a call, or a loop as a `lax.fori_loop` that carries only the values it changes."""
@@ -261,14 +261,14 @@ class SegmentTracer:
         start = {
             k: arguments[input_of_output[k]]
             if k in input_of_output
-            else _zeros(graph.outputs[k].spec)
+            else _zeros_array(graph.outputs[k].spec)
             for k in used_outputs
         }
         outs, saved = lax.fori_loop(0, region.count, iteration, (start, state.snapshot()))
         state.set_final(saved)
         return [outs.get(k) for k in range(len(graph.outputs))]
 
-    def _branch(
+    def _lower_branch(
         self, branches: Sequence[Region[FunctionalGraph]], arrays: list[jax.Array]
     ) -> Sequence[jax.Array]:
         """Lowers a conditional to `lax.cond`."""
@@ -382,7 +382,7 @@ def _call_results(node: Node, outputs: Sequence[Any]) -> list[Any]:
     return [results[i] for i in range(len(node.outputs))]
 
 
-def _zeros(spec: TensorSpec) -> jax.Array:
+def _zeros_array(spec: TensorSpec) -> jax.Array:
     return jnp.zeros(spec.shape, spec.dtype.as_jax())
 
 

@@ -20,11 +20,11 @@ def cgroup_free_bytes() -> int | None:
 
     Slurm and systemd limit a group within another: the least of all counts.
     """
-    limits = [_group_free_bytes(*group) for group in _groups()]
+    limits = [_group_free_bytes(*group) for group in _cgroups_of_process()]
     return min((free_bytes for free_bytes in limits if free_bytes is not None), default=None)
 
 
-def _groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
+def _cgroups_of_process() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """Yields each cgroup of this process, with the names of its files."""
     try:
         lines = _PROC_CGROUP.read_text(encoding="utf-8").splitlines()

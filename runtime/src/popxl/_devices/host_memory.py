@@ -15,11 +15,11 @@ def host_memory() -> int | None:
 
     None if unknown. Cached files count as free.
     """
-    limits = [_available(), cgroup_free_bytes()]
+    limits = [_available_bytes(), cgroup_free_bytes()]
     return min((n for n in limits if n is not None), default=None)
 
 
-def _available() -> int | None:
+def _available_bytes() -> int | None:
     if _MEMINFO.exists():
         for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):

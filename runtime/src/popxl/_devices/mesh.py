@@ -67,7 +67,7 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
         devices = cpu.restart_backend(replicas)
     if len(devices) < replicas:
         raise _too_few_devices(devices, replicas, "there are")
-    return _mesh(devices[:replicas])
+    return _mesh_of_devices(devices[:replicas])
 
 
 def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mesh:
@@ -91,10 +91,10 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
                 f"for process {process} of {instances} there are",
             )
         chosen += local_devices[:replicas_per_process]
-    return _mesh(chosen)
+    return _mesh_of_devices(chosen)
 
 
-def _mesh(devices: Sequence[Any]) -> Mesh:
+def _mesh_of_devices(devices: Sequence[Any]) -> Mesh:
     forks.register_devices(devices)
     return Mesh(np.asarray(devices), (AXIS,))
 

@@ -159,7 +159,7 @@ class Program:
         return self.context.rounding
 
     @property
-    def _rules(self) -> list[tuple[Op, str]]:
+    def _runtime_checks(self) -> list[tuple[Op, str]]:
         """Runtime checks of the program: (op, rule); fault number n is the n-th."""
         rules = [
             (op, op.defn.check.rule) for op in self.context.checks if op.defn.check is not None
@@ -286,13 +286,13 @@ class Program:
             self._call, self._put_scalar, copy_array, mover, run_globals, fetched, observer
         )
         variables = [state.variables.pop(v) for v in self.variables]
-        unchanged = {self.variables[i]: variables[i] for i in self._unchanged}
+        unchanged = {self.variables[i]: variables[i] for i in self._unchanged_indices}
         with nullcontext() if self._is_stepwise else state.run_context(main, fetched):
             registers = executor.run(main, variables)
             mover.finish_run()
         self._mover = mover
         state.variables.update(unchanged)
-        for i, register, private in self._changes:
+        for i, register, private in self._changed_outputs:
             state.variables[self.variables[i]] = (
                 registers[register] if private else copy_array(registers[register])
             )
@@ -301,7 +301,7 @@ class Program:
         return {s: run_globals.streams[s] for s in self.d2h}
 
     @cached_property
-    def _changes(self) -> list[tuple[int, Register, bool]]:
+    def _changed_outputs(self) -> list[tuple[int, Register, bool]]:
         """Variables that a run changes: (index, output register, True if no alias).
 
         The flag is True if nothing else aliases the output.
@@ -310,7 +310,7 @@ class Program:
         return [(i, main.outputs[k], is_exclusive(main, k, i)) for k, i in enumerate(changed)]
 
     @cached_property
-    def _unchanged(self) -> list[int]:
+    def _unchanged_indices(self) -> list[int]:
         """Indices of the variables that a run only reads."""
         changed = set(self.schedule.graph.changed)
         return [i for i in range(len(self.variables)) if i not in changed]
@@ -344,7 +344,7 @@ class Program:
         self._launcher.release_arrays()
 
     @cached_property
-    def _zero(self) -> jax.Array:
+    def _replica_zeros(self) -> jax.Array:
         """A zero for each replica, in an array that is never donated."""
         zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
         return put_array(zeros, per_replica(self.mesh))
@@ -358,13 +358,13 @@ class Program:
         output_streams = {
             s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax()) for s in self.d2h
         }
-        positions = dict.fromkeys((*self.h2d, *self.d2h), self._zero)
-        fault = self._zero if self._rules else None
+        positions = dict.fromkeys((*self.h2d, *self.d2h), self._replica_zeros)
+        fault = self._replica_zeros if self._runtime_checks else None
         streams: dict[Stream, jax.Array] = {**inputs, **output_streams}  # type: ignore[dict-item]
         return RunGlobals(streams, positions, self._constants, fault, seed)
 
     def _check_faults(self, faults: jax.Array) -> None:
-        rules = self._rules
+        rules = self._runtime_checks
         broken = [(i, *rules[int(n) - 1]) for i, n in enumerate(replica_scalars(faults)) if n]
         if broken:  # collectives spread a fault to other replicas
             replica, op, rule = min(broken, key=lambda b: "collective" in b[1].defn.tags)

@@ -32,11 +32,11 @@ class HostStreams:
         self._ir = program.ir
 
     @property
-    def _transfers(self) -> int:
+    def _num_transfers(self) -> int:
         return self._ir.num_host_transfers
 
     @property
-    def _replicas(self) -> int:
+    def _num_replicas(self) -> int:
         return self._ir.instance_replication_factor
 
     def full_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ class HostStreams:
 
         Leading axes for host transfers and replicas, where there are several.
         """
-        return (*(n for n in (self._transfers, self._replicas) if n > 1), *shape)
+        return (*(n for n in (self._num_transfers, self._num_replicas) if n > 1), *shape)
 
     def outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
         """Returns zero-filled host arrays for the program's output streams."""
@@ -59,7 +59,7 @@ class HostStreams:
     ) -> None:
         """Writes the outputs of a run into the user's arrays."""
         for stream, target in targets.items():
-            shape = (self._replicas, self._transfers, *stream.shape)
+            shape = (self._num_replicas, self._num_transfers, *stream.shape)
             value = np.moveaxis(local_data(results[stream]).reshape(shape), 0, 1)
             target[...] = value.reshape(target.shape).view(target.dtype)
 
@@ -87,7 +87,7 @@ class HostStreams:
             )
         sharding = per_replica(self._program.mesh)
         out = {}
-        first = popdist.getInstanceIndex() * self._replicas if self._ir._instances > 1 else 0
+        first = popdist.getInstanceIndex() * self._num_replicas if self._ir._instances > 1 else 0
         for stream in expected:
             array = self._normalize(stream, inputs[stream], downcast)
             parts = device_view(np.moveaxis(array, 1, 0))
@@ -101,7 +101,7 @@ class HostStreams:
     ) -> np.ndarray:
         """Returns a stream's input as (host_transfers, replicas, *shape), in the stream's dtype."""
         array = self._in_dtype(stream, data, downcast)
-        t, r = self._transfers, self._replicas
+        t, r = self._num_transfers, self._num_replicas
         shape = stream.shape
         leading = {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
                    () if t == r == 1 else (t, r)}  # fmt: skip
@@ -138,7 +138,7 @@ class HostStreams:
         Raises:
             ValueError: one is missing or has the wrong shape or dtype.
         """
-        t, r = self._transfers, self._replicas
+        t, r = self._num_transfers, self._num_replicas
         for s in self._program.d2h:
             if s not in outputs:
                 raise ValueError(f"run: no array for the output stream {s.tensor_id!r}")

@@ -67,7 +67,7 @@ class _DonationPass:
         routine = self.routine
         updating = _updating_loads(routine)
         for i, step in enumerate(routine.steps):
-            self._step(i, step, updating)
+            self._process_step(i, step, updating)
         routine.consumed_inputs = frozenset(
             i for kind, i in self.consumed_memory if kind == "input"
         )
@@ -83,7 +83,7 @@ class _DonationPass:
         )
 
     # ---- steps ----------------------------------------------------------------------------------
-    def _step(self, index: int, step: Step, updating: dict[Register, Load]) -> None:
+    def _process_step(self, index: int, step: Step, updating: dict[Register, Load]) -> None:
         match step:
             case Load():
                 self.liveness.set_memory(step.out, [("entry", step.out)])
@@ -93,18 +93,18 @@ class _DonationPass:
                 if not step.copies:
                     self.consumed_memory |= self.liveness.memory[step.value]
             case Run():
-                self._run(index, step, updating)
+                self._process_run(index, step, updating)
                 for register in step.outs:
                     self.liveness.set_memory(register, [("own", register)])
             case Loop():
-                self._loop(index, step, updating)
+                self._process_loop(index, step, updating)
             case Branch():
                 for k, out in enumerate(step.outs):
                     if out is not None:
                         memories = (self.liveness.call_output_memory(p, k) for p in step.branches)
                         self.liveness.set_memory(out, set().union(*memories))
 
-    def _run(self, index: int, step: Run, updating: dict[Register, Load]) -> None:
+    def _process_run(self, index: int, step: Run, updating: dict[Register, Load]) -> None:
         segment, uses = step.segment, Counter(step.args)
         free_results = Counter((s.shape, s.dtype) for s in segment.result_specs)
         donated = []
@@ -125,7 +125,7 @@ class _DonationPass:
                 self.consumed_memory |= self.liveness.memory[register]
         segment.donated = tuple(sorted(donated))
 
-    def _loop(self, index: int, step: Loop, updating: dict[Register, Load]) -> None:
+    def _process_loop(self, index: int, step: Loop, updating: dict[Register, Load]) -> None:
         body, routine = step.body, step.body.routine
         uses = Counter(step.reads())
         copies = set()

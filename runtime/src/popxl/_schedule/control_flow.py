@@ -26,7 +26,7 @@ class ControlFlow:
         (region,) = node.regions
         scalar_inputs = self._scalar_inputs(node, region)
         zeros = self._zero_inputs(node, region)
-        args = {i: self._argument(node, region, i, i in scalar_inputs)
+        args = {i: self._argument_register(node, region, i, i in scalar_inputs)
                 for i in range(len(region.inputs)) if i not in zeros}  # fmt: skip
         self._builder.close_segment()
         done = 0
@@ -111,7 +111,7 @@ class ControlFlow:
         return tuple(
             i
             for i in sorted(changed)
-            if self._builder.is_zeros(node.inputs[_input_position(region, i)])
+            if self._builder.is_zeros(node.inputs[_op_input_index(region, i)])
         )
 
     def _scalar_inputs(self, node: Node, region: Region[FunctionalGraph]) -> frozenset[int]:
@@ -135,10 +135,10 @@ class ControlFlow:
             scalar_inputs -= lost
         return frozenset(scalar_inputs)
 
-    def _argument(
+    def _argument_register(
         self, node: Node, region: Region[FunctionalGraph], index: int, scalar_inputs: bool
     ) -> Register:
-        value = node.inputs[_input_position(region, index)]
+        value = node.inputs[_op_input_index(region, index)]
         register = (
             self._builder.scalar_register(value)
             if scalar_inputs
@@ -158,7 +158,9 @@ class ControlFlow:
         for region in node.regions:
             every = range(len(region.graph.outputs))
             routine = self._routine_of(region.graph, frozenset(), every)
-            args = [self._argument(node, region, i, False) for i in range(len(region.inputs))]
+            args = [
+                self._argument_register(node, region, i, False) for i in range(len(region.inputs))
+            ]
             branches.append(CallArgs(routine=routine, args=tuple(args)))
         builder.close_segment()
         outs: list[Register | None] = []
@@ -183,7 +185,7 @@ def _forwarded_register(forwarded: CallArgs, output: int) -> Register | None:
     return forwarded.args[routine.inputs.index(register)] if register in routine.inputs else None
 
 
-def _input_position(region: Region[FunctionalGraph], index: int) -> int:
+def _op_input_index(region: Region[FunctionalGraph], index: int) -> int:
     position = region.inputs[index]
     assert position is not None
     return position

@@ -74,9 +74,11 @@ def host_rule(op: Op) -> Rule | None:
     if dtype.kind == "b":
         return None
     limits = np.iinfo(dtype)
-    return partial(_wrap, function, int(limits.min), 2**limits.bits)
+    return partial(_wrapped_result, function, int(limits.min), 2**limits.bits)
 
 
-def _wrap(function: Callable[..., int], low: int, count: int, *numbers: int) -> tuple[int, ...]:
+def _wrapped_result(
+    function: Callable[..., int], low: int, count: int, *numbers: int
+) -> tuple[int, ...]:
     """Returns the result of `function`, wrapped to the range [low, low + count)."""
     return ((function(*numbers) - low) % count + low,)

@@ -46,11 +46,11 @@ class Inliner:
         copy = NodeCopier({v: Value(v.tensor) for v in graph.inputs})
         inputs = copy.map_values(graph.inputs)
         for node in graph.nodes:
-            self._add(copy, node, graph.used_values)
+            self._add_node(copy, node, graph.used_values)
         outputs = copy.map_values(graph.outputs)
         return replace(graph, inputs=inputs, nodes=copy.nodes, outputs=outputs)
 
-    def _add(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
+    def _add_node(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
         if self._should_inline(node):
             self._inline_call(copy, node)
             return
@@ -115,7 +115,7 @@ class Inliner:
             for v, position in pairs
             if position is not None and node.outputs[position] in used
         }
-        part, arguments, results = self._prune(graph, tuple(used_outputs.values()))
+        part, arguments, results = self._pruned_graph(graph, tuple(used_outputs.values()))
         inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copy, node), strict=True)))
         if part.nodes:
             outputs = [Value(v.tensor, v.version) for v in results]
@@ -131,9 +131,11 @@ class Inliner:
         copy.nodes += inner.nodes
         copy.mapping.update(zip(used_outputs, inner.map_values(used_outputs.values()), strict=True))
 
-    def _prune(self, graph: FunctionalGraph, used_outputs: tuple[Value, ...]) -> _PrunedGraph:
+    def _pruned_graph(
+        self, graph: FunctionalGraph, used_outputs: tuple[Value, ...]
+    ) -> _PrunedGraph:
         if (graph, used_outputs) not in self._pruned:
-            self._pruned[graph, used_outputs] = _prune(graph, used_outputs)
+            self._pruned[graph, used_outputs] = _pruned_graph(graph, used_outputs)
         return self._pruned[graph, used_outputs]
 
 
@@ -178,7 +180,7 @@ class _PrunedGraph(NamedTuple):
     results: list[Value]
 
 
-def _prune(graph: FunctionalGraph, outputs: Sequence[Value]) -> _PrunedGraph:
+def _pruned_graph(graph: FunctionalGraph, outputs: Sequence[Value]) -> _PrunedGraph:
     results = [v for v in _materialized_sources(outputs) if v.node is not None]
     nodes = _live_nodes(graph.nodes, results, [n for n in graph.nodes if effects_of_nodes([n])])
     read = {*results, *(v for n in nodes for v in n.inputs)}

@@ -135,11 +135,11 @@ class RoutineBuilder:
         """Returns a register with a value's array, which the open segment computes if necessary."""
         location = self._locations.get(value)
         if isinstance(location, _SegmentBuilder):
-            return self._result(location, value)
+            return self._segment_result(location, value)
         if location is not None and location not in self.registers.scalars:
             return location
         self.read(value)
-        return self._result(self.open_segment, value)
+        return self._segment_result(self.open_segment, value)
 
     def fetch(self, value: Value, node: Node) -> Register:
         """Adds a step that fetches a scalar from the devices, and returns its register."""
@@ -153,7 +153,7 @@ class RoutineBuilder:
         """True if a value is zeros, which need no memory."""
         return value.node is not None and value.node.kind == "zeros"
 
-    def _result(self, segment_builder: _SegmentBuilder, value: Value) -> Register:
+    def _segment_result(self, segment_builder: _SegmentBuilder, value: Value) -> Register:
         if value not in segment_builder.results:
             segment_builder.results[value] = self.registers.new_array(value.spec)
         return segment_builder.results[value]
@@ -169,7 +169,7 @@ class RoutineBuilder:
             location = self._locations.get(value)
             if location is not None:
                 register = (
-                    self._result(location, value)
+                    self._segment_result(location, value)
                     if isinstance(location, _SegmentBuilder)
                     else location
                 )
@@ -179,7 +179,7 @@ class RoutineBuilder:
             if node is None:
                 assert isinstance(value.tensor, Constant), f"{value!r} has no value"
             elif is_ready:
-                self._add(node)
+                self._append_node(node)
             else:
                 stack.append((value, True))
                 stack += [(v, False) for v in node.inputs]
@@ -188,10 +188,10 @@ class RoutineBuilder:
         """Adds a node to the open segment."""
         for v in node.inputs:
             self.read(v)
-        self._add(node)
+        self._append_node(node)
         self._locations.update(dict.fromkeys(node.outputs, self.open_segment))
 
-    def _add(self, node: Node) -> None:
+    def _append_node(self, node: Node) -> None:
         if not self.open_segment.segment.nodes:
             self.open_segment.rounding_offset = self.rounding_offset
         self.open_segment.segment.nodes.append(node)

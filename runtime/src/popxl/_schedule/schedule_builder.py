@@ -119,8 +119,8 @@ class _GraphScheduler:
     # ---- routine --------------------------------------------------------------------------------
     def build(self) -> Routine:
         builder = self._builder
-        self._walk()
-        outputs = [self._output(k, v) for k, v in enumerate(self._graph.outputs)]
+        self._schedule_nodes()
+        outputs = [self._output_register(k, v) for k, v in enumerate(self._graph.outputs)]
         builder.finish()
         registers = builder.registers
         routine = Routine(
@@ -135,12 +135,12 @@ class _GraphScheduler:
         donate(routine, self._donatable_inputs)
         return routine
 
-    def _output(self, index: int, value: Value) -> Register:
+    def _output_register(self, index: int, value: Value) -> Register:
         number = None if index in self._arrays else self._builder.scalar_register(value)
         return self._builder.array_register(value) if number is None else number
 
     # ---- nodes ----------------------------------------------------------------------------------
-    def _walk(self) -> None:
+    def _schedule_nodes(self) -> None:
         for node in self._graph.nodes:
             if node.is_rematerialized or (self._has_steps and self._fold_on_host(node)):
                 continue
@@ -152,9 +152,9 @@ class _GraphScheduler:
 
     def _schedule_host_node(self, node: Node) -> None:
         if node.op is not None and node.op.defn is REMOTE_LOAD:
-            self._load(node)
+            self._add_load(node)
         elif node.op is not None and node.op.defn is REMOTE_STORE:
-            self._store(node)
+            self._add_store(node)
         elif node.regions[0].kind == "branch":
             self._control_flow.add_branch(node)
         elif node.callee is None or node.callee.has_host_nodes:
@@ -208,7 +208,7 @@ class _GraphScheduler:
         self._builder.open_segment.loaded_bytes += nbytes
         self._builder.open_segment.num_loads += 1
 
-    def _load(self, node: Node) -> None:
+    def _add_load(self, node: Node) -> None:
         buffer, (value,) = node.attrs["buffer"], node.outputs
         entry_index = self._index_register(
             node, len(node.inputs) - 1
@@ -220,7 +220,7 @@ class _GraphScheduler:
         self._builder.add_step(Load(out=out, buffer=buffer, entry_index=entry_index), node)
         self._builder.bind(value, out)
 
-    def _store(self, node: Node) -> None:
+    def _add_store(self, node: Node) -> None:
         buffer = node.attrs["buffer"]
         entry_index = self._index_register(node, 1)
         register = self._builder.array_register(node.inputs[0])

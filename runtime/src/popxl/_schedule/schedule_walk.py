@@ -97,24 +97,24 @@ def walk(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -> Step
     Args:
         copy: makes a value of its own memory.
     """
-    stack = [_steps(frame, copy)]
+    stack = [_frame_steps(frame, copy)]
     while stack:
         for item in stack[-1]:
             if isinstance(item, Frame):
-                stack.append(_steps(item, copy))
+                stack.append(_frame_steps(item, copy))
                 break
             yield item
         else:
             stack.pop()
 
 
-def _steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Step, Frame] | Frame]:
+def _frame_steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Step, Frame] | Frame]:
     """Yields the steps of a frame, and the frames that it calls."""
     registers = frame.registers
     for step in frame.routine.steps:
         yield step, frame
         if isinstance(step, Loop):
-            yield from _iterations(step, frame, copy)
+            yield from _loop_frames(step, frame, copy)
         elif isinstance(step, Branch):
             call_args = step.branches[0 if registers[step.condition] else 1]
             inputs = [registers[register] for register in call_args.args]
@@ -126,7 +126,7 @@ def _steps(frame: Frame, copy: Callable[[Any], Any]) -> Iterator[tuple[Step, Fra
             registers[register] = None
 
 
-def _iterations(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterator[Frame]:
+def _loop_frames(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterator[Frame]:
     """Yields the frame of each iteration of a loop."""
     body, routine = step.body, step.body.routine
     current = [frame.registers[register] for register in body.args]

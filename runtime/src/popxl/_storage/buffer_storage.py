@@ -95,7 +95,7 @@ class BufferStorage:
         shards = (s for array in self._arrays.values() for s in array.addressable_shards)
         return sum(shard.data.nbytes for shard in shards)
 
-    def _sharding(self, index: int) -> NamedSharding:
+    def _entry_sharding(self, index: int) -> NamedSharding:
         return self._device if index in self._resident else self._host
 
     # ---- from the schedule ----------------------------------------------------------------------
@@ -118,14 +118,14 @@ class BufferStorage:
         array = self._arrays.get(index)
         if array is None:
             array, own = self._read_entry(index, donate)
-            return self._move(array, self._device, (copies or donate) and not own)
+            return self._move_to_memory(array, self._device, (copies or donate) and not own)
         if donate:
             del self._arrays[index]
-        return self._move(array, self._device, copies)
+        return self._move_to_memory(array, self._device, copies)
 
     def _read_entry(self, index: int, donate: bool) -> tuple[jax.Array, bool]:
         """Returns an entry that is not in memory, and True if nothing else uses its array."""
-        self._check(index)
+        self._check_index(index)
         position = None if index in self._shared_entries else self.disk_slot(index)
         if position is None:
             array = self.array(index)  # of another program, or zeros
@@ -133,7 +133,7 @@ class BufferStorage:
                 self._arrays.pop(index, None)
             return array, donate and index not in self._shared_entries
         file, at = position
-        return file.load(at, donate) or (self._zeros(index), True)
+        return file.load(at, donate) or (self._zero_entry(index), True)
 
     def store(self, index: Index, value: jax.Array, copies: bool = False) -> None:
         """Replaces the array of an entry.
@@ -144,15 +144,15 @@ class BufferStorage:
         if isinstance(index, tuple):
             self._store_each(index, value)
         else:
-            self._check(index)
-            self._set(index, self._move(value, self._sharding(index), copies))
+            self._check_index(index)
+            self._set_entry(index, self._move_to_memory(value, self._entry_sharding(index), copies))
         self._advance_disk_queue(Store, index)
 
     def _advance_disk_queue(self, kind: type[Load | Store], index: Index) -> None:
         if self._disk_queue is not None:
             self._disk_queue.advance(kind, self.buffer, index)
 
-    def _set(self, index: int, array: jax.Array) -> None:
+    def _set_entry(self, index: int, array: jax.Array) -> None:
         self._shared_entries.pop(index, None)
         if self._file is not None and index in self._disk_indices:
             self._file.store(self._disk_indices[index], array)
@@ -170,21 +170,21 @@ class BufferStorage:
 
     def store_sharding(self, index: int) -> NamedSharding:
         """Returns the sharding in which an entry is stored."""
-        self._check(index)
-        return self._sharding(index)
+        self._check_index(index)
+        return self._entry_sharding(index)
 
     def commit_store(self, index: int, array: jax.Array) -> None:
         """Makes an array with sharding `store_sharding` the stored entry."""
-        self._set(index, array)
+        self._set_entry(index, array)
         self._advance_disk_queue(Store, index)
 
-    def _move(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
+    def _move_to_memory(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
         """Returns the array in the memory of sharding `to`; always a copy if `copies`."""
         if self._needs_transfer and array.sharding.memory_kind != to.memory_kind:
             return jax.device_put(array, to)
         return copy_array(array) if copies else array
 
-    def _check(self, index: int) -> None:
+    def _check_index(self, index: int) -> None:
         if not 0 <= index < self.buffer.entries:
             raise IndexError(
                 f"the program uses entry {index} of {self.buffer!r}, which has {len(self)} entries"
@@ -195,38 +195,38 @@ class BufferStorage:
         whole = {i: jax.device_put(self.array(i), self._device) for i in set(indices)}
         if 0 in self._shape:
             return copy_array(whole[indices[0]])
-        shards = {i: self._shards(array) for i, array in whole.items()}
+        shards = {i: self._shards_by_replica(array) for i, array in whole.items()}
         parts = [shards[i][r] for r, i in enumerate(indices) if r in shards[i]]
         made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
         return copy_array(made)
 
     def _store_each(self, indices: Sequence[int], value: jax.Array) -> None:
         for index in set(indices):
-            self._check(index)
+            self._check_index(index)
         if 0 in self._shape:
             return
-        new = self._shards(value)
+        new = self._shards_by_replica(value)
         for index in set(indices):
-            old = self._shards(jax.device_put(self.array(index), self._device))
+            old = self._shards_by_replica(jax.device_put(self.array(index), self._device))
             parts = [new[r] if indices[r] == index else old[r] for r in sorted(old)]
             made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
-            self._set(index, jax.device_put(copy_array(made), self._sharding(index)))
+            self._set_entry(index, jax.device_put(copy_array(made), self._entry_sharding(index)))
 
     # ---- from the session -----------------------------------------------------------------------
     def array(self, index: int) -> jax.Array:
         """Returns an entry's stored array; an entry on disk is read into memory."""
-        self._check(index)
+        self._check_index(index)
         if index in self._shared_entries:
             source, source_index = self._shared_entries[index]
             return source.array(source_index)
         if self.disk_slot(index) is not None:
             return self._read_entry(index, donate=False)[0]
         if index not in self._arrays:
-            self._arrays[index] = self._zeros(index)
+            self._arrays[index] = self._zero_entry(index)
         return self._arrays[index]
 
-    def _zeros(self, index: int) -> jax.Array:
-        dtype, sharding = self.buffer.tensor_dtype.as_jax(), self._sharding(index)
+    def _zero_entry(self, index: int) -> jax.Array:
+        dtype, sharding = self.buffer.tensor_dtype.as_jax(), self._entry_sharding(index)
         # XLA's threads create it while the executor continues; JAX cannot shard an empty array.
         if not self._needs_transfer and 0 not in self._shape:
             return jax.numpy.zeros(self._shape, dtype, device=sharding)
@@ -234,13 +234,13 @@ class BufferStorage:
 
     def put(self, index: int, var: Variable, value: np.ndarray) -> None:
         """Sets an entry to a variable's value; zeros are not written to disk."""
-        self._check(index)
+        self._check_index(index)
         if self._file is not None and index in self._disk_indices and _is_zeros(value):
             self._shared_entries.pop(index, None)
             self._file.discard(self._disk_indices[index])
             return
-        shape, sharding = self.buffer.tensor_shape, self._sharding(index)
-        self._set(index, put_variable(var, value, shape, sharding))
+        shape, sharding = self.buffer.tensor_shape, self._entry_sharding(index)
+        self._set_entry(index, put_variable(var, value, shape, sharding))
         self.stored.discard(index)
 
     def share_entry(self, index: int, source: BufferStorage, source_index: int) -> bool:
@@ -273,7 +273,7 @@ class BufferStorage:
             return None
         return self._file, self._disk_indices[index]
 
-    def _shards(self, array: jax.Array) -> dict[int, jax.Array]:
+    def _shards_by_replica(self, array: jax.Array) -> dict[int, jax.Array]:
         """Returns the local shards of an array, by replica."""
         return {
             (s.index[0].start or 0) // self._rows_per_replica: s.data

@@ -26,7 +26,7 @@ def device_put_interleaved(
     stream, and stores the rest.
     """
     mesh, leaves = to[0].mesh, to[0].memory_kind != "device"
-    spacer = _spacer(mesh), per_replica(mesh)
+    spacer = _spacer_array(mesh), per_replica(mesh)
     pairs = [
         pair
         for copies in zip(arrays, to, strict=True)
@@ -36,7 +36,7 @@ def device_put_interleaved(
 
 
 @lru_cache(1)
-def _spacer(mesh: Mesh) -> jax.Array:
+def _spacer_array(mesh: Mesh) -> jax.Array:
     return put_array(np.zeros(mesh.devices.size, np.int32), per_replica(mesh, "pinned_host"))
 
 

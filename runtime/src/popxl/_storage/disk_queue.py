@@ -303,7 +303,7 @@ class EntryFile:
             disk_queue.pending_write_bytes += self.nbytes
             self._pending_writes[index] = pending_write
         disk_queue.pop_read_ahead(self, index)  # and nobody reads ahead what the file still has
-        disk_queue.scratch.pool.submit(self._write, index, pending_write)
+        disk_queue.scratch.pool.submit(self._write_entry, index, pending_write)
         if is_on(STEPWISE):
             disk_queue.wait_all()
             self._check()
@@ -345,7 +345,7 @@ class EntryFile:
                 except BaseException as error:
                     future.set_exception(error)
                     return
-                reading = _PendingRead(future, array, self._requests(index, views))
+                reading = _PendingRead(future, array, self._io_requests(index, views))
                 for request in reading.requests:
                     pool.submit(reading.run_request, request)
 
@@ -355,11 +355,11 @@ class EntryFile:
     def read(self, index: int, donates: bool) -> jax.Array:
         """Reads an entry from the file."""
         views, array = self._memory.allocate(donates)
-        for request in self._requests(index, views):
+        for request in self._io_requests(index, views):
             request()
         return array()
 
-    def _requests(self, index: int, views: Iterable[np.ndarray]) -> list[Callable[[], None]]:
+    def _io_requests(self, index: int, views: Iterable[np.ndarray]) -> list[Callable[[], None]]:
         at, requests = index * self.nbytes, list[Callable[[], None]]()
         for view in views:
             requests += [
@@ -372,7 +372,7 @@ class EntryFile:
         if self._error is not None:
             raise self._error
 
-    def _write(self, index: int, pending_write: _PendingWrite) -> None:
+    def _write_entry(self, index: int, pending_write: _PendingWrite) -> None:
         disk_queue = self.disk_queue
         try:
             with self._locks[index]:

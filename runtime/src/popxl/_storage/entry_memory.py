@@ -46,18 +46,22 @@ class EntryMemory:
         self._rows_per_replica, self._dtype, self._sharding = max(rows, 1), dtype, sharding
         self._scratch, self._buffer_pool = scratch, buffer_pool
         slices = sharding.addressable_devices_indices_map(shape)
-        at = {self._replica(index): device for device, index in slices.items() if index is not None}
+        at = {
+            self._replica_of_index(index): device
+            for device, index in slices.items()
+            if index is not None
+        }
         self._replicas = sorted(at)
         self._devices = [at[replica] for replica in self._replicas]
         self._is_shared = sharding.memory_kind == "device"  # by host and device
         nbytes = math.prod(self._part) * np.dtype(dtype).itemsize
         self.sizes = [nbytes] * len(self._devices)
 
-    def _replica(self, index: tuple[slice, ...]) -> int:
+    def _replica_of_index(self, index: tuple[slice, ...]) -> int:
         return (index[0].start or 0) // self._rows_per_replica
 
-    def _shards(self, array: jax.Array) -> list[jax.Array]:
-        of = {self._replica(s.index): s.data for s in array.addressable_shards}
+    def _local_shards(self, array: jax.Array) -> list[jax.Array]:
+        of = {self._replica_of_index(s.index): s.data for s in array.addressable_shards}
         return [of[replica] for replica in sorted(of)]
 
     def views(self, array: jax.Array) -> list[np.ndarray]:
@@ -65,7 +69,7 @@ class EntryMemory:
 
         On CPUs the array must outlive them.
         """
-        shards = self._shards(array)
+        shards = self._local_shards(array)
         if self._is_shared:  # NumPy's views would make XLA copy what is donated later
             return [memory_view(shard) for shard in shards]
         return [np.asarray(shard).reshape(-1).view(np.uint8) for shard in shards]
@@ -85,7 +89,7 @@ class EntryMemory:
         of = dict(zip(self._replicas, views, strict=True))
 
         def part(index: tuple[slice, ...]) -> np.ndarray:
-            return of[self._replica(index)].view(self._dtype).reshape(self._part)
+            return of[self._replica_of_index(index)].view(self._dtype).reshape(self._part)
 
         return views, lambda: jax.make_array_from_callback(self._global_shape, self._sharding, part)
 
@@ -101,5 +105,5 @@ class EntryMemory:
     def release(self, array: jax.Array) -> None:
         """Puts the memory of an array that only the caller uses back into the pool."""
         if self._is_shared:
-            for part in self._shards(array):
+            for part in self._local_shards(array):
                 self._buffer_pool.put_back(part)

@@ -42,7 +42,7 @@ def compute_ahead(
                     var_to_start = not_started.popleft()
                     started.append((var_to_start, pool.submit(make, var_to_start)))
                 if started and started[0][0] is var:
-                    yield var, partial(_result, [started.popleft()[1]])
+                    yield var, partial(_take_result, [started.popleft()[1]])
                     free_bytes += _nbytes(var)
                 else:
                     yield var, partial(make, var)
@@ -50,7 +50,7 @@ def compute_ahead(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _result(futures: list[Future[np.ndarray]]) -> np.ndarray:
+def _take_result(futures: list[Future[np.ndarray]]) -> np.ndarray:
     """Returns a thread's result and drops the reference to it."""
     return futures.pop().result()
 

@@ -35,10 +35,10 @@ def prefetched_loads(schedule: Schedule) -> Mapping[Run, str]:
                 mover.before_run(step)
                 times[step] += 1
                 prefetched[step].update(load.part or title[load] for load in mover.dispatched)
-    return {run: _text(loads, times[run]) for run, loads in prefetched.items() if loads}
+    return {run: _format_loads(loads, times[run]) for run, loads in prefetched.items() if loads}
 
 
-def _text(loads: Counter[str], times: int) -> str:
+def _format_loads(loads: Counter[str], times: int) -> str:
     counts = (f"{count / times:.2g} for {name}" for name, count in loads.items())
     return f"loads ahead: {', '.join(counts)}"
 

@@ -77,10 +77,10 @@ class PrefetchMover:
     def store(self, step: Store, index: Index, value: Any) -> None:
         """Stores an array to an entry."""
         if self._advance_executor(step):
-            for key in _keys(step, index):
+            for key in _entry_keys(step, index):
                 self._stores_ahead[key] -= 1
         else:
-            self._advance()
+            self._take_event()
             self._events_ahead -= 1
         if isinstance(index, tuple) or not self._entries[step.buffer].needs_copy(index):
             self.dispatch_stores()
@@ -93,7 +93,7 @@ class PrefetchMover:
         """Dispatches pending stores, and the loads that can overlap with this run."""
         self.dispatch_stores()
         if not self._advance_executor(step):
-            self._advance()
+            self._take_event()
             self._events_ahead -= 1
         if self._window:
             self._look_ahead()
@@ -124,18 +124,18 @@ class PrefetchMover:
         if self._events_ahead:
             self._events_ahead -= 1
             return True
-        event = self._peek()
+        event = self._peek_event()
         assert event is not None
         assert event.step is step, "the look-ahead has lost the executor's order"
         return False
 
-    def _peek(self) -> LookaheadEvent | None:
+    def _peek_event(self) -> LookaheadEvent | None:
         """Returns the next look-ahead event; None if it is unknown or there is none."""
         if self._next is None:
             self._next = next(self._events, None)
         return self._next
 
-    def _advance(self) -> None:
+    def _take_event(self) -> None:
         self._next = None
         self._events_ahead += 1
 
@@ -147,13 +147,13 @@ class PrefetchMover:
         while (
             self._events_ahead < _EVENTS
             and runs_passed < _RUNS
-            and (event := self._peek()) is not None
+            and (event := self._peek_event()) is not None
         ):
             step, index = event
             if isinstance(step, Run):
                 runs_passed += 1
             elif isinstance(step, Store):
-                self._stores_ahead.update(_keys(step, index))
+                self._stores_ahead.update(_entry_keys(step, index))
             elif isinstance(step, Load) and self._entries[step.buffer].needs_copy(index):
                 if isinstance(index, tuple) or self._stores_ahead[step.buffer, index]:
                     break
@@ -161,22 +161,22 @@ class PrefetchMover:
                     break
                 batch.append((step, index))
                 self._dispatched_load_bytes += step.nbytes
-            self._advance()
+            self._take_event()
         self._dispatch_loads(batch)
 
     def _fetch_consecutive(self) -> None:
         """Dispatches the next load and the loads that directly follow it."""
         batch: list[tuple[Load, int]] = []
-        while (event := self._peek()) is not None and isinstance(event.step, Load):
+        while (event := self._peek_event()) is not None and isinstance(event.step, Load):
             step, index = event.step, event.entry_index
             if isinstance(index, tuple):
                 if not self._events_ahead:
-                    self._advance()
+                    self._take_event()
                 break
             if self._entries[step.buffer].needs_copy(index):
                 batch.append((step, index))
                 self._dispatched_load_bytes += step.nbytes
-            self._advance()
+            self._take_event()
         self._dispatch_loads(batch)
 
     def _dispatch_loads(self, batch: Sequence[tuple[Load, int]]) -> None:
@@ -232,6 +232,6 @@ class PrefetchMover:
             self._dispatched_store_bytes -= self._dispatched_stores.popleft()[1]
 
 
-def _keys(step: Store, index: Index) -> list[tuple[RemoteBuffer, int]]:
+def _entry_keys(step: Store, index: Index) -> list[tuple[RemoteBuffer, int]]:
     indices = set(index) if isinstance(index, tuple) else {index}
     return [(step.buffer, i) for i in indices]

@@ -84,7 +84,7 @@ def _shard_group(var: Variable, replica: int) -> tuple[tuple[int, ...], int]:
     return members, members.index(replica)
 
 
-def _shard(full: np.ndarray, shards: int, index: int) -> np.ndarray:
+def _padded_shard(full: np.ndarray, shards: int, index: int) -> np.ndarray:
     flat = full.reshape(-1)
     size = -(-flat.size // shards)
     part = flat[index * size : (index + 1) * size]
@@ -100,7 +100,7 @@ def replica_value(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
     if not var._sharded:
         return data
     shards = var._shards
-    return _shard(data, shards, _shard_group(var, replica)[1] % shards)
+    return _padded_shard(data, shards, _shard_group(var, replica)[1] % shards)
 
 
 def put_variable(

@@ -55,14 +55,14 @@ _LOCK = "lock"
 _POOL = "popxl-disk"  # what the names of its threads begin with
 
 
-def _align(nbytes: int) -> int:
+def _align_up(nbytes: int) -> int:
     """Returns `nbytes` rounded up to the alignment of direct I/O."""
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
 def slot_bytes(nbytes: int) -> int:
     """Returns the padded size of data of `nbytes` in a file or memory block."""
-    return _align(LEAD + nbytes)
+    return _align_up(LEAD + nbytes)
 
 
 def _map_memory(nbytes: int) -> mmap.mmap:
@@ -280,7 +280,7 @@ class ScratchFile:
         except OSError as error:
             raise self._error("open a file of", nbytes, error) from error
         try:
-            _allocate(self._file, _align(max(nbytes, 1)))
+            _allocate_file(self._file, _align_up(max(nbytes, 1)))
         except OSError as error:
             self.close()
             raise self._error("have room for", nbytes, error) from error
@@ -297,7 +297,7 @@ class ScratchFile:
         """
         try:
             for start in request_offsets(data.size):
-                parts, copies = self._request(start, data)
+                parts, copies = self._request_memory(start, data)
                 for staged, part in copies:
                     staged[...] = part
                 self._checksums[offset + start] = _checksum(data, start)
@@ -321,7 +321,7 @@ class ScratchFile:
         Args:
             start: of `request_offsets(data.size)`.
         """
-        parts, copies = self._request(start, data)
+        parts, copies = self._request_memory(start, data)
         try:
             self._run_request(os.preadv, parts, offset + start)
         except OSError as error:
@@ -341,7 +341,7 @@ class ScratchFile:
                 "start from the last checkpoint"
             )
 
-    def _request(self, start: int, data: np.ndarray) -> _Request:
+    def _request_memory(self, start: int, data: np.ndarray) -> _Request:
         """Returns the memory of an I/O request.
 
         Whole pages of `data` where page boundaries in memory and file coincide, staging memory
@@ -350,7 +350,7 @@ class ScratchFile:
         staging = self._scratch.staging()
         end = min(start + REQUEST, slot_bytes(data.size))
         first, last = max(start, LEAD), min(end, LEAD + data.size)
-        page_start, page_end = _align(first), last // ALIGNED * ALIGNED
+        page_start, page_end = _align_up(first), last // ALIGNED * ALIGNED
         if (data.ctypes.data - LEAD) % ALIGNED or page_start >= page_end:
             page_start = page_end = end  # all is staged
 
@@ -426,7 +426,7 @@ def _format_bytes(nbytes: int) -> str:
     return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _allocate(descriptor: int, nbytes: int) -> None:
+def _allocate_file(descriptor: int, nbytes: int) -> None:
     """Sets the size of a file, and allocates its blocks if the file system can (NFS: from 4.2).
 
     `os.posix_fallocate` would write into each block where it cannot: O_DIRECT refuses that, and

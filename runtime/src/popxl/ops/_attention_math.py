@@ -22,7 +22,7 @@ from popxl.ops.placement import materialize_array
 from popxl.ops.random import dropout_of_array
 
 
-def _product(equation: str, a: Any, b: Any) -> Any:
+def _einsum_float32(equation: str, a: Any, b: Any) -> Any:
     """Batched matrix product (einsum) accumulated and returned in float32."""
     return jnp.einsum(
         equation,
@@ -95,7 +95,7 @@ def attention_with_weights(
     A row whose scores are all -inf has exponentials of 0, and so an output and gradients of 0.
     """
     extra_inputs = group_extra_inputs(extra, settings)
-    scores = _apply_softcap(_scores(q, k, settings.scale), settings.cap)
+    scores = _apply_softcap(_attention_scores(q, k, settings.scale), settings.cap)
     for bias in extra_inputs.biases:
         scores = scores + bias
     visible = visibility_mask(q.shape[-2], k.shape[-2], extra_inputs, settings)
@@ -111,7 +111,9 @@ def attention_with_weights(
     weights = exponentials.astype(v.dtype)
     dropped_weights = _group_heads(_apply_dropout(weights, extra_inputs.seed, settings.p), v)
     out = (
-        _product("...qk,...kd->...qd", dropped_weights, v).reshape(*q.shape[:-1], v.shape[-1])
+        _einsum_float32("...qk,...kd->...qd", dropped_weights, v).reshape(
+            *q.shape[:-1], v.shape[-1]
+        )
         * normaliser
     )
     return out.astype(v.dtype), weights, normaliser, *sink_exponentials
@@ -128,8 +130,8 @@ def _group_heads(t: Any, k: Any) -> Any:
     return t.reshape(*k.shape[:-2], -1, t.shape[-1])
 
 
-def _scores(q: Any, k: Any, scale: float) -> Any:
-    scores = _product("...qd,...kd->...qk", _group_heads(q, k), k)
+def _attention_scores(q: Any, k: Any, scale: float) -> Any:
+    scores = _einsum_float32("...qd,...kd->...qk", _group_heads(q, k), k)
     scores = scores.reshape(*q.shape[:-1], k.shape[-2])
     return scores if scale == 1 else scores * scale
 
@@ -186,7 +188,7 @@ def attention_grads(
     sink_exponentials, seed = extra_inputs[: int(sinks)], extra_inputs[int(sinks) :]
     scaled = (dy.astype(jnp.float32) * normaliser).astype(v.dtype)
     rows = sum_over(scaled.astype(jnp.float32) * out, -1, keepdims=True)
-    dp = _product("...qd,...kd->...qk", _group_heads(scaled, v), v).reshape(weights.shape)
+    dp = _einsum_float32("...qd,...kd->...qk", _group_heads(scaled, v), v).reshape(weights.shape)
     wide = weights * (_apply_dropout(dp, seed, p) - rows)
     ds = materialize_array(wide.astype(q.dtype))  # read three times
     dv = _transposed_product(
@@ -194,11 +196,11 @@ def attention_grads(
     )
     before = ds
     if cap is not None:  # the derivative of cap * tanh(scores / cap)
-        slope = 1 - jnp.square(jnp.tanh(_scores(q, k, scale) / cap))
+        slope = 1 - jnp.square(jnp.tanh(_attention_scores(q, k, scale) / cap))
         before = materialize_array((wide * slope).astype(q.dtype))
     before = _group_heads(before, k)
     dk = _transposed_product(_group_heads(q, k), before)
-    dq = _product("...qk,...kd->...qd", before, k).reshape(q.shape)
+    dq = _einsum_float32("...qk,...kd->...qd", before, k).reshape(q.shape)
     if scale != 1:
         dq, dk = dq * scale, dk * scale
     return (
@@ -219,4 +221,4 @@ def _transposed_product(a: Any, scores: Any) -> Any:
     A transposed first operand slows XLA's products down on CPU, so the result is transposed
     instead, which is smaller.
     """
-    return materialize_array(_product("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)
+    return materialize_array(_einsum_float32("...qd,...qk->...dk", a, scores)).swapaxes(-1, -2)

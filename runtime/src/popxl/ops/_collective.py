@@ -21,23 +21,29 @@ if TYPE_CHECKING:
 AXIS = "r"
 
 
-def _groups(group: ReplicaGrouping) -> list[list[int]]:
+def _replica_groups(group: ReplicaGrouping) -> list[list[int]]:
     return [list(g) for g in group.groups]
 
 
 def psum(x: Any, group: ReplicaGrouping) -> Any:
     """Returns the sum over the group's replicas."""
-    return x if group.group_size == 1 else lax.psum(x, AXIS, axis_index_groups=_groups(group))
+    return (
+        x if group.group_size == 1 else lax.psum(x, AXIS, axis_index_groups=_replica_groups(group))
+    )
 
 
 def pmax(x: Any, group: ReplicaGrouping) -> Any:
     """Returns the maximum over the group's replicas."""
-    return x if group.group_size == 1 else lax.pmax(x, AXIS, axis_index_groups=_groups(group))
+    return (
+        x if group.group_size == 1 else lax.pmax(x, AXIS, axis_index_groups=_replica_groups(group))
+    )
 
 
 def pmin(x: Any, group: ReplicaGrouping) -> Any:
     """Returns the minimum over the group's replicas."""
-    return x if group.group_size == 1 else lax.pmin(x, AXIS, axis_index_groups=_groups(group))
+    return (
+        x if group.group_size == 1 else lax.pmin(x, AXIS, axis_index_groups=_replica_groups(group))
+    )
 
 
 def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True) -> Any:
@@ -46,12 +52,12 @@ def all_gather(x: Any, group: ReplicaGrouping, axis: int = 0, tiled: bool = True
         return x if tiled else jnp.expand_dims(x, axis)
     if not x.size:  # XLA refuses to gather and scatter what has no elements
         return (jnp.concatenate if tiled else jnp.stack)([x] * group.group_size, axis)
-    return lax.all_gather(x, AXIS, axis=axis, tiled=tiled, axis_index_groups=_groups(group))
+    return lax.all_gather(x, AXIS, axis=axis, tiled=tiled, axis_index_groups=_replica_groups(group))
 
 
 def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
     """Returns this replica's slice along axis 0 of the sum over the group."""
-    groups = _groups(group)
+    groups = _replica_groups(group)
 
     def at_once(x: Any) -> Any:
         return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True, axis_index_groups=groups)

@@ -97,7 +97,7 @@ def _bias_and_mask(q: Any, k: Any, extra: Sequence[Any], settings: AttentionAttr
     return others.biases if visible is None else [*others.biases, jnp.where(visible, 0.0, -jnp.inf)]
 
 
-def _finite(bias: Any, dtype: Any) -> Any:
+def _finite_bias(bias: Any, dtype: Any) -> Any:
     """Converts a bias to 16 bits, with a finite number lower than all others for -inf."""
     # As cuDNN's own masks: the difference of two such numbers is finite in both 16-bit types.
     hidden = -(2.0**15) if dtype == jnp.float16 else -(2.0**41)
@@ -109,11 +109,11 @@ def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionA
     """Attention of one group of heads: q, k, v -> (batch, tokens, heads, features)."""
     others = group_extra_inputs(extra, settings)
     added = _bias_and_mask(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), extra, settings)
-    bias = sum(map(_of_rank_4, added)) if added else None
+    bias = sum(map(_to_rank_4, added)) if added else None
     sees_a_key = _sees_a_key(bias, q.shape[1], k.shape[1], others, settings)
     if bias is not None:
         shape = (*bias.shape[:2], q.shape[1], k.shape[1])
-        bias = jnp.broadcast_to(_finite(bias, q.dtype), shape)
+        bias = jnp.broadcast_to(_finite_bias(bias, q.dtype), shape)
     causal = settings.causal and not settings.positions
     back = (settings.window - 1, 0) if causal and settings.window and bias is None else None
     out = jax.nn.dot_product_attention(
@@ -139,15 +139,15 @@ def _sees_a_key(
         return None
     conditions = [] if bias is None else [bias != -jnp.inf]
     visible = visibility_mask(queries, keys, others, settings)
-    conditions += [] if visible is None else [_of_rank_4(visible)]
+    conditions += [] if visible is None else [_to_rank_4(visible)]
     return jnp.swapaxes(reduce(jnp.logical_and, conditions).any(-1, keepdims=True), 1, 2)
 
 
-def _of_rank_4(t: Any) -> Any:
+def _to_rank_4(t: Any) -> Any:
     return t.reshape((1,) * (4 - t.ndim) + t.shape)
 
 
-def _workspace(batch: int, heads: int, queries: int, keys: int) -> int:
+def _workspace_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
     """Returns the workspace bytes for the gradient of the scores."""
     return 2 * batch * heads * queries * keys
 
@@ -163,12 +163,12 @@ def _groups(q: Any, keys: int, key_heads: int) -> int:
         size = heads // groups
         if size % shared and shared % size:
             continue
-        if _workspace(batch, size, queries, keys) <= MAX_WORKSPACE:
+        if _workspace_bytes(batch, size, queries, keys) <= MAX_WORKSPACE:
             return groups
     return heads
 
 
-def _cudnn(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
+def _attend_by_head_groups(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
     groups = _groups(q.shape, k.shape[2], k.shape[1])
     biases, others = extra[: settings.biases], extra[settings.biases :]
 
@@ -203,7 +203,9 @@ def _split_head_groups(t: Any, axis: int, groups: int) -> Any:
 def attention_kernel(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
     # In the form that a gradient asks for: where both are in one program, they are one call.
     biases, fixed = extra[: settings.biases], extra[settings.biases :]
-    return jax.vjp(lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases)[0]
+    return jax.vjp(
+        lambda *floats: _attend_by_head_groups(*floats, *fixed, settings=settings), q, k, v, *biases
+    )[0]
 
 
 def attention_grads_kernel(
@@ -211,7 +213,7 @@ def attention_grads_kernel(
 ) -> tuple[Any, ...]:
     biases, fixed = extra[: settings.biases], extra[settings.biases :]
     _, pullback = jax.vjp(
-        lambda *floats: _cudnn(*floats, *fixed, settings=settings), q, k, v, *biases
+        lambda *floats: _attend_by_head_groups(*floats, *fixed, settings=settings), q, k, v, *biases
     )
     return pullback(dy)
 
@@ -223,7 +225,7 @@ def is_installed() -> bool:
     return cudnn.cuda_versions is not None
 
 
-def _flops(shapes: Shapes) -> int:
+def _forward_flops(shapes: Shapes) -> int:
     """Returns the FLOPs of the forward pass: two matrix products."""
     q, _, v = shapes[:3]
     return 2 * math.prod(q[:-1]) * v[-2] * (q[-1] + v[-1])
@@ -239,11 +241,11 @@ def _grads_flops(shapes: Shapes) -> int:
 
 
 FORWARD, BACKWARD = attention_kernel.__name__, attention_grads_kernel.__name__
-KERNELS[FORWARD] = _flops
+KERNELS[FORWARD] = _forward_flops
 KERNELS[BACKWARD] = _grads_flops
-KERNELS[FORWARD + HALVED] = lambda shapes: _flops(shapes) // 2
+KERNELS[FORWARD + HALVED] = lambda shapes: _forward_flops(shapes) // 2
 KERNELS[BACKWARD + HALVED] = lambda shapes: _grads_flops(shapes) // 2
-KERNELS[FORWARD + MASKED] = lambda shapes: _flops(shapes) * 3 // 4
+KERNELS[FORWARD + MASKED] = lambda shapes: _forward_flops(shapes) * 3 // 4
 KERNELS[BACKWARD + MASKED] = lambda shapes: _grads_flops(shapes) * 3 // 4
 
 
@@ -252,4 +254,4 @@ def workspace_of(name: str, shapes: Shapes) -> int:
     if not name.startswith(BACKWARD):
         return 0
     q, k = shapes[1:3]
-    return _workspace(q[0], q[1] // _groups(q, k[2], k[1]), q[2], k[2])
+    return _workspace_bytes(q[0], q[1] // _groups(q, k[2], k[1]), q[2], k[2])

@@ -23,18 +23,18 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     if isinstance(key, (int, np.integer, slice)) or key is Ellipsis:
         key = (key,)
     if isinstance(key, tuple):
-        return _slices(t, key)
+        return _slice_axes(t, key)
     if isinstance(key, Tensor):
-        return _mask(t, key) if key.dtype is dtypes.bool else _gather(t, key)
+        return _apply_mask(t, key) if key.dtype is dtypes.bool else _gather_axis_0(t, key)
     array = np.asarray(key)
     if array.dtype == np.bool_:
-        return _mask(t, constant(array))
+        return _apply_mask(t, constant(array))
     if np.issubdtype(array.dtype, np.integer):
-        return _gather(t, constant(_from_the_front(t, array), dtypes.int32))
+        return _gather_axis_0(t, constant(_from_the_front(t, array), dtypes.int32))
     raise TypeError(f"a tensor cannot be indexed with {key!r}")
 
 
-def _gather(t: Tensor, indices: Tensor) -> Tensor:
+def _gather_axis_0(t: Tensor, indices: Tensor) -> Tensor:
     if not indices.dtype.is_int:
         raise TypeError(f"index tensors must be integer or bool, but {indices.id!r} is not")
     return gather(t, indices)
@@ -51,11 +51,11 @@ def _from_the_front(t: Tensor, indices: np.ndarray) -> np.ndarray:
     return np.where(indices < 0, indices + n, indices)
 
 
-def _mask(t: Tensor, mask: Tensor) -> Tensor:
+def _apply_mask(t: Tensor, mask: Tensor) -> Tensor:
     return where(mask, t, constant(0, t.dtype))
 
 
-def _slices(t: Tensor, key: tuple[Any, ...]) -> Tensor:
+def _slice_axes(t: Tensor, key: tuple[Any, ...]) -> Tensor:
     if any(k is Ellipsis for k in key):
         at = key.index(Ellipsis)
         key = key[:at] + (slice(None),) * (t.rank - len(key) + 1) + key[at + 1 :]

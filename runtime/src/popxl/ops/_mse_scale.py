@@ -23,7 +23,7 @@ from popxl.tensor import Tensor, TensorSpec
 _CARRIED = 16  # digits that carries of 31 bits may add
 
 
-def _counts(x: Any) -> Any:
+def _exponent_counts(x: Any) -> Any:
     """Counts the numbers with each exponent of EXPONENTS, int32."""
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32)
     exponents = (bits.reshape(-1) >> 23) - 127
@@ -35,7 +35,7 @@ def _counts(x: Any) -> Any:
     return jnp.zeros(len(EXPONENTS), jnp.int32).at[at].add(1, mode="drop")
 
 
-def _digits(terms: Any) -> Any:
+def _base4_digits(terms: Any) -> Any:
     """Returns the base-4 digits of each row's number, lowest first, from unnormalized digits."""
 
     def step(carry: Any, column: Any) -> Any:
@@ -50,7 +50,7 @@ def _mse_scale(x: Any, dtype: dtypes.dtype) -> Any:
     check_floating(x)
     inside = jnp.asarray(windows(dtype))
     lost = lost_digits(int(jnp.finfo(x.dtype).nmant), dtype)
-    counts = _counts(x)
+    counts = _exponent_counts(x)
     padded_counts = jnp.pad(jnp.where(inside, counts, 0), ((0, 0), (0, lost + _CARRIED)))
     missed = jnp.pad(jnp.where(inside, 0, counts), ((0, 0), (lost, _CARRIED)))
 
@@ -59,7 +59,7 @@ def _mse_scale(x: Any, dtype: dtypes.dtype) -> Any:
         return best & (digit == smallest), None
 
     every = jnp.ones(len(inside), bool)
-    best, _ = lax.scan(narrow, every, _digits(padded_counts + missed), reverse=True)
+    best, _ = lax.scan(narrow, every, _base4_digits(padded_counts + missed), reverse=True)
     middle = jnp.sum(best) // 2
     bias = jnp.argmax(jnp.cumsum(best) > middle) + min_scaling_bias
     return (-bias).astype(jnp.int32)

@@ -91,7 +91,7 @@ def _reduce_flattened(reduce: Callable[..., Any], x: Any, inner: int) -> Any:
 
 def _reduce_by_rows(reduce: Callable[..., Any], x: Any, outer: int) -> Any:
     """Reduces all axes but the first `outer`."""
-    rows = _rows(x.size // max(math.prod(x.shape[:outer]), 1))
+    rows = _num_fold_rows(x.size // max(math.prod(x.shape[:outer]), 1))
     if rows == 1:
         return reduce(x, tuple(range(outer, x.ndim)))
     folded = reduce(x.reshape(*x.shape[:outer], rows, -1), outer)
@@ -110,16 +110,16 @@ def _reduced_and_input(
     return _reduce(reduce, x, axes, keepdims), x
 
 
-def _gradient(
+def _reduction_gradient(
     reduce: Callable[..., Any], axes: int | tuple[int, ...], keepdims: bool, x: Any, dy: Any
 ) -> Any:
     return jax.vjp(lambda t: reduce(t, axes, keepdims=keepdims), x)[1](dy)
 
 
-_differentiated_whole.defvjp(_reduced_and_input, _gradient)
+_differentiated_whole.defvjp(_reduced_and_input, _reduction_gradient)
 
 
-def _rows(elements: int) -> int:
+def _num_fold_rows(elements: int) -> int:
     """Returns the number of rows to fold a flat reduction into; 1: not folded."""
     rows = min(_ROWS, elements // _SHORTEST)
     while rows > 1 and elements % rows:

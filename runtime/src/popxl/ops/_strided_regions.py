@@ -64,7 +64,7 @@ def _read_view(x: Any, region: Region, permutation: tuple[int, ...]) -> Any:
     return jnp.transpose(read_region(x, region), permutation)
 
 
-def _write(
+def _write_view(
     inputs: tuple[Any, ...], value: Any, region: Region, permutation: tuple[int, ...]
 ) -> tuple[Any]:
     return write_region(inputs, jnp.transpose(value, inverse(permutation)), region)
@@ -74,8 +74,8 @@ def merge_regions(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:
     """Composes two strided views into one op, as `OpDef.merge` requires; None if impossible."""
     if merge_regions is not first.defn.merge:
         return None
-    region, order = _as_part(first)
-    outer, permutation = _as_part(then)
+    region, order = _region_and_permutation(first)
+    outer, permutation = _region_and_permutation(then)
     inner = list(region)
     for axis, (start, count, step) in zip(order, outer, strict=True):
         begin, _, stride = region[axis]
@@ -84,10 +84,10 @@ def merge_regions(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:
     return PART, {"region": tuple(inner), "permutation": merged}
 
 
-def _as_part(op: Op) -> tuple[Region, tuple[int, ...]]:
+def _region_and_permutation(op: Op) -> tuple[Region, tuple[int, ...]]:
     shape = op.inputs[0].shape
     region = op.attrs.get("region", tuple((0, n, 1) for n in shape))
     return region, op.attrs.get("permutation", tuple(range(len(shape))))
 
 
-PART = define("part", _read_view, view_write=_write, merge=merge_regions, tags=("movement",))
+PART = define("part", _read_view, view_write=_write_view, merge=merge_regions, tags=("movement",))

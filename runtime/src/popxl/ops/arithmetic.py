@@ -86,7 +86,7 @@ def _div_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     ]
 
 
-def _quotient(divide: Any, x: Any, y: Any, by_zero: Callable[[Any], Any]) -> Any:
+def _divide_integers(divide: Any, x: Any, y: Any, by_zero: Callable[[Any], Any]) -> Any:
     """Divides integers, hiding constant division by zero from XLA, whose compiler crashes on it.
 
     The result is then that of XLA's devices.
@@ -98,7 +98,7 @@ def _quotient(divide: Any, x: Any, y: Any, by_zero: Callable[[Any], Any]) -> Any
 
 
 def _div(x: Any, y: Any) -> Any:
-    return _quotient(lax.div, x, y, lambda x: ~jnp.zeros_like(x))
+    return _divide_integers(lax.div, x, y, lambda x: ~jnp.zeros_like(x))
 
 
 div = binary(
@@ -109,7 +109,7 @@ div = binary(
 
 
 def _fmod(x: Any, y: Any) -> Any:
-    return _quotient(lax.rem, x, y, lambda x: x)
+    return _divide_integers(lax.rem, x, y, lambda x: x)
 
 
 fmod = binary(

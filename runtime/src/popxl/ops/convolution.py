@@ -117,7 +117,7 @@ _TRANSPOSE_SCALED = define(
 
 
 # ---- arguments ----------------------------------------------------------------------------------
-def _common(
+def _common_attrs(
     op: str, t: Tensor, weight: Tensor, stride: Any, dilation: Any, groups: int | None, **hints: Any
 ) -> dict[str, Any]:
     rank = t.rank - 2
@@ -142,7 +142,7 @@ def _as_hashable(value: Any) -> Any:
 def _conv_attrs(
     op: str, t: Tensor, weight: Tensor, padding: Any, pad_type: Any, **common: Any
 ) -> dict[str, Any]:
-    attrs = _common(op, t, weight, **common)
+    attrs = _common_attrs(op, t, weight, **common)
     rank = t.rank - 2
     extents = [extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)]
     pads = padding_pairs(
@@ -169,7 +169,7 @@ def _transpose_attrs(
 
     Pads become (start, end - output padding).
     """
-    attrs = _common(op, t, weight, **common)
+    attrs = _common_attrs(op, t, weight, **common)
     rank, kind = t.rank - 2, check_pad_type(op, pad_type)
     extra = per_axis(op, "output_padding", tuple(output_padding or ()) or None, rank, 0)
     extents = [extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)]
@@ -177,7 +177,7 @@ def _transpose_attrs(
         (n - 1) * s + k + e
         for n, s, k, e in zip(t.shape[2:], attrs["strides"], extents, extra, strict=True)
     ]
-    output_sizes = _spatial(op, output_shape, t, rank)
+    output_sizes = _spatial_output_shape(op, output_shape, t, rank)
     if not output_sizes and kind.startswith("same"):
         output_sizes = tuple(n * s for n, s in zip(t.shape[2:], attrs["strides"], strict=True))
     if output_sizes:
@@ -189,7 +189,9 @@ def _transpose_attrs(
     return {**attrs, "pads": output_pads}
 
 
-def _spatial(op: str, output_shape: Iterable[int] | None, t: Tensor, rank: int) -> tuple[int, ...]:
+def _spatial_output_shape(
+    op: str, output_shape: Iterable[int] | None, t: Tensor, rank: int
+) -> tuple[int, ...]:
     """Returns the requested spatial sizes, from a full or a spatial output shape; () for none."""
     given = tuple(int(n) for n in output_shape or ())
     if given and len(given) not in (rank, rank + 2):

@@ -18,7 +18,7 @@ from popxl.ops.placement import init, unfused_update
 from popxl.tensor import Tensor
 
 
-def _starts(index: Any, axes: tuple[int, ...], rank: int) -> list[Any]:
+def _start_indices(index: Any, axes: tuple[int, ...], rank: int) -> list[Any]:
     flat = as_int32(index.reshape(-1))
     if flat.shape[0] != len(axes):
         raise ValueError(f"index has {flat.shape[0]} elements for {len(axes)} axes")
@@ -32,7 +32,7 @@ def _dynamic_slice(
     shape = list(t.shape)
     for axis, size in zip(axes, sizes, strict=True):
         shape[axis] = size
-    starts = _starts(index, axes, t.ndim)
+    starts = _start_indices(index, axes, t.ndim)
     return lax.dynamic_slice(t, starts, shape, allow_negative_indices=False)
 
 
@@ -104,7 +104,7 @@ def _dynamic_update(
             raise ValueError(
                 f"the update has shape {update.shape}, but axis {axis} has size {size}"
             )
-    starts = _starts(index, axes, t.ndim)
+    starts = _start_indices(index, axes, t.ndim)
     return lax.dynamic_update_slice(t, unfused_update(update), starts, allow_negative_indices=False)
 
 

@@ -134,7 +134,7 @@ def _amax(x: Any) -> Any:
     return jnp.max(jnp.abs(x.astype(jnp.float32)), initial=0.0)
 
 
-def _product(
+def _scaled_matmul(
     a: Any, b: Any, a_scale: Any, b_scale: Any, axes: tuple[int, int], dtype: Any, exact: bool
 ) -> Any:
     """Returns the matmul over axis `axes[0]` of a and `axes[1]` of b, unscaled, in `dtype`.
@@ -153,17 +153,17 @@ def _product(
 
 
 # ---- the linear map -----------------------------------------------------------------------------
-def _current(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
+def _current_scale(rule: _Rule, amax: Any, dtype: dtypes.dtype) -> Any:
     return ScaleRule(*rule)(amax, LARGEST[dtype], jnp.float32(1))
 
 
-def _operand(
+def _quantize_operand(
     t: Any, *scale: Any, which: int, format: str, rule: _Rule | None = None
 ) -> tuple[Any, ...]:
     """Returns (t in float8, its scale, its amax); `which` is its index in `OPERANDS`."""
     check_floating(t)
     amax, dtype = _amax(t), FORMATS[format].forward
-    this_scale = scale[0][which] if rule is None else _current(rule, amax, dtype)
+    this_scale = scale[0][which] if rule is None else _current_scale(rule, amax, dtype)
     return _saturate(t, this_scale, dtype), this_scale, amax
 
 
@@ -177,7 +177,7 @@ def _linear(
         raise ValueError(f"x {x8.shape} and the matrix {w8.shape} do not fit")
     result = of[-1].as_jax()
     rows = x8.reshape((-1, x8.shape[-1]))
-    y = _product(rows, w8, x_scale, w_scale, (1, 0), result, exact)
+    y = _scaled_matmul(rows, w8, x_scale, w_scale, (1, 0), result, exact)
     y = y + rest[-1].astype(result) if biased else y
     return y.reshape((*x8.shape[:-1], w8.shape[1]))
 
@@ -189,12 +189,12 @@ def _linear_grads(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Returns (dx, dw) in the dtypes `results`, and with delayed scaling the three amaxes."""
     amax, dtype = _amax(dy), FORMATS[format].gradient
-    this_scale = scale[0][2] if rule is None else _current(rule, amax, dtype)
+    this_scale = scale[0][2] if rule is None else _current_scale(rule, amax, dtype)
     dy8 = _saturate(dy, this_scale, dtype).reshape((-1, dy.shape[-1]))
     x8_rows = x8.reshape((-1, x8.shape[-1]))
     of_x, of_w = (t.as_jax() for t in results)
-    dx = _product(dy8, w8, this_scale, w_scale, (1, 1), of_x, exact).reshape(x8.shape)
-    dw = _product(x8_rows, dy8, x_scale, this_scale, (0, 0), of_w, exact)
+    dx = _scaled_matmul(dy8, w8, this_scale, w_scale, (1, 1), of_x, exact).reshape(x8.shape)
+    dw = _scaled_matmul(x8_rows, dy8, x_scale, this_scale, (0, 0), of_w, exact)
     return (dx, dw) if rule is not None else (dx, dw, jnp.stack([x_amax, w_amax, amax]))
 
 
@@ -220,7 +220,9 @@ def _linear_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
     return [g if ctx.needs(op, i) else None for i, g in enumerate(grads)]
 
 
-_OPERAND = define("fp8_operand", _operand, grad=_operand_grad, tags=("elementwise", "reduction"))
+_OPERAND = define(
+    "fp8_operand", _quantize_operand, grad=_operand_grad, tags=("elementwise", "reduction")
+)
 _LINEAR = define("fp8_linear", _linear, grad=_linear_grad, max_gradient_inputs=(6,))
 _LINEAR_CURRENT = define("fp8_linear_current", _linear, grad=_linear_grad)
 

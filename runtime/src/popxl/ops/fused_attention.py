@@ -97,16 +97,16 @@ class _Tiles:
         return [
             *inputs,
             *extra_inputs.lengths,
-            *(_own_seed(seed, number) for seed in extra_inputs.seed),
+            *(_tile_seed(seed, number) for seed in extra_inputs.seed),
         ]
 
 
-def _own_seed(seed: Any, number: Any) -> Any:
+def _tile_seed(seed: Any, number: Any) -> Any:
     key = jax.random.wrap_key_data(seed, impl="threefry2x32")
     return jax.random.key_data(jax.random.fold_in(key, number))
 
 
-def _by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
+def _attention_by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
     tiles = _Tiles(q, k, extra, settings)
 
     def tile(xs: Any) -> Any:
@@ -191,7 +191,7 @@ def _cudnn_or_tiles(
 def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> Any:
     settings = AttentionAttrs(**attrs)
     check_inputs(q, k, v, group_extra_inputs(extra, settings))
-    return _cudnn_or_tiles(attention_kernel, _by_tiles, settings, q, k, v, *extra)
+    return _cudnn_or_tiles(attention_kernel, _attention_by_tiles, settings, q, k, v, *extra)
 
 
 def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ EMPTY = 96
 longer than multiplying them."""
 
 
-def _check(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
+def _check_operands(x: Any, matrices: Any, sizes: Any, contracted: int) -> None:
     for factor in (x, matrices):
         check_floating(factor)
     check_same_dtype(x, matrices)
@@ -111,7 +111,7 @@ def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[...,
     return value
 
 
-def _bounds(sizes: Any, rows: int) -> tuple[Any, Any]:
+def _group_bounds(sizes: Any, rows: int) -> tuple[Any, Any]:
     """Returns each group's end row and number of rows, clipped to the number of rows."""
     ends = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
     return ends, jnp.diff(ends, prepend=0)
@@ -137,7 +137,7 @@ def grouped_product(
     `rows` are the rows of x to take.
     """
     count = (x if rows is None else rows).shape[0]
-    ends, sizes = _bounds(sizes, count)
+    ends, sizes = _group_bounds(sizes, count)
     contracted = (((1,), (1 if transpose else 0,)), ((), ()))
     features, dtype = matrices.shape[1 if transpose else 2], x.dtype
     picked, target = (rows, None) if into is None else (None, rows)
@@ -175,7 +175,7 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
     zeros in both factors, since they can be infinite.
     """
     count, shape = (dy if of_x else x).shape[0], (x.shape[1], dy.shape[1])
-    ends, sizes = _bounds(sizes, count)
+    ends, sizes = _group_bounds(sizes, count)
 
     def group(g: Any, out: Any) -> Any:
         def tile(total: Any, first: Any, in_group: Any) -> Any:
@@ -224,7 +224,7 @@ _OUTER_PRODUCT = (grouped_outer, _outer_flops, (5,))
 
 
 @cache
-def _kernel(
+def _as_kernel(
     function: Callable[..., Any],
     flops: Callable[[Shapes, int | None], int],
     static: tuple[int, ...],
@@ -253,9 +253,9 @@ def _grouped_matmul(
     into: int | None = None,
 ) -> Any:
     matrix_list = _matrix_list(matrices, sizes)
-    _check(x, matrix_list, sizes, 2 if transpose else 1)
+    _check_operands(x, matrix_list, sizes, 2 if transpose else 1)
     _check_rows(x, rows, into)
-    return _kernel(*_PRODUCT, expected_rows)(x, matrix_list, sizes, rows, transpose, into)
+    return _as_kernel(*_PRODUCT, expected_rows)(x, matrix_list, sizes, rows, transpose, into)
 
 
 def _outer(x: Any, dy: Any, sizes: Any, *rows: Any, joined: bool, **attrs: Any) -> Any:
@@ -276,7 +276,9 @@ def _outer_onto(
     expected_rows: int | None = None,
 ) -> Any:
     onto = _matrix_list(t, sizes)
-    return _kernel(*_OUTER_PRODUCT, expected_rows)(x, dy, sizes, onto, rows, of_x).reshape(t.shape)
+    return _as_kernel(*_OUTER_PRODUCT, expected_rows)(x, dy, sizes, onto, rows, of_x).reshape(
+        t.shape
+    )
 
 
 _OUTER = define(

@@ -58,7 +58,7 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
     Raises:
         TypeError: it is no such stream.
     """
-    _check(h2d_stream, HostToDeviceStream, "host_load")
+    _check_stream(h2d_stream, HostToDeviceStream, "host_load")
     name = name or h2d_stream.tensor_id
     return emit(_LOAD, [], {"stream": h2d_stream}, names=[f"{name}_hostload"])[0]
 
@@ -70,7 +70,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
         TypeError: it is no such stream.
         ValueError: `t` has another shape or dtype than the stream.
     """
-    _check(d2h_stream, DeviceToHostStream, "host_store")
+    _check_stream(d2h_stream, DeviceToHostStream, "host_store")
     check_tensors("host_store", t)
     if (t.shape, t.dtype) != (d2h_stream.shape, d2h_stream.dtype):
         raise SpecError(
@@ -80,7 +80,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     emit(_STORE, [t], {"stream": d2h_stream})
 
 
-def _check(stream: Stream, kind: type[Stream], what: str) -> None:
+def _check_stream(stream: Stream, kind: type[Stream], what: str) -> None:
     if not isinstance(stream, kind):
         raise TypeError(
             f"{what} at {context.get_source_location()} takes a {kind.__name__}, but got {stream!r}"

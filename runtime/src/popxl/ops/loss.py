@@ -38,7 +38,7 @@ def _check_classes(probs: Any) -> None:
         raise ValueError(f"probs are (..., classes), but have shape {probs.shape}")
 
 
-def _pick(probs: Any, labels: Any) -> Any:
+def _label_probability(probs: Any, labels: Any) -> Any:
     if probs.shape[:-1] != labels.shape:
         raise ValueError(f"labels {labels.shape} must have the shape of probs {probs.shape} "
                          "without the last axis")  # fmt: skip
@@ -53,7 +53,7 @@ def _label_weight(counted: Any, reduction: str) -> Any:
 
 def _nll(probs: Any, labels: Any, ignore_index: int | None, reduction: str, log_prob: bool) -> Any:
     _check_classes(probs)
-    picked = _pick(widen(probs), labels)
+    picked = _label_probability(widen(probs), labels)
     log_likelihood = picked if log_prob else jnp.log(jnp.maximum(picked, _SMALLEST))
     # `where`, since 0 * inf of an ignored label would be NaN
     counted = _valid_labels(probs, labels, ignore_index)

@@ -22,7 +22,7 @@ from popxl.ops._windows import (
 from popxl.tensor import Tensor
 
 
-def _window(
+def _reduce_windows(
     x: Any,
     initial: float,
     reducer: Any,
@@ -46,19 +46,19 @@ def _window(
 
 def _average(x: Any, **window: Any) -> Any:
     """Averages windows; padding counts neither in the sum nor in the number of elements."""
-    count = _window(jnp.ones((1, 1, *x.shape[2:]), x.dtype), 0.0, lax.add, **window)
-    return _window(x, 0.0, lax.add, **window) / count
+    count = _reduce_windows(jnp.ones((1, 1, *x.shape[2:]), x.dtype), 0.0, lax.add, **window)
+    return _reduce_windows(x, 0.0, lax.add, **window) / count
 
 
 def _maximum(x: Any, **window: Any) -> Any:
-    return _window(x, -np.inf, lax.max, **window)
+    return _reduce_windows(x, -np.inf, lax.max, **window)
 
 
 _AVERAGE_POOL = define("average_pool", float_op(_average), result="averagepool_out")
 _MAX_POOL = define("max_pool", float_op(_maximum))
 
 
-def _pool(
+def _emit_pool(
     defn: OpDef,
     t: Tensor,
     kernel_size: Any,
@@ -85,7 +85,7 @@ def _pool(
     pads = padding_pairs(sizes, extents, strides, given, check_pad_type(op, auto_pad))
     if ceil_mode:
         pads = tuple(
-            (b, e + _missing(n, k, s, b, e))
+            (b, e + _completing_padding(n, k, s, b, e))
             for n, k, s, (b, e) in zip(sizes, extents, strides, pads, strict=True)
         )
     attrs = {"kernel": kernel, "strides": strides, "pads": pads, "dilations": dilations,
@@ -93,7 +93,7 @@ def _pool(
     return emit(defn, [t], attrs)[0]
 
 
-def _missing(size: int, window: int, stride: int, begin: int, end: int) -> int:
+def _completing_padding(size: int, window: int, stride: int, begin: int, end: int) -> int:
     """Returns the end padding that completes a last window, if it starts inside the input."""
     rest = (size + begin + end - window) % stride
     starts_at = size + begin + end - window - rest + stride
@@ -124,8 +124,10 @@ def average_pool(
     Raises:
         ValueError: arguments that do not fit the number of axes.
     """
-    return _pool(_AVERAGE_POOL, t, kernel_size, stride, padding, out_pads, dilation, in_dilations,
-                 auto_pad, ceil_mode)  # fmt: skip
+    return _emit_pool(
+        _AVERAGE_POOL, t, kernel_size, stride, padding, out_pads, dilation, in_dilations, auto_pad,
+        ceil_mode,
+    )  # fmt: skip
 
 
 def max_pool(
@@ -147,5 +149,7 @@ def max_pool(
     Args:
         storage_order: order of indices, which are not returned; no effect.
     """
-    return _pool(_MAX_POOL, t, kernel_size, stride, padding, out_pads, dilation, in_dilations,
-                 auto_pad, ceil_mode)  # fmt: skip
+    return _emit_pool(
+        _MAX_POOL, t, kernel_size, stride, padding, out_pads, dilation, in_dilations, auto_pad,
+        ceil_mode,
+    )  # fmt: skip

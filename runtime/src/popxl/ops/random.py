@@ -23,7 +23,7 @@ from popxl.tensor import Tensor
 _NO_GRAD = NoGrad("random numbers are no differentiable function of the seed")
 
 
-def _key(seed: Any) -> Any:
+def _threefry_key(seed: Any) -> Any:
     if seed.dtype != jnp.uint32 or seed.shape != (2,):
         raise TypeError(f"a seed must be uint32 of shape (2,), not {seed.dtype} of {seed.shape}")
     return jax.random.wrap_key_data(seed, impl="threefry2x32")
@@ -36,7 +36,7 @@ def random_bits(seed: Any, shape: tuple[int, ...], stream: Any = 0) -> Any:
     `jax.random.bits`: it is one op, which compiles and runs about 2.5 times as fast on CPU. The
     algorithm is named, since the default differs between platforms.
     """
-    _key(seed)  # checks it
+    _threefry_key(seed)  # checks it
     counter = [jnp.zeros((), jnp.uint32), jnp.asarray(stream, jnp.uint32)]
     state = jnp.concatenate([seed, jnp.stack(counter)])
     threefry = lax.RandomAlgorithm.RNG_THREE_FRY
@@ -45,7 +45,7 @@ def random_bits(seed: Any, shape: tuple[int, ...], stream: Any = 0) -> Any:
 
 # ---- seeds --------------------------------------------------------------------------------------
 def _split_seed(seed: Any, n: int) -> tuple[Any, ...]:
-    children = jax.random.key_data(jax.random.split(_key(seed), n))
+    children = jax.random.key_data(jax.random.split(_threefry_key(seed), n))
     return tuple(children[i] for i in range(n))
 
 
@@ -67,7 +67,7 @@ def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
 
 
 def _create_seed(seed: Any, modifier: Any) -> Any:
-    key = _key(seed)
+    key = _threefry_key(seed)
     for value in modifier.astype(jnp.uint32).reshape(-1):
         key = jax.random.fold_in(key, value)
     return jax.random.key_data(key)
@@ -90,7 +90,7 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
 def _uniform(
     seed: Any, shape: tuple[int, ...], low: float, high: float, dtype: dtypes.dtype
 ) -> Any:
-    unit = jax.random.uniform(_key(seed), shape, jnp.float32)
+    unit = jax.random.uniform(_threefry_key(seed), shape, jnp.float32)
     return (low + unit * (high - low)).astype(dtype.as_jax())
 
 
@@ -115,7 +115,7 @@ def random_uniform(
 
 
 def _normal(seed: Any, shape: tuple[int, ...], mean: float, std: float, dtype: dtypes.dtype) -> Any:
-    unit = jax.random.normal(_key(seed), shape, jnp.float32)
+    unit = jax.random.normal(_threefry_key(seed), shape, jnp.float32)
     return (mean + unit * std).astype(dtype.as_jax())
 
 

@@ -39,7 +39,7 @@ def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lower
 
 
-def _choice(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _selection(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a lowering `fn(x, axes, keepdims)` that selects an element, as a maximum does."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
@@ -56,7 +56,7 @@ class Reduction(Protocol):
     def __call__(self, t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor: ...
 
 
-def _reducing(defn: OpDef, doc: str) -> Reduction:
+def _reduction_function(defn: OpDef, doc: str) -> Reduction:
     """Returns a function that adds a reduction op, with docstring `doc`."""
 
     def op(t: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
@@ -115,7 +115,7 @@ def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_repeat_reduced(op, dy)]
 
 
-sum = _reducing(
+sum = _reduction_function(
     define("sum", _reduction(sum_over), grad=_sum_grad, tags=("reduction",)),
     """Sum over `axis`: an axis, several, or all (None). Half types accumulate in float32.
 
@@ -133,11 +133,11 @@ def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [_repeat_reduced(op, divide_by_count(dy, count))]
 
 
-mean = _reducing(
+mean = _reduction_function(
     define("mean", float_op(mean_over), grad=_mean_grad, tags=("reduction",)),
     "Mean over `axis`, as `sum`.",
 )
-sumsquare = _reducing(
+sumsquare = _reduction_function(
     define(
         "sumsquare",
         _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
@@ -164,7 +164,7 @@ def _l1(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jnp.sum(x * jax.lax.stop_gradient(jnp.sign(x)), axes, keepdims=keepdims)
 
 
-l1 = _reducing(
+l1 = _reduction_function(
     define("l1", _reduction(_l1)),
     "Sum of absolute values over `axis`, as `sum`. The gradient at 0 is 0.",
 )
@@ -174,8 +174,8 @@ def _l2(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jnp.sqrt(jnp.sum(x * x, axes, keepdims=keepdims))
 
 
-l2 = _reducing(define("l2", _reduction(_l2)), "Euclidean norm over `axis`, as `sum`.")
-logsum = _reducing(
+l2 = _reduction_function(define("l2", _reduction(_l2)), "Euclidean norm over `axis`, as `sum`.")
+logsum = _reduction_function(
     define(
         "logsum",
         float_op(lambda x, axes, keepdims: jnp.log(jnp.sum(x, axes, keepdims=keepdims))),
@@ -189,32 +189,32 @@ def _logsumexp(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jax.nn.logsumexp(x, axes, keepdims=keepdims)
 
 
-logsumexp = _reducing(
+logsumexp = _reduction_function(
     define(
         "logsumexp",
         float_op(_logsumexp),
     ),
     "log(sum(exp(t))) over `axis`, without overflow, as `sum`.",
 )
-prod = _reducing(
+prod = _reduction_function(
     define("prod", _reduction(lambda x, axes, keepdims: jnp.prod(x, axes, keepdims=keepdims))),
     "Product over `axis`, as `sum`.",
 )
 
 
 # ---- extremes -----------------------------------------------------------------------------------
-max = _reducing(
+max = _reduction_function(
     define(
         "max",
-        _choice(max_over),
+        _selection(max_over),
         tags=("reduction",),
     ),
     "Largest element over `axis`, as `sum`. Equal largest elements share the gradient.",
 )
-min = _reducing(
+min = _reduction_function(
     define(
         "min",
-        _choice(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
+        _selection(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
         tags=("reduction",),
     ),
     "Smallest element over `axis`, as `sum`. Equal smallest elements share the gradient.",
@@ -229,13 +229,13 @@ def _median(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jnp.expand_dims(middle, axes) if keepdims else middle
 
 
-median = _reducing(
-    define("median", _choice(_median)),
+median = _reduction_function(
+    define("median", _selection(_median)),
     "Median over `axis`, as `sum`; the lower of the two middle elements of an even number.",
 )
 
 
-def _arg(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _arg_reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
     def lower(x: Any, axis: int | None, keepdims: bool) -> Any:
         check_arithmetic(x)
         check_elements(x, range(x.ndim) if axis is None else axis)
@@ -244,8 +244,8 @@ def _arg(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lower
 
 
-_ARGMAX = define("argmax", _arg(jnp.argmax), grad=NoGrad("integer output"))
-_ARGMIN = define("argmin", _arg(jnp.argmin), grad=NoGrad("integer output"))
+_ARGMAX = define("argmax", _arg_reduction(jnp.argmax), grad=NoGrad("integer output"))
+_ARGMIN = define("argmin", _arg_reduction(jnp.argmin), grad=NoGrad("integer output"))
 
 
 def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:

@@ -51,7 +51,7 @@ REMOTE_STORE = define(
 )
 
 
-def _check(
+def _checked_inputs(
     op: str, remote_buffer: RemoteBuffer, offset: int | Tensor, *stored: Tensor
 ) -> tuple[list[Tensor], dict[str, Any]]:
     check_tensors(op, *stored)
@@ -92,14 +92,14 @@ def remote_load(
         ValueError: the offset is out of range.
         IndexError: the offset is a constant tensor that is out of range.
     """
-    tensors, attrs = _check("remote_load", remote_buffer, offset)
+    tensors, attrs = _checked_inputs("remote_load", remote_buffer, offset)
     name = name or f"buffer_{remote_buffer.remote_buffer_id}"
     return emit(REMOTE_LOAD, tensors, attrs, names=[f"{name}_remote_loaded"])[0]
 
 
 def remote_load_(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -> Tensor:
     """Loads an entry like `remote_load`, overwriting `t`, which must have its shape and dtype."""
-    tensors, attrs = _check("remote_load_", remote_buffer, offset, t)
+    tensors, attrs = _checked_inputs("remote_load_", remote_buffer, offset, t)
     return emit(REMOTE_LOAD, [t, *tensors], attrs, inplace=0)[0]
 
 
@@ -110,7 +110,7 @@ def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -
         ValueError: the offset is out of range, or `t` does not match the entries.
         IndexError: the offset is a constant tensor that is out of range.
     """
-    tensors, attrs = _check("remote_store", remote_buffer, offset, t)
+    tensors, attrs = _checked_inputs("remote_store", remote_buffer, offset, t)
     emit(REMOTE_STORE, [t, *tensors], attrs)
 
 

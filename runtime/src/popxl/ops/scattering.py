@@ -31,7 +31,7 @@ def _identity_element(reduction: str, dtype: Any) -> Any:
     return info.max if reduction == "min" else info.min
 
 
-def _apply(start: Any, data: Any, indices: Any, axis: int, method: str) -> Any:
+def _reduce_at_indices(start: Any, data: Any, indices: Any, axis: int, method: str) -> Any:
     """Reduces `data` into `start` at `indices`; by whole slices if indices are one-dimensional."""
     size = start.shape[axis]
     where = indices_or_size(indices, size)
@@ -56,13 +56,15 @@ def _scatter_reduce(
         check_number(data)
     wide = widen(data)
     if initial:
-        result = _apply(widen(initial[0]), wide, indices, axis, _METHODS[reduction])
+        result = _reduce_at_indices(widen(initial[0]), wide, indices, axis, _METHODS[reduction])
         return result.astype(data.dtype)
     shape = (*data.shape[:axis], axis_size, *data.shape[axis + 1 :])
     start = jnp.full(shape, _identity_element(reduction, wide.dtype), wide.dtype)
-    result = _apply(start, wide, indices, axis, _METHODS[reduction])
+    result = _reduce_at_indices(start, wide, indices, axis, _METHODS[reduction])
     if reduction in ("min", "max"):
-        hit = _apply(jnp.zeros(shape, bool), jnp.ones(data.shape, bool), indices, axis, "set")
+        hit = _reduce_at_indices(
+            jnp.zeros(shape, bool), jnp.ones(data.shape, bool), indices, axis, "set"
+        )
         result = jnp.where(hit, result, 0)
     return result.astype(data.dtype)
 

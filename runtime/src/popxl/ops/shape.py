@@ -151,7 +151,7 @@ def transpose_(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
 
 
 # ---- split and concatenate ----------------------------------------------------------------------
-def _parts(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
+def _split_by_sizes(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
     ends = np.cumsum(sizes).tolist()
     return tuple(
         lax.slice_in_dim(x, end - size, end, axis=axis)
@@ -169,7 +169,9 @@ _CONCAT = define(
     lambda *xs, axis: lax.concatenate(xs, axis),
     grad=_concat_grad,
     dtypes="same",
-    view_write=lambda inputs, value, axis: _parts(value, [x.shape[axis] for x in inputs], axis),
+    view_write=lambda inputs, value, axis: _split_by_sizes(
+        value, [x.shape[axis] for x in inputs], axis
+    ),
     tags=("movement",),
 )
 
@@ -205,7 +207,7 @@ def _split_grad(ctx: Any, op: Any, *dys: Tensor | None) -> list[Tensor]:
 
 _SPLIT = define(
     "split",
-    lambda x, sizes, axis: _parts(x, sizes, axis),
+    lambda x, sizes, axis: _split_by_sizes(x, sizes, axis),
     grad=_split_grad,
     tags=("movement",),
     result=lambda op: [f"{{t}}_split_{i}" for i in range(len(op.attrs["sizes"]))],

@@ -25,7 +25,7 @@ _Bound = int | Sequence[int | None] | None
 
 
 # ---- meaning ------------------------------------------------------------------------------------
-def _pad(dy: Any, region: Region, shape: tuple[int, ...]) -> Any:
+def _pad_gradient(dy: Any, region: Region, shape: tuple[int, ...]) -> Any:
     up, reverse = ascending(region)
     part = lax.rev(dy, reverse) if reverse else dy
     padding = [
@@ -35,7 +35,7 @@ def _pad(dy: Any, region: Region, shape: tuple[int, ...]) -> Any:
     return lax.pad(part, lax.full((), 0, dy.dtype), padding)
 
 
-_SLICE_GRAD = define("slice_grad", _pad)
+_SLICE_GRAD = define("slice_grad", _pad_gradient)
 
 
 def _slice_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
@@ -100,7 +100,7 @@ def process_args(
     return starts, stops, steps, axes
 
 
-def _region(t: Tensor, args: Iterable[list[int]]) -> Region:
+def _slice_region(t: Tensor, args: Iterable[list[int]]) -> Region:
     region = [(0, n, 1) for n in t.shape]
     for start, stop, step, given in zip(*args, strict=True):
         axis = normalize_axis("slice", t, given)
@@ -114,7 +114,7 @@ def _emit_slice(
 ) -> Tensor:
     if start is None and stop is None and step is None:
         return t
-    region = _region(t, process_args(start, stop, step, axis))
+    region = _slice_region(t, process_args(start, stop, step, axis))
     return emit(_SLICE, [t], {"region": region}, view=view)[0]
 
 

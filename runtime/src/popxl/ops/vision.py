@@ -28,7 +28,7 @@ InterpolateCoordinateTransformationType = Literal[
 
 
 # ---- interpolate --------------------------------------------------------------------------------
-def _positions(size: int, out: int, scale: float, mode: str) -> np.ndarray:
+def _source_coordinates(size: int, out: int, scale: float, mode: str) -> np.ndarray:
     """Returns the input coordinate of each output element (ONNX's Resize)."""
     x = np.arange(out, dtype=np.float64)
     if mode == "align_corners":
@@ -50,7 +50,7 @@ def _nearest(x: np.ndarray, mode: str) -> np.ndarray:
     return np.ceil(x - 0.5) if mode == "round_prefer_floor" else np.floor(x + 0.5)
 
 
-def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
+def _cubic_weights(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
     """Returns the weights of cubic convolution (Keys, 1981) at given distances."""
     d = np.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
@@ -58,12 +58,12 @@ def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _weights(
+def _resize_matrix(
     size: int, scale: float, mode: str, nearest_mode: str, transformation: str
 ) -> np.ndarray:
     """Returns the resize matrix of one axis, (out, size); outside counts as the border element."""
     out = math.floor(size * scale)
-    x = _positions(size, out, scale, transformation)
+    x = _source_coordinates(size, out, scale, transformation)
     if mode == "nearest":
         taps = [(_nearest(x, nearest_mode), np.ones(out))]
     elif mode == "linear":
@@ -72,7 +72,7 @@ def _weights(
         taps = [(low, 1 - (x - low)), (low + 1, x - low)]
     else:
         low = np.floor(x)
-        taps = [(low + k, _cubic(x - low - k)) for k in (-1, 0, 1, 2)]
+        taps = [(low + k, _cubic_weights(x - low - k)) for k in (-1, 0, 1, 2)]
     matrix = np.zeros((out, size))
     for index, weight in taps:
         np.add.at(matrix, (np.arange(out), np.clip(index, 0, size - 1).astype(int)), weight)
@@ -85,7 +85,7 @@ def _interpolate(
     for axis, scale in enumerate(scales):
         if scale == 1.0:
             continue
-        matrix = _weights(x.shape[axis], scale, mode, nearest_mode, transformation)
+        matrix = _resize_matrix(x.shape[axis], scale, mode, nearest_mode, transformation)
         moved = jnp.matmul(
             jnp.moveaxis(x, axis, -1),
             jnp.asarray(matrix.T, x.dtype),
@@ -137,7 +137,7 @@ def interpolate(
 
 
 # ---- region of interest -------------------------------------------------------------------------
-def _bins(low: Any, high: Any, bins: int, samples: int, size: int) -> Any:
+def _bin_mean_matrix(low: Any, high: Any, bins: int, samples: int, size: int) -> Any:
     """Returns (bins, size): means of `samples` linear interpolations in each bin of [low, high).
 
     Samples more than one element outside count as 0, the others as at the border.
@@ -164,8 +164,8 @@ def _roi_align(
     boxes = lax.stop_gradient(rois.astype(x.dtype)) * jnp.asarray(spatial_scale, x.dtype)
 
     def pool_region(box: Any, image: Any) -> Any:
-        rows = _bins(box[1], box[3], output_size[0], sampling_ratio, height)
-        columns = _bins(box[0], box[2], output_size[1], sampling_ratio, width)
+        rows = _bin_mean_matrix(box[1], box[3], output_size[0], sampling_ratio, height)
+        columns = _bin_mean_matrix(box[0], box[2], output_size[1], sampling_ratio, width)
         return jnp.einsum(
             "ph,chw,qw->cpq", rows, x[image], columns, precision=product_precision(x, rows)
         )

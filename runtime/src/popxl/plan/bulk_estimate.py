@@ -179,7 +179,7 @@ class StageBuilder:
         before: Any = None
         for step, index in events:
             if isinstance(step, Run):
-                self._run(*each[step.segment], pending_loads)
+                self._add_run(*each[step.segment], pending_loads)
                 pending_loads.clear()
             else:
                 entry = step.buffer, index[0] if isinstance(index, tuple) else index
@@ -191,7 +191,7 @@ class StageBuilder:
                     self.store_calls[-1] += not isinstance(before, type(step))
             before = step
 
-    def _run(
+    def _add_run(
         self, seconds: float, dispatch: float, pending_loads: Sequence[EntryTransfers]
     ) -> None:
         if max(self.compute_seconds[-1], self.dispatch_seconds[-1]) > self._least:

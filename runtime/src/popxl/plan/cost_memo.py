@@ -24,12 +24,12 @@ _memo: dict[bytes, SegmentCost] = {}
 
 def costs_of_segments(ir: Ir, segments: Sequence[Segment]) -> dict[Segment, SegmentCost]:
     """Returns the costs of a program's segments, by segment."""
-    return {segment: _cost(ir, segment) for segment in segments}
+    return {segment: _memoized_cost(ir, segment) for segment in segments}
 
 
-def _cost(ir: Ir, segment: Segment) -> SegmentCost:
+def _memoized_cost(ir: Ir, segment: Segment) -> SegmentCost:
     try:
-        key = _key(ir, segment)
+        key = _memo_key(ir, segment)
     except Uncacheable:
         return trace_cost(segment)
     if key not in _memo:
@@ -39,7 +39,7 @@ def _cost(ir: Ir, segment: Segment) -> SegmentCost:
     return _memo[key]
 
 
-def _key(ir: Ir, segment: Segment) -> bytes:
+def _memo_key(ir: Ir, segment: Segment) -> bytes:
     context = program_context(segment)
     platform = context.target.partition(" ")[0]
     digest = hashlib.sha256(f"{context.target} {context.rounding}\n".encode())

@@ -106,11 +106,11 @@ class CostWalk:
         """Walks a routine; bytes of `caller_owned` registers count for the caller."""
         sums: dict[str, RegionSums] = defaultdict(RegionSums)
         owned = [s for s in routine.inputs if s in routine.specs]
-        live = {s: 0 if s in caller_owned else _size(routine, s) for s in owned}
+        live = {s: 0 if s in caller_owned else _register_bytes(routine, s) for s in owned}
         total = peak = sum(live.values())
         for step in routine.steps:
             label = step.part or part
-            new = {s: _size(routine, s) for s in step.writes() if s in routine.specs}
+            new = {s: _register_bytes(routine, s) for s in step.writes() if s in routine.specs}
             now = total + self._step_bytes(step, label, total, live, new, sums)
             peak = max(peak, now)
             if self._works:
@@ -259,6 +259,6 @@ class TransferPlaces:
         return self.resident[step] / count, self.on_disk[step] / count
 
 
-def _size(routine: Routine, register: Register) -> int:
+def _register_bytes(routine: Routine, register: Register) -> int:
     spec = routine.specs[register]
     return math.prod(spec.shape) * spec.dtype.itemsize

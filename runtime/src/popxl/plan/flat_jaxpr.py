@@ -51,7 +51,7 @@ class PrimitiveNode:
 
     @property
     def inputs(self) -> list[PrimitiveValue]:
-        return _values(self.atoms)
+        return _drop_literals(self.atoms)
 
     @property
     def has_bodies(self) -> bool:
@@ -69,15 +69,15 @@ class FlatFunction:
     @property
     def outputs(self) -> list[PrimitiveValue]:
         """Results that are not literals."""
-        return _values(self.results)
+        return _drop_literals(self.results)
 
 
 def flatten_jaxpr(jaxpr: Any, part: str = "") -> FlatFunction:
     """Flattens a jaxpr: inlines called functions, and drops primitives with unused results."""
     inputs = _new_values([*jaxpr.constvars, *jaxpr.invars])
     nodes: list[PrimitiveNode] = []
-    results = _inline(jaxpr, inputs, part, nodes)
-    return FlatFunction(_live_nodes(nodes, _values(results)), inputs, results)
+    results = _inline_jaxpr(jaxpr, inputs, part, nodes)
+    return FlatFunction(_live_nodes(nodes, _drop_literals(results)), inputs, results)
 
 
 def _live_nodes(nodes: list[PrimitiveNode], outputs: list[PrimitiveValue]) -> list[PrimitiveNode]:
@@ -99,7 +99,7 @@ def _live_inputs(node: PrimitiveNode, live_values: set[PrimitiveValue]) -> list[
     body_inputs, body_results = body.inputs[-len(node.atoms) :], body.results
     live_outputs = {i for i, v in enumerate(node.outputs) if v in live_values}
     while True:
-        results = _values([body_results[i] for i in live_outputs])
+        results = _drop_literals([body_results[i] for i in live_outputs])
         needed = _live_nodes(body.nodes, results)
         used = {v for n in needed for v in n.inputs} | set(results)
         added = {i for i in range(num_carry) if body_inputs[num_consts + i] in used} - live_outputs
@@ -108,7 +108,7 @@ def _live_inputs(node: PrimitiveNode, live_values: set[PrimitiveValue]) -> list[
         live_outputs |= added
     node.bodies = [(FlatFunction(needed, body.inputs, results), count)]
     dropped = {num_consts + i for i in range(num_carry)} - {num_consts + i for i in live_outputs}
-    return _values([v for i, v in enumerate(node.atoms) if i not in dropped])
+    return _drop_literals([v for i, v in enumerate(node.atoms) if i not in dropped])
 
 
 def _consts_and_carry(scan: dict[str, Any]) -> tuple[int, int]:
@@ -123,11 +123,13 @@ def _new_values(variables: list[Any]) -> list[PrimitiveValue]:
     return [PrimitiveValue(v.aval) for v in variables]
 
 
-def _values(atoms: list[Any]) -> list[PrimitiveValue]:
+def _drop_literals(atoms: list[Any]) -> list[PrimitiveValue]:
     return [v for v in atoms if isinstance(v, PrimitiveValue)]
 
 
-def _inline(jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]) -> list[Any]:
+def _inline_jaxpr(
+    jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]
+) -> list[Any]:
     """Appends the primitives of a jaxpr to `nodes` and returns its results.
 
     Args:
@@ -146,7 +148,7 @@ def _inline(jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]
         called = eqn.params.get("name")
         if name in _INLINED and called not in KERNELS:
             inner = _called_jaxpr(eqn.params, "jaxpr", "call_jaxpr", "fun_jaxpr")
-            results = _inline(inner, [*_new_values(inner.constvars), *atoms], label, nodes)
+            results = _inline_jaxpr(inner, [*_new_values(inner.constvars), *atoms], label, nodes)
         elif name == "add" and (term := _sum_without_zeros(atoms, eqn.outvars[0].aval)) is not None:
             results = [term]
         else:
@@ -157,7 +159,7 @@ def _inline(jaxpr: Any, inputs: list[Any], part: str, nodes: list[PrimitiveNode]
                 called if called in KERNELS else name, atoms, results, eqn.params, label
             )
             node.branches = [
-                flatten_jaxpr(_unwrap(b), label) for b in eqn.params.get("branches", ())
+                flatten_jaxpr(_open_jaxpr(b), label) for b in eqn.params.get("branches", ())
             ]
             if name in ("scan", "while"):
                 body = flatten_jaxpr(_called_jaxpr(eqn.params, "jaxpr", "body_jaxpr"), label)
@@ -182,10 +184,10 @@ def _is_zero(atom: Any) -> bool:
 
 def _called_jaxpr(params: dict[str, Any], *names: str) -> Any:
     """Returns the jaxpr that a primitive calls, from the first parameter in `names` that it has."""
-    return next(_unwrap(params[name]) for name in names if name in params)
+    return next(_open_jaxpr(params[name]) for name in names if name in params)
 
 
-def _unwrap(function: Any) -> Any:
+def _open_jaxpr(function: Any) -> Any:
     return getattr(function, "jaxpr", function)
 
 

@@ -45,23 +45,25 @@ def measure_extrapolated(
     if loop is None:
         full = measure(schedule)
         return full, full, 0.0
-    short, long = (measure(_with_count(schedule, loop, n)) for n in (first, first + period))
-    return short, long, (loop.count - first - period) / period
+    truncate_call, long = (measure(_with_count(schedule, loop, n)) for n in (first, first + period))
+    return truncate_call, long, (loop.count - first - period) / period
 
 
 def truncate_loops(schedule: Schedule, max_iterations: int) -> Schedule:
     """Returns the schedule with at most `max_iterations` iterations of each loop."""
     truncated: dict[Routine, Routine] = {}
 
-    def short(call_args: CallArgs) -> CallArgs:
+    def truncate_call(call_args: CallArgs) -> CallArgs:
         return replace(call_args, routine=truncated[call_args.routine])
 
     def step_of(step: Step) -> Step:
         match step:
             case Loop():
-                return replace(step, body=short(step.body), count=min(step.count, max_iterations))
+                return replace(
+                    step, body=truncate_call(step.body), count=min(step.count, max_iterations)
+                )
             case Branch():
-                return replace(step, branches=tuple(map(short, step.branches)))
+                return replace(step, branches=tuple(map(truncate_call, step.branches)))
         return step
 
     for routine in schedule.routines:  # those first that others call

@@ -79,11 +79,11 @@ class Placement:
 
     def apply(self) -> None:
         """Sets this placement and its prefetch window in the program."""
-        _apply(self.traced, self.resident, self.timeline.window)
+        _apply_placement(self.traced, self.resident, self.timeline.window)
 
     def with_window(self, window: int, rates: Rates) -> Placement:
         """Applies and simulates this placement with another prefetch window."""
-        _apply(self.traced, self.resident, window)
+        _apply_placement(self.traced, self.resident, window)
         return replace(self, timeline=self.traced.timeline(rates))
 
     @property
@@ -167,8 +167,8 @@ def place(
     else:
         saves = _savings_by_kind(groups, bulk_estimate)
         _place_greedily(groups, bulk_estimate, free_bytes)
-    resident = _resident(groups)
-    _apply(traced, resident, window)
+    resident = _resident_indices(groups)
+    _apply_placement(traced, resident, window)
     return Placement(
         _placed_kinds(groups, saves), all_host, traced.timeline(rates), free_bytes, resident, traced
     )
@@ -270,7 +270,7 @@ def _place_greedily(
     only for the best group (Minoux, "Accelerated greedy algorithms", 1978).
     """
     step_bytes, remaining = int(free_bytes * _STEP), free_bytes
-    num_choices, current_cost = 0, _cost(bulk_estimate)
+    num_choices, current_cost = 0, _estimated_cost(bulk_estimate)
     all_groups = [(-math.inf, -1, i) for i in range(len(groups))]
     queue = [*all_groups]  # cost of a byte, as of which choice, and the group
     while queue:
@@ -281,14 +281,17 @@ def _place_greedily(
         entries = groups[i].entries(groups[i].num_placed, count)
         if evaluated < num_choices:
             with bulk_estimate.with_on_device(entries):
-                heappush(queue, ((_cost(bulk_estimate) - current_cost) / nbytes, num_choices, i))
+                heappush(
+                    queue,
+                    ((_estimated_cost(bulk_estimate) - current_cost) / nbytes, num_choices, i),
+                )
             continue
         bulk_estimate.set_location(entries, -1)
         groups[i].num_placed += count
         remaining, num_choices, current_cost = (
             remaining - nbytes,
             num_choices + 1,
-            _cost(bulk_estimate),
+            _estimated_cost(bulk_estimate),
         )
         if num_choices % _ROUND:
             heappush(queue, (cost, -1, i))
@@ -296,7 +299,7 @@ def _place_greedily(
             queue = [*all_groups]
 
 
-def _cost(bulk_estimate: BulkEstimate) -> float:
+def _estimated_cost(bulk_estimate: BulkEstimate) -> float:
     return bulk_estimate.seconds() + _EASE * bulk_estimate.transfer_seconds
 
 
@@ -318,7 +321,7 @@ def _placed_kinds(groups: Sequence[EntryGroup], saves: dict[str, float]) -> list
     ]
 
 
-def _resident(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
+def _resident_indices(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
     """Returns the indices of the placed entries of each buffer."""
     resident: dict[RemoteBuffer, set[int]] = {}
     for group in groups:
@@ -329,7 +332,9 @@ def _resident(groups: Sequence[EntryGroup]) -> Mapping[RemoteBuffer, Set[int]]:
     return resident
 
 
-def _apply(traced: TracedProgram, resident: Mapping[RemoteBuffer, Set[int]], window: int) -> None:
+def _apply_placement(
+    traced: TracedProgram, resident: Mapping[RemoteBuffer, Set[int]], window: int
+) -> None:
     for buffer, indices in resident.items():
         buffer.resident = indices
     traced.ir.load_window = window or None

@@ -162,7 +162,9 @@ def storage_of(ir: Ir) -> Storage:
     resident = sum(_entry_bytes(b) * len(b.resident_entries) for b in buffers)
     on_disk = sum(_entry_bytes(b) * len(b.on_disk_entries) for b in buffers)
     return Storage(
-        variables=sum(_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants.values()))
+        variables=sum(
+            _array_bytes(t.shape, t.dtype.itemsize) for t in (*on_device, *constants.values())
+        )
         + resident,
         streams=ir.num_host_transfers * _stream_bytes([*effects.loads, *effects.stores]),
         remote=sum(_entry_bytes(b) * b.entries for b in buffers) - resident - on_disk,
@@ -179,12 +181,12 @@ def _buffers(ir: Ir) -> Iterable[RemoteBuffer]:
 
 
 def _entry_bytes(buffer: RemoteBuffer) -> int:
-    return _bytes(buffer.tensor_shape, buffer.tensor_dtype.itemsize)
+    return _array_bytes(buffer.tensor_shape, buffer.tensor_dtype.itemsize)
 
 
 def _stream_bytes(streams: Iterable[Stream]) -> int:
-    return sum(_bytes(s.shape, s.dtype.itemsize) for s in streams)
+    return sum(_array_bytes(s.shape, s.dtype.itemsize) for s in streams)
 
 
-def _bytes(shape: tuple[int, ...], itemsize: int) -> int:
+def _array_bytes(shape: tuple[int, ...], itemsize: int) -> int:
     return math.prod(shape) * itemsize

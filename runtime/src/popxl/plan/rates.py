@@ -68,9 +68,9 @@ class Rates:
 
     def kernel_seconds(self, counts: Mapping[Kernel, int]) -> float:
         """Returns the seconds of kernels without overlap."""
-        return sum(count * self._kernel(kernel) for kernel, count in counts.items())
+        return sum(count * self._single_kernel_seconds(kernel) for kernel, count in counts.items())
 
-    def _kernel(self, kernel: Kernel) -> float:
+    def _single_kernel_seconds(self, kernel: Kernel) -> float:
         """Returns the seconds of a kernel: the longer of compute and memory traffic."""
         rate = self.float8_flops if kernel.float8 else self.flops
         if kernel.attention and self.attention:
@@ -90,8 +90,8 @@ class Rates:
 
     def collective_seconds(self, collectives: Iterable[Collective]) -> float:
         """Returns the seconds of collectives as rings, each at the rate of its slowest link."""
-        return sum(c.sent / self._link(c) for c in collectives)
+        return sum(c.sent / self._link_rate(c) for c in collectives)
 
-    def _link(self, collective: Collective) -> float:
+    def _link_rate(self, collective: Collective) -> float:
         span = collective.group_size if collective.consecutive else self.replicas
         return self.link if self.devices is None or span <= self.devices else self.network

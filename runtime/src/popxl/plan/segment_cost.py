@@ -123,7 +123,7 @@ class CostCounter:
             if node.branches:
                 self._add_costliest_branch(node, times)
             if not node.has_bodies:
-                self._node(node, times, liveness, reads)
+                self._count_node(node, times, liveness, reads)
 
     def _add_costliest_branch(self, node: PrimitiveNode, times: int) -> None:
         """Adds the cost of the most expensive branch of a conditional."""
@@ -137,7 +137,7 @@ class CostCounter:
     def _cost_of(self, part: str) -> Cost:
         return self.parts.setdefault(part, Cost())
 
-    def _node(
+    def _count_node(
         self, node: PrimitiveNode, times: int, liveness: LivenessModel, reads: dict[Any, int]
     ) -> None:
         cost, flops, bytes_moved = self._cost_of(node.part), flops_of(node), 0

@@ -157,7 +157,7 @@ class SimulatedDevice:
         self._ends: deque[float] = deque()
         self._outgoing: deque[tuple[float, Any]] = deque()
         self._disk = SimulatedDisk(self)
-        self._results = cache(_results)
+        self._result_bytes = cache(_result_bytes)
 
     @property
     def end(self) -> float:
@@ -201,7 +201,7 @@ class SimulatedDevice:
         ready = max((a.ready for a in arguments if isinstance(a, SimulatedArray)), default=0.0)
         end = self._run(segment.name, ready, self._seconds(segment))
         donated = [arguments[i] for i in segment.donated]
-        sizes, others = self._results(segment)
+        sizes, others = self._result_bytes(segment)
         results = [
             SimulatedArray(self, nbytes, end, donor=_find_by_size(donated, nbytes))
             for nbytes in sizes
@@ -244,13 +244,13 @@ class SimulatedDevice:
             for array, where in zip(arrays, to, strict=True)
         ]
 
-    def _stream(self) -> int:
+    def _next_copy_stream(self) -> int:
         """Returns the index of the stream for the next copy."""
         self._copies += 1
         return self._copies % STREAMS
 
     def _put_spacer(self) -> None:
-        i = self._stream()
+        i = self._next_copy_stream()
         self._streams[i] = (
             max(self._streams[i], self._compute, self.host) + self.rates.copy_latency_s
         )
@@ -272,7 +272,7 @@ class SimulatedDevice:
         self, array: SimulatedArray, direction: LinkDirection, other: LinkDirection
     ) -> tuple[float, float]:
         """Transfers an array over the host link; returns its start and end time."""
-        stream = self._stream()
+        stream = self._next_copy_stream()
         after = max(self.host, self._compute, array.ready, self._streams[stream])
         both = other.end > max(after, direction.end)
         start, end = direction.reserve(
@@ -303,7 +303,7 @@ def _find_by_size(arrays: Sequence[SimulatedArray], nbytes: int) -> SimulatedArr
     return next((a for a in arrays if a.nbytes == nbytes and a.is_held), None)
 
 
-def _results(segment: Segment) -> tuple[list[int], int]:
+def _result_bytes(segment: Segment) -> tuple[list[int], int]:
     """Returns the bytes of each of a segment's results, and the number of its host streams.
 
     Streams take no memory.
@@ -367,7 +367,7 @@ class SimulatedDisk:
         if not any(entry is a for a in (*self._queued, *(a for _, a in self._writing))):
             start = max(self.clock, self._can_read_at)
             self.clock = start + entry.nbytes / device.rates.disk_read
-            self._span("read", start, entry)
+            self._record_span("read", start, entry)
             device.wait_until(self._copy_time(self.clock, entry))
         self._read_ahead.append((device.host, entry.nbytes))
         self._read_ahead_bytes += entry.nbytes
@@ -389,7 +389,7 @@ class SimulatedDisk:
             entry = self._queued.popleft()
             start = max(self.clock, self._copy_time(entry.ready, entry))
             self.clock = start + entry.nbytes / self._device.rates.disk_write
-            self._span("write", start, entry)
+            self._record_span("write", start, entry)
             self._writing.append((self.clock, entry))
         while self._writing and self._writing[0][0] <= self._device.host:
             self._pending_bytes -= self._writing.popleft()[1].nbytes
@@ -401,7 +401,7 @@ class SimulatedDisk:
             ready = self._copies = max(self._copies, ready) + entry.nbytes / rates.host_copy
         return ready
 
-    def _span(self, name: str, start: float, entry: SimulatedArray) -> None:
+    def _record_span(self, name: str, start: float, entry: SimulatedArray) -> None:
         device = self._device
         device.spans.append(Span("disk", name, device.part, start, self.clock, entry.nbytes))
 

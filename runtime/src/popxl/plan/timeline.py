@@ -103,11 +103,11 @@ class Timeline:
             for name, i in threads.items()
         ]
         return {"displayTimeUnit": "ms", "traceEvents": [
-            *names, *(_event(span, threads[span.stream]) for span in self.spans)
+            *names, *(_trace_event(span, threads[span.stream]) for span in self.spans)
         ]}  # fmt: skip
 
 
-def _event(span: Span, thread: int) -> dict[str, Any]:
+def _trace_event(span: Span, thread: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "pid": 1,
@@ -152,7 +152,7 @@ def timeline(
         with gc_disabled():
             drive_device(schedule, device, window)
         device.finish_writes()
-        return _timeline(device, window)
+        return _timeline_of_device(device, window)
 
     short, long, times = measure_extrapolated(schedule, simulate_schedule, _FIRST, STREAMS)
     return long.extrapolate(short, times)
@@ -170,7 +170,7 @@ def gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def _timeline(device: SimulatedDevice, window: int) -> Timeline:
+def _timeline_of_device(device: SimulatedDevice, window: int) -> Timeline:
     compute_seconds = [span for span in device.spans if span.stream == "compute"]
     exposed = {part: ExposedTime(*seconds) for part, seconds in device.exposed.items()}
     last = max((span.end for span in compute_seconds), default=0.0)

@@ -18,7 +18,7 @@ class ExpectedConnectionType(Enum):
     FwdGrad = "FwdGrad"  # the gradient of a tensor of the forward graph
 
 
-class _Made:
+class _ReadOnlyRecord:
     """Base of read-only records that only the library creates."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class _Made:
         return self
 
 
-class ExpectedConnection(_Made):
+class ExpectedConnection(_ReadOnlyRecord):
     """Forward tensor, or its gradient, that a gradient graph's input or output corresponds to.
 
     Attributes:
@@ -46,7 +46,7 @@ class ExpectedConnection(_Made):
         return f"({self.connection_type.name}, {self.fwd_tensor!r})"
 
 
-class GradGraphInfo(_Made):
+class GradGraphInfo(_ReadOnlyRecord):
     """A gradient graph, with the forward tensors that its inputs and outputs correspond to.
 
     Attributes:

@@ -49,7 +49,7 @@ def _feed(info: GradGraphInfo) -> _Feed:
     )
 
 
-def _targets(info: GradGraphInfo) -> tuple[int | None, ...]:
+def _target_inputs(info: GradGraphInfo) -> tuple[int | None, ...]:
     """Returns, for each output of a gradient graph, the body input whose gradient it is."""
     inputs = info.forward_graph._inputs
     return tuple(inputs.index(t) if t in inputs else None for t in info.outputs)
@@ -63,11 +63,13 @@ def _check_pure(op: Op) -> None:
         )
 
 
-def _like_inputs(*specs: TensorSpec, wrt: tuple[int, ...], **_: Any) -> list[TensorSpec]:
+def _specs_of_inputs(*specs: TensorSpec, wrt: tuple[int, ...], **_: Any) -> list[TensorSpec]:
     return [TensorSpec(specs[i].shape, specs[i].dtype) for i in wrt]
 
 
-def _or_zeros(grads: Sequence[Tensor | None], outputs: Sequence[Tensor], at: Iterable[int]) -> Any:
+def _grads_or_zeros(
+    grads: Sequence[Tensor | None], outputs: Sequence[Tensor], at: Iterable[int]
+) -> Any:
     return [init(outputs[i].shape, outputs[i].dtype) if (g := grads[i]) is None else g for i in at]
 
 
@@ -75,7 +77,7 @@ def _zero(spec: TensorSpec) -> Any:
     return jnp.zeros(spec.shape, spec.dtype.as_jax())
 
 
-def _backward(
+def _run_gradient_graph(
     tracer: TracerProtocol,
     graph: FunctionalGraph,
     feed: _Feed,
@@ -122,7 +124,9 @@ def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> 
     def backward(carry: Any, saved: Any) -> Any:
         grads, totals = carry
         known_values = {**constant, **dict(zip(residuals, saved, strict=True))}
-        dxs = _backward(tracer, reverse, op.attrs["feed"], op.attrs["targets"], known_values, grads)
+        dxs = _run_gradient_graph(
+            tracer, reverse, op.attrs["feed"], op.attrs["targets"], known_values, grads
+        )
         # An output that is not carried counts in the last iteration alone, which runs first here.
         passed = {
             i: dxs[i] if i < carried and i in dxs else jnp.zeros_like(g) for i, g in grads.items()
@@ -144,12 +148,12 @@ def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> 
 def _regions_of_loop(op: Op) -> list[Region[Graph]]:
     count = op.attrs["count"]
     return [
-        _derivative(op.attrs["forward"], count, _residuals(op)),
-        _derivative(op.attrs["backward"], count),
+        _gradient_region(op.attrs["forward"], count, _residuals(op)),
+        _gradient_region(op.attrs["backward"], count),
     ]
 
 
-def _derivative(
+def _gradient_region(
     graph: Graph, count: int = 1, extra_tensors: tuple[Tensor, ...] = ()
 ) -> Region[Graph]:
     return Region(
@@ -164,7 +168,7 @@ def _derivative(
 REPEAT_GRAD = define(
     "repeat_grad",
     execute=_execute_loop,
-    infer=_like_inputs,
+    infer=_specs_of_inputs,
     grad=_SECOND,
     regions=_regions_of_loop,
 )
@@ -190,10 +194,10 @@ def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor |
     observed = observed_tensors(body)
     attrs = {
         "forward": body, "backward": info.graph, "count": op.attrs["count"], "carried": carried,
-        "feed": _feed(info), "targets": _targets(info), "provided": provided, "wrt": wrt,
+        "feed": _feed(info), "targets": _target_inputs(info), "provided": provided, "wrt": wrt,
         "maxima": tuple(i for i in wrt if body._inputs[i] in observed),
     }  # fmt: skip
-    given = _or_zeros(grads, op.outputs, provided)
+    given = _grads_or_zeros(grads, op.outputs, provided)
     return input_gradients(op, wrt, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
 
 
@@ -231,9 +235,9 @@ def _execute_branch(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -
             dxs: dict[int, Any] = {}
             if gradient is not None:
                 outs = tracer.run(graph, values[first : first + len(graph.inputs)])
-                residuals = _tensors(feed)
+                residuals = _feed_tensors(feed)
                 known_values = dict(zip(residuals, outs[len(outs) - len(residuals) :], strict=True))
-                dxs = _backward(tracer, gradient, feed, targets, known_values, given)
+                dxs = _run_gradient_graph(tracer, gradient, feed, targets, known_values, given)
             return [
                 dxs[i - first] if i - first in dxs else jnp.zeros_like(values[i])
                 for i in op.attrs["wrt"]
@@ -245,22 +249,22 @@ def _execute_branch(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -
     return lax.cond(condition, branch(0), branch(1), list(values[:count]), given)
 
 
-def _tensors(feed: _Feed | None) -> tuple[Tensor, ...]:
+def _feed_tensors(feed: _Feed | None) -> tuple[Tensor, ...]:
     return tuple(t for t in feed or () if isinstance(t, Tensor))
 
 
 def _regions_of_branch(op: Op) -> list[Region[Graph]]:
     forward = zip(op.attrs["branches"], op.attrs["feed"], strict=True)
     return [
-        *(_derivative(graph, extra_tensors=_tensors(feed)) for graph, feed in forward),
-        *(_derivative(graph) for graph in op.attrs["backward"] if graph is not None),
+        *(_gradient_region(graph, extra_tensors=_feed_tensors(feed)) for graph, feed in forward),
+        *(_gradient_region(graph) for graph in op.attrs["backward"] if graph is not None),
     ]
 
 
 CONDITIONAL_GRAD = define(
     "conditional_grad",
     execute=_execute_branch,
-    infer=_like_inputs,
+    infer=_specs_of_inputs,
     grad=_SECOND,
     regions=_regions_of_branch,
 )
@@ -287,7 +291,7 @@ def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor
         "branches": branches,
         "backward": tuple(info and info.graph for info in infos),
         "feed": tuple(info and _feed(info) for info in infos),
-        "targets": tuple(info and _targets(info) for info in infos),
+        "targets": tuple(info and _target_inputs(info) for info in infos),
         "given": given,
         "wrt": wrt,
     }

@@ -24,7 +24,7 @@ def decompose_sum(graph: Graph) -> Graph:
     positions = {op: (i, 0) for i, op in enumerate(graph._ops)}
     sums = [op for op in graph._ops if op.defn is GRAD_SUM]
     for op in sums:
-        _decompose(graph, op, positions)
+        _decompose_op(graph, op, positions)
     for op in sums:
         del positions[op]
     graph._ops[:] = sorted(positions, key=positions.__getitem__)
@@ -33,7 +33,7 @@ def decompose_sum(graph: Graph) -> Graph:
     return graph
 
 
-def _decompose(graph: Graph, op: Op, positions: dict[Op, tuple[int, int]]) -> None:
+def _decompose_op(graph: Graph, op: Op, positions: dict[Op, tuple[int, int]]) -> None:
     def position(t: Tensor) -> tuple[int, int]:
         return (-1, 0) if t._producer is None else positions[t._producer]
 

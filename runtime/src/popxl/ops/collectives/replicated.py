@@ -29,7 +29,7 @@ from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor, TensorSpec
 
 
-def _pad(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
+def _pad_to_shards(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
     """Flattens an array and pads it with zeros to a multiple of the group size."""
     flat = x.reshape(-1)
     size = shard_elements(x.shape, group.group_size)
@@ -186,7 +186,7 @@ def replicated_all_gather(
 # ---- reduce-scatter -----------------------------------------------------------------------------
 def _lower_scatter(x: jax.Array, op: str, group: ReplicaGrouping, sharded: bool) -> jax.Array:
     if op in SUMS:
-        return sum_over_group(_pad(x, group), op, group, collective.reduce_scatter)
+        return sum_over_group(_pad_to_shards(x, group), op, group, collective.reduce_scatter)
     return _lower_shard(reduce(x, op, group), group)  # type: ignore[arg-type]
 
 
@@ -244,7 +244,7 @@ def replicated_reduce_scatter(
 # ---- slices -------------------------------------------------------------------------------------
 def _lower_shard(x: jax.Array, group: ReplicaGrouping) -> jax.Array:
     size = shard_elements(x.shape, group.group_size)
-    return lax.dynamic_slice(_pad(x, group), (collective.rank(group) * size,), (size,))
+    return lax.dynamic_slice(_pad_to_shards(x, group), (collective.rank(group) * size,), (size,))
 
 
 SHARD = define(

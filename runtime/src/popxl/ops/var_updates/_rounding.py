@@ -19,20 +19,20 @@ def round_stochastically(value: Any, t: Any, seed: Any, number: Any) -> Any:
     """Rounds a float32 update of a variable with old value `t`; see `_store.store`."""
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
-    own = lax.bitcast_convert_type(t, jnp.uint16)
-    return round_to_neighbour(value, t.dtype, random_uint16(seed, own, number))
+    old_bits = lax.bitcast_convert_type(t, jnp.uint16)
+    return round_to_neighbour(value, t.dtype, random_uint16(seed, old_bits, number))
 
 
-def random_uint16(seed: Any, own: Any, number: Any) -> Any:
-    """Returns uniform uint16 of the shape of `own`, for update number `number` of a run.
+def random_uint16(seed: Any, old_bits: Any, number: Any) -> Any:
+    """Returns uniform uint16 of the shape of `old_bits`, for update number `number` of a run.
 
-    A hash of each element's position, and of `own`, under a key that Threefry draws: it is computed
-    where the update is, element by element. Drawn by Threefry, the bits of a large table would be
-    in memory for a while, and so would be the state that XLA's kernels draw them from.
+    A hash of each element's position, and of `old_bits`, under a key that Threefry draws: it is
+    computed where the update is, element by element. Drawn by Threefry, the bits of a large table
+    would be in memory for a while, and so would be the state that XLA's kernels draw them from.
     """
     first, second = random_bits(seed, (2,), number)
-    position = lax.iota(jnp.uint32, own.size).reshape(own.shape)
-    mixed = _mix_bits(_mix_bits(position ^ first) ^ second ^ own.astype(jnp.uint32))
+    position = lax.iota(jnp.uint32, old_bits.size).reshape(old_bits.shape)
+    mixed = _mix_bits(_mix_bits(position ^ first) ^ second ^ old_bits.astype(jnp.uint32))
     return (mixed >> 16).astype(jnp.uint16)
 
 
@@ -66,13 +66,15 @@ def round_to_neighbour(value: Any, dtype: Any, bits: Any) -> Any:
     rounded = lax.bitcast_convert_type(pattern & kept, jnp.float32)
     if info.minexp > jnp.finfo(jnp.float32).minexp:  # its subnormal numbers are further apart
         rounded = jnp.where(
-            jnp.abs(value) < float(info.smallest_normal), _subnormal(value, info, bits), rounded
+            jnp.abs(value) < float(info.smallest_normal),
+            _round_subnormal(value, info, bits),
+            rounded,
         )
     inside = jnp.abs(value) <= float(info.max)
     return jnp.where(inside, rounded, value).astype(dtype)
 
 
-def _subnormal(value: Any, info: Any, bits: Any) -> Any:
+def _round_subnormal(value: Any, info: Any, bits: Any) -> Any:
     """Rounds stochastically in the subnormal range, where values have a constant step."""
     step = float(info.smallest_subnormal)
     steps = jnp.abs(value) / step  # exact: the step is a power of two

@@ -35,7 +35,7 @@ def _add_weight_decay(update: Any, weight: Any, weight_decay: Any) -> Any:
     return update if weight_decay is None else update + in_float32(weight_decay) * weight
 
 
-def _operands(arrays: tuple[Any, ...], with_weight: bool, with_step: bool) -> list[Any]:
+def _float32_operands(arrays: tuple[Any, ...], with_weight: bool, with_step: bool) -> list[Any]:
     """Returns moments, weight and time step in float32; missing ones are None."""
     rest = list(arrays)
     first, second = in_float32(rest.pop(0)), in_float32(rest.pop(0))
@@ -54,7 +54,7 @@ def _adam(
     beta1: Any = None,
     beta2: Any = None,
 ) -> Any:
-    m, v, weight, step = _operands(arrays, with_weight, with_step)
+    m, v, weight, step = _float32_operands(arrays, with_weight, with_step)
     update = _correct_bias(m, beta1, step) / (
         jnp.sqrt(_correct_bias(v, beta2, step)) + in_float32(epsilon)
     )
@@ -70,7 +70,7 @@ def _adamax(
     beta1: Any,
     weight_decay: Any = None,
 ) -> Any:
-    m, largest, weight, step = _operands(arrays, with_weight, with_step)
+    m, largest, weight, step = _float32_operands(arrays, with_weight, with_step)
     return _add_weight_decay(
         _correct_bias(m, beta1, step) / (largest + in_float32(epsilon)), weight, weight_decay
     )
