@@ -62,7 +62,7 @@ MAX_LISTED, MAX_CHARS = 6, 40
 def check_hf_settings(
     data: Mapping[str, Any],
     model_type: str,
-    read: Collection[str],
+    supported: Collection[str],
     required: Mapping[str, tuple[Any, Any]] | None = None,
 ) -> None:
     """Raises ConfigError if a config.json has settings that the model family does not support.
@@ -74,26 +74,28 @@ def check_hf_settings(
 
     Args:
         data: content of the config.json.
-        read: settings that the family reads and checks itself.
+        supported: settings that the family reads and checks itself.
         required: by name, the value that a setting must have, and Hugging Face's default.
     """
     required = required or {}
-    other, unknown = [], []
+    unsupported, unknown = [], []
     for name, (value, default) in required.items():
         actual = data.get(name)
         if (default if actual is None else actual) != value:
-            other.append(f"{name} {_short(actual)}, but must have {_short(value)}")
+            unsupported.append(
+                f"{name} {_format_short(actual)}, but must have {_format_short(value)}"
+            )
     for name, value in data.items():
-        is_checked = name in read or name in required
+        is_checked = name in supported or name in required
         if not is_checked and not _has_no_effect(name, value, model_type, data):
-            unknown.append(f"{format_name(name, MAX_CHARS)} {_short(value)}")
-    if other or unknown:
-        raise ConfigError(_error_message(model_type, other, unknown))
+            unknown.append(f"{format_name(name, MAX_CHARS)} {_format_short(value)}")
+    if unsupported or unknown:
+        raise ConfigError(_error_message(model_type, unsupported, unknown))
 
 
-def _error_message(model_type: str, other: Sequence[str], unknown: Sequence[str]) -> str:
+def _error_message(model_type: str, unsupported: Sequence[str], unknown: Sequence[str]) -> str:
     """Returns the message about unsupported values and unknown settings of a config.json."""
-    parts, advice = list(other), f"no other {model_type} is supported"
+    parts, advice = list(unsupported), f"no other {model_type} is supported"
     if unknown:
         them, verb = ("them", "are") if len(unknown) > 1 else ("it", "is")
         parts.append(f"{_join_settings(unknown)}, which {verb} not known of the kind {model_type}")
@@ -109,14 +111,14 @@ def _join_settings(settings: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _short(value: object) -> str:
+def _format_short(value: object) -> str:
     return format_name(format_value(value), MAX_CHARS)
 
 
 def _has_no_effect(name: str, value: Any, model_type: str, data: Mapping[str, Any]) -> bool:
     if value is None or NO_EFFECT.fullmatch(name):
         return True
-    if any(name in names and _repeats(names - {name}, value, data) for names in SYNONYMS):
+    if any(name in names and _any_has_value(names - {name}, value, data) for names in SYNONYMS):
         return True
     model_defaults, common_names = hf_defaults(model_type)
     if name in model_defaults:
@@ -125,7 +127,7 @@ def _has_no_effect(name: str, value: Any, model_type: str, data: Mapping[str, An
     return not value or name in common_names
 
 
-def _repeats(names: Collection[str], value: Any, data: Mapping[str, Any]) -> bool:
+def _any_has_value(names: Collection[str], value: Any, data: Mapping[str, Any]) -> bool:
     return any(data.get(name) == value for name in names)
 
 

@@ -89,7 +89,7 @@ class GenerationSession(ModelSession):
         Raises:
             ValueError: an array has another shape.
         """
-        self._check(input_ids, mask)
+        self._check_prompts(input_ids, mask)
         lengths, capacity = mask.sum(axis=1), input_ids.shape[1]
         tokens = np.zeros((len(input_ids), *self.program.tokens.shape[1:]), np.int32)
         packed = pack_sequences(lengths, capacity, self.program.prompts_per_sample)
@@ -100,9 +100,10 @@ class GenerationSession(ModelSession):
             samples = concatenate_sequences(
                 local, lambda i: input_ids[i, : lengths[i]], capacity, pad=0
             )
-            indices = run_prompts.reshape(-1)
-            is_prompt = indices != EMPTY_SLOT
-            tokens[indices[is_prompt]] = self._run_prompts(local.reshape(-1), *samples)[is_prompt]
+            prompt_indices = run_prompts.reshape(-1)
+            is_prompt = prompt_indices != EMPTY_SLOT
+            generated = self._run_prompts(local.reshape(-1), *samples)
+            tokens[prompt_indices[is_prompt]] = generated[is_prompt]
             if on_progress is not None:
                 on_progress(int(np.count_nonzero(is_prompt)))
         return tokens
@@ -113,7 +114,7 @@ class GenerationSession(ModelSession):
         Args:
             input_ids, mask: as for `generate`, (1, sequence_length).
         """
-        self._check(input_ids, mask)
+        self._check_prompts(input_ids, mask)
         program, length = self.program, int(mask.sum())
         if program.starts_stream is None or program.unfinished_stream is None:
             yield self.generate(input_ids, mask)
@@ -121,7 +122,7 @@ class GenerationSession(ModelSession):
         prompts = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY_SLOT)
         prompts[0, 0] = 0
         local = prompts[self._sharding.local_indices(len(prompts))]
-        inputs = self._inputs(
+        inputs = self._run_inputs(
             local.reshape(-1),
             *concatenate_sequences(
                 local, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0
@@ -135,24 +136,25 @@ class GenerationSession(ModelSession):
                 return
 
     def _run_prompts(
-        self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
+        self, prompt_indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> np.ndarray:
         """Run the program on samples, int (samples, length) -> int32 (prompts, output length).
 
         Args:
-            indices: index of each prompt of this process's replicas, or `EMPTY_SLOT`.
+            prompt_indices: index of each prompt of this process's replicas, or `EMPTY_SLOT`.
             input_ids, mask: their samples.
         """
-        outputs = self._run(self._inputs(indices, input_ids, mask))
+        outputs = self._run(self._run_inputs(prompt_indices, input_ids, mask))
         return self._from_replicas(outputs[self.program.tokens])
 
-    def _inputs(
-        self, indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
+    def _run_inputs(
+        self, prompt_indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
         """Input arrays of a run by stream; arguments as for `_run_prompts`."""
         program, to_replicas = self.program, self._sharding.to_replicas
         inputs = {program.input_ids: to_replicas(input_ids), program.mask: to_replicas(mask)}
-        for name, array in self._strategy.input_arrays(indices, program.tokens.shape[1]).items():
+        arrays = self._strategy.input_arrays(prompt_indices, program.tokens.shape[1])
+        for name, array in arrays.items():
             inputs[program.inputs[name]] = to_replicas(array)
         return inputs
 
@@ -161,7 +163,7 @@ class GenerationSession(ModelSession):
         copies = tokens[:, :: self.config.execution.tensor_parallel]
         return copies.reshape(-1, *self.program.tokens.shape[1:])
 
-    def _check(self, input_ids: np.ndarray, mask: np.ndarray) -> None:
+    def _check_prompts(self, input_ids: np.ndarray, mask: np.ndarray) -> None:
         length = self.program.input_ids.shape[1]
         for name, array in (("input_ids", input_ids), ("mask", mask)):
             if array.shape != (len(input_ids), length):

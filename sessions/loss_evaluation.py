@@ -79,7 +79,7 @@ class LossSession(ModelSession):
         aux_metrics: MetricSums = {}
         total, tokens = 0.0, 0
         for indices, batch in self._batches(samples):
-            loss, sums = self._sums(batch)
+            loss, sums = self._run_batch(batch)
             total += loss
             tokens += self.objective.normalizer(self._sharding.drop_replicated(batch))
             if sums is not None:
@@ -103,7 +103,7 @@ class LossSession(ModelSession):
             A slice of the samples, and their statistics, float32 (n, preference pairs, 2).
         """
         for indices, batch in self._batches(samples, first):
-            sums = self._sums(batch)[1]
+            sums = self._run_batch(batch)[1]
             assert sums is not None, "the objective has no loss statistics"
             by_sample = sums.reshape(self.config.training.global_batch_size, -1, 2)
             yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
@@ -117,7 +117,7 @@ class LossSession(ModelSession):
             batch = samples.take(np.resize(indices, size)[local])
             yield indices, self.objective.keep_real_samples(batch, local < len(indices))
 
-    def _sums(self, batch: Batch) -> tuple[float, np.ndarray | None]:
+    def _run_batch(self, batch: Batch) -> tuple[float, np.ndarray | None]:
         """Run one batch; returns its loss and the loss statistics of all processes' samples."""
         c = self.config
         arrays = self._family.sample_format.program_inputs(batch)

@@ -164,7 +164,7 @@ class TrainingSession(ModelSession):
         iterations = self.config.execution.device_iterations
         if len(batches) != iterations or len(learning_rates) != iterations:
             raise ValueError(f"run takes {iterations} batches, but got {len(batches)}")
-        counts = self._counts(batches)
+        counts = self._count_tokens(batches)
         arrays = [self._arrays(batch, n) for batch, (_, n) in zip(batches, counts, strict=True)]
         inputs = {
             stream: np.concatenate([by_name[name] for by_name in arrays])
@@ -172,13 +172,13 @@ class TrainingSession(ModelSession):
         }
         inputs[self.program.learning_rate] = self._per_step(np.asarray(learning_rates, np.float32))
         if self.program.seed is not None:
-            inputs[self.program.seed] = self._seeds(first_step)
+            inputs[self.program.seed] = self._step_seeds(first_step)
         if self.program.update_only is None:
             self._seed_rounding(first_step)
         else:
             inputs[self.program.update_only] = self._per_step(np.zeros(iterations, np.bool_))
             self._seed_rounding(first_step if self._pending is None else self._pending)
-        results = self._results(self._run(inputs), counts, batches)
+        results = self._step_results(self._run(inputs), counts, batches)
         if self.program.update_only is not None:
             self._pending = first_step + iterations - 1
         return results
@@ -188,7 +188,7 @@ class TrainingSession(ModelSession):
         (seed,) = counter_seeds(self.config.model.seed, step)
         addons.seed_stochastic_rounding(self.session, two_uint32_to_uint64(*map(int, seed)))
 
-    def _counts(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
+    def _count_tokens(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Count tokens and target tokens per global batch over all processes."""
         unique = [self._sharding.drop_replicated(batch) for batch in batches]
         local = [
@@ -222,7 +222,7 @@ class TrainingSession(ModelSession):
         out[: len(values)] = values[:, None]
         return out
 
-    def _seeds(self, first_step: int) -> np.ndarray:
+    def _step_seeds(self, first_step: int) -> np.ndarray:
         """Step seeds, uint32 (transfers, local replicas, 2), equal in tensor-parallel groups."""
         c = self.config
         steps = range(first_step, first_step + c.execution.device_iterations)
@@ -233,7 +233,7 @@ class TrainingSession(ModelSession):
         out[: len(per_step)] = all_replicas[:, self._sharding.local_replicas]
         return out
 
-    def _results(
+    def _step_results(
         self,
         outputs: Mapping[popxl.DeviceToHostStream, np.ndarray],
         counts: Sequence[tuple[int, int]],

@@ -47,7 +47,7 @@ class GreedySearch(SingleSequenceSearch):
     def _best_of_group(self, logit: Tensor, token: Tensor) -> Tensor:
         """Argmax over the tensor-parallel group: each member's (batch,) -> int32 (batch,)."""
         # One collective for both: messages this small cost only latency.
-        pair = ops.concat([_row(logit), _row(cast(token, popxl.float32))])
+        pair = ops.concat([_as_row(logit), _as_row(cast(token, popxl.float32))])
         pairs = ops.collectives.replicated_all_gather(
             pair, group=self.groups.tp, output_shape="new_axis"
         )
@@ -67,6 +67,6 @@ def check_vocabulary(size: int) -> None:
         )
 
 
-def _row(x: Tensor) -> Tensor:
+def _as_row(x: Tensor) -> Tensor:
     """Reshape (batch,) -> (1, batch)."""
     return x.reshape((1, x.shape[0]))

@@ -100,7 +100,7 @@ class ResidentExecutor:
                     for t in (*cache_inputs[i], *type_inputs[kind])
                     if not isinstance(t, list) or t
                 ]
-                x, *changed = self._call(f"{name}.{i}", *graphs[kind], x, *inputs)
+                x, *changed = self._call_layer(f"{name}.{i}", *graphs[kind], x, *inputs)
                 new.append([*([] if caches is None else caches[i][:-NUM_KV_TENSORS]), *changed])
         return x, new
 
@@ -108,16 +108,16 @@ class ResidentExecutor:
         with popxl.plan.part(f"{name}/{self._stage}"):
             graphs = [module.create_graph(x) for module in layers.modules]
             return [
-                list(self._call(f"{name}.{i}", *graphs[kind], x))
+                list(self._call_layer(f"{name}.{i}", *graphs[kind], x))
                 for i, kind in enumerate(layers.type_of_layer)
             ]
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
         facts, graph = module.create_graph(*args)
         with popxl.plan.part(f"{name}/{self._stage}"):
-            return graph.bind(self._weights(f"{name}.0.{path}", facts)).call()[0]
+            return graph.bind(self._add_layer_variables(f"{name}.0.{path}", facts)).call()[0]
 
-    def _call(
+    def _call_layer(
         self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *inputs: Any
     ) -> tuple[Tensor, ...]:
         """Call a layer's graph; a layer that fills KV caches is called only if `enabled`.
@@ -125,12 +125,12 @@ class ResidentExecutor:
         Without the condition XLA delays filling the caches until all layers are done, and keeps the
         projections until then, which take one and a half times the memory of the caches.
         """
-        bound = graph.bind(self._weights(name, facts))
+        bound = graph.bind(self._add_layer_variables(name, facts))
         if self._enabled is None or len(graph.graph.outputs) == 1:
             return bound.call(*inputs)
         return call_if(self._enabled, bound, *inputs)
 
-    def _weights(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
+    def _add_layer_variables(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
         """Add a layer's variables to the module; returns them as arguments of its graph."""
         add = self._module.add_variable_factory
         inputs = {n: add(f, f"{prefix}.{n}") for n, f in facts.inputs.to_dict().items()}
@@ -217,7 +217,7 @@ class ResidentModel:
         )
         self._counts = [len(layer) for layer in prefill.caches]
         outputs = [t.spec for t in self._prefill.graph.outputs]
-        caches, loop_invariants = self._split(outputs)
+        caches, loop_invariants = self._split_outputs(outputs)
         decode_facts, self._decode = _Decode(model).create_graph(
             TensorSpec((), popxl.int32),
             TensorSpec((model.sequences, 1), popxl.int32),
@@ -248,7 +248,7 @@ class ResidentModel:
         prompts = self._model.prepare_prompts(input_ids, mask)
         enabled = any_prompt(prompts.has_prompt, self._groups)
         outputs = self._prefill.bind(weights).call(input_ids, *prompts.prompt_state, enabled)
-        caches, loop_invariants = self._split(outputs)
+        caches, loop_invariants = self._split_outputs(outputs)
         kv = [t for layer in caches for t in layer[-NUM_KV_TENSORS:]]
         fixed = [t for layer in caches for t in layer[:-NUM_KV_TENSORS]]
         return PrefillResult(prompts, kv, [*fixed, *prompts.prompt_state, *loop_invariants])
@@ -260,7 +260,7 @@ class ResidentModel:
         named = dict(zip(constant, decode_inputs, strict=False))  # the weights are the last inputs
         return self._decode.bind(weights).bind(named)
 
-    def _split(self, outputs: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
+    def _split_outputs(self, outputs: Sequence[Item]) -> tuple[list[list[Item]], list[Item]]:
         """Split prefill's outputs into KV caches by layer and loop invariants."""
         remaining = list(outputs)
         caches = [[remaining.pop(0) for _ in range(count)] for count in self._counts]

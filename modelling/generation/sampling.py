@@ -87,7 +87,7 @@ class SamplingSearch(SingleSequenceSearch):
             nucleus = ops.greater(popxl.constant(strategy.top_p, popxl.float32), before)
             probabilities = ops.where(nucleus, probabilities, _zero())
         drawn = ops.dynamic_slice(uniform, position, [1], [1], no_overlap=True)
-        index = _inverse(ops.cumsum(probabilities, 1), drawn)
+        index = _inverse_transform(ops.cumsum(probabilities, 1), drawn)
         if tokens is None:
             return index
         rows = popxl.constant(np.arange(batch) * k, popxl.int32, "rows")
@@ -105,7 +105,7 @@ class SamplingSearch(SingleSequenceSearch):
         return ops.transpose(parts, (1, 0, 2)).reshape((batch, groups.tensor_parallel * part))
 
 
-def _inverse(cumulative: Tensor, drawn: Tensor) -> Tensor:
+def _inverse_transform(cumulative: Tensor, drawn: Tensor) -> Tensor:
     """Inverse transform sampling: cumulative (batch, n), drawn (batch, 1) -> int32 (batch,).
 
     That is the index of the token whose interval `drawn` lies in: int32 (batch,).

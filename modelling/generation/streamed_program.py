@@ -48,7 +48,7 @@ def build_streamed(
         strategy: decoding strategy; None: greedy search.
     """
     strategy = strategy or Greedy()
-    config = _with_batches(config, num_streamed_batches(config))
+    config = _with_micro_batches(config, num_streamed_batches(config))
     with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
         settings = PhaseSettings(config, groups, weight_map)
@@ -71,7 +71,7 @@ def num_streamed_batches(config: RunConfig) -> int:
     return configured or max(config.training.global_batch_size // samples, e.device_iterations)
 
 
-def _with_batches(config: RunConfig, count: int) -> RunConfig:
+def _with_micro_batches(config: RunConfig, count: int) -> RunConfig:
     """Return the configuration whose batch size gives `count` micro-batches per replica.
 
     See `PhaseSettings.micro_batches`.
@@ -188,20 +188,20 @@ class StreamedProgramBuilder:
         tokens = popxl.d2h_stream((self.count, self.model.output_length), popxl.int32, "tokens")
         row, no_weights = popxl.constant(0, popxl.int32), NamedTensors()
         self.inputs.load()
-        self._start(row, no_weights)
+        self._start_search(row, no_weights)
         caches, loop_invariants = self.model.prefill(
             StreamedExecutor(self.weights, self.settings, "prompt"),
             self.inputs.layer_io("input_ids"),
             self._prompt_state,
         )
-        self._all_positions(caches, loop_invariants)
+        self._generate_all_positions(caches, loop_invariants)
         end = LayerPass(GeneratedTokens(self.search), [self._state], self.settings)
         with popxl.plan.part("search/end"):
             end.call(row, no_weights)
             self._loop_over_batches(lambda step: ops.host_store(tokens, end.outputs[0].load(step)))
         return tokens
 
-    def _start(self, row: Tensor, no_weights: NamedTensors) -> None:
+    def _start_search(self, row: Tensor, no_weights: NamedTensors) -> None:
         """Start the search for all micro-batches."""
         layer_io = self.inputs.layer_io
         search_inputs = [layer_io(name) for name in self.search_inputs]
@@ -221,7 +221,7 @@ class StreamedProgramBuilder:
         self._input_ids, self._unfinished, *state = self._carried
         self._beam_idx, self._state = (state[:1], state[1:]) if self.reorders else ([], state)
 
-    def _one_position(
+    def _generate_one_position(
         self, position: Tensor, caches: Caches, loop_invariants: list[Tensor]
     ) -> Tensor:
         """Generate one token of each sequence; returns the flag of `_any_unfinished`."""
@@ -237,12 +237,12 @@ class StreamedProgramBuilder:
             self.weights.run("head", [choose], ONCE, position)
         return self._any_unfinished()
 
-    def _all_positions(self, caches: Caches, loop_invariants: list[Tensor]) -> None:
+    def _generate_all_positions(self, caches: Caches, loop_invariants: list[Tensor]) -> None:
         """Loop over positions until all prompts are finished; then skip the remaining ones."""
         ir = popxl.gir()
 
         def advance(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
-            return self._one_position(position, caches, loop_invariants)
+            return self._generate_one_position(position, caches, loop_invariants)
 
         def finished(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
             return popxl.constant(0, popxl.int32)

@@ -68,9 +68,9 @@ class PhaseWeights:
     @property
     def variables(self) -> list[NamedTensors]:
         """Create the host-accessible variables of each layer."""
-        return [self._layer(row) for row in range(self.entries)]
+        return [self._layer_variables(row) for row in range(self.entries)]
 
-    def _layer(self, row: int) -> NamedTensors:
+    def _layer_variables(self, row: int) -> NamedTensors:
         variables: dict[str, Tensor] = {}
         for store in self._stores:
             prefix = f"{self.name}.{row}"

@@ -38,18 +38,18 @@ def build_token_by_token(
         program = declare_program(ir, generator, config.execution.micro_batch_size, strategy, model)
         starts = popxl.h2d_stream((program.input_ids.shape[0],), popxl.bool, "starts")
         unfinished_stream = popxl.d2h_stream((), popxl.bool, "unfinished")
-        names, values = program.variables.unpack()  # type: ignore[union-attr]
+        names, weights = program.variables.unpack()  # type: ignore[union-attr]
         inputs = [
             ops.host_load(s) for s in (program.input_ids, program.mask, *program.inputs.values())
         ]
         step = TokenStep(model, search, groups, names)
-        start = ir.create_graph(step.start, values, inputs)
+        start = ir.create_graph(step.start, weights, inputs)
         state = [_state_variable(ir, t) for t in start.outputs]
         resume = ir.create_graph(lambda state: state, state)
         current = ops.conditional(
-            any_prompt(ops.host_load(starts), groups), start, resume, [*values, *inputs], state
+            any_prompt(ops.host_load(starts), groups), start, resume, [*weights, *inputs], state
         )
-        new = step.advance(values, current)
+        new = step.advance(weights, current)
         for variable, t in zip(state, new, strict=True):
             ops.var_updates.copy_var_update_(variable, t)
         ops.host_store(program.tokens, search.tokens(list(new[3 : 3 + step.num_states])))
@@ -71,10 +71,10 @@ class TokenStep:
         self.num_states = 0
         self._num_caches = 0
 
-    def start(self, values: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    def start(self, weights: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
         """Prefill the KV caches from the prompts; returns the initial decoding state."""
         input_ids, mask, *search_inputs = inputs
-        prefilled = self._model.read_prompts(self._weights(values), input_ids, mask)
+        prefilled = self._model.read_prompts(self._named_weights(weights), input_ids, mask)
         state = self._search.start(
             prefilled.prompts.has_prompt, prefilled.prompts.prompt_tokens, search_inputs
         )
@@ -90,17 +90,17 @@ class TokenStep:
             *prefilled.decode_inputs,
         ]
 
-    def advance(self, values: list[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
+    def advance(self, weights: list[Tensor], state: Sequence[Tensor]) -> list[Tensor]:
         """Generate one token of each sequence; returns the new decoding state."""
         end = 3 + self.num_states + self._num_caches  # of the part that changes
-        decode = self._model.bind_decode(self._weights(values), state[end:])
+        decode = self._model.bind_decode(self._named_weights(weights), state[end:])
         new = decode_more(
             decode, state[0], state[1:end], self.num_states, 1, self._search, self._groups
         )
         return [*new[:end], *state[end:]]
 
-    def _weights(self, values: list[Tensor]) -> NamedTensors:
-        return NamedTensors.pack(self._names, values)
+    def _named_weights(self, weights: list[Tensor]) -> NamedTensors:
+        return NamedTensors.pack(self._names, weights)
 
 
 def _state_variable(ir: popxl.Ir, t: Tensor) -> Tensor:

@@ -57,15 +57,15 @@ class ChunkLoop(addons.Module):
         def iteration(
             out: Tensor, start: Tensor, inputs: list[Tensor], seed: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            result = self.fn(self._chunk(inputs, start), _chunk_seed(seed, start))
-            return self._store(out, start, result, axis), start + self._chunk_size(inputs)
+            result = self.fn(self._slice_chunk(inputs, start), _chunk_seed(seed, start))
+            return self._store_chunk(out, start, result, axis), start + self._chunk_size(inputs)
 
         spec, axis = self._chunk_graph(inputs, seed).graph.outputs[0].spec, self.out_axis
         if axis is not None:
-            spec = _resize(spec, spec.shape[axis] * self.num_chunks, axis)
+            spec = _resize_axis(spec, spec.shape[axis] * self.num_chunks, axis)
         out, start = ops.init(spec.shape, spec.dtype), popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, out, start, inputs, seed)
-        return ops.repeat(graph, self.num_chunks, out, start, *inputs, *_optional(seed))[0]
+        return ops.repeat(graph, self.num_chunks, out, start, *inputs, *_list_if_present(seed))[0]
 
     def build_grad(self, dy: Tensor) -> list[Tensor]:
         """Returns gradients of the differentiable inputs from the gradient of the result.
@@ -84,12 +84,14 @@ class ChunkLoop(addons.Module):
             inputs: list[Tensor],
             seed: Tensor | None,
         ) -> list[Tensor]:
-            chunk = [*self._chunk(inputs, start), *_optional(_chunk_seed(seed, start))]
+            chunk = [*self._slice_chunk(inputs, start), *_list_if_present(_chunk_seed(seed, start))]
             if self.out_axis is not None:
-                dy = _slice(dy, start, dy.shape[self.out_axis] // self.num_chunks, self.out_axis)
+                dy = _slice_axis(
+                    dy, start, dy.shape[self.out_axis] // self.num_chunks, self.out_axis
+                )
             grads = backward.call(dy, args=_forward_values(backward, chunk))
             terms = zip(totals, grads, self.axes, strict=False)
-            totals = [self._store(t, start, cast(g, t.dtype), axis) for t, g, axis in terms]
+            totals = [self._store_chunk(t, start, cast(g, t.dtype), axis) for t, g, axis in terms]
             return [*totals, start + self._chunk_size(inputs)]
 
         floats = list(zip(inputs[: self.num_differentiable], self.axes, strict=False))
@@ -98,7 +100,9 @@ class ChunkLoop(addons.Module):
         ]
         start = popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, totals, start, dy, inputs, seed)
-        grads = ops.repeat(graph, self.num_chunks, *totals, start, dy, *inputs, *_optional(seed))
+        grads = ops.repeat(
+            graph, self.num_chunks, *totals, start, dy, *inputs, *_list_if_present(seed)
+        )
         return [cast(grad, t.dtype) for grad, (t, _) in zip(grads, floats, strict=False)]
 
     def _chunk_size(self, inputs: Sequence[Tensor]) -> int:
@@ -106,21 +110,21 @@ class ChunkLoop(addons.Module):
         assert axis is not None
         return inputs[0].shape[axis] // self.num_chunks
 
-    def _chunk(self, inputs: Sequence[Tensor], start: Tensor) -> list[Tensor]:
+    def _slice_chunk(self, inputs: Sequence[Tensor], start: Tensor) -> list[Tensor]:
         """Slices the inputs of the chunk that starts at token `start`."""
         size, pairs = self._chunk_size(inputs), zip(inputs, self.axes, strict=True)
-        return [t if axis is None else _slice(t, start, size, axis) for t, axis in pairs]
+        return [t if axis is None else _slice_axis(t, start, size, axis) for t, axis in pairs]
 
     def _chunk_graph(
         self, inputs: Sequence[Tensor], seed: Tensor | None
     ) -> addons.GraphWithNamedArgs:
         """Creates the graph that applies `fn` to one chunk."""
         size, pairs = self._chunk_size(inputs), zip(inputs, self.axes, strict=True)
-        specs = [t.spec if axis is None else _resize(t.spec, size, axis) for t, axis in pairs]
+        specs = [t.spec if axis is None else _resize_axis(t.spec, size, axis) for t, axis in pairs]
         return self.fn.create_graph(specs, seed)[1]
 
     @staticmethod
-    def _store(total: Tensor, start: Tensor, value: Tensor, axis: int | None) -> Tensor:
+    def _store_chunk(total: Tensor, start: Tensor, value: Tensor, axis: int | None) -> Tensor:
         """Writes a chunk's value into the total along `axis`; adds it if `axis` is None."""
         if axis is None:
             return total + value
@@ -139,11 +143,11 @@ class _ChunkModule(addons.Module):
         return self._fn(inputs, seed)
 
 
-def _slice(t: Tensor, start: Tensor, size: int, axis: int) -> Tensor:
+def _slice_axis(t: Tensor, start: Tensor, size: int, axis: int) -> Tensor:
     return ops.dynamic_slice(t, start, [axis], [size], no_overlap=True)
 
 
-def _resize(spec: TensorSpec, size: int, axis: int) -> TensorSpec:
+def _resize_axis(spec: TensorSpec, size: int, axis: int) -> TensorSpec:
     return TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype)
 
 
@@ -151,7 +155,7 @@ def _chunk_seed(seed: Tensor | None, start: Tensor) -> Tensor | None:
     return None if seed is None else ops.create_random_seed(seed, start)
 
 
-def _optional(seed: Tensor | None) -> list[Tensor]:
+def _list_if_present(seed: Tensor | None) -> list[Tensor]:
     return [] if seed is None else [seed]
 
 

@@ -104,13 +104,13 @@ class LoRA(LowRankMatrices):
         magnitude = self.magnitude
         if self._is_input_sharded:
             magnitude = self._copy_to_tp(magnitude)
-        factor = magnitude / self._norms(weight, a, b)
+        factor = magnitude / self._row_norms(weight, a, b)
         base = y_float32 if bias is None else y_float32 - cast(bias, float32)
         if self._dropout.active:
             base = ops.matmul(cast(dropped, weight.dtype), weight, output_type=float32)
         return cast(y_float32 + base * (factor - 1) + delta * factor, y.dtype)
 
-    def _norms(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def _row_norms(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Computes DoRA's norms of the rows of W + scale * B A: float32 (out_features,)."""
         merged = ops.detach(cast(weight, float32) + (a @ b) * self.scale)
         squares = ops.sum(merged * merged, 0)
@@ -292,14 +292,18 @@ class LayerAdapters:
         Args:
             layers: names of layers in the weight map.
         """
-        return self._attach(module, [m for layer in layers for m in self._layers.get(layer, ())])
+        return self._attach_mappings(
+            module, [m for layer in layers for m in self._layers.get(layer, ())]
+        )
 
     def attach_to_experts(self, group: ModuleT, layer: str) -> ModuleT:
         """Attaches the adapters of a layer's experts to one expert group; all groups are equal."""
         mappings = [m for m in self._layers.get(layer, ()) if ".experts." in m.path]
-        return self._attach(group, [m.expert_slice(0, self._expert_groups) for m in mappings])
+        return self._attach_mappings(
+            group, [m.expert_slice(0, self._expert_groups) for m in mappings]
+        )
 
-    def _attach(self, module: ModuleT, layer: Sequence[WeightMapping]) -> ModuleT:
+    def _attach_mappings(self, module: ModuleT, layer: Sequence[WeightMapping]) -> ModuleT:
         mappings = {mapping.path: mapping for mapping in layer}
         lora_a_owners: dict[str, LoRA] = {}
         for mapping in (m for m in layer if m.adapters):

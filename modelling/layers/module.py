@@ -208,7 +208,7 @@ def collect_mappings(module: addons.Module, hf_path: str) -> list[WeightMapping]
             path=f"{path}{mapping.path}",
             weights=tuple(replace(w, name=_join_path(hf, w.name)) for w in mapping.weights),
         )
-        for path, hf, child in _walk(module, "", hf_path)
+        for path, hf, child in _walk_modules(module, "", hf_path)
         for mapping in child._mappings.values()
     ]
 
@@ -220,24 +220,26 @@ def collect_file_names(module: addons.Module, hf_path: str) -> HfTensorNames:
         hf_path: the module's path in Hugging Face's model.
     """
     names = HfTensorNames()
-    for _, hf, child in _walk(module, "", hf_path):
+    for _, hf, child in _walk_modules(module, "", hf_path):
         names |= child.file_names(hf)
     return names
 
 
 def iter_modules(module: addons.Module) -> Iterator[Module]:
     """Yields a module and all its submodules."""
-    return (child for _, _, child in _walk(module, "", ""))
+    return (child for _, _, child in _walk_modules(module, "", ""))
 
 
-def _walk(module: addons.Module, path: str, hf_path: str) -> Iterator[tuple[str, str, Module]]:
+def _walk_modules(
+    module: addons.Module, path: str, hf_path: str
+) -> Iterator[tuple[str, str, Module]]:
     """Yields each submodule with its path (ending with a dot) and its Hugging Face path."""
     if not isinstance(module, Module) or not module.is_shared:
         if isinstance(module, Module):
             yield path, hf_path, module
         for name, child in module.named_children().items():
             hf_name = getattr(child, "hf_name", None)
-            yield from _walk(
+            yield from _walk_modules(
                 child, f"{path}{name}.", _join_path(hf_path, name if hf_name is None else hf_name)
             )
 

@@ -85,7 +85,9 @@ class Packing:
         if self.examples_per_sample == 1:
             return ops.cast(ops.max(mask, 1), popxl.bool)
         batch, length = mask.shape
-        belongs = ops.equal(mask.reshape((batch, 1, length)), self._constant((1, -1, 1)))
+        belongs = ops.equal(
+            mask.reshape((batch, 1, length)), self._constant_example_ids((1, -1, 1))
+        )
         has_any = ops.max(cast(belongs, popxl.int32), 2)
         return ops.cast(ops.reshape(has_any, (batch * self.examples_per_sample,)), popxl.bool)
 
@@ -95,7 +97,7 @@ class Packing:
         index = popxl.constant(np.arange(length)[None], popxl.int32, "positions")
         if self.examples_per_sample == 1:
             return index
-        mask, example_ids = mask.reshape((batch, length, 1)), self._constant((1, 1, -1))
+        mask, example_ids = mask.reshape((batch, length, 1)), self._constant_example_ids((1, 1, -1))
         lengths = ops.sum(cast(ops.equal(mask, example_ids), popxl.int32), 1, keepdims=True)
         earlier = cast(ops.greater(mask, example_ids), popxl.int32) * lengths
         return index - ops.sum(earlier, 2)
@@ -126,5 +128,5 @@ class Packing:
     def _example_ids(self) -> np.ndarray:
         return np.arange(1, self.examples_per_sample + 1, dtype=np.int32)
 
-    def _constant(self, shape: tuple[int, ...]) -> Tensor:
+    def _constant_example_ids(self, shape: tuple[int, ...]) -> Tensor:
         return popxl.constant(self._example_ids.reshape(shape), popxl.int32, "examples")

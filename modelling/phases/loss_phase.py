@@ -131,7 +131,7 @@ class LossPhase(Phase):
 
     def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """Load variables and run the pending update, as there was no forward pass."""
-        return self._load(row, step)
+        return self._load_full(row, step)
 
     def _finish_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors

@@ -293,7 +293,7 @@ class Phase:
             return
         settings = self._settings
         groups = {n: self._variables_with(n).shard_groups[n] for n in self.trainable}
-        sums = self._accumulators(self.bwd.args).map(
+        sums = self._accumulators_by_name(self.bwd.args).map(
             lambda t: popxl.TensorSpec(t.shape, popxl.float32, t.meta_shape)
         )
         self._reduce, self._reduced_names = reduce_replica_sharded_graph(
@@ -311,7 +311,7 @@ class Phase:
                 for buffer in tree.to_dict().values():
                     buffer.resident = min(num_layers, self.num_layers)
 
-    def _accumulators(self, args: addons.NamedTensors) -> addons.NamedTensors:
+    def _accumulators_by_name(self, args: addons.NamedTensors) -> addons.NamedTensors:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trainable})
 
     def _variables_with(self, name: str) -> PhaseVariables:
@@ -362,14 +362,14 @@ class Phase:
         if self._settings.config.execution.code_load:
             ops.remote_code_load(graph, "executable")
 
-    def _load(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
+    def _load_full(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """Load full variables and FP8 scales of layer `row`, for the first use in a pass.
 
         A pending update runs first, and its results are not loaded again. The first of several
         passes stores the gathered variables for the others.
         """
         if not step.is_first:
-            return self._reload(row)
+            return self._reload_full(row)
         new = {} if step.update is None else self.update(row, step.update)
         owned: dict[str, popxl.Tensor] = {}
         if self.variables:
@@ -380,15 +380,15 @@ class Phase:
         scales = self.fp8.scales(new or self.fp8.load(row)) if self.fp8 else {}
         return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
 
-    def _reload(self, row: popxl.Tensor) -> addons.NamedTensors:
-        """Load again the tensors that `_load` loaded in the same pass."""
+    def _reload_full(self, row: popxl.Tensor) -> addons.NamedTensors:
+        """Load again the tensors that `_load_full` loaded in the same pass."""
         owned = self._reload_variables(self.variables, row) if self.variables else {}
         scales = self.fp8.scales(self.fp8.load(row)) if self.fp8 else {}
         return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
 
     def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """Load full variables and FP8 scales of layer `row` for the backward pass."""
-        return self._reload(row)
+        return self._reload_full(row)
 
     def _load_shared(self) -> dict[str, popxl.Tensor]:
         """Load full variables shared with other phases, which ran before this one."""
@@ -444,7 +444,7 @@ class Phase:
         """Run layer `row` on all micro-batches of a pass, after its pending update, if any."""
         with self.plan_part("forward"):
             self._load_code(self.fwd.graph)
-            self.fwd.bind(self._load(row, step)).call(row, *self._seed_args(row, step))
+            self.fwd.bind(self._load_full(row, step)).call(row, *self._seed_args(row, step))
 
     def backward(
         self, row: popxl.Tensor, step: StepInputs, sum_squares: popxl.Tensor
@@ -499,7 +499,7 @@ class Phase:
             self.fp8.observe(row, accumulators)
         if not self.trainable:
             return popxl.constant(0.0, popxl.float32)
-        outputs = self._reduce.bind(self._accumulators(accumulators)).call()
+        outputs = self._reduce.bind(self._accumulators_by_name(accumulators)).call()
         reduced = dict(zip(self._reduced_names, outputs, strict=True))
         complete = {}
         for name, grad in reduced.items():

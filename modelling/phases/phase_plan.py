@@ -79,7 +79,7 @@ class PhasePlan:
                     run.experts.forward(row, step.with_tensors(tensors))
                 return []
 
-            _loop(run, run.rows, body, (), step)
+            _loop_over_rows(run, run.rows, body, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
         """Run all phases backward, starting with the loss phase.
@@ -108,7 +108,7 @@ class PhasePlan:
                     sum_squares = run.experts.backward(row, step.with_tensors(tensors), sum_squares)
                 return [run.phase.backward(row, step.with_tensors(tensors), sum_squares)]
 
-            (sum_squares,) = _loop(run, run.rows[::-1], body, [sum_squares], step)
+            (sum_squares,) = _loop_over_rows(run, run.rows[::-1], body, [sum_squares], step)
         return sum_squares
 
     def update(self, update: UpdateInputs) -> None:
@@ -125,7 +125,7 @@ class PhasePlan:
                 loop_over_layers(range(phase.num_layers), body, (), update.tensors)
 
 
-def _loop(
+def _loop_over_rows(
     run: PhaseRun,
     rows: range,
     body: Callable[..., list[popxl.Tensor]],

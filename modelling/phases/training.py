@@ -146,13 +146,13 @@ class TrainingStep:
         """Run forward, backward and optimizer phases of a step."""
         self.update(self.compute_gradients())
 
-    def compute_gradients(self, pending: UpdateInputs | None = None) -> UpdateInputs:
+    def compute_gradients(self, pending_update: UpdateInputs | None = None) -> UpdateInputs:
         """Run forward and backward phases; each layer runs its pending update before its first use.
 
         Returns:
             The inputs of this step's update.
         """
-        step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending)
+        step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending_update)
         sum_squares = self._run_pass(step) if self.settings.passes == 1 else self._run_passes(step)
         norm = ops.sqrt(ops.collectives.replicated_all_reduce(sum_squares, "add"))
         ops.host_store(self.norm, norm)

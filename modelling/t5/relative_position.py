@@ -61,10 +61,10 @@ class RelativePositionBias(PositionBias):
         period = queries + keys
         position = np.arange(period)
         distance = np.where(position < keys, position, position - period)
-        bias_of_distance = self._bias(distance)  # (heads, period)
+        bias_of_distance = self._bias_of_distance(distance)  # (heads, period)
         return _expand_diagonals(bias_of_distance, queries, keys)
 
-    def _buckets(self, distance: np.ndarray) -> np.ndarray:
+    def _bucket_of_distance(self, distance: np.ndarray) -> np.ndarray:
         return relative_position_bucket(
             distance,
             self.causal,
@@ -72,9 +72,9 @@ class RelativePositionBias(PositionBias):
             self.attention.relative_attention_max_distance,
         )
 
-    def _bias(self, distance: np.ndarray) -> Tensor:
+    def _bias_of_distance(self, distance: np.ndarray) -> Tensor:
         """Looks up biases of constant distances: (n,) -> float32 (local heads, n)."""
-        buckets = popxl.constant(self._buckets(distance), popxl.int32, "buckets")
+        buckets = popxl.constant(self._bucket_of_distance(distance), popxl.int32, "buckets")
         bias = ops.transpose(cast(ops.gather(self.weight, buckets), popxl.float32))
         if not self.causal:
             return bias

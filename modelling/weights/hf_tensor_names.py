@@ -82,13 +82,15 @@ class FusedWeights:
 
     def join(self, weights: Arrays) -> np.ndarray:
         """Fuse weights into the tensor that files store."""
-        matrices = [self._matrix([weights[name] for name in names]) for names in self.groups]
+        matrices = [
+            self._concatenate_matrix([weights[name] for name in names]) for names in self.groups
+        ]
         if self.stack_axis is None:
             return matrices[0]
         tensor = np.stack(matrices, self.stack_axis)
         return tensor if self.stack_axis == 0 else tensor.reshape(*tensor.shape[:-2], -1)
 
-    def _matrix(self, weights: list[np.ndarray]) -> np.ndarray:
+    def _concatenate_matrix(self, weights: list[np.ndarray]) -> np.ndarray:
         """Concatenate or interleave the weights of one matrix."""
         if self.interleaved:
             matrix = np.stack(weights, 1).reshape(-1, *weights[0].shape[1:])
@@ -139,7 +141,7 @@ class HfTensorNames:
         """
         tensors = dequantize_tensors(tensors)
         names = self._split_names(tensors)
-        sources = self._sources(names, shapes)
+        sources = self._file_names_by_weight(names, shapes)
         read = lru_cache(1)(tensors.__getitem__)  # weights of a fused tensor are consecutive
         readers: dict[str, Callable[[], np.ndarray]] = {
             weight: partial(self._read_weight, tensors, name) for weight, name in sources.items()
@@ -179,7 +181,7 @@ class HfTensorNames:
             ValueError: as for `from_hf`, or a tensor has another shape.
         """
         file_shapes = dequantized_shapes(file_shapes)
-        sources = self._sources(self._split_names(file_shapes), shapes)
+        sources = self._file_names_by_weight(self._split_names(file_shapes), shapes)
         for name, fused in self.fused.items():
             if name in file_shapes:
                 check_shape(name, file_shapes[name], fused.shape(shapes))
@@ -198,7 +200,7 @@ class HfTensorNames:
         weights = ([name] if name not in self.fused else self.fused[name].weights for name in names)
         return list(chain.from_iterable(weights))
 
-    def _sources(self, names: Iterable[str], shapes: Shapes) -> dict[str, str]:
+    def _file_names_by_weight(self, names: Iterable[str], shapes: Shapes) -> dict[str, str]:
         """Map each logical weight name to the name that the file with `names` uses for it."""
         sources: dict[str, str] = {}
         for name in names:

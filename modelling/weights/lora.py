@@ -221,7 +221,7 @@ class _AdapterMapper:
         owners: dict[str, str] = {}
         base, adapter_mappings = [], list[WeightMapping]()
         for mapping in mappings:
-            adapters = tuple(self._adapters(mapping, owners))
+            adapters = tuple(self._iter_adapters(mapping, owners))
             base.append(replace(mapping, trainable=self._is_saved(mapping), adapters=adapters))
             for _, group in groupby(adapters, lambda adapter: adapter.path):
                 adapter_mappings += self._adapter_mappings(mapping, list(group))
@@ -238,7 +238,7 @@ class _AdapterMapper:
             )
         return all(saved)
 
-    def _adapters(self, mapping: WeightMapping, owners: dict[str, str]) -> Iterator[LoraSpec]:
+    def _iter_adapters(self, mapping: WeightMapping, owners: dict[str, str]) -> Iterator[LoraSpec]:
         """Yield the adapters of a mapping's weights; for experts one per matrix in files.
 
         Args:

@@ -101,40 +101,42 @@ def convert_optimizer_state(
         return tensors
     converters: dict[str, Callable[[], np.ndarray]] = {}
     for name in missing:
-        converter = _converter(state_specs[name], tensors, specs, config.model.precision)
+        converter = _make_converter(state_specs[name], tensors, specs, config.model.precision)
         if converter is None:
             return name
         converters[name] = converter
     unchanged = [n for n in specs if n not in converters]
     if config.model.precision == "float32":
-        weights = [n for n in unchanged if any(_name(slot, n) in specs for slot in _MASTER_SLOTS)]
+        weights = [
+            n for n in unchanged if any(_state_name(slot, n) in specs for slot in _MASTER_SLOTS)
+        ]
         converters |= {n: partial(float32_weight, tensors, n) for n in weights}
     return OverlayArrays(LazyArrays(converters), ArraysView(tensors, unchanged))
 
 
 def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
     """Read a weight in float32: its master weight, or the weight joined with its residual."""
-    if _name(MASTER_WEIGHT.name, name) in tensors:
-        return tensors[_name(MASTER_WEIGHT.name, name)]
+    if _state_name(MASTER_WEIGHT.name, name) in tensors:
+        return tensors[_state_name(MASTER_WEIGHT.name, name)]
     rounded = tensors[name]
-    if _name(RESIDUAL, name) not in tensors:
+    if _state_name(RESIDUAL, name) not in tensors:
         return rounded.astype(np.float32)
-    weight: np.ndarray = state_8bit.join_weight(rounded, tensors[_name(RESIDUAL, name)])
+    weight: np.ndarray = state_8bit.join_weight(rounded, tensors[_state_name(RESIDUAL, name)])
     return weight
 
 
-def _converter(
+def _make_converter(
     state: OptimizerStateSpec, tensors: Arrays, specs: Mapping[str, FileTensorSpec], precision: str
 ) -> Callable[[], np.ndarray] | None:
     """Returns the function that computes a state tensor; None if its inputs are missing."""
     name, weight = state.slot.name, state.weight
 
     def is_saved(slot: str) -> bool:
-        return _name(slot, weight) in specs
+        return _state_name(slot, weight) in specs
 
     def is_valid(slot: str) -> bool:
         variants = RESIDUAL_SLOTS.values() if slot == RESIDUAL else (STATE_SLOTS[slot],)
-        spec = specs[_name(slot, weight)]
+        spec = specs[_state_name(slot, weight)]
         return any(replace(state, slot=variant).matches(spec) for variant in variants)
 
     if name in _MASTER_SLOTS:
@@ -142,7 +144,7 @@ def _converter(
             return None
         if state.slot == MASTER_WEIGHT:
             return partial(float32_weight, tensors, weight)
-        return partial(_residual, tensors, weight, precision, 8 * state.slot.itemsize)
+        return partial(_compute_residual, tensors, weight, precision, 8 * state.slot.itemsize)
     moment, _, field = name.rpartition("_")
     if field not in _8BIT_FIELDS:
         moment, field = name, ""
@@ -155,7 +157,7 @@ def _converter(
     return partial(_quantize_moment, read, moment, field, state) if field else read
 
 
-def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
+def _compute_residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.ndarray:
     """Compute the residual of rounding a weight to 16 bits, int8 or int16."""
     rounded = tensors[weight].astype(dtype.from_name(precision).as_numpy())
     residual: np.ndarray = state_8bit.quantize_residual(
@@ -166,9 +168,9 @@ def _residual(tensors: Arrays, weight: str, precision: str, bits: int) -> np.nda
 
 def _read_moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
     """Read an optimizer moment, stored in float or 8-bit form, as float32."""
-    if _name(moment, weight) in tensors:
-        return tensors[_name(moment, weight)].astype(np.float32, copy=False)
-    codes, scales = (tensors[_name(f"{moment}_{field}", weight)] for field in _8BIT_FIELDS)
+    if _state_name(moment, weight) in tensors:
+        return tensors[_state_name(moment, weight)].astype(np.float32, copy=False)
+    codes, scales = (tensors[_state_name(f"{moment}_{field}", weight)] for field in _8BIT_FIELDS)
     values: np.ndarray = _MOMENTS[moment][1](codes, scales.reshape(-1), _quant_blocks(codes, axis))
     return values
 
@@ -189,6 +191,6 @@ def _quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
     return blocks
 
 
-def _name(slot: str, weight: str) -> str:
+def _state_name(slot: str, weight: str) -> str:
     """Name of an optimizer state tensor in checkpoints."""
     return f"{OPTIMIZER_PREFIX}/{slot}/{weight}"

@@ -176,7 +176,7 @@ class WeightMap:
         Raises:
             WeightsError: one is missing, which is a fault of the family's modules.
         """
-        for layer, tree in self._trees(variables):
+        for layer, tree in self._layer_trees(variables):
             mapped = {mapping.path for mapping in self.layers[layer]}
             paths = (_mapped_path(name, mapped) for name in tree.fwd.keys_flat())
             in_program = {path for path in paths if path is not None}
@@ -202,8 +202,8 @@ class WeightMap:
         """
         with_state = any(name.startswith(f"{OPTIMIZER_PREFIX}/") for name in tensors)
         readers: dict[Variable, Callable[[], np.ndarray]] = {}
-        pairs = self._pairs(variables)
-        sources = self._sources(variables, with_state, fp8=False)
+        pairs = self._mapping_tree_pairs(variables)
+        sources = self._variable_sources(variables, with_state, fp8=False)
         sources += [] if with_state else _master_sources(pairs)
         sources += [s for s in self._fp8_sources(pairs) if s.tensor_names[0] in tensors]
         for source in sources:
@@ -214,10 +214,10 @@ class WeightMap:
                 fields = QuantizedWeight(data, source.variable)
                 readers.update({v: partial(fields.take, v) for v in fields.variables})
             else:
-                readers[source.variable] = self._reader(source, tensors)
+                readers[source.variable] = self._make_reader(source, tensors)
         return readers
 
-    def _reader(self, source: VariableSource, tensors: Arrays) -> Callable[[], np.ndarray]:
+    def _make_reader(self, source: VariableSource, tensors: Arrays) -> Callable[[], np.ndarray]:
         """Returns the function that computes a variable's host data, by shards if possible."""
         full = partial(self._typed_data, source, tensors)
         if not isinstance(tensors, LazyArrays):
@@ -268,7 +268,7 @@ class WeightMap:
 
     def ordered_variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
         """Variables that `to_logical` reads, in the order in which it reads them."""
-        return [source.variable for source in self._sources(variables, optimizer)]
+        return [source.variable for source in self._variable_sources(variables, optimizer)]
 
     def to_logical(
         self,
@@ -288,7 +288,7 @@ class WeightMap:
             shard_reader: reads shards of variables, for tensors that are read shard by shard.
             frozen: True for frozen weights as well.
         """
-        sources = self._sources(variables, optimizer)
+        sources = self._variable_sources(variables, optimizer)
         sources = [source for source in sources if frozen or source.mapping.trainable]
         return HfNamedTensors(sources, read, self.tensor_parallel, shard_reader)
 
@@ -298,21 +298,21 @@ class WeightMap:
         """Read gradients by weight name from the variables in the `grad` trees."""
         sources = [
             VariableSource(mapping, tree.grad.get(mapping.path), "")
-            for mapping, tree in self._pairs(variables)
+            for mapping, tree in self._mapping_tree_pairs(variables)
             if mapping.is_updated
         ]
         return HfNamedTensors(sources, read, self.tensor_parallel, None)
 
-    def _pairs(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
+    def _mapping_tree_pairs(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
         """Each mapping with the variable tree of its layer; those of one buffer are adjacent."""
         pairs: list[tuple[WeightMapping, NamedTensors]] = []
         for name, trees in variables.items():
-            layers = self._trees({name: trees})
+            layers = self._layer_trees({name: trees})
             unsorted = [(mapping, tree) for layer, tree in layers for mapping in self.layers[layer]]
             pairs += sorted(unsorted, key=lambda pair: pair[0].path)
         return pairs
 
-    def _trees(self, variables: Variables) -> list[tuple[str, NamedTensors]]:
+    def _layer_trees(self, variables: Variables) -> list[tuple[str, NamedTensors]]:
         """Layers of a program with their variable trees; empty for phases that own none."""
         layers: list[tuple[str, NamedTensors]] = []
         for name, trees in variables.items():
@@ -322,11 +322,11 @@ class WeightMap:
                 layers += zip(self.phases.get(name, ()), trees, strict=True)
         return layers
 
-    def _sources(
+    def _variable_sources(
         self, variables: Variables, optimizer: bool, fp8: bool = True
     ) -> list[VariableSource]:
         """Sources of weights, optimizer state and FP8 state, ordered by remote buffer."""
-        pairs = self._pairs(variables)
+        pairs = self._mapping_tree_pairs(variables)
         sources = [
             VariableSource(mapping, tree.fwd.get(mapping.path), "") for mapping, tree in pairs
         ]

@@ -162,14 +162,16 @@ class WeightMapping:
         Raises:
             ValueError: an array is missing or has the wrong shape.
         """
-        arrays = [self._transposed(_read_checked(w, logical, prefix)) for w in self.weights]
+        arrays = [
+            self._transpose_if_needed(_read_checked(w, logical, prefix)) for w in self.weights
+        ]
         if self.axis is None:
             (array,) = arrays
             return array
         tensor_parallel = self.num_shards(tensor_parallel)
         if self.expert_parallel:
             arrays = [np.concatenate(arrays, self.axis)]
-        shards = [_shards(array, self.axis, tensor_parallel) for array in arrays]
+        shards = [_split_shards(array, self.axis, tensor_parallel) for array in arrays]
         data = shards[0] if len(shards) == 1 else np.concatenate(shards, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
 
@@ -178,7 +180,7 @@ class WeightMapping:
     ) -> dict[str, np.ndarray]:
         """Convert host data to logical weights, without padding; the inverse of `to_host`."""
         if self.axis is None:
-            return {prefix + self.weights[0].name: self._transposed(data)}
+            return {prefix + self.weights[0].name: self._transpose_if_needed(data)}
         tensor_parallel = self.num_shards(tensor_parallel)
         shards = data if tensor_parallel > 1 else data[None]
         if self.expert_parallel:
@@ -188,7 +190,9 @@ class WeightMapping:
         for weight, weight_shards in zip(self.weights, shards_of_weights, strict=True):
             padded = np.concatenate(list(weight_shards), self.axis)
             shape = weight.shape[::-1] if self.transpose else weight.shape
-            logical[prefix + weight.name] = self._transposed(padded[tuple(map(slice, shape))])
+            logical[prefix + weight.name] = self._transpose_if_needed(
+                padded[tuple(map(slice, shape))]
+            )
         return logical
 
     def axis_moments(self, axis: int) -> WeightMapping:
@@ -230,7 +234,7 @@ class WeightMapping:
         """Matrix axis of the input features."""
         return 0 if self.transpose else 1
 
-    def _transposed(self, array: np.ndarray) -> np.ndarray:
+    def _transpose_if_needed(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array.T if self.transpose else array)
 
 
@@ -293,7 +297,7 @@ def check_shape(name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> N
         raise WeightsError(f"{name!r} has shape {shape}, but the configuration needs {needed}")
 
 
-def _shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
+def _split_shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:
     """Split an array into `count` equal shards along `axis`, zero-padded: (count, ...)."""
     if count == 1:
         return array[None]

@@ -92,10 +92,10 @@ def read_index(folder: Path) -> dict[str, StoredArray]:
         raise ValueError(f"{path} is damaged ({error}): restore it, or remove it") from error
 
 
-def add_to_index(folder: Path, held: Mapping[str, StoredArray]) -> None:
+def add_to_index(folder: Path, entries: Mapping[str, StoredArray]) -> None:
     """Merges entries into a folder's index file."""
     path, draft = folder / INDEX, folder / f".{INDEX}"
-    draft.write_text(json.dumps(read_index(folder) | dict(held), indent=1), encoding="utf-8")
+    draft.write_text(json.dumps(read_index(folder) | dict(entries), indent=1), encoding="utf-8")
     draft.replace(path)
 
 
@@ -105,27 +105,27 @@ def file_dtype(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
-def read_packed(folder: Path, name: str, held: StoredArray) -> np.ndarray:
+def read_packed(folder: Path, name: str, index_entry: StoredArray) -> np.ndarray:
     """Returns the array `name` from an .npz file.
 
     Args:
-        held: how the file is known, or else expected, to hold it.
+        index_entry: the index entry, or the expected one if the index has none.
 
     Raises:
         ValueError: the file is damaged, or has no such array.
     """
-    path = folder / held.file
+    path = folder / index_entry.file
     try:
         with np.load(path, allow_pickle=False) as arrays:
             array: np.ndarray = arrays[name]
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as the array {name!r}: {error}") from error
-    dtype = held.host_dtype
+    dtype = index_entry.host_dtype
     return array.view(dtype) if array.dtype == file_dtype(dtype) != dtype else array
 
 
 def map_file(
-    folder: Path, held: StoredArray, mode: str = "r", size: int | None = None
+    folder: Path, index_entry: StoredArray, mode: str = "r", size: int | None = None
 ) -> np.memmap:
     """Returns a memory map of an array file.
 
@@ -135,15 +135,15 @@ def map_file(
     Raises:
         ValueError: it has others.
     """
-    path = folder / held.file
+    path = folder / index_entry.file
     found = path.stat().st_size
-    if found < held.nbytes if size is None else found != size:
+    if found < index_entry.nbytes if size is None else found != size:
         raise ValueError(
-            f"{path} has {found} bytes, but {held.dtype} of shape {held.shape} needs "
-            f"{held.nbytes if size is None else size}"
+            f"{path} has {found} bytes, but {index_entry.dtype} of shape {index_entry.shape} needs "
+            f"{index_entry.nbytes if size is None else size}"
         )
-    dtype: Any = held.host_dtype
-    return np.memmap(path, dtype, mode, held.offset, held.shape)  # type: ignore[call-overload]
+    dtype: Any = index_entry.host_dtype
+    return np.memmap(path, dtype, mode, index_entry.offset, index_entry.shape)  # type: ignore[call-overload]
 
 
 # ---- conversions --------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype)
     """
     if array.dtype == dtype:
         return
-    kinds = _kind(array.dtype), _kind(dtype)
+    kinds = _dtype_kind(array.dtype), _dtype_kind(dtype)
     src, dst = (dtypes.dtype.as_dtype(d).name for d in (array.dtype, dtype))
     if kinds[0] != kinds[1]:
         raise ValueError(
@@ -176,7 +176,7 @@ def check_conversion(name: str, source: str, array: np.ndarray, dtype: np.dtype)
             )
 
 
-def _kind(dtype: np.dtype) -> str:
+def _dtype_kind(dtype: np.dtype) -> str:
     """Category of a dtype (such as float or int), within which arrays can be converted."""
     kind = dtypes.dtype.as_dtype(dtype)
     if kind.is_int:

@@ -27,18 +27,18 @@ def build_custom_gradient(
     _check_parameters(module)
     provided = _provided_outputs(module, fwd_graph, grads_provided)
     inputs, variables = _required_inputs(fwd_graph, grads_required)
-    _expose(fwd_graph)
+    _expose_saved_values(fwd_graph)
     with forward.ir._writing(suffix_graph_name(forward.name, "grad")) as graph:
         grads = [_input_like(t, "grad_") for t in provided]
         values = _ForwardValues(fwd_graph._aux)
-        with module._differentiating(values, VarGrad(fwd_graph.args)) as var_grad:
+        with module._gradient_context(values, VarGrad(fwd_graph.args)) as var_grad:
             results = _as_list(module.build_grad(*grads))
         gradients = _check_results(module, inputs, results, all_wanted=grads_required is None)
         missing = [name for name in variables if name not in var_grad]
         if grads_required is not None:
             missing += [t.name for t in inputs if t not in gradients]
         if missing:
-            raise ValueError(f"build_grad of {_name(module)} gives no gradient of {missing}")
+            raise ValueError(f"build_grad of {_class_name(module)} gives no gradient of {missing}")
         gradients.update({t: var_grad[name] for name, t in variables.items()})
         for gradient in gradients.values():
             popxl.graph_output(gradient)
@@ -47,7 +47,7 @@ def build_custom_gradient(
     return GraphWithNamedArgs.from_grad_graph(info)
 
 
-def _name(module: Module) -> str:
+def _class_name(module: Module) -> str:
     return type(module).__qualname__
 
 
@@ -57,14 +57,14 @@ def _check_parameters(module: Module) -> None:
     for p in inspect.signature(module.build_grad).parameters.values():
         if p.kind not in positional:
             raise TypeError(
-                f"build_grad of {_name(module)} takes one gradient by each parameter, but {p} is "
-                "not a positional one"
+                f"build_grad of {_class_name(module)} takes one gradient by each parameter, "
+                f"but {p} is not a positional one"
             )
 
 
-def _check_once(what: str, tensors: list[Tensor]) -> None:
+def _check_once(argument_name: str, tensors: list[Tensor]) -> None:
     if twice := duplicate_items(tensors):
-        raise ValueError(f"{what} has {[t.id for t in twice]} twice")
+        raise ValueError(f"{argument_name} has {[t.id for t in twice]} twice")
 
 
 # ---- what is given and wanted -------------------------------------------------------------------
@@ -83,8 +83,8 @@ def _provided_outputs(
         inspect.signature(module.build_grad).bind(*provided)
     except TypeError as error:
         raise ValueError(
-            f"build_grad of {_name(module)} does not take the gradients of {len(provided)} outputs "
-            f"({error}): pass grads_provided"
+            f"build_grad of {_class_name(module)} does not take the gradients of "
+            f"{len(provided)} outputs ({error}): pass grads_provided"
         ) from None
     return provided
 
@@ -103,7 +103,7 @@ def _required_inputs(
 
 
 # ---- values of the forward graph ----------------------------------------------------------------
-def _expose(fwd_graph: GraphWithNamedArgs) -> None:
+def _expose_saved_values(fwd_graph: GraphWithNamedArgs) -> None:
     """Add the values saved by `build` to the forward graph's outputs; only the first call does.
 
     A tensor that was kept itself is an output of its own, after those of `build`, so that gradient
@@ -140,9 +140,9 @@ class _ForwardValues(Aux):
     An input is created when its value is first read.
     """
 
-    def __init__(self, kept: Aux) -> None:
+    def __init__(self, saved_aux: Aux) -> None:
         super().__init__()
-        self._map = kept._map
+        self._map = saved_aux._map
         self._connections: list[Connection] = []  # what the inputs are, in their order
         self._made: dict[Tensor, Tensor] = {}
 
@@ -183,12 +183,14 @@ def _check_results(
         fewest -= 1
     if not fewest <= len(results) <= len(inputs):
         raise ValueError(
-            f"build_grad of {_name(module)} returns {len(results)} gradients, but those of "
+            f"build_grad of {_class_name(module)} returns {len(results)} gradients, but those of "
             f"{len(inputs)} inputs that are no variables are required"
         )
     gradients = {t: g for t, g in zip(inputs, results, strict=False) if g is not None}
     for t, g in gradients.items():
-        check_like(f"the gradient that build_grad of {_name(module)} returns for {t.name!r}", g, t)
+        check_like(
+            f"the gradient that build_grad of {_class_name(module)} returns for {t.name!r}", g, t
+        )
     return gradients
 
 

@@ -39,9 +39,12 @@ def make_grad_graph_info(
         outputs: for each of its outputs in order.
     """
     return GradGraphInfo._make(
-        graph, forward, tuple(map(_connection, inputs)), tuple(map(_connection, outputs))
+        graph,
+        forward,
+        tuple(map(_to_expected_connection, inputs)),
+        tuple(map(_to_expected_connection, outputs)),
     )
 
 
-def _connection(c: Connection | ExpectedConnection) -> ExpectedConnection:
+def _to_expected_connection(c: Connection | ExpectedConnection) -> ExpectedConnection:
     return c if isinstance(c, ExpectedConnection) else ExpectedConnection._make(*c)

@@ -20,7 +20,7 @@ Inputs = TensorLike | list[popxl.Tensor]
 AutodiffMethod = Literal["auto", "build_grad", "autodiff"]
 
 
-class _Named:
+class _NamedValues:
     """Base class of values that are accessed by key or attribute; subclasses restrict access.
 
     Python's own attributes begin with an underscore.
@@ -53,7 +53,7 @@ class _Named:
             self[key] = value
 
 
-class Aux(_Named):
+class Aux(_NamedValues):
     """Values that a module's `build` saves for its `build_grad`.
 
     They can be set while `build` runs, and read while `build_grad` runs; `in` works always.
@@ -70,7 +70,7 @@ class Aux(_Named):
         self._map[key] = value
 
 
-class VarGrad(_Named):
+class VarGrad(_NamedValues):
     """Gradients of a module's variables, set in its `build_grad`.
 
     Args:
@@ -81,7 +81,7 @@ class VarGrad(_Named):
         super().__init__()
         self._variables = None if variables is None else variables.to_dict()
 
-    def _variable(self, name: str) -> popxl.Tensor:
+    def _find_variable(self, name: str) -> popxl.Tensor:
         if self._variables is None:
             raise RuntimeError(f"var_grad[{name!r}] is used outside build_grad")
         if name not in self._variables:
@@ -89,24 +89,24 @@ class VarGrad(_Named):
         return self._variables[name]
 
     def __getitem__(self, key: str) -> popxl.Tensor:
-        self._variable(key)
+        self._find_variable(key)
         if key not in self._map:
             raise KeyError(f"var_grad has no {key!r} yet")
         return self._map[key]
 
     def __setitem__(self, key: str, value: popxl.Tensor) -> None:
-        variable = self._variable(key)
+        variable = self._find_variable(key)
         if not isinstance(value, popxl.Tensor):
             raise TypeError(f"var_grad[{key!r}] must be a tensor, not {value!r}")
         check_like(f"var_grad[{key!r}]", value, variable)
         self._map[key] = value
 
 
-def check_like(what: str, gradient: popxl.Tensor, t: popxl.Tensor) -> None:
-    """Raise ValueError unless `gradient`, named `what` in the message, has the shape of `t`."""
+def check_like(description: str, gradient: popxl.Tensor, t: popxl.Tensor) -> None:
+    """Raise ValueError unless `gradient` has the shape of `t`; `description` names it."""
     if (gradient.shape, gradient.meta_shape) != (t.shape, t.meta_shape):
         raise ValueError(
-            f"{what} must have shape {t.shape} and meta_shape {t.meta_shape}, but has "
+            f"{description} must have shape {t.shape} and meta_shape {t.meta_shape}, but has "
             f"{gradient.shape} and {gradient.meta_shape}"
         )
 

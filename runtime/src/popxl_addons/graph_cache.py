@@ -67,7 +67,7 @@ class GraphCache:
 
     def find(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph | None:
         """Return the graph cached for these arguments in the current Ir; None if there is none."""
-        return self._graphs.get(self._key(fn, args, kwargs))
+        return self._graphs.get(self._cache_key(fn, args, kwargs))
 
     def create_graph(self, fn: Any, *args: Any, **kwargs: Any) -> popxl.Graph:
         """Create a graph as `ir.create_graph` does, or return the cached one.
@@ -75,14 +75,14 @@ class GraphCache:
         Tensors are told apart by shape, dtype and meta_shape, other arguments by value. On another
         IPU or tile set it is another graph.
         """
-        key = self._key(fn, args, kwargs)
+        key = self._cache_key(fn, args, kwargs)
         if key not in self._graphs:
             self._graphs[key] = popxl.gcg().ir.create_graph(fn, *args, **kwargs)
             self._functions.append(fn)
         return self._graphs[key]
 
     @staticmethod
-    def _key(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _cache_key(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         context = get_current_context()
         place = context.ipu_id, context.io_tile_set
         return popxl.gcg().ir.id, place, get_function_hash(fn, *args, **kwargs)

@@ -314,12 +314,14 @@ class Module(popxl.Module):
         self.aux = Aux()
         self._creating_graph = True
         try:
-            return self._finish(create(self, *args, **kwargs))
+            return self._collect_build(create(self, *args, **kwargs))
         finally:
             self._creating_graph = False
             self._clear()  # so that a parent that calls this graph does not own its variables too
 
-    def _finish(self, graph: popxl.Graph) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
+    def _collect_build(
+        self, graph: popxl.Graph
+    ) -> tuple[NamedVariableFactories, GraphWithNamedArgs]:
         """Collect the variables after a build, in the order of the graph's inputs."""
         position: dict[Tensor | None, int] = {t: i for i, t in enumerate(graph.inputs)}
         position[None] = len(position)  # variables that are no inputs come last
@@ -328,7 +330,7 @@ class Module(popxl.Module):
         factories = NamedVariableFactories.from_dict({name: f for name, _, f in variables})
         graph._gradient_is_written = self.implements_grad_graph
         infos = self._collect_grad_infos()
-        for called in _reachable(graph):
+        for called in _reachable_graphs(graph):
             infos.update(called._written_gradients)
         graph._written_gradients = dict(infos)
         named = GraphWithNamedArgs(
@@ -375,7 +377,9 @@ class Module(popxl.Module):
                     method=autodiff,
                 )
                 self.called_graphs_grad_info[graph.graph] = grad.grad_graph_info
-            outputs = graph.bind(variables).call(*_tensors(args), *_tensors(kwargs.values()))
+            outputs = graph.bind(variables).call(
+                *_flatten_tensors(args), *_flatten_tensors(kwargs.values())
+            )
             return outputs[:number_of_outputs]
 
         return call
@@ -427,7 +431,7 @@ class Module(popxl.Module):
             self._clear()
 
     @contextmanager
-    def _differentiating(self, aux: Aux, var_grad: VarGrad) -> Iterator[VarGrad]:
+    def _gradient_context(self, aux: Aux, var_grad: VarGrad) -> Iterator[VarGrad]:
         """Context manager that makes `aux` and `var_grad` available to `build_grad`."""
         kept, self.aux, self.var_grad = self.aux, aux, var_grad
         try:
@@ -447,7 +451,7 @@ class Module(popxl.Module):
             warnings.warn(message, UserWarning, stacklevel=3)
 
 
-def _reachable(graph: popxl.Graph) -> dict[popxl.Graph, None]:
+def _reachable_graphs(graph: popxl.Graph) -> dict[popxl.Graph, None]:
     """Return all graphs that running `graph` can run, without itself."""
     reachable: dict[popxl.Graph, None] = {}
     todo = list(graph.called_graphs)
@@ -459,14 +463,14 @@ def _reachable(graph: popxl.Graph) -> dict[popxl.Graph, None]:
     return reachable
 
 
-def _tensors(values: Iterable[Any]) -> list[Any]:
+def _flatten_tensors(values: Iterable[Any]) -> list[Any]:
     """Flatten lists of arguments; returns the tensors in order."""
     tensors: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            tensors.extend(_tensors(value))
+            tensors.extend(_flatten_tensors(value))
     return tensors
 
 

@@ -62,7 +62,7 @@ def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, Any]:  # noqa: N802 - PopXL'
         inner = [evaluate_FLOPs(g) for g in op.called_graphs()]
         if inner:
             dearest = max(inner, key=lambda flops: flops[TOTAL])
-            runs = _times(dearest, op.attrs.get("count", 1))
+            runs = _scale_flops(dearest, op.attrs.get("count", 1))
             total += runs.pop(TOTAL)
             for kind, flops in runs.items():
                 flops_by_kind.setdefault(kind, {})[f"{name}_{number}"] = flops
@@ -74,15 +74,15 @@ def evaluate_FLOPs(graph: popxl.Graph) -> dict[str, Any]:  # noqa: N802 - PopXL'
     return {**flops_by_kind, TOTAL: total}
 
 
-def _times(flops: Any, count: int) -> Any:
+def _scale_flops(flops: Any, count: int) -> Any:
     if isinstance(flops, dict):
-        return {key: _times(value, count) for key, value in flops.items()}
+        return {key: _scale_flops(value, count) for key, value in flops.items()}
     return flops * count
 
 
 def evaluate_ir_FLOPs(ir: popxl.Ir) -> dict[str, Any]:  # noqa: N802
     """Count the FLOPs of one run of a program on all replicas, as `evaluate_FLOPs`."""
-    return _times(evaluate_FLOPs(ir.main_graph), ir.replication_factor)
+    return _scale_flops(evaluate_FLOPs(ir.main_graph), ir.replication_factor)
 
 
 def total_FLOPs(ir: popxl.Ir) -> int:  # noqa: N802
@@ -90,8 +90,8 @@ def total_FLOPs(ir: popxl.Ir) -> int:  # noqa: N802
     return evaluate_ir_FLOPs(ir)[TOTAL]
 
 
-def _sum(flops: Any) -> int:
-    return sum(map(_sum, flops.values())) if isinstance(flops, Mapping) else flops
+def _sum_flops(flops: Any) -> int:
+    return sum(map(_sum_flops, flops.values())) if isinstance(flops, Mapping) else flops
 
 
 def print_FLOPs(  # noqa: N802
@@ -107,9 +107,11 @@ def print_FLOPs(  # noqa: N802
     """
     kinds = {kind: flops for kind, flops in flops_breakdown.items() if kind != TOTAL}
     if mode == "type":
-        items = sorted(((k, _sum(v)) for k, v in kinds.items()), key=lambda item: -item[1])
+        items = sorted(((k, _sum_flops(v)) for k, v in kinds.items()), key=lambda item: -item[1])
     else:
-        items = [(f"{k} {n}", _sum(v)) for k, flops in kinds.items() for n, v in flops.items()]
+        items = [
+            (f"{k} {n}", _sum_flops(v)) for k, flops in kinds.items() for n, v in flops.items()
+        ]
     for name, flops in [*items, (TOTAL, flops_breakdown[TOTAL])]:
         print(f"{name}: {format_flops_scientific(flops, numerical_format)}")
 

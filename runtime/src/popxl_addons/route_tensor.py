@@ -48,18 +48,18 @@ def route_tensor_into_graph(
     owner = tensor._graph
     if not is_subgraph(owner, graph):
         raise ValueError(f"graph {owner.id!r} of tensor {tensor.id!r} does not call {graph.id!r}")
-    _check_ways(owner, graph)
-    return _route(graph, tensor, modified)
+    _check_callers(owner, graph)
+    return _route_through_calls(graph, tensor, modified)
 
 
-def _sites(graph: Any) -> list[Any]:
+def _calling_ops(graph: Any) -> list[Any]:
     """Return the call sites of a graph: the ops that run it."""
     return list(graph._call_sites)
 
 
-def _check_ways(owner: Graph, graph: Graph) -> None:
+def _check_callers(owner: Graph, graph: Graph) -> None:
     """Raise an error unless all calls of `graph` come from `owner`, directly or through others."""
-    for site in _sites(graph):
+    for site in _calling_ops(graph):
         if "then" in site.attrs:
             raise NotImplementedError(
                 f"cannot route a tensor through the conditional at {site.location}"
@@ -71,10 +71,10 @@ def _check_ways(owner: Graph, graph: Graph) -> None:
                 f"graph {graph.id!r} is also called by {site.graph.id!r} ({site.location}), which "
                 f"no call from {owner.id!r} reaches"
             )
-        _check_ways(owner, site.graph)
+        _check_callers(owner, site.graph)
 
 
-def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
+def _route_through_calls(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
     """Return the tensor's counterpart in `graph`, to which each call site passes it."""
     if graph is tensor._graph:
         return tensor
@@ -87,7 +87,7 @@ def _route(graph: Graph, tensor: Tensor, modified: bool) -> Tensor:
         routed[tensor, modified] = popxl.graph_input(
             tensor.shape, tensor.dtype, name, modified, tensor.meta_shape or None
         )
-    for site in _sites(graph):
-        site.inputs.append(_route(site.graph, tensor, modified))
+    for site in _calling_ops(graph):
+        site.inputs.append(_route_through_calls(site.graph, tensor, modified))
         site.graph._changes()
     return routed[tensor, modified]

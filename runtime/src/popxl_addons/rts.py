@@ -48,7 +48,7 @@ def _all_if_none(group: ReplicaGrouping | None) -> ReplicaGrouping:
     return popxl.gcg().ir.replica_grouping() if group is None else group
 
 
-def _tiles(use_io_tiles: bool) -> AbstractContextManager[Any]:
+def _tile_context(use_io_tiles: bool) -> AbstractContextManager[Any]:
     return popxl.io_tiles() if use_io_tiles else null_context()
 
 
@@ -77,7 +77,7 @@ def gather_replica_sharded_tensor(
     """
     if not t.meta_shape:
         return t
-    with _tiles(use_io_tiles):
+    with _tile_context(use_io_tiles):
         return ops.collectives.replicated_all_gather(
             t, group=replica_group, output_shape="meta_shape"
         )
@@ -103,7 +103,7 @@ def graph_over(
             popxl.graph_input(t.shape, t.dtype, name, meta_shape=t.meta_shape)
             for name, t in zip(names, leaves, strict=True)
         ]
-        with _tiles(use_io_tiles):
+        with _tile_context(use_io_tiles):
             return list(map(fn, names, inputs))
 
     graph = popxl.gcg().ir.create_graph(build)

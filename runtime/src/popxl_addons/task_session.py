@@ -76,7 +76,7 @@ class TaskSession(Session):
         self.max_checkpoints = max_checkpoints
         self.session_state: dict[str, Any] = {"steps": 0}
         self._dataloader: Any = None
-        self._saved_entries: list[Path] = []  # checkpoints, oldest first
+        self._saved_checkpoints: list[Path] = []  # checkpoints, oldest first
         super().__init__(*args, **kwargs)
 
     @property
@@ -175,31 +175,31 @@ class TaskSession(Session):
         model = target / _MODEL
         model.mkdir(parents=True, exist_ok=True)
         arrays = self.get_named_tensors_data().to_dict()
-        held = _layout(arrays)
+        entries = _index_entries(arrays)
         drafts: list[Path] = []
         try:
             for name, array in arrays.items():
-                draft = _draft(model / held[name].file)
+                draft = _temporary_path(model / entries[name].file)
                 if draft not in drafts and _save_array(draft, name, array):
                     drafts.append(draft)
         except BaseException:
-            for entry in held.values():
-                _draft(model / entry.file).unlink(missing_ok=True)
+            for entry in entries.values():
+                _temporary_path(model / entry.file).unlink(missing_ok=True)
             raise
-        info = _draft(target / _STATE_FILE)
+        info = _temporary_path(target / _STATE_FILE)
         info.write_text(json.dumps(self.session_state, indent=2), encoding="utf-8")
         for path in drafts:
             path.rename(path.with_name(path.name.removeprefix(".")))
-        add_to_index(model, held)
+        add_to_index(model, entries)
         if self._dataloader is not None:
             self._dataloader.save(str(target / _DATALOADER))
         info.rename(target / _STATE_FILE)
         self._remove_old(target)
 
     def _remove_old(self, newest: Path) -> None:
-        self._saved_entries = [p for p in self._saved_entries if p != newest] + [newest]
-        while len(self._saved_entries) > max(self.max_checkpoints, 1):
-            shutil.rmtree(self._saved_entries.pop(0), ignore_errors=True)
+        self._saved_checkpoints = [p for p in self._saved_checkpoints if p != newest] + [newest]
+        while len(self._saved_checkpoints) > max(self.max_checkpoints, 1):
+            shutil.rmtree(self._saved_checkpoints.pop(0), ignore_errors=True)
 
     def load_checkpoint(
         self,
@@ -239,7 +239,9 @@ class TaskSession(Session):
         if path.exists():
             self._dataloader.resume(filename=str(path))
         else:
-            _tell(f"{path.parent} has no {path.name}: the dataloader starts anew", report_missing)
+            _warn_or_raise(
+                f"{path.parent} has no {path.name}: the dataloader starts anew", report_missing
+            )
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -255,7 +257,7 @@ def _file_of(array: Any) -> Path:
     return Path(str(array.filename))
 
 
-def _draft(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     """Temporary path at which a file is written before it replaces another."""
     return path.with_name(f".{path.name}")
 
@@ -264,7 +266,7 @@ def _file_name(name: str, array: np.ndarray) -> str:
     return _file_of(array).name if isinstance(array, np.memmap) else f"{name}.npz"
 
 
-def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, StoredArray]:
+def _index_entries(arrays: Mapping[str, np.ndarray]) -> dict[str, StoredArray]:
     """Return the index entries of variables as a checkpoint stores them.
 
     Raises:
@@ -299,26 +301,28 @@ def _save_array(draft: Path, name: str, array: np.ndarray) -> bool:
 
 def _saved_entries(model: Path, current: Mapping[str, np.ndarray]) -> dict[str, StoredArray | None]:
     """Read a checkpoint's index entry of each variable; None for files that no index lists."""
-    index = {name: held for name, held in read_index(model).items() if (model / held.file).exists()}
+    index = {n: entry for n, entry in read_index(model).items() if (model / entry.file).exists()}
     maps = {n for n, array in current.items() if isinstance(array, np.memmap)}
     own = {n: _file_name(n, array) for n, array in current.items() if n not in index}
     known = {n: index.get(n) for n in current if n in index or (model / own[n]).exists()}
     files = {*own.values(), *(index[n].file for n in current if n in index)}
-    unknown = {n: held for n, held in index.items() if held.file not in files}
-    files |= {held.file for held in unknown.values()}
+    unknown = {n: entry for n, entry in index.items() if entry.file not in files}
+    files |= {entry.file for entry in unknown.values()}
     others = {p.stem for p in model.glob("*.npz") if p.name not in files}
     return dict.fromkeys(others - maps) | unknown | known
 
 
 def _load_array(
-    model: Path, name: str, held: StoredArray | None, current: np.ndarray
+    model: Path, name: str, index_entry: StoredArray | None, current: np.ndarray
 ) -> np.ndarray:
     """Load a checkpoint's array for the variable whose current value is `current`."""
     own = StoredArray.from_array(_file_name(name, current), current)
-    if (held or own).file.endswith(".npz"):
-        return read_packed(model, name, held or own)
-    is_copy = held is None and isinstance(current, np.memmap)  # of the map's own file
-    return map_file(model, held or own, size=_file_of(current).stat().st_size if is_copy else None)
+    if (index_entry or own).file.endswith(".npz"):
+        return read_packed(model, name, index_entry or own)
+    is_copy = index_entry is None and isinstance(current, np.memmap)  # of the map's own file
+    return map_file(
+        model, index_entry or own, size=_file_of(current).stat().st_size if is_copy else None
+    )
 
 
 def _report(
@@ -326,17 +330,21 @@ def _report(
     saved: Iterable[str],
     method: ReportMissingMethods,
     source: str,
-    what: str = "variables",
+    noun: str = "variables",
 ) -> None:
     """Report missing and unused names: raise, warn or ignore, as `method` says."""
     expected_names, saved = set(expected_names), set(saved)
     if missing := sorted(expected_names - saved):
-        _tell(f"{source} has no data for the {what} {missing}; they keep their values", method)
+        _warn_or_raise(
+            f"{source} has no data for the {noun} {missing}; they keep their values", method
+        )
     if unknown := sorted(saved - expected_names):
-        _tell(f"{source} has data for {unknown}, which are no {what} of this session", method)
+        _warn_or_raise(
+            f"{source} has data for {unknown}, which are no {noun} of this session", method
+        )
 
 
-def _tell(message: str, method: ReportMissingMethods) -> None:
+def _warn_or_raise(message: str, method: ReportMissingMethods) -> None:
     if method == "error":
         raise ValueError(message)
     if method == "warn":
@@ -358,7 +366,7 @@ def initialise_memmap_dir_from_checkpoint(
     """Copy a checkpoint's variables to a folder that `init` reads as `memmap_dir`."""
     model = Path(checkpoint_dir) / _MODEL
     _read_info(model.parent)
-    index = {held.file: held for held in read_index(model).values()}
+    index = {entry.file: entry for entry in read_index(model).values()}
     copied: dict[str, StoredArray] = {}
     for path in sorted(model.iterdir()):
         if path.name == INDEX:

@@ -34,7 +34,7 @@ DataIter = Callable[[], HostScalarTensor] | Iterable[HostTensor] | HostScalarTen
 host_scalar_tensor_types = (float, int, bool, np.number, np.bool_, *host_tensor_types)
 
 
-def _draws(data_iter: Any) -> Iterator[Any]:
+def _iterate_data(data_iter: Any) -> Iterator[Any]:
     """Iterate over a variable's data, one item per variable; ValueError if it is no data source."""
     if callable(data_iter):
         return (data_iter() for _ in itertools.repeat(None))
@@ -87,10 +87,10 @@ class VariableFactory:
         replica_grouping: ReplicaGrouping | None = None,
         shard_over: int = 1,
     ) -> None:
-        self.data_iter = _draws(data_iter)
+        self.data_iter = _iterate_data(data_iter)
         self.name = name
         self.by_ref = by_ref
-        first = self._draw()
+        first = self._next_item()
         self.replica_grouping = (
             popxl.gcg().ir.replica_grouping() if replica_grouping is None else replica_grouping
         )
@@ -110,7 +110,7 @@ class VariableFactory:
             self.meta_shape = MetaShape(self.shape, shard_over)
             self.shape = (math.prod(self.shape) // shard_over,)
 
-    def _draw(self) -> Any:
+    def _next_item(self) -> Any:
         try:
             item = next(self.data_iter)
         except StopIteration:
@@ -143,7 +143,7 @@ class VariableFactory:
     def create_input(self, prefix: str | None = None) -> popxl.Tensor:
         """Add a graph input for a variable, or for its shard, to the current graph."""
         return popxl.graph_input(
-            self.shape, self.dtype, _join(prefix, self.name), self.by_ref, self.meta_shape
+            self.shape, self.dtype, _join_name(prefix, self.name), self.by_ref, self.meta_shape
         )
 
     def create_tensor(
@@ -202,7 +202,7 @@ class VariableFactory:
             # All elements share one zero, so that asking for 44 GB of weights costs nothing.
             return np.broadcast_to(np.zeros((), self.dtype.as_numpy()), self.shape_on_host)
         groups = self.replica_grouping.num_groups
-        values = [to_numpy(self._draw(), self.dtype, copy=False) for _ in range(groups)]
+        values = [to_numpy(self._next_item(), self.dtype, copy=False) for _ in range(groups)]
         for value in values:
             if value.shape != self.shape_on_replica:
                 raise ValueError(
@@ -256,7 +256,7 @@ def _dtype_of(data: Any) -> dtypes.dtype:
     return dtypes.dtype.as_dtype(to_numpy(data, copy=False).dtype)
 
 
-def _join(prefix: str | None, name: str | None) -> str | None:
+def _join_name(prefix: str | None, name: str | None) -> str | None:
     return f"{prefix}.{name}" if prefix and name else name or prefix
 
 
@@ -303,7 +303,7 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         """
         return self._create(
             lambda name, f: f.create_tensor(
-                _join(prefix, name), empty, memmap_dir, read_only_if_exists
+                _join_name(prefix, name), empty, memmap_dir, read_only_if_exists
             )
         )
 
@@ -323,7 +323,12 @@ class NamedVariableFactories(DotTree[VariableFactory]):
         by_name = buffers.to_dict()
         return self._create(
             lambda name, f: f.create_remote_tensor(
-                by_name[name], entry, _join(prefix, name), empty, memmap_dir, read_only_if_exists
+                by_name[name],
+                entry,
+                _join_name(prefix, name),
+                empty,
+                memmap_dir,
+                read_only_if_exists,
             )
         )
 

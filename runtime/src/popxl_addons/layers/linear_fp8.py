@@ -72,7 +72,7 @@ class LinearFP8(Module):
         w = self.add_variable_input("weight", normal(shape), x.dtype, replica_grouping=grouping)
         x8, w8 = (self._quantize(t, self.forward_fp8_type) for t in (x, w))
         self.aux["x"], self.aux["weight"], self.aux["shape"] = x8, w8, x.shape
-        y = _product(x8[0], w8[0], x8[1] + w8[1], x.dtype)
+        y = _float8_matmul(x8[0], w8[0], x8[1] + w8[1], x.dtype)
         y = y.reshape((*x.shape[:-1], self.out_features))
         if self.bias:
             b = self.add_variable_input(
@@ -85,10 +85,10 @@ class LinearFP8(Module):
         """dLdy: gradient of the output, of its shape -> gradient of x."""
         dy, dy_scale = self._quantize(dLdy, self.grad_fp8_type)
         (x, x_scale), (w, w_scale) = self.aux["x"], self.aux["weight"]
-        self.var_grad.weight = _product(x.T, dy, x_scale + dy_scale, dLdy.dtype)
+        self.var_grad.weight = _float8_matmul(x.T, dy, x_scale + dy_scale, dLdy.dtype)
         if self.bias:
             self.var_grad.bias = ops.sum(dLdy.reshape((-1, dLdy.shape[-1])), axis=0)
-        dx = _product(dy, w.T, dy_scale + w_scale, dLdy.dtype)
+        dx = _float8_matmul(dy, w.T, dy_scale + w_scale, dLdy.dtype)
         return dx.reshape(self.aux["shape"])
 
     @staticmethod
@@ -99,7 +99,7 @@ class LinearFP8(Module):
         return Linear.torch_mapping(variables, nn_layer, dtype)
 
 
-def _product(
+def _float8_matmul(
     a: popxl.Tensor, b: popxl.Tensor, scale: popxl.Tensor, dtype: popxl.dtype
 ) -> popxl.Tensor:
     """Multiply float8 matrices a @ b and undo their scales."""

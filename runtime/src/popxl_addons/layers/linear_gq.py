@@ -56,15 +56,17 @@ class LinearGQ(Module):
         empty = np.broadcast_to(np.float16(0), shape)
         words, scale, low = group_quantize_compress_numpy(empty, size, self.dim)
         weight = group_quantize_decompress(
-            self._variable("weight_compressed", words.shape, popxl.uint16),
-            self._variable("weight_decompression_scale", scale.shape, x.dtype),
-            self._variable("weight_decompression_bias", low.shape, x.dtype),
+            self._add_zero_variable("weight_compressed", words.shape, popxl.uint16),
+            self._add_zero_variable("weight_decompression_scale", scale.shape, x.dtype),
+            self._add_zero_variable("weight_decompression_bias", low.shape, x.dtype),
             self.dim,
         )
         y = x @ weight
-        return y + self._variable("bias", shape[1:], x.dtype) if self.bias else y
+        return y + self._add_zero_variable("bias", shape[1:], x.dtype) if self.bias else y
 
-    def _variable(self, name: str, shape: tuple[int, ...], dtype: popxl.dtype) -> popxl.Tensor:
+    def _add_zero_variable(
+        self, name: str, shape: tuple[int, ...], dtype: popxl.dtype
+    ) -> popxl.Tensor:
         return self.add_variable_input(
             name, zeros(shape), dtype, replica_grouping=self.replica_grouping
         )

@@ -7,11 +7,11 @@ from typing import Any
 from popxl.custom import jax_op
 
 
-def _same(xs: Any, ys: Any, dys: Any, *, limit: float) -> Any:
+def _straight_through_grad(xs: Any, ys: Any, dys: Any, *, limit: float) -> Any:
     return dys
 
 
-@jax_op(name="saturate", grad=_same)
+@jax_op(name="saturate", grad=_straight_through_grad)
 def saturate(t: Any, *, limit: float) -> Any:
     """Clamp t to [-limit, limit], with a straight-through gradient.
 

@@ -79,19 +79,19 @@ def autodiff_with_accumulation(
     accumulated = list(tensors_to_accumulate_grads)
     required = [t for t in grads_required or () if t not in accumulated]
     grad = autodiff(graph, grads_provided, [*required, *accumulated], called_graphs_grad_info)
-    names = _names(graph, accumulated)
-    factories = _accumulators(names, replica_groupings, accumulator_dtype)
+    names = _accumulator_names(graph, accumulated)
+    factories = _accumulator_factories(names, replica_groupings, accumulator_dtype)
     if mean:
         factories.insert(_COUNTER, VariableFactory(0.0, popxl.float32, _COUNTER, by_ref=True))
-    update = ops.var_updates.accumulate_ if adds else _replace
-    return factories, _accumulate(grad, names, factories, update)
+    update = ops.var_updates.accumulate_ if adds else _assign
+    return factories, _accumulating_graph(grad, names, factories, update)
 
 
-def _replace(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
+def _assign(t: popxl.Tensor, x: popxl.Tensor) -> popxl.Tensor:
     return ops.var_updates.copy_var_update_(t, x if x.dtype == t.dtype else ops.cast(x, t.dtype))
 
 
-def _names(
+def _accumulator_names(
     graph: GraphWithNamedArgs, accumulated: Sequence[popxl.Tensor]
 ) -> dict[popxl.Tensor, str]:
     """Map each accumulated tensor to its accumulator's name, without the prefix `accum.`."""
@@ -99,7 +99,7 @@ def _names(
     return {t: named.get(t) or ".".join(map(sanitise, t.name.split("/"))) for t in accumulated}
 
 
-def _accumulators(
+def _accumulator_factories(
     names: Mapping[popxl.Tensor, str],
     replica_groupings: NamedReplicaGrouping | None,
     dtype: popxl.dtype | None,
@@ -120,7 +120,7 @@ def _accumulators(
     return factories
 
 
-def _accumulate(
+def _accumulating_graph(
     grad: GraphWithNamedArgs,
     names: Mapping[popxl.Tensor, str],
     factories: NamedVariableFactories,

@@ -196,11 +196,11 @@ def _check_mode(steps: int, rows: int, io_mode: str) -> None:
 
 
 def _check_keys(
-    what: str, keys: Mapping[popxl.Tensor, Any], allowed: Any, graph: GraphWithNamedArgs
+    argument_name: str, keys: Mapping[popxl.Tensor, Any], allowed: Any, graph: GraphWithNamedArgs
 ) -> None:
     for t in keys:
         if t not in allowed:
-            raise ValueError(f"{what}: {t!r} cannot be used with graph {graph.graph.id!r}")
+            raise ValueError(f"{argument_name}: {t!r} cannot be used with graph {graph.graph.id!r}")
 
 
 def _as_handle(handle: Any) -> Any:
@@ -231,11 +231,11 @@ class _Loop:
             if isinstance(handle, RemoteHandle) and handle.grows:
                 grow(handle.buffer, handle.entries(self.steps, self.rows))
         others = [t for t in inner.inputs if t not in self.loads and t not in self.seeds]
-        kept = [*self.seeds, *others]
-        body = self._body(kept)
+        invariants = [*self.seeds, *others]
+        body = self._body(invariants)
         with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial")) as serial:
             row, first = self._row_input(), self._first_step_input()
-            inputs = {t: copy_input(t) for t in kept}
+            inputs = {t: copy_input(t) for t in invariants}
             start = popxl.constant(0, popxl.int32)
             ops.repeat(body, self.steps, start, row, *first, *inputs.values())
         args = {n: inputs[t] for n, t in self.graph.args.to_dict().items() if t in inputs}
@@ -251,13 +251,13 @@ class _Loop:
         asked = self.numbered and self.seeds
         return [popxl.graph_input((), popxl.int32, "first_step")] if asked else []
 
-    def _body(self, kept: list[popxl.Tensor]) -> popxl.Graph:
+    def _body(self, invariants: list[popxl.Tensor]) -> popxl.Graph:
         """Build one iteration: (step, row, first step if numbered, invariants) -> next step."""
         inner = self.graph.graph
         with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial_step")) as body:
             step = popxl.graph_input((), popxl.int32, "step")
             row, first = self._row_input(), self._first_step_input()
-            values = {t: copy_input(t) for t in kept}
+            values = {t: copy_input(t) for t in invariants}
             for t in self.seeds:
                 number = first[0] + step if first else step
                 values[t] = create_random_seed(values[t], number)
@@ -266,14 +266,14 @@ class _Loop:
             outputs = ops.call(inner, inputs_dict=values)
             values.update(zip(inner.outputs, outputs, strict=True))
             for t, stream in self.streams.items():
-                with self._io():
+                with self._io_tile_context():
                     ops.host_store(stream, values[t])
             for t, handle in self.stores.items():
                 self._store(values[t], handle, step, row)
             popxl.graph_output(step + 1)
         return body
 
-    def _io(self) -> AbstractContextManager[Any]:
+    def _io_tile_context(self) -> AbstractContextManager[Any]:
         return popxl.io_tiles() if self.use_io_tiles else nullcontext()
 
     def _load(
@@ -284,9 +284,9 @@ class _Loop:
         row: popxl.Tensor,
     ) -> popxl.Tensor:
         if isinstance(source, HostToDeviceStream):
-            with self._io():
+            with self._io_tile_context():
                 loaded = ops.host_load(source, t.name)
-            return self._brought(loaded)
+            return self._to_compute_tiles(loaded)
         if not isinstance(source, RemoteHandle):
             return source(row)
         loaded = self._entry_of(source, step, row, t.name)
@@ -299,11 +299,11 @@ class _Loop:
     ) -> popxl.Tensor:
         """Return the tensor to store: its local shard if the buffer is sharded."""
         entry = self._entry(handle, step, row)
-        with self._io():
+        with self._io_tile_context():
             loaded = ops.remote_load(handle.buffer, entry, name=name)
-        return self._brought(loaded)
+        return self._to_compute_tiles(loaded)
 
-    def _brought(self, loaded: popxl.Tensor) -> popxl.Tensor:
+    def _to_compute_tiles(self, loaded: popxl.Tensor) -> popxl.Tensor:
         return ops.io_tile_copy(loaded) if self.use_io_tiles else loaded
 
     def _store(
@@ -318,7 +318,7 @@ class _Loop:
         if handle.adds:
             t = self._entry_of(handle, step, row) + t
         entry = self._entry(handle, step, row)
-        with self._io():
+        with self._io_tile_context():
             ops.remote_store(handle.buffer, entry, t)
 
     def _entry(self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor) -> popxl.Tensor:
@@ -429,10 +429,12 @@ class _Connections:
     def as_store(self, t: popxl.Tensor, handle: StoreHandle | ReplicaGrouping) -> RemoteHandle:
         """Convert the store location of `t` to a handle."""
         if isinstance(handle, ReplicaGrouping):
-            return self._new(t, handle)
+            return self._new_handle(t, handle)
         return _as_handle(handle)
 
-    def _new(self, t: popxl.Tensor, shard_group: ReplicaGrouping | None = None) -> RemoteHandle:
+    def _new_handle(
+        self, t: popxl.Tensor, shard_group: ReplicaGrouping | None = None
+    ) -> RemoteHandle:
         buffer = batch_serial_buffer(t, self._steps, len(self._rows), shard_group)
         return RemoteHandle(buffer, -self._rows.start, shard_group)
 
@@ -479,6 +481,6 @@ class _Connections:
         if loaded is not None and not isinstance(loaded, HostToDeviceStream):
             return loaded
         if t not in self.stores:
-            self.stores[t] = self._new(t)
+            self.stores[t] = self._new_handle(t)
         assert not self.stores[t].adds, "what is there is not the tensor that was added"
         return self.stores[t]

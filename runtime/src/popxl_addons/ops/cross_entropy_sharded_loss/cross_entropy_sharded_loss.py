@@ -21,7 +21,7 @@ REDUCTION_TYPE = Literal["mean", "sum", "none"]
 _SUM_OVER_SHARDS = define_identical_grad_inputs("cross_entropy_sum_over_shards")
 
 
-def _global(t: Tensor, group: ReplicaGrouping | None, op: CollectiveOps = "add") -> Tensor:
+def _all_reduce(t: Tensor, group: ReplicaGrouping | None, op: CollectiveOps = "add") -> Tensor:
     return emit_all_reduce(_SUM_OVER_SHARDS, t, op, group)
 
 
@@ -69,9 +69,9 @@ def cross_entropy_sharded_loss(
     # Any shift gives the same loss, so no gradient flows through the maximum.
     largest = ops.detach(ops.max(wide, axis=-1, keepdims=True))
     shift = ops.detach(ops.collectives.replicated_all_reduce(largest, "max", replica_grouping))
-    total = _global(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
+    total = _all_reduce(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
     indices = _as_int32(indices)
-    labels = _global(shifted_labels(wide, shift, indices), replica_grouping)
+    labels = _all_reduce(shifted_labels(wide, shift, indices), replica_grouping)
     counted = _valid_labels(ops.detach(labels[1]), indices, ignore_index)
     losses = ops.where(counted, ops.log(total) - labels[0], popxl.constant(0, popxl.float32))
     return _apply_reduction(losses, counted, reduction, logits.dtype)

@@ -34,7 +34,7 @@ __all__ = [
 _WORD = 16
 
 
-def _shifts(bits: int) -> np.ndarray:
+def _bit_shifts(bits: int) -> np.ndarray:
     """Bit shifts of the values in a packed word; the first value has the highest bits."""
     if bits not in (4, 8):
         raise ValueError(f"values have 4 or 8 bits, not {bits}")
@@ -63,7 +63,7 @@ def group_quantize_compress_numpy(
         ValueError: the group size does not fit; an element is NaN or infinite; numbers of a group
             are too large, or too far apart, for float16, or for half of float32's range.
     """
-    shifts, levels = _shifts(bits), 2**bits - 1
+    shifts, levels = _bit_shifts(bits), 2**bits - 1
     if group_size < 1 or group_size % len(shifts) or t.shape[dim] % group_size:
         raise ValueError(
             f"group_size {group_size} must be a multiple of {len(shifts)} that divides axis {dim} "
@@ -133,7 +133,7 @@ def _decompress(
     What is packed is transposed, not the values, of which there are as many times more as a word
     has: neighbours in memory are computed from neighbours.
     """
-    shifts, column = _shifts(bits), (*packed_words.shape[:-1], 1)
+    shifts, column = _bit_shifts(bits), (*packed_words.shape[:-1], 1)
     packed = packed_words, scale.reshape(column), bias.reshape(column)
     if dim % 2 == 0:
         shifts, shape = shifts[:, None], (-1, packed_words.shape[0])
@@ -165,12 +165,12 @@ def group_quantize_decompress_numpy(
     packed_words, column = np.asarray(t), (*t.shape[:-1], 1)
     of = np.float32 if np.asarray(group_scale).dtype == ml_dtypes.bfloat16 else np.float16
     scale, bias = (np.asarray(a).astype(of).reshape(column) for a in (group_scale, group_bias))
-    q = (packed_words[..., None] >> _shifts(bits)) & (2**bits - 1)
+    q = (packed_words[..., None] >> _bit_shifts(bits)) & (2**bits - 1)
     groups = q.reshape((*packed_words.shape[:-1], -1)).astype(of) * scale + bias
     return np.moveaxis(groups.reshape((*groups.shape[:-2], -1)), -1, dim)
 
 
-def _infer(
+def _infer_specs(
     t: TensorSpec,
     scale: TensorSpec,
     bias: TensorSpec,
@@ -197,14 +197,14 @@ def _infer(
             f"{scale.dtype.name} and {bias.dtype.name}"
         )
     shape = [t.shape[0]]
-    shape.insert(dim % 2, t.shape[1] * t.shape[2] * len(_shifts(bits)))
+    shape.insert(dim % 2, t.shape[1] * t.shape[2] * len(_bit_shifts(bits)))
     return [TensorSpec(shape, dtype or scale.dtype)]
 
 
 _DECOMPRESS = define(
     "group_quantize_decompress",
     _decompress,
-    infer=_infer,
+    infer=_infer_specs,
     grad=NoGrad("quantised weights are not trained"),
 )
 

@@ -71,7 +71,7 @@ def rotary_pos_embed(
     rotary_dim = rotary_dim or t.shape[-1]
     sin, cos = (_over_heads(table, t, rotary_dim) for table in (sin, cos))
     kept, rotated = t[..., rotary_dim:], t[..., :rotary_dim]
-    pairs = _wide(rotated).reshape((*t.shape[:-1], rotary_dim // 2, 2))
+    pairs = _to_float32(rotated).reshape((*t.shape[:-1], rotary_dim // 2, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
     turned = [even * cos - odd * sin, odd * cos + even * sin]
     joined = ops.concat([x.reshape((*x.shape, 1)) for x in turned], -1)
@@ -89,8 +89,8 @@ def _over_heads(table: popxl.Tensor, t: popxl.Tensor, rotary_dim: int) -> popxl.
             f"rotary_pos_embed of {t.shape} with rotary_dim {rotary_dim} needs tables of shape "
             f"{wanted} or {(batch, *wanted)}, but got {table.shape}"
         )
-    return _wide(table).reshape((*table.shape[:-1], 1, wanted[1]))
+    return _to_float32(table).reshape((*table.shape[:-1], 1, wanted[1]))
 
 
-def _wide(t: popxl.Tensor) -> popxl.Tensor:
+def _to_float32(t: popxl.Tensor) -> popxl.Tensor:
     return t if t.dtype == popxl.float32 else ops.cast(t, popxl.float32)
