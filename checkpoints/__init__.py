@@ -1,4 +1,4 @@
-"""Checkpoints of a training run.
+"""Checkpoints of a training run: safetensors files that are sharded, verified and mirrored.
 
     with CheckpointStore("runs/mine", to_keep=4) as store:
         store.save(step, {"encoder.block.0....q.weight": array, ...}, {"seed": 42, ...})

@@ -1,4 +1,4 @@
-"""File operations of several processes that succeed on all of them or raise on all."""
+"""File operations of several processes that succeed on all processes or raise on all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PERMANENT_ERRNOS = {
 
 
 class ProcessError(Exception):
-    """Failure of one of several processes, raised on all; the message names the process.
+    """Failure of one of several processes, raised on all of them; the message names the process.
 
     Attributes:
         is_final: True if a retry cannot help.
@@ -100,7 +100,7 @@ def is_transient(error: Exception) -> bool:
 
 @contextmanager
 def raise_on_all() -> Iterator[None]:
-    """Context manager that raises DamagedError on all processes if one process raises it inside.
+    """A context that raises DamagedError on all processes if one process raises it inside.
 
     Collective: all processes enter and leave it.
     """
@@ -116,12 +116,12 @@ def raise_on_all() -> Iterator[None]:
 
 
 def error_reason(error: Exception) -> str:
-    """Return the reason of an error without the file name."""
+    """Return the reason of an OS error without the file name."""
     return str(getattr(error, "strerror", None) or error)
 
 
 def save_with_retries(save: Callable[[], None], failure: str) -> None:
-    """Save; retry after each of `RETRY_SECONDS` with a warning. Collective.
+    """Call a save function, retrying after each of `RETRY_SECONDS` with a warning; collective.
 
     Args:
         save: raises the same error on all processes.
@@ -174,7 +174,7 @@ def check_shared_folder(directory: Path) -> None:
 
 
 def wait_until_visible(path: Path, content: str | None = None) -> bool:
-    """Wait until a path exists, as network file systems show new files late; False on timeout.
+    """Wait until a network file system shows a new path; returns False on timeout.
 
     Args:
         content: text that the file must have; None: any.

@@ -11,16 +11,16 @@ class CheckpointError(FileError):
 
 
 class OtherFormatError(CheckpointError):
-    """A checkpoint of another format version; it is not damaged."""
+    """A checkpoint of another format version; the checkpoint is not damaged."""
 
 
 class DamagedError(CheckpointError):
-    """Values that cannot be read, or whose digest is not the saved one."""
+    """Checkpoint values that cannot be read, or whose SHA-256 is not the recorded one."""
 
 
 class DifferentCopiesError(CheckpointError):
-    """Processes that see different checkpoints under one path; none is damaged."""
+    """Processes see different checkpoints under one path; no checkpoint is damaged."""
 
 
 class CheckpointWarning(UserNotice):
-    """Warning: a damaged checkpoint is skipped, or one cannot be deleted."""
+    """Warning that a damaged checkpoint is skipped, or that a checkpoint cannot be deleted."""

@@ -13,7 +13,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class LazyArrays(Arrays):
-    """Mapping of names to arrays; an array is computed when its name is accessed.
+    """Mapping of names to arrays, each computed when its name is accessed.
 
     Attributes:
         is_thread_safe: True if several threads can access arrays at the same time.
@@ -38,7 +38,7 @@ class LazyArrays(Arrays):
         return self[name]
 
     def spec(self, name: str) -> ArraySpec:
-        """Return dtype and shape of an array; computes the array if nothing else has them."""
+        """Return dtype and shape of an array; computes the array if no metadata have them."""
         array = self[name]
         return ArraySpec(array.dtype, array.shape)
 
@@ -53,7 +53,7 @@ class LazyArrays(Arrays):
 
 
 class ArraysView(LazyArrays):
-    """Lazy view of other arrays: a subset, renamed, or transformed on access.
+    """Lazy view of a mapping of arrays: a subset, renamed, or transformed on access.
 
     Args:
         names: subset of the source's names; None: all.
@@ -94,7 +94,7 @@ class ArraysView(LazyArrays):
 
 
 class OverlayArrays(LazyArrays):
-    """Arrays over base arrays: the base has every name that `top` lacks."""
+    """Mapping of arrays with the names of two mappings: `top` wins over `base`."""
 
     def __init__(self, top: Arrays, base: Arrays) -> None:
         self._top, self._base = top, base

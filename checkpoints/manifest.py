@@ -1,4 +1,4 @@
-"""Manifest of a step: names and digests of its files. A step without one is incomplete."""
+"""Manifest of a saved step: names and SHA-256 of its files; written last."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORMAT = 7
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of a step except the tensors' values."""
+    """Content of a saved step, except the tensors' values: metadata, file names and SHA-256."""
 
     step: int
     metadata: dict[str, Any]
@@ -58,7 +58,7 @@ class Manifest:
     """Digest of the manifest, if it was read from a file."""
 
     def write(self, folder: Path) -> None:
-        """Write the manifest and its own digest into the step's folder.
+        """Write the manifest and its SHA-256 into the step's folder.
 
         Raises:
             CheckpointError: the manifest is larger than `MAX_RECORDS`.
@@ -129,7 +129,7 @@ class Manifest:
         )  # fmt: skip
 
     def check_texts(self, folder: Path) -> None:
-        """Raise CheckpointError if a text file is not the saved one."""
+        """Raise CheckpointError if a text file differs from the saved one."""
         for name, saved_digest in self.texts.items():
             try:
                 digest = sha256_of_bytes(read_bytes(folder / name, MAX_TEXT))
@@ -139,7 +139,7 @@ class Manifest:
                 raise CheckpointError(f"{format_path(folder / name)} is not what was saved")
 
     def open(self, folder: Path, eager: bool = True) -> TensorFiles:
-        """Open the tensors of a step, after checking all but their values.
+        """Open the tensor files of a step after checking their headers, but not their values.
 
         Args:
             eager: False opens and checks the files of sharded tensors on first access.
@@ -162,7 +162,7 @@ class Manifest:
 
 
 def _read_sharded(content: JsonObject, num_processes: int) -> dict[str, ShardedTensorSpec]:
-    """Parse the sharded tensors. Raises FileError if they are invalid."""
+    """Parse the specs of sharded tensors; raises FileError if they are invalid."""
     layouts = [_read_layout(layout) for layout in content.object_list("layouts")]
     owners, sharded = content.int_lists("owners"), {}
     for name, fields in content.objects("cut").items():
@@ -187,7 +187,7 @@ def _layout_to_json(layout: ShardLayout) -> dict[str, Any]:
 
 
 def _read_layout(fields: JsonObject) -> ShardLayout:
-    """Parse the layout of a tensor.
+    """Parse the shard layout of a tensor.
 
     Raises:
         FileError: it is invalid, or does not cover the full tensor.
@@ -204,6 +204,7 @@ def _read_layout(fields: JsonObject) -> ShardLayout:
 
 
 def _read_box(fields: JsonObject, shape: tuple[int, ...]) -> list[TensorShard]:
+    """Parse the shards in one box (axis-aligned block) of a tensor."""
     axes, offsets, sizes = (tuple(fields.counts(name)) for name in ("axes", "corner", "box"))
     if sorted(axes) != list(range(len(shape))) or not len(offsets) == len(sizes) == len(shape):
         raise FileError(f"{format_value(sizes)} is not a box of a tensor of shape {shape}")

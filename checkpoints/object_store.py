@@ -37,7 +37,7 @@ _COPY_BYTES = 2**24  # bytes per write
 
 
 class RemoteRun:
-    """A run in an object store.
+    """A training run whose checkpoints are in an object store.
 
     Every method raises CheckpointError if the store cannot be reached or denies access.
     """
@@ -70,7 +70,7 @@ class RemoteRun:
         return [s for s in self._step_folders() if self._exists(s.path / FILE_NAME)]
 
     def upload(self, step: Path, to_keep: int) -> None:
-        """Upload a step, its run's records, best weights and base models; keep `to_keep` steps."""
+        """Upload a step with the run's records and models; delete all but `to_keep` steps."""
         run = RunFolder(step.parent)
         for file in run.records:
             with self._store_errors():
@@ -83,7 +83,7 @@ class RemoteRun:
         self._upload_step(step, to_keep)
 
     def download_newest(self, directory: Path, newer_than: int = -1) -> Path | None:
-        """Download the newest undamaged step with the run's records, best weights and base models.
+        """Download the newest undamaged step, with the run's records, best weights and base models.
 
         A damaged step is a warning.
 
@@ -113,7 +113,7 @@ class RemoteRun:
         return run._download_undamaged(step.path, directory)
 
     def has_step(self, step: Path) -> bool:
-        """True if the store has a complete copy of a step folder on disk."""
+        """True if the object store has a complete copy of a local step folder."""
         return self.read_file(f"{step.name}/{FILE_NAME}") == (step / FILE_NAME).read_bytes()
 
     def read_file(self, name: str) -> bytes | None:
@@ -130,7 +130,7 @@ class RemoteRun:
             self._store.pipe_file(str(self._root / name), data)
 
     def check_writable(self) -> None:
-        """Check that files can be written and deleted."""
+        """Check that files can be written to and deleted from the object store."""
         name = f"probe-{uuid4().hex}"
         self.write_file(name, b"")
         with self._store_errors():
@@ -160,7 +160,7 @@ class RemoteRun:
         return [path for path in map(Path, paths) if is_file_name(path.name)]
 
     def _upload_bases(self, folder: Path) -> None:
-        """Upload missing base models, and delete those that are no longer in the folder."""
+        """Upload missing base models, and delete remote ones that the local folder lacks."""
         steps = list(folder.iterdir()) if folder.is_dir() else []
         steps = [step for step in steps if (step / FILE_NAME).is_file()]
         for step in steps:
@@ -213,7 +213,7 @@ class RemoteRun:
         return None
 
     def _download_step(self, step: Path, directory: Path) -> Path:
-        """Download a step and verify all digests; returns its folder."""
+        """Download a step and verify the SHA-256 of all files; returns its folder."""
         with self._store_errors():
             manifest = self._store.cat_file(str(step / FILE_NAME))
             paths = [Path(path) for path in self._store.ls(str(step), detail=False)]
@@ -246,7 +246,7 @@ class RemoteRun:
 
     # ---- listing --------------------------------------------------------------------------------
     def _step_folders(self) -> list[StepFolder]:
-        """Return all steps, also incomplete ones, newest first."""
+        """Return all remote steps, also incomplete ones, newest first."""
         with self._store_errors():
             paths = self._store.ls(str(self._root), detail=False) if self._exists() else []
         return sorted(filter(None, (step_folder(Path(path)) for path in paths)), reverse=True)
@@ -272,7 +272,7 @@ class RemoteRun:
 
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
-        """Turn exceptions of the store into CheckpointError."""
+        """A context that turns exceptions of the object store into CheckpointError."""
         try:
             yield
         except CheckpointError:
@@ -286,11 +286,11 @@ class RemoteRun:
 
 
 class _DamageError(Exception):
-    """A downloaded step does not match its digests."""
+    """A downloaded step whose files do not match their SHA-256."""
 
 
 def _verify(step: Path) -> None:
-    """Verify all files of a step folder. Raises _DamageError."""
+    """Verify the SHA-256 of all files of a step folder; raises _DamageError."""
     try:
         manifest = Manifest.read(step)
         manifest.check_texts(step)
@@ -300,7 +300,7 @@ def _verify(step: Path) -> None:
 
 
 def download_if_remote(load: str) -> str:
-    """Download the checkpoint of an address into a cache folder for reading; returns the step.
+    """Download the checkpoint at an object store address to a cache; returns the step's folder.
 
     A name that is not an address is returned unchanged.
 
@@ -325,5 +325,5 @@ def download_if_remote(load: str) -> str:
 
 
 def local_save_dir(save: str) -> str:
-    """Return the local folder of a run saved to an address; other names are returned unchanged."""
+    """Return the local folder of a run that is saved to an address; other names unchanged."""
     return str(Path("runs") / save.split("://")[1].strip("/")) if is_address(save) else save

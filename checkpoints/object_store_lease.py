@@ -34,12 +34,12 @@ _POLL_SECONDS = 5.0  # between reads of another run's lease
 
 
 class LeaseLostError(CheckpointError):
-    """Another folder holds the lease now."""
+    """Another run folder holds the lease on an object store address now."""
 
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """Content of the lease file.
+    """Content of the lease file: holder and heartbeat.
 
     Attributes:
         run: unique id of the run, which a folder that resumes the run inherits.
@@ -56,18 +56,18 @@ class LeaseRecord:
 
     @property
     def location(self) -> str:
-        """Folder and host, for messages."""
+        """Folder and host of the lease's holder, for messages."""
         return f"{format_path(self.folder)} on {format_name(self.host)}"
 
 
 class Lease:
-    """A held lease; see `acquire_lease`."""
+    """A held lease on an object store address; created by `acquire_lease`."""
 
     def __init__(self, remote: RemoteRun, record: LeaseRecord) -> None:
         self._remote, self._record = remote, record
 
     def renew(self) -> None:
-        """Increment the heartbeat.
+        """Increment the heartbeat in the lease file.
 
         Raises:
             LeaseLostError: another folder has taken the address over.
@@ -78,7 +78,7 @@ class Lease:
         _write(self._remote, self._record)
 
     def release(self) -> None:
-        """Release the lease at the end of the run. Raises as `renew`."""
+        """Release the lease at the end of the run; raises as `renew` does."""
         self._check_held()
         _write(self._remote, replace(self._record, beat=0))
 
@@ -91,7 +91,7 @@ class Lease:
 
 
 def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease:
-    """Acquire the lease on an address for a run folder, which the caller has locked.
+    """Acquire the lease on an address for a run folder that the caller has locked.
 
     A folder without steps takes over the run at the address once its lease has ended.
 
@@ -120,7 +120,7 @@ def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease
 
 
 def _local_record(folder: Path) -> LeaseRecord:
-    """Return the record of a folder.
+    """Return the lease record of a local run folder.
 
     Its run is "" if the folder never had a mirror. A copied folder gets a new writer id.
     """
@@ -134,7 +134,7 @@ def _local_record(folder: Path) -> LeaseRecord:
 
 
 def _wait_until_expired(remote: RemoteRun, record: LeaseRecord) -> None:
-    """Wait until a lease is released or expired. Raises CheckpointError if it is renewed."""
+    """Wait until a lease is released or expires; raises CheckpointError if it is renewed."""
     address = format_path(remote.address)
     if record.beat:
         say(f"waiting {TIMEOUT_SECONDS:.0f} s for a sign of life of the run in {record.location}, "
@@ -151,7 +151,7 @@ def _wait_until_expired(remote: RemoteRun, record: LeaseRecord) -> None:
 
 
 def _read(remote: RemoteRun) -> LeaseRecord | None:
-    """Read the lease file; None without one.
+    """Read the lease file; returns None if there is none.
 
     A folder in place of a store can show a partly written file, so reading is retried.
     """
@@ -177,7 +177,7 @@ def _write(remote: RemoteRun, record: LeaseRecord) -> None:
 
 
 def restore_newer_step(save: str, mirror: str) -> Path | None:
-    """Download the newest step of a mirror if the run folder has no step as new.
+    """Download the newest step of a mirror unless the run folder has an equally new one.
 
     Returns:
         The downloaded step's folder, or None.

@@ -1,4 +1,4 @@
-"""Safetensors files: read byte ranges, write file by file, and SHA-256 digests of chunks.
+"""Safetensors files: byte-range reads, writes of whole files, and SHA-256 of chunks.
 
 Each chunk has a digest of its own, so that a range can be verified without reading all.
 """
@@ -62,7 +62,7 @@ class ArraySpec(NamedTuple):
 
 
 class OpenFile:
-    """File descriptor for reading, closed when the object is no longer referenced."""
+    """File descriptor for reading, closed when the object is garbage-collected."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises OSError."""
@@ -71,7 +71,7 @@ class OpenFile:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a safetensors file, which stays open so that it can be deleted meanwhile.
+    """A tensor in an open safetensors file; the file can be deleted meanwhile.
 
     Attributes:
         start: byte offset of its elements in the file.
@@ -87,7 +87,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def spec(self) -> ArraySpec:
-        """Dtype and shape; raises CheckpointError for a dtype that NumPy lacks."""
+        """Dtype and shape of the tensor; raises CheckpointError for a dtype that NumPy lacks."""
         if self.dtype_name not in DTYPES:
             raise CheckpointError(
                 f"tensor {self.name} of {self.path} is {self.dtype_name}, which is not supported; "
@@ -96,7 +96,7 @@ class StoredTensor(NamedTuple):
         return ArraySpec(DTYPES[self.dtype_name], self.shape)
 
     def read_into(self, memory: memoryview, offset: int) -> None:
-        """Fill `memory` with bytes of the tensor, beginning at byte `offset`; thread-safe.
+        """Fill `memory` with the tensor's bytes, from byte `offset` on; thread-safe.
 
         Raises:
             DamagedError: the file cannot be read, or was truncated.
@@ -165,7 +165,7 @@ def to_storable(name: str, tensor: np.ndarray) -> np.ndarray:
 def split_by_bytes(
     tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield consecutive tensors as dictionaries of at most `shard_bytes` bytes.
+    """Group consecutive tensors into dictionaries of at most `shard_bytes` bytes each.
 
     A larger tensor has a dictionary of its own. A dictionary is cleared before the next one is
     filled, so that only one of them is in memory if `tensors` computes arrays lazily.
@@ -186,7 +186,7 @@ def split_by_bytes(
 def write_safetensors(
     path: Path, shard: dict[str, np.ndarray], metadata: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Write and fsync a safetensors file with the read and write permissions of its folder.
+    """Write and fsync a safetensors file, with the read and write permissions of its folder.
 
     Raises:
         OSError: the file cannot be written.
@@ -202,32 +202,33 @@ def write_safetensors(
 
 # ---- digests ------------------------------------------------------------------------------------
 def sha256_of_array(array: np.ndarray) -> str:
-    """Return the SHA-256 of all elements in C order, in hexadecimal."""
+    """Return the SHA-256 (hex) of an array's elements in C order."""
     return sha256_of_bytes(_content(array))
 
 
 def sha256_of_bytes(content: bytes | memoryview) -> str:
-    """Return the SHA-256 of bytes, in hexadecimal."""
+    """Return the SHA-256 (hex) of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def sha256_of_chunks(array: np.ndarray) -> list[str]:
-    """Return the SHA-256 of each chunk of an array's elements in C order."""
+    """Return the SHA-256 (hex) of each chunk of an array's elements in C order."""
     content = _content(array)
     size = chunk_bytes(len(content))
     return [sha256_of_bytes(content[i : i + size]) for i in range(0, len(content), size)]
 
 
 def chunk_bytes(nbytes: int) -> int:
-    """Return the bytes of a chunk of a tensor of `nbytes`, a power of two; the last is smaller."""
+    """Return the chunk size for a tensor of `nbytes` bytes: a power of two."""
     return max(_MIN_CHUNK, 1 << (max(nbytes - 1, 0) // _MAX_CHUNKS).bit_length())
 
 
 def chunk_count(nbytes: int) -> int:
-    """Return the number of chunks of a tensor of `nbytes`."""
+    """Return the number of chunks of a tensor of `nbytes` bytes."""
     return -(-nbytes // chunk_bytes(nbytes))
 
 
 def _content(array: np.ndarray) -> memoryview:
+    """Return the bytes of an array in C order; without a copy if it is contiguous."""
     # As bytes, since bfloat16 does not support the buffer protocol.
     return np.asarray(array, order="C").reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""Assignment of shards to the processes that store them: each shard to one, with balanced bytes."""
+"""Assignment of tensor shards to the processes that store them, with balanced bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL_FRACTION = 4096
 
 @dataclass(frozen=True)
 class ShardAssignment:
-    """The process that stores each shard, and the shards that this process stores.
+    """The process that stores each shard, and the shards that the local process stores.
 
     Attributes:
         sharded: the tensors by name, for the manifest.
@@ -31,7 +31,7 @@ class ShardAssignment:
     _tensors: Mapping[str, ShardedTensor]
 
     def local_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield stored name and newly allocated array of each tensor that this process stores."""
+        """Yield stored name and new array of each tensor that the local process stores."""
         for name, shards in self.local_shards.items():
             read = self._tensors[name].read
             values = [read(shard) for shard in shards]
@@ -40,7 +40,7 @@ class ShardAssignment:
 
 
 class ShardAssigner:
-    """Assigns each shard to the process with the fewest bytes so far among those that hold it.
+    """Assigns each shard to the process with the fewest bytes among the shard's holders.
 
     With thousands of devices that takes seconds, so the assignment is reused while the tensors'
     sharding stays the same.
@@ -63,7 +63,7 @@ class ShardAssigner:
 
 
 def _key(tensor: ShardedTensor) -> tuple[str, int, int, int]:
-    """Return all that the assignment of a tensor's shards depends on."""
+    """Return the cache key of a tensor's assignment: all that the assignment depends on."""
     return tensor.name, tensor.dtype.itemsize, id(tensor.layout), id(tensor.processes)
 
 
@@ -84,7 +84,7 @@ def _assign(tensors: Sequence[ShardedTensor]) -> ShardAssignment:
 
 
 def iter_local_tensors(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors that this process stores, of tensors that every process can read in full.
+    """Yield the tensors that the local process stores, of tensors that all processes can read.
 
     Collective: every process reads every tensor, in the same order, since reading one can gather it
     from the devices of all processes.
@@ -98,7 +98,7 @@ def iter_local_tensors(tensors: Mapping[str, np.ndarray]) -> Iterator[tuple[str,
 
 
 class _LoadBalancer:
-    """Bytes that each process stores so far."""
+    """Assigns bytes to processes, each time to the one that stores the fewest so far."""
 
     def __init__(self, nbytes: int = 0) -> None:
         """Args: `nbytes`: bytes of all tensors."""
@@ -106,13 +106,13 @@ class _LoadBalancer:
         self._small_bytes = nbytes // popdist.getNumInstances() // SMALL_FRACTION
 
     def assign(self, nbytes: int, processes: Sequence[int]) -> int:
-        """Assign `nbytes` to the process with the fewest bytes, and return that process."""
+        """Assign `nbytes` to the process with the fewest bytes; returns that process."""
         owner = min(processes, key=self._bytes.__getitem__)
         self._bytes[owner] += nbytes
         return owner
 
     def assign_shards(self, tensor: ShardedTensor) -> tuple[int, ...]:
-        """Assign each shard of a tensor; returns the process of each."""
+        """Assign each shard of a tensor to a process; returns the process of each shard."""
         # A loading process reads one record file for each process that stored a shard it needs.
         # Small shards all go to the first holder: that hardly changes the balance, and saves files.
         owners = []

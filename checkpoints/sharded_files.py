@@ -1,4 +1,4 @@
-"""Read tensors whose shards several processes stored.
+"""Reads tensors whose shards several processes stored in different files.
 
 The manifest has the process that stored each shard. A loading process therefore opens the record
 and tensor files of only those processes that stored a shard it needs: a few of a thousand hosts.
@@ -41,7 +41,7 @@ class ShardedTensorSpec(NamedTuple):
     owners: Sequence[int]
 
     def shards_by_process(self) -> dict[int, list[TensorShard]]:
-        """Return the shards that each process stored, in order."""
+        """Return the shards that each process stored, in stored order."""
         by_process: dict[int, list[TensorShard]] = {}
         for owner, shard in zip(self.owners, self.layout, strict=True):
             by_process.setdefault(owner, []).append(shard)
@@ -49,7 +49,7 @@ class ShardedTensorSpec(NamedTuple):
 
 
 class ShardedTensorFiles(TensorFiles):
-    """Tensors of a step that several processes stored.
+    """Lazy mapping of a step's tensors whose shards several processes stored.
 
     The files of a process are opened, and its record file is read, on the first access to a shard
     that it stored, by any thread. A damaged file raises DamagedError then.
@@ -76,7 +76,7 @@ class ShardedTensorFiles(TensorFiles):
         self._process_files: dict[int, TensorFiles] = {}
 
     def open_all(self) -> None:
-        """Open the files of all processes, so that they can be deleted while they are read.
+        """Open the files of all processes, so that reads survive their deletion.
 
         Raises:
             DamagedError: a file is missing, damaged, or not the one of the manifest.
@@ -118,7 +118,7 @@ class ShardedTensorFiles(TensorFiles):
     def _needed_chunks(
         self, name: str, required: tuple[TensorShard, ...]
     ) -> dict[int, tuple[int, ...]]:
-        """Return the chunks of each process's array that have elements of `required`."""
+        """Return the chunks, by process, that have elements of the `required` shards."""
         # On a thousand hosts a tensor has thousands of shards, so tensors with the same sharding
         # share the result.
         tensor = self._sharded[name]
@@ -136,7 +136,7 @@ class ShardedTensorFiles(TensorFiles):
         return self._chunks[key]
 
     def _assemble(self, name: str, arrays: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Assemble a tensor from arrays by process."""
+        """Assemble a full tensor from the arrays that each process stored."""
         dtype, shape = self.spec(name)
         by_process = self._shards_by_process(name)
         return assemble(
@@ -150,7 +150,7 @@ class ShardedTensorFiles(TensorFiles):
         )
 
     def _shards_by_process(self, name: str) -> dict[int, list[TensorShard]]:
-        """Return the shards of a tensor that each process stored; cached by sharding."""
+        """Return the shards of a tensor that each process stored; cached by shard layout."""
         tensor = self._sharded[name]
         key = id(tensor.layout), id(tensor.owners)
         if key not in self._by_process:
@@ -158,7 +158,7 @@ class ShardedTensorFiles(TensorFiles):
         return self._by_process[key]
 
     def _files_of_process(self, process: int) -> TensorFiles:
-        """Return the open files of a process, by stored name."""
+        """Return the tensor files of a process, opened once."""
         with self._lock:
             if process not in self._process_files:
                 try:

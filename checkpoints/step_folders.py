@@ -1,4 +1,4 @@
-"""Step folders of a checkpoint directory: created and deleted atomically, by renaming.
+"""Step folders of a checkpoint directory, created and deleted atomically by renaming.
 
 A step is written to a hidden folder and then renamed; a step is renamed to a hidden folder before
 it is deleted. A killed process leaves only hidden folders, which the next save removes.
@@ -29,7 +29,7 @@ _LEFTOVER = re.compile(_DELETED.pattern + r"|\.draft-" + _NAME.pattern + r"|\.sh
 
 
 class StepFolder(NamedTuple):
-    """Folder of a saved step; a later save compares greater."""
+    """Folder of a saved step; ordered by save number, so that a later save compares greater."""
 
     number: int
     """Number of saves to this directory before this one."""
@@ -51,20 +51,20 @@ def step_folders(directory: Path) -> list[StepFolder]:
 
 
 def step_folder(path: Path) -> StepFolder | None:
-    """Parse the name of a step folder; None if the name is of something else."""
+    """Parse the name of a step folder; returns None for other names."""
     match = _NAME.fullmatch(path.name)
     return match and StepFolder(int(match[1]), int(match[2]), path)
 
 
 def next_folder_name(directory: Path, step: int) -> str:
-    """Return the folder name for a step that is saved next."""
+    """Return the folder name for the next save, which is of step `step`."""
     saved = step_folders(directory)
     return f"{saved[0].number + 1 if saved else 0:06d}-step-{step}"
 
 
 @contextmanager
 def tmp_step_folder(directory: Path, name: str) -> Iterator[Path]:
-    """Yield an empty temporary folder that becomes step `name` when the context ends.
+    """A context with an empty temporary folder, renamed to the step folder `name` at its end.
 
     The folder is removed if the context raises.
     """
@@ -80,7 +80,7 @@ def tmp_step_folder(directory: Path, name: str) -> Iterator[Path]:
 
 
 def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> None:
-    """Delete all but the newest `to_keep` steps, and steps whose deletion was interrupted.
+    """Delete all but the newest `to_keep` step folders, and partly deleted ones.
 
     A folder that cannot be deleted is a `CheckpointWarning`; the next call tries again.
 
@@ -98,7 +98,7 @@ def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> No
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete partly written or deleted steps of a killed process; warns as `remove_older`."""
+    """Delete step folders that a killed process partly wrote or deleted."""
     _remove(directory, _LEFTOVER)
 
 
@@ -111,7 +111,7 @@ def _remove(directory: Path, names: re.Pattern[str]) -> None:
 
 @contextmanager
 def _warn_on_failure(path: Path) -> Iterator[None]:
-    """Turn a failed deletion into a warning; the run does not depend on it."""
+    """A context that turns a failed deletion into a warning."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Checkpoint directory of a run: saves in the background, loads the newest undamaged step.
+"""Checkpoint directory of a run: background saves, and loads of the newest undamaged step.
 
 All processes save and load together. Each writes its own files into the step's folder; process 0
 creates the folder, and commits it when all processes have written theirs.
@@ -45,7 +45,7 @@ SHARD_BYTES = 2**30
 
 
 class SaveResult(NamedTuple):
-    """A completed save.
+    """Step, folder, duration and time of a completed save.
 
     Attributes:
         path: the step's folder on process 0; None on other processes.
@@ -60,7 +60,7 @@ class SaveResult(NamedTuple):
 
 
 class CheckpointStore:
-    """Saves and loads the steps of a run; one run at a time can save to a directory.
+    """Saves and loads the steps of a run; only one run at a time can save to a directory.
 
     Only one store of a process saves at a time: all processes save in the same order, so they
     always synchronize on the same step.
@@ -102,7 +102,7 @@ class CheckpointStore:
         wait: bool = False,
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """Save a step as the newest; collective.
+        """Save the tensors and metadata of a step as the newest checkpoint; collective.
 
         Waits for the save before, also one of another store, so that at most one copy exists. Each
         process writes its shards of a `ShardSource`; of other mappings, which every process can
@@ -143,7 +143,7 @@ class CheckpointStore:
         CheckpointStore._latest = self._pending
 
     def check_space(self, step: int | None, needed: int) -> None:
-        """Check that the disk has enough free space for a step.
+        """Check that the disk has enough free bytes for a checkpoint.
 
         Args:
             step: the step to save; None before the first save of a run: then too little space for
@@ -179,7 +179,7 @@ class CheckpointStore:
         return pending is not None and pending.done() and pending.exception() is not None
 
     def wait(self) -> None:
-        """Wait for the background save.
+        """Wait for the end of the background save.
 
         Raises:
             CheckpointError: that save could not be written.
@@ -189,18 +189,18 @@ class CheckpointStore:
             pending.result()
 
     def load(self, step: int | None = None, verify: bool = True) -> SavedCheckpoint:
-        """Return the newest undamaged step, or the given one, as `load_newest` does."""
+        """Load the newest undamaged step, or the given one, as `load_newest` does."""
         self.wait()
         checkpoint, damaged = load_newest(self._directory, step, verify)
         self._damaged |= damaged
         return checkpoint
 
     def steps(self) -> list[int]:
-        """Return the steps in the directory, newest last, damaged ones too."""
+        """Return the step numbers in the directory, newest last; damaged steps are included."""
         return [folder.step for folder in reversed(step_folders(self._directory))]
 
     def close(self) -> None:
-        """Wait for the background save; afterwards the store can load but not save.
+        """Wait for the background save; afterwards the store cannot save, but can load.
 
         Raises:
             CheckpointError: that save could not be written.
@@ -222,7 +222,7 @@ class CheckpointStore:
         tensors: Callable[[], Iterable[tuple[str, np.ndarray]]],
         start: float,
     ) -> None:
-        """Write a step, with retries.
+        """Write a checkpoint, retrying failed writes.
 
         Args:
             manifest: without tensor records, and with the content of the text files.
@@ -237,7 +237,7 @@ class CheckpointStore:
             self._remove_older(self._to_keep)
 
     def _remove_older(self, to_keep: int) -> None:
-        """Delete older steps; a failure is a warning, as the new step is already saved."""
+        """Delete older steps; a failed deletion is only a warning, as the new step is saved."""
         try:
             remove_older(self._directory, to_keep, self._damaged | damaged_folders())
         except (OSError, CheckpointError) as error:
@@ -245,7 +245,7 @@ class CheckpointStore:
             warnings.warn(f"{failure}: {error_reason(error)}", CheckpointWarning, stacklevel=2)
 
     def _write_once(self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Write a step on all processes, or raise on all."""
+        """Write a checkpoint on all processes, or raise on all."""
         if popdist.getInstanceIndex():
             folder = Path(run_on_all_processes(lambda: "", self._channel)[0])
             self._write_local_tensors(folder, tensors)
@@ -274,7 +274,7 @@ class CheckpointStore:
             run_on_all_processes(commit, self._channel)
 
     def _next_folder_name(self, step: int) -> str:
-        """Create the directory and return the name of the step's folder."""
+        """Create the directory and return an unused folder name for a step."""
         self._directory.mkdir(parents=True, exist_ok=True)
         if not self._has_saved:
             remove_leftovers(self._directory)
@@ -284,7 +284,7 @@ class CheckpointStore:
     def _write_local_tensors(
         self, folder: Path, tensors: Iterable[tuple[str, np.ndarray]]
     ) -> tuple[TensorRecords, dict[str, str]]:
-        """Write the tensors of this process.
+        """Write the tensors that the local process stores; returns their records and file hashes.
 
         Returns:
             Tensor records, and the digests of all processes' record files by name. Of these two, a
@@ -304,7 +304,7 @@ class CheckpointStore:
 def write_tensors(
     folder: Path, prefix: str, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int
 ) -> TensorRecords:
-    """Write tensors to safetensors files named `prefix` and a number; return their records.
+    """Write tensors to files named `prefix` and a number; returns their records.
 
     Raises:
         OSError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files by name, verified against digests if a checkpoint recorded them.
+"""Tensors in safetensors files by name, verified against recorded SHA-256 hashes if there are any.
 
 The manifest has the tensor records of a single process. Each of several processes writes a record
 file, and the manifest has these files' digests, so that no file grows with processes times tensors.
@@ -47,7 +47,7 @@ MAX_READERS = 4
 
 @contextmanager
 def reader_pool() -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool for reading and digesting; pending work is canceled at the end."""
+    """A context with a thread pool for reading and hashing; queued work is canceled at its end."""
     pool = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1))
     try:
         yield pool
@@ -56,7 +56,7 @@ def reader_pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def fingerprint_files(files: Iterable[Path]) -> str:
-    """Return a digest of the files' names, sizes and first megabytes."""
+    """Return the SHA-256 (hex) of the files' names, sizes and first megabytes."""
     sha256 = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:
@@ -66,7 +66,7 @@ def fingerprint_files(files: Iterable[Path]) -> str:
 
 
 class TensorFiles(LazyArrays):
-    """Tensors of safetensors files by name; each access reads one from disk as a new array.
+    """Lazy mapping of the tensors in safetensors files; each access reads a new array from disk.
 
     The files stay open, so that they can be deleted meanwhile, as a running training does with old
     checkpoints.
@@ -115,7 +115,7 @@ class TensorFiles(LazyArrays):
         return self._read(name)
 
     def read_shards(self, name: str, shards: Sequence[TensorShard]) -> np.ndarray:
-        """Read only those chunks of a tensor that have elements of `shards`.
+        """Read only the chunks of a tensor that have elements of `shards`.
 
         Returns:
             The tensor in its full shape; elements outside of these chunks are 0.
@@ -138,23 +138,23 @@ class TensorFiles(LazyArrays):
         return self._stored_spec(name)
 
     def get_stored(self, name: str) -> tuple[StoredTensor, Sequence[str] | None]:
-        """Return the tensor of a name in the files, and the digests of its chunks if known."""
+        """Return the stored tensor, and the SHA-256 of its chunks if recorded."""
         return self._files[name], self._digests[name] if self._digests is not None else None
 
     def _stored_spec(self, name: str) -> ArraySpec:
-        """Return dtype and shape of the tensor of a name in the files."""
+        """Return dtype and shape of a tensor by its name in the files."""
         return self._files[name].spec
 
     def _stored_names(self) -> Collection[str]:
-        """Return the tensor names in the files."""
+        """Return the names of all tensors in the files."""
         return self._files
 
     def fingerprint(self) -> str:
-        """Return a digest of the files' sizes and first megabytes; it differs for most models."""
+        """Return a SHA-256 of file sizes and first megabytes, different for most models."""
         return fingerprint_files({one.path for one in self._files.values()})
 
     def verify(self, process: int = 0, num_processes: int = 1) -> None:
-        """Read every tensor once and compare it with its digests.
+        """Read every tensor once and compare it with its recorded SHA-256.
 
         At most `MAX_READERS` chunks are in memory at a time.
 
@@ -178,7 +178,7 @@ class TensorFiles(LazyArrays):
                 pass
 
     def _read(self, name: str, chunks: Iterable[int] | None = None) -> np.ndarray:
-        """Read a tensor of the files; with `chunks`, the elements outside of them are 0."""
+        """Read a tensor from the files; with `chunks`, elements outside these chunks are 0."""
         dtype, shape = spec = self._stored_spec(name)
         content, size = np.zeros(spec.nbytes, np.uint8), chunk_bytes(spec.nbytes)
         for number in range(chunk_count(spec.nbytes)) if chunks is None else chunks:
@@ -186,7 +186,7 @@ class TensorFiles(LazyArrays):
         return content.view(dtype).reshape(shape)
 
     def _read_chunk(self, name: str, number: int, memory: memoryview) -> None:
-        """Read a chunk into `memory` and verify its digest."""
+        """Read a chunk of a tensor into `memory` and verify its SHA-256."""
         stored, digests = self.get_stored(name)
         stored.read_into(memory, number * chunk_bytes(self._stored_spec(name).nbytes))
         if digests is not None and sha256_of_bytes(memory) != digests[number]:
@@ -194,7 +194,7 @@ class TensorFiles(LazyArrays):
             raise DamagedError(f"tensor {name} in {file} is not what was saved")
 
     def _chunk_elements(self, name: str) -> int:
-        """Return the number of elements of a chunk of a tensor in the files."""
+        """Return the number of elements in a chunk of a stored tensor."""
         spec = self._stored_spec(name)
         return max(chunk_bytes(spec.nbytes) // spec.dtype.itemsize, 1)
 
@@ -202,7 +202,7 @@ class TensorFiles(LazyArrays):
 # ---- records ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TensorRecord:
-    """Record of a tensor in a safetensors file.
+    """File, dtype, shape and chunk hashes of a stored tensor.
 
     Attributes:
         file: file name.
@@ -217,11 +217,11 @@ class TensorRecord:
 
     @classmethod
     def from_array(cls, array: np.ndarray, file: str) -> Self:
-        """Create the record of an array in `file`; computes the digests."""
+        """Create the record of an array stored in `file`; computes the chunk hashes."""
         return cls(file, array.dtype.name, list(array.shape), sha256_of_chunks(array))
 
     def check(self, name: str) -> None:
-        """Raise CheckpointError unless the record of tensor `name` has a digest of each chunk."""
+        """Raise CheckpointError unless the record of tensor `name` has a SHA-256 for each chunk."""
         if self.dtype not in NAMED_DTYPES:
             raise CheckpointError(f"tensor {format_name(name)} has an unsupported dtype")
         nbytes = ArraySpec(NAMED_DTYPES[self.dtype], tuple(self.shape)).nbytes
@@ -230,7 +230,7 @@ class TensorRecord:
 
     @classmethod
     def from_json(cls, fields: JsonObject) -> Self:
-        """Parse a record. Raises FileError if it is invalid."""
+        """Parse a tensor record; raises FileError if it is invalid."""
         file = fields.text("file")
         if not is_file_name(file):
             raise FileError(f"{format_value(file)} is not a file name of a checkpoint")
@@ -242,7 +242,7 @@ TensorRecords = dict[str, TensorRecord]
 
 
 def open_recorded_tensors(folder: Path, records: TensorRecords) -> TensorFiles:
-    """Open the tensors of records; their files must have exactly these tensors.
+    """Open tensor files, which must contain exactly the recorded tensors.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, or has another dtype or shape.
@@ -265,24 +265,24 @@ def open_recorded_tensors(folder: Path, records: TensorRecords) -> TensorFiles:
 
 
 def records_to_json(records: TensorRecords) -> dict[str, Any]:
-    """Convert records to JSON data."""
+    """Convert tensor records to JSON data."""
     return {name: asdict(record) for name, record in records.items()}
 
 
 def write_records(path: Path, records: TensorRecords) -> str:
-    """Write a record file and return its digest."""
+    """Write tensor records to a JSON file and return its SHA-256."""
     return write_size_checked(path, json.dumps({"tensors": records_to_json(records)}))
 
 
 def records_from_json(fields: JsonObject) -> TensorRecords:
-    """Parse the records of a manifest or record file. Raises FileError if they are invalid."""
+    """Parse the tensor records of a manifest or record file; raises FileError if invalid."""
     return {
         name: TensorRecord.from_json(record) for name, record in fields.objects("tensors").items()
     }
 
 
 def read_records(path: Path, sha256: str) -> TensorRecords:
-    """Read a record file.
+    """Read a file of tensor records and verify its SHA-256.
 
     Raises:
         CheckpointError: the file is missing or damaged, or does not match the digest.
@@ -301,7 +301,7 @@ def read_records(path: Path, sha256: str) -> TensorRecords:
 
 
 def write_size_checked(path: Path, text: str) -> str:
-    """Write a text of at most `MAX_RECORDS` bytes and return its digest.
+    """Write a text of at most `MAX_RECORDS` bytes and return its SHA-256.
 
     Raises:
         CheckpointError: the text is larger.

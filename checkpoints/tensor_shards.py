@@ -1,4 +1,4 @@
-"""Shards of logical tensors: each process saves and reads only its own."""
+"""Shards of tensors by their logical names: each process saves and reads only its own shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class TensorShard:
-    """Consecutive elements of a box of a tensor.
+    """Consecutive elements of a box (axis-aligned block) of a tensor.
 
     Attributes:
         shape: shape of the full tensor.
@@ -39,7 +39,7 @@ class TensorShard:
 
     @classmethod
     def full(cls, shape: tuple[int, ...]) -> TensorShard:
-        """Return the shard that is the full tensor."""
+        """Return the shard that contains all elements of a tensor."""
         axes = tuple(range(len(shape)))
         return cls(shape, axes, (0,) * len(shape), shape, 0, math.prod(shape))
 
@@ -67,7 +67,7 @@ class ShardedTensor:
 
 @runtime_checkable
 class ShardSource(Protocol):
-    """Tensors that can be read shard by shard."""
+    """Mapping of tensors that can be read shard by shard."""
 
     def shards(self) -> Iterable[ShardedTensor]:
         """Return all tensors, in the same order on all processes."""
@@ -76,7 +76,7 @@ class ShardSource(Protocol):
 def assemble(
     shape: tuple[int, ...], dtype: np.dtype, shards: Mapping[TensorShard, Callable[[], np.ndarray]]
 ) -> np.ndarray:
-    """Assemble a tensor from shards; elements outside of them are 0.
+    """Assemble a full array from shards; elements outside of them are 0.
 
     Args:
         shards: function that returns the elements of each shard, (length,).
@@ -95,7 +95,7 @@ def assemble(
 
 
 def with_offsets(shards: Iterable[TensorShard]) -> Iterator[tuple[int, TensorShard]]:
-    """Yield shards that are stored one after the other, each with its offset in elements."""
+    """Yield consecutively stored shards, each with its element offset."""
     offset = 0
     for shard in shards:
         yield offset, shard
@@ -103,7 +103,7 @@ def with_offsets(shards: Iterable[TensorShard]) -> Iterator[tuple[int, TensorSha
 
 
 def check_complete(shards: Collection[TensorShard]) -> None:
-    """Check that shards cover each element of one tensor exactly once.
+    """Check that shards cover each element of a tensor exactly once.
 
     Raises:
         ValueError: they do not.
@@ -127,7 +127,7 @@ def check_complete(shards: Collection[TensorShard]) -> None:
 
 
 class StoredShards(NamedTuple):
-    """Shards of a tensor in one stored array.
+    """Shards of a tensor that are stored in one array, one after the other.
 
     Attributes:
         chunk_elements: number of elements of a digest chunk of the array.
@@ -142,7 +142,7 @@ class StoredShards(NamedTuple):
 def find_needed_chunks(
     required: tuple[TensorShard, ...], stored: tuple[StoredShards, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return, for each stored array, the sorted chunks that have an element of `required`."""
+    """Return, for each stored array, the sorted chunk numbers with elements of `required`."""
     (shape,) = {shard.shape for one in stored for _, shard in one.shards}
     is_required = shard_mask(shape, required)
     box_masks: dict[Box, np.ndarray] = {}
@@ -171,7 +171,7 @@ def shard_mask(shape: tuple[int, ...], shards: Iterable[TensorShard]) -> np.ndar
 
 
 def _chunks_with_any(mask: np.ndarray, offset: int, chunk_elements: int) -> Iterable[int]:
-    """Return the chunks of an array in which `mask`, at `offset` of the array, has a True."""
+    """Return the chunk numbers of an array in which `mask`, at element `offset`, has a True."""
     if not mask.any():
         return ()
     first, last = offset // chunk_elements, (offset + mask.size - 1) // chunk_elements
@@ -187,7 +187,7 @@ def _box_view(tensor: np.ndarray, box: Box) -> np.ndarray:
 
 
 def _group_by_box(shards: Iterable[TensorShard]) -> dict[Box, list[TensorShard]]:
-    """Group shards by box, each group ordered by start."""
+    """Group shards by box, each group ordered by first element."""
     ordered = sorted(shards, key=lambda shard: (shard.box, shard.start))
     return {box: list(in_box) for box, in_box in groupby(ordered, key=lambda shard: shard.box)}
 

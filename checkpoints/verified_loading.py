@@ -26,7 +26,7 @@ _damaged: dict[Path, str] = {}
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A saved step whose manifest and file headers were verified; values are verified on access."""
+    """A saved step with verified manifest and file headers; values are verified on access."""
 
     step: int
     """Number of optimizer steps done."""
@@ -44,7 +44,7 @@ class SavedCheckpoint:
     """Digest of the manifest, which covers all files."""
 
     def verify(self) -> None:
-        """Read and verify all values once; collective: each process reads a part of them.
+        """Read and verify all tensor values once; collective: each process reads a part.
 
         Raises:
             DamagedError: on all processes, if a value is not the saved one.
@@ -53,7 +53,7 @@ class SavedCheckpoint:
             self.tensors.verify(popdist.getInstanceIndex(), popdist.getNumInstances())
 
     def mark_damaged(self, reason: str) -> None:
-        """Exclude this step from later loads, which fall back to the step before; collective."""
+        """Exclude this step from later loads, which use the previous step instead; collective."""
         _damaged[self.path.absolute()] = reason
 
 
@@ -63,12 +63,12 @@ def damaged_folders() -> set[Path]:
 
 
 def has_checkpoint(path: str | Path) -> bool:
-    """True if the path is a step folder or has one, damaged or not."""
+    """True if the path is a step folder or contains one, damaged or not."""
     return (Path(path) / FILE_NAME).is_file() or bool(step_folders(Path(path)))
 
 
 def load_checkpoint(path: str | Path, verify: bool = True) -> SavedCheckpoint:
-    """Load the newest undamaged step of a directory, or the step whose folder is given.
+    """Load the newest undamaged step of a run folder, or the step of a step folder.
 
     Args:
         verify: as for `load_newest`.
@@ -160,7 +160,7 @@ def _not_found_message(directory: Path, step: int | None) -> str:
 
 
 def _read(folder: Path, verify: bool) -> SavedCheckpoint:
-    """Read and verify a step folder; collective: all processes return or raise the same.
+    """Read and verify a step folder; collective: returns or raises alike on all processes.
 
     Args:
         verify: verify the values, too.

@@ -1,4 +1,4 @@
-"""Reference to the frozen base model, whose weights checkpoints do not contain.
+"""Reference to the frozen base model whose weights a run's checkpoints do not contain.
 
 If the base is a step of another run, which that run can delete, the run keeps a copy in its own
 folder: hard links or, on another disk, copied weights. The copy is found by the digest of its
@@ -33,7 +33,7 @@ _BASE, _STEP = "base", "step"  # keys of the metadata, and of the base in it
 
 @dataclass(frozen=True)
 class BaseModelRef:
-    """Name and digests of a base model.
+    """Name and SHA-256 hashes of a frozen base model.
 
     Attributes:
         name: folder, name on the hub, or "random".
@@ -47,14 +47,14 @@ class BaseModelRef:
 
     @classmethod
     def from_location(cls, location: str | Path, step: str | None = None) -> BaseModelRef:
-        """Create the reference to a location, with an absolute path if it is a folder."""
+        """Create the reference to a model at a location; a folder's path is made absolute."""
         return cls(
             str(Path(location).resolve()) if Path(location).exists() else str(location), step=step
         )
 
     @classmethod
     def from_checkpoint(cls, checkpoint: SavedCheckpoint) -> BaseModelRef | None:
-        """Read the reference from a checkpoint; None if that contains all weights."""
+        """Read the reference from a checkpoint; None if the checkpoint contains all weights."""
         metadata = metadata_of(checkpoint)
         if _BASE not in metadata:
             return None
@@ -63,11 +63,11 @@ class BaseModelRef:
         return cls(saved.text("name"), saved.text_mapping("sha256"), step)
 
     def local_copy(self, folder: Path) -> Path:
-        """Return the copy's folder in a run's `base` folder."""
+        """Return the folder of the base model's copy in a run's `base` folder."""
         return folder / (self.step or "")[:16]
 
     def locate(self, near_step: Path | None, given_location: str | None = None) -> str:
-        """Return the location: a copy near `near_step`, else the given one, else the name."""
+        """Return the base model's location: a copy near `near_step`, the given one, or its name."""
         if near_step is not None and self.step is not None:
             for folder in (RunFolder.from_step_folder(near_step).base, near_step.parent):
                 if has_checkpoint(self.local_copy(folder)):
@@ -75,7 +75,7 @@ class BaseModelRef:
         return given_location or self.name
 
     def name_relative_to(self, folder: str | Path) -> str | None:
-        """Return the name for adapter_config.json: on the hub, or a path relative to `folder`.
+        """Return the base model's name for adapter_config.json: on the hub, or a relative path.
 
         None for random weights. A relative path reveals nothing about this machine.
         """
@@ -86,7 +86,7 @@ class BaseModelRef:
         return os.path.relpath(os.path.realpath(self.name), os.path.realpath(folder))
 
     def to_metadata(self, sha256: Mapping[str, str]) -> dict[str, Any]:
-        """Return the reference as metadata of a checkpoint.
+        """Return the reference as checkpoint metadata.
 
         Args:
             sha256: digests of the weights that the checkpoint does not contain.
@@ -98,7 +98,7 @@ class BaseModelRef:
 def keep_base_steps(
     run: RunFolder, bases: Iterable[BaseModelRef], start: SavedCheckpoint | None
 ) -> set[Path]:
-    """Copy the steps that are base models, and their own base models, into the run; collective.
+    """Copy checkpoints that serve as base models into the run's folder; collective.
 
     Args:
         bases: references; those that are not steps or cannot be found are skipped.
@@ -127,14 +127,14 @@ def keep_base_steps(
 
 
 def remove_unused_base_steps(run: RunFolder, kept_folders: Collection[Path]) -> None:
-    """Delete the copies of base models that the run does not depend on."""
+    """Delete copies of base models that the run no longer depends on."""
     for path in run.base.iterdir() if run.base.is_dir() else ():
         if path not in kept_folders:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _find_step(base: BaseModelRef, near_step: SavedCheckpoint | None) -> SavedCheckpoint | None:
-    """Find the step that a base model is: the step `near_step` itself, or a copy close to it."""
+    """Find the checkpoint that a base model refers to: `near_step` itself, or a copy near it."""
     if near_step is not None and near_step.sha256 == base.step:
         return near_step
     location = base.locate(None if near_step is None else near_step.path)
@@ -157,7 +157,7 @@ def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
 
 
 def _copy_weights(step: SavedCheckpoint, to: Path) -> None:
-    """Write a step with the weights of another step, without optimizer state."""
+    """Write a copy of a checkpoint that has only the weights, without optimizer state."""
     tensors = ((name, step.tensors[name]) for name in weight_names(step))
     records = write_tensors(to, "tensors-", tensors, SHARD_BYTES)
     config = dump_yaml(metadata_of(step).mapping("config"))
@@ -167,7 +167,7 @@ def _copy_weights(step: SavedCheckpoint, to: Path) -> None:
 
 
 def weight_names(checkpoint: SavedCheckpoint) -> list[str]:
-    """Return the names of a checkpoint's tensors that are weights."""
+    """Return the names of a checkpoint's tensors that are model weights."""
     return [
         n
         for n in checkpoint.tensors

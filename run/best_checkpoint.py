@@ -1,4 +1,4 @@
-"""Best checkpoint of a run: saves the weights of the best evaluation so far."""
+"""Best checkpoint of a run: the weights with the best evaluation metric so far."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_BASE: Mapping[str, Any] = MappingProxyType({})
 
 
 class BestCheckpoint:
-    """Tracks the best value of a metric: `checkpoint.keep_best`, or else the loss.
+    """Tracks the best value of a metric (`checkpoint.keep_best`, or the loss) and its weights.
 
     With `checkpoint.keep_best`, the weights of the best evaluation are saved, without optimizer
     state, in a folder of their own. NaN is never the best value.
@@ -56,7 +56,7 @@ class BestCheckpoint:
         self._folder = RunFolder(Path(save or "")).best if keeps_best else None
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a checkpoint stores, for a resumed run."""
+        """Return the state to store in a checkpoint, for a resumed run."""
         return {
             "metric": self._metric,
             "value": self._value,
@@ -65,7 +65,7 @@ class BestCheckpoint:
         }
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float], weights: Arrays) -> None:
-        """Update the best value, and save the weights if it improved.
+        """Update the best value after an evaluation, and save the weights if it improved.
 
         Args:
             step: number of optimizer steps done.
@@ -97,7 +97,7 @@ class BestCheckpoint:
         return self._early_stopping.should_stop
 
     def print_early_stop(self) -> None:
-        """Print why training ends early."""
+        """Print why early stopping ends training."""
         best = (
             "none" if self._value is None else f"{format_number(self._value)} at step {self._step}"
         )

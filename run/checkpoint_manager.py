@@ -37,7 +37,7 @@ DISK_SHARD_BYTES = 2**27
 
 
 class CheckpointManager:
-    """Saves as configured in `checkpoint`, and at the end; does nothing without --save."""
+    """Saves checkpoints at the configured steps, and at the end of a run; needs --save."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class CheckpointManager:
         return self._saved_step if self._pending_step is None else self._pending_step
 
     def should_save(self, step: int) -> bool:
-        """True on process 0 if `checkpoint.minutes` have passed, or a failed save needs a retry."""
+        """True on process 0 if `checkpoint.minutes` have passed, or to retry a failed save."""
         if self._store is None or not is_first_process():
             return False
         if self._store.last_save_failed and not self._failures:
@@ -94,13 +94,13 @@ class CheckpointManager:
         return (due or failed) and step != self.step
 
     def maybe_save(self, step: int) -> None:
-        """Save in the background if the step is due by `checkpoint.steps`."""
+        """Save in the background if `checkpoint.steps` makes a save due at this step."""
         every = self._config.checkpoint.steps
         if every is not None and step % every < self._config.execution.device_iterations:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Save in the background, or in the foreground if the state is larger than memory.
+        """Save in the background; in the foreground if the state is larger than memory.
 
         A failed save does not end the run: it is retried once with the state of that moment, and
         then at the next step that is due.
@@ -119,7 +119,7 @@ class CheckpointManager:
         self._blocked_seconds[step] = time.monotonic() - start
 
     def save_metrics(self) -> dict[str, float]:
-        """Return metrics of the last completed save, on process 0; a new save goes to the mirror.
+        """Return metrics of the last completed save on process 0, and upload it to the mirror.
 
         Duration, time that training was blocked, and bytes are returned once for each save.
         """
@@ -142,7 +142,7 @@ class CheckpointManager:
         return metrics
 
     def save_last(self, step: int) -> bool:
-        """Save the last step, unless it is already saved.
+        """Save the final step of a run unless it is already saved.
 
         Returns:
             True if `save_metrics` has something new.
@@ -173,7 +173,7 @@ class CheckpointManager:
             self._pending_step = step
 
     def _await_pending(self) -> None:
-        """Wait for the background save, and handle its failure."""
+        """Wait for the background save, and handle an error of it."""
         step, self._pending_step = self._pending_step, None
         if step is None or self._store is None:
             return
@@ -193,7 +193,7 @@ class CheckpointManager:
 
     @property
     def saved_where(self) -> str:
-        """Message: where the last good state is saved."""
+        """Return a message on where the last complete checkpoint is saved."""
         save = self._config.checkpoint.save
         if self._store is None:
             return "the state before is lost, since --save was not given"
@@ -201,7 +201,7 @@ class CheckpointManager:
 
     @property
     def resumable(self) -> str:
-        """Message: the step from which the run resumes if it ends now."""
+        """Return a message on the step from which the run would resume if it ended now."""
         if self._store is None:
             return "no checkpoint was saved, since --save was not given"
         if not self.step:
@@ -220,7 +220,7 @@ class CheckpointManager:
         }
 
     def _prepare(self, step: int | None, tensors: Arrays) -> None:
-        """Create the run's folder with the tokenizer, and check free space; collective.
+        """Create the run's folder with its tokenizer, and check free disk space; collective.
 
         Repeated before each save, as the folder can be deleted meanwhile.
 
@@ -256,7 +256,7 @@ class CheckpointManager:
             self._has_warned = True
 
     def on_train_begin(self) -> None:
-        """Print when the run is saved, and check that the disk has enough free space; collective.
+        """Print when the run saves, and check free disk space; collective.
 
         Too little space for all steps that are kept is a warning.
 

@@ -1,4 +1,4 @@
-"""Early stopping: training ends after `eval.patience` evaluations without improvement."""
+"""Early stopping: end training after `eval.patience` evaluations without improvement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class EarlyStopping:
-    """Counts evaluations without improvement.
+    """Counts consecutive evaluations without improvement.
 
     Attributes:
         patience: number of evaluations without improvement that end training; None: never.
@@ -18,7 +18,7 @@ class EarlyStopping:
     evals_since_best: int = 0
 
     def update(self, improved: bool) -> None:
-        """Count an evaluation."""
+        """Count an evaluation that did or did not improve the metric."""
         self.evals_since_best = 0 if improved else self.evals_since_best + 1
 
     @property

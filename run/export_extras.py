@@ -1,4 +1,4 @@
-"""Files that an export takes from the base model: generation config and other modalities."""
+"""Files that an export copies from the base model: generation config and image processors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROCESSORS = "*processor_config.json"
 
 
 def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
-    """Return the base model's generation_config.json, {} without one.
+    """Return the base model's generation_config.json; {} if there is none.
 
     It is searched beside the loaded weights, then beside the tokenizer, which a run keeps a copy
     of.
@@ -44,7 +44,7 @@ def base_generation_config(config: RunConfig) -> Mapping[str, Any]:
 def merge_multimodal_parts(
     config: RunConfig, files: Arrays, hf_config: dict[str, Any]
 ) -> tuple[Arrays, dict[str, Any], Path | None]:
-    """Merge a text model into the multimodal model that it is a part of.
+    """Merge the weights of a text model into the multimodal model that contains it.
 
     Returns:
         Weights and config.json of the merged model, and the multimodal model's folder; without a
@@ -76,13 +76,13 @@ def merge_multimodal_parts(
 
 
 def copy_processor_configs(folder: Path, to: Path) -> None:
-    """Copy the configs of image processors."""
+    """Copy the image processor configs of a multimodal model."""
     for path in folder.glob(PROCESSORS):
         shutil.copy(path, to)
 
 
 def _local_model_or_none(name: str, files: list[str] | None = None) -> Path | None:
-    """Return the local folder of a model, or None if it cannot be found or downloaded."""
+    """Return the local folder of a model; None if it cannot be found or downloaded."""
     try:
         return local_model(name, files)
     except UserError:

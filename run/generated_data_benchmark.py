@@ -1,4 +1,4 @@
-"""Command line and report of `finetuning.py` and `inference.py`."""
+"""Command line and report of the speed measurements `finetuning.py` and `inference.py`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def report_throughput(
     requirements_fn: RequirementsFn,
     unused: UnusedFields,
 ) -> None:
-    """Measure the configuration of a command line; print a line for people and one of JSON.
+    """Measure the configuration of a command line; print a summary line and a JSON line.
 
     With an option for plans, show the plan instead. `--load` of a run takes its configuration.
 
@@ -77,7 +77,7 @@ def read_throughput_line(
     unused: UnusedFields,
     add_options: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> CommandLine:
-    """Read the command line of a script that trains or generates from generated data.
+    """Read the command line of a script that runs on generated data.
 
     Args:
         presets: "finetuning" or "inference".
@@ -111,7 +111,7 @@ def read_throughput_line(
 
 
 def _is_given(line: CommandLine, field: str) -> bool:
-    """True if a flag sets a field."""
+    """True if a command line flag sets the field."""
     flags = (layer for layer in line.settings.sources if layer.name == "flags")
     return any(field in flatten(layer.values) for layer in flags)
 
@@ -128,7 +128,7 @@ def _add_options_of_training(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class MachineUse:
-    """Model FLOP/s of a measured program, and the fraction of the machine that they use.
+    """Model FLOP/s of a measured program, and its fraction of the machine's matmul rate.
 
     Attributes:
         model_flops_per_second: FLOP/s of the model's matrix products on all devices together,
@@ -149,7 +149,7 @@ class MachineUse:
         requirements_fn: Callable[[RunConfig], Requirements],
         samples_per_second: float,
     ) -> MachineUse:
-        """Measure the matrix rate, for a second, and compare a program's throughput with it."""
+        """Measure the matmul rate for a second, and compare a program's throughput with it."""
         peak = peak_host_bytes()
         execution = replace(
             config.execution, activations="keep", attention_serialisation=1, attention="scores"

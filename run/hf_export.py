@@ -1,4 +1,4 @@
-"""Export a model to a folder that transformers loads, or an adapter that PEFT loads."""
+"""Export of models to folders for transformers, and of adapters to folders for PEFT."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def export_model(
     base: BaseModelRef | None = None,
     precision: str | None = None,
 ) -> None:
-    """Write a model, its config, tokenizer and model card to a folder; with adapters only these.
+    """Write weights, config, tokenizer and model card to a folder; of adapters only the adapter.
 
     If the hub cannot be reached for the tokenizer, the model is written without one. Collective;
     the first process writes.
@@ -118,7 +118,7 @@ def export_model(
 
 
 def _select_exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
-    """Select the mappings that an adapter file contains.
+    """Select the weight mappings that an adapter file contains.
 
     These are all trainable weights, and frozen weights with new token rows, which the base lacks.
     """
@@ -161,7 +161,7 @@ def _write_model(
 
 
 def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
-    """Return the content of adapter_config.json.
+    """Return the content of PEFT's adapter_config.json.
 
     Args:
         named: name of the base model.
@@ -197,7 +197,7 @@ def _config_dtype(config: RunConfig) -> np.dtype:
 
 
 def _cast(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
-    """Cast a weight to another precision; integers stay."""
+    """Cast a floating-point weight to another precision; integer weights stay."""
     if np.issubdtype(weight.dtype, np.integer):
         return weight
     with np.errstate(over="ignore"):
@@ -211,7 +211,7 @@ def _cast(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
 
 
 def task_fields(config: RunConfig) -> dict[str, str]:
-    """Return the fields of the data section that describe the task, for config.json."""
+    """Return the data fields that describe the task, to store in config.json."""
     values = {name: getattr(config.data, name, None) for name in TASK_FIELDS}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -219,7 +219,7 @@ def task_fields(config: RunConfig) -> dict[str, str]:
 def export_checkpoint(
     config: RunConfig, folder: str, precision: str | None = None, merge: str | None = None
 ) -> None:
-    """Export what `checkpoint.load` names, also random weights; see `export_model`.
+    """Export the checkpoint, model or random weights of `checkpoint.load`; see `export_model`.
 
     Args:
         merge: merge adapters into the "original" or the "dequantized" weights of the base model,
@@ -262,7 +262,7 @@ def _without_adapter(config: RunConfig) -> RunConfig:
 
 
 def _run_info(config: RunConfig, start: InitialState) -> RunInfo | None:
-    """Return information about the run in `checkpoint.load`; None if it is no run."""
+    """Return metadata of the run in `checkpoint.load`; None if it is not a run."""
     load = config.checkpoint.load
     if load is None or start.checkpoint is None:
         return None

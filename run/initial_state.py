@@ -1,4 +1,4 @@
-"""Initial state of a run: weights of a model or checkpoint, and what a resumed run needs."""
+"""Initial state of a run: weights of a model or checkpoint, and state to resume."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Used = TypeVar("Used")
 
 @dataclass(frozen=True)
 class InitialState:
-    """State that a run starts from.
+    """Weights and training state that a run starts from.
 
     Attributes:
         tensors: weights by logical name and, for a resumed run, optimizer state.
@@ -65,7 +65,7 @@ class InitialState:
     restart_hint: str = ""
 
     def load_with_fallback(self, use: Callable[[InitialState], Used]) -> tuple[InitialState, Used]:
-        """Call `use` with this state; if it is damaged, with that of the step before.
+        """Call `use` with this state, or with the previous step's state if this one is damaged.
 
         Values are verified when they are read, so that each is read once.
 
@@ -90,15 +90,17 @@ class InitialState:
 
 
 def with_reload(find: Callable[[], InitialState]) -> InitialState:
+    """Return an initial state with the function that finds it again if it is damaged."""
     return replace(find(), reload=partial(with_reload, find))
 
 
 def has_steps(location: str | None) -> bool:
+    """True if a location has at least one checkpoint."""
     return location is not None and location != RANDOM and has_checkpoint(location)
 
 
 def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> SavedCheckpoint:
-    """Load the checkpoint at a location. Raises CheckpointError if adapters are given twice."""
+    """Load the checkpoint at a location; raises CheckpointError if adapters are given twice."""
     checkpoint = load_checkpoint(load, verify=False)
     if config.adapter.load is not None and has_adapters(weight_map, checkpoint):
         raise CheckpointError(
@@ -111,7 +113,7 @@ def open_checkpoint(config: RunConfig, weight_map: WeightMap, load: str) -> Save
 def state_from_weights(
     config: RunConfig, weight_map: WeightMap, load: str, needs_base: bool = True
 ) -> InitialState:
-    """Return a state with weights only.
+    """Return an initial state that has only weights, without training state.
 
     Its base is the checkpoint's own base model if that has all frozen weights, else the checkpoint.
     """
@@ -130,7 +132,7 @@ def state_from_weights(
 
 
 def load_weights(config: RunConfig, weight_map: WeightMap, needs_base: bool = True) -> InitialState:
-    """Load the weights that `checkpoint.load` names, and FP8 state if needed, for inference.
+    """Load the weights of `checkpoint.load` for inference, with FP8 scales if needed.
 
     For a run these are the weights of its newest step, which is printed.
 
@@ -174,7 +176,7 @@ def _load_weights(
 
 
 def load_inference_weights(config: RunConfig) -> InitialState:
-    """Check memory and devices, and load the weights; the same on all processes.
+    """Check memory and devices, then load the weights for inference; equal on all processes.
 
     Raises as `load_weights`.
     """

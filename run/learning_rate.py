@@ -1,4 +1,4 @@
-"""Learning rate schedule and number of steps.
+"""Learning rate schedule, and the number of steps of a run.
 
 Learning rates equal those of transformers' `get_*_schedule_with_warmup` and `Adafactor`.
 """
@@ -16,7 +16,7 @@ from config.sections import LearningRate, RunConfig, Training
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """Learning rate by step, counted from 0; call it with a step.
+    """Learning rate as a function of the step, counted from 0.
 
     The learning rate grows linearly from 0 to its maximum over the warmup. A first step at learning
     rate 0 changes no weight, but fills the optimizer's moments, as with Hugging Face's schedules.
@@ -29,7 +29,7 @@ class LRSchedule:
 
     @classmethod
     def from_config(cls, training: Training) -> Self:
-        """Create the schedule of a config, beginning at its first step."""
+        """Create the learning rate schedule of a training config, from `start_step` on."""
         rate = training.optimizer.learning_rate
         steps, warmup = max(training.steps - rate.start_step, 0), rate.warmup_steps
         if warmup is None:
@@ -62,7 +62,7 @@ def lr_change_message(before: Training, now: Training, step: int) -> str | None:
 
 
 def resolve_epochs(config: RunConfig, samples: int, done: int = 0, seen: int = 0) -> RunConfig:
-    """Set `training.steps` to the number of steps of `training.epochs`; unchanged without epochs.
+    """Convert `training.epochs` to `training.steps`; unchanged if epochs are not set.
 
     The remaining steps are rounded up to a multiple of `device_iterations`.
 

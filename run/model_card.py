@@ -46,7 +46,7 @@ _TRAINING = {
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Information about the run that weights are from.
+    """Records of the run that trained some weights.
 
     Attributes:
         config: the run's config as data.
@@ -60,7 +60,7 @@ class RunInfo:
 
     @classmethod
     def from_checkpoint(cls, load: str, step: int, config: Mapping[str, Any]) -> RunInfo:
-        """Find the records of a checkpoint's run, in its folder or one of the two above."""
+        """Find the records of a checkpoint's run, in its folder or up to two folders above."""
         path = Path(load)
         places = [RunFolder(place) for place in (path, path.parent, path.parent.parent)]
         with_metrics = (place for place in places if place.metrics.is_file())
@@ -68,7 +68,7 @@ class RunInfo:
 
     @property
     def metrics(self) -> list[StepMetrics]:
-        """Metrics of all steps up to that of the weights."""
+        """Metrics of all steps up to the step of the weights."""
         try:
             rows = read_metrics(self.folder.metrics)
         except OSError:
@@ -76,7 +76,7 @@ class RunInfo:
         return [row for row in rows if row["step"] <= self.step]
 
     def eval_metrics(self) -> dict[str, float]:
-        """Evaluation metrics of the weights: of eval.json, else of the last evaluation."""
+        """Evaluation metrics of the weights: from eval.json, else from the last evaluation."""
         try:
             report = read_object(self.folder.validation).data
         except (FileError, OSError):
@@ -98,7 +98,7 @@ def write_model_card(
     run: RunInfo | None,
     adapter: AdapterInfo | None = None,
 ) -> None:
-    """Write README.md and the loss curve.
+    """Write the model card (README.md) and the loss curve to an export folder.
 
     Args:
         folder: folder of the exported model.
@@ -147,7 +147,7 @@ def _describe_trained(flat: Mapping[str, Any]) -> str:
 
 
 def _describe_base(load: str | None) -> tuple[str, str | None]:
-    """Return the origin of the weights for readers, and its name on the hub or None."""
+    """Return the weights' origin as text, and its name on the hub or None."""
     if load is None or load == RANDOM:
         return "random weights", None
     if has_checkpoint(load):
@@ -158,7 +158,7 @@ def _describe_base(load: str | None) -> tuple[str, str | None]:
 
 
 def _describe_data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """Return names of data sets on the hub, and a table about the data.
+    """Return the data sets' names on the hub, and a table that describes the data.
 
     Of local files only names are given, no paths.
     """
@@ -187,7 +187,7 @@ def _describe_data(flat: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
 
 
 def _hub_and_display_name(source: str) -> tuple[str | None, str]:
-    """Return the name on the hub or None, and a name for readers."""
+    """Return a source's name on the hub or None, and its display name."""
     path = source.partition("@")[0].partition(":")[0]
     is_file = Path(source).exists() or any(path.removesuffix(".gz").endswith(s) for s in READERS)
     if not is_file and _HUB_NAME.fullmatch(path):
@@ -218,7 +218,7 @@ def _rounding(flat: Mapping[str, Any]) -> str:
 
 
 def _session_tables(run: RunInfo) -> list[TableRows]:
-    """Return a table for each time that the run was started or resumed."""
+    """Return a table for each start or resume of the run."""
     by_session: list[TableRows] = []
     for session in read_sessions(run.folder):
         if session.first_step >= run.step:
@@ -231,7 +231,7 @@ def _session_tables(run: RunInfo) -> list[TableRows]:
 
 
 def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without local folders."""
+    """Return the config without local folder paths."""
     sections = {name: section for name, section in config.items() if name != "checkpoint"}
     for section, names in (
         ("data", ("train", "validation", "tokenizer")),
@@ -246,6 +246,6 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shorten_paths(command: str) -> str:
-    """Return a command with absolute paths shortened to file names."""
+    """Shorten absolute paths in a command to file names."""
     words = (Path(part).name if part.startswith("/") else part for part in shlex.split(command))
     return shlex.join(words)

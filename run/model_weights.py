@@ -1,4 +1,4 @@
-"""Read weights: of a Hugging Face model, of a checkpoint over its base model, or random ones.
+"""Reads model weights: of Hugging Face models, of checkpoints with their base model, or random.
 
 `read_weights` does all of it: tensors of files, the configured vocabulary, checks on read
 (`run.weight_checks`) and adapters on top. Each tensor is read on access.
@@ -49,7 +49,7 @@ def read_weights(
     checkpoint: SavedCheckpoint | None = None,
     needs_base: bool = True,
 ) -> tuple[Arrays, str]:
-    """Return lazy weights of a model, checked on access, and a digest of the files if known.
+    """Return lazy weights of a model, checked on access, and the files' fingerprint if known.
 
     Args:
         weight_map: the model's weights; its adapters are read from the location or `adapter.load`,
@@ -82,14 +82,14 @@ def read_weights(
 
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(weight_map: WeightMap, checkpoint: SavedCheckpoint) -> bool:
-    """True if the checkpoint contains adapters of the model; otherwise it contains their base."""
+    """True if the checkpoint contains the model's adapters; False if it is their base model."""
     return any(w.name in checkpoint.tensors for w in weight_map.filter(is_adapter).weights)
 
 
 def check_checkpoint(
     config: RunConfig, weight_map: WeightMap, checkpoint: SavedCheckpoint, load: str
 ) -> None:
-    """Raise CheckpointError unless a checkpoint and its base have the weights of the model."""
+    """Raise CheckpointError unless checkpoint and base model have all weights of the model."""
     check_config_match(config, checkpoint.metadata.get(MODEL), load)
     base = BaseModelRef.from_checkpoint(checkpoint)
     expected = weight_map if has_adapters(weight_map, checkpoint) else weight_map.base
@@ -106,7 +106,7 @@ def load_base_below(
     model: str | None = None,
     needs_base: bool = True,
 ) -> Arrays:
-    """Overlay a checkpoint's tensors over the base model's weights that it lacks.
+    """Return a checkpoint's tensors, with missing weights taken from its base model.
 
     Args:
         model: location of the base model, if it is given.
@@ -149,7 +149,7 @@ def _fail(error: CheckpointError) -> np.ndarray:
 
 # ---- models of Hugging Face ---------------------------------------------------------------------
 def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Arrays, str]:
-    """Read a Hugging Face model with the configured vocabulary; also return its fingerprint."""
+    """Read a Hugging Face model at the configured vocabulary size; also returns its fingerprint."""
     folder = local_model(name)
     hf_config, files = read_hf_config(folder), read_hf_directory(folder)
     tensors: LazyArrays = files
@@ -177,7 +177,7 @@ def _hf_weights(config: RunConfig, weight_map: WeightMap, name: str) -> tuple[Ar
 
 
 def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | None:
-    """Return the error for weights in the index that no file has, or None."""
+    """Return the error on weights that a model's index names but no file has; None if complete."""
     for weight, file in files.missing.items():
         return CheckpointError(
             f"the index of {format_path(name)} names {format_name(weight)} in {format_name(file)}, "
@@ -187,7 +187,7 @@ def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | Non
 
 
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
-    """Add adapter weights to base weights: those of `adapter.load`, or newly initialized ones."""
+    """Add adapter weights, of `adapter.load` or newly initialized, to base weights."""
     expected, folder = weight_map.filter(is_adapter), config.adapter.load
     if not expected.weights:
         return weights
@@ -206,7 +206,7 @@ def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) ->
 def _config_of_loaded(
     config: RunConfig, hf_config: Mapping[str, Any] | None, tensors: LazyArrays, name: str
 ) -> RunConfig:
-    """Return the config of the loaded model, whose vocabulary can differ from the configured one.
+    """Return the config with the vocabulary size of the loaded model.
 
     It can have fewer rows, or a tied head.
 
@@ -235,7 +235,7 @@ def _config_of_loaded(
 def _resize_vocabulary(
     config: RunConfig, weight_map: WeightMap, loaded: WeightMap, weights: Arrays
 ) -> Arrays:
-    """Resize the vocabulary of loaded weights to the configured one.
+    """Resize the vocabulary rows of loaded weights to the configured size.
 
     New rows are the mean of the others; an untied head starts as a copy of the embedding.
 
@@ -255,7 +255,7 @@ def _resize_vocabulary(
 
 
 def _resize_rows(weights: Arrays, name: str, rows: int, new: Sequence[int]) -> np.ndarray:
-    """Resize a weight to `rows` rows; new rows are the mean of the others."""
+    """Resize a weight to `rows` rows; new rows are the mean of the loaded rows."""
     old, is_row = weights[name], False
     if old.shape[0] == 1:  # a logits bias of shape (1, vocab_size)
         old, is_row = old.T, True

@@ -1,4 +1,4 @@
-"""Command line options of a training run besides its config, each declared with its flag."""
+"""Command line options of a training run that are not configuration fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from terminal.parser import EXPORT_OPTION, count_option, path_option, port_optio
 
 
 def _flag(name: str, default: Any = None, grouped: bool = True, **argument: Any) -> Any:
-    """Declare an option.
+    """Declare a dataclass field with its command line flag.
 
     Args:
         name: its flag.
@@ -23,7 +23,7 @@ def _flag(name: str, default: Any = None, grouped: bool = True, **argument: Any)
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of the command line.
+    """Values of the training script's command line options.
 
     Attributes:
         name: name of the config, for messages.
@@ -107,7 +107,7 @@ class RunOptions:
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the flags to a command line."""
+        """Add the options' flags to an argument parser."""
         group = parser.add_argument_group("the run")
         for option in fields(cls):
             if option.metadata:
@@ -117,7 +117,7 @@ class RunOptions:
 
     @classmethod
     def from_args(cls, args: argparse.Namespace, name: str, command: str) -> Self:
-        """Create the options from parsed arguments."""
+        """Create the options from parsed command line arguments."""
         values = {
             option.name: getattr(args, option.name) for option in fields(cls) if option.metadata
         }

@@ -1,4 +1,4 @@
-"""Profiler of training steps (`--profile`), which runs while training continues.
+"""Profiler of training steps (`--profile`) during a run.
 
 After one warm-up run of the program come N normal runs, N runs in which the host waits for each
 piece of work, and N runs with JAX's profiler. All of them train, with unchanged results. A run
@@ -28,7 +28,10 @@ WARM_UP, STAGES = 1, 3
 
 
 class Profiler:
-    """Profiles runs of the program; a context manager. Call `before_run` before every run."""
+    """Profiles some runs of the training program; a context manager.
+
+    Call `before_run` before every run.
+    """
 
     def __init__(self, runs: int, model: TrainingSession, title: str, folder: RunFolder) -> None:
         """
@@ -79,7 +82,7 @@ class Profiler:
         )  # names the phases in the trace
 
     def _end(self) -> None:
-        """Write the table of phases, if everything was measured."""
+        """Write the table of phases if all measurements are complete."""
         self._stage_starts.clear()
         self._close_stage()
         if not (self._overlapped.num_runs and self._serialized.num_runs):
@@ -106,7 +109,7 @@ class Profiler:
 
 
 def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> int:
-    """Return the number of runs of each measurement; 0 without --profile.
+    """Return the number of program runs of each measurement; 0 without --profile.
 
     Raises:
         ConfigError: too few steps are left.
@@ -124,7 +127,7 @@ def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> 
 
 
 def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) -> None:
-    """Print that the run ends after its profile; raises as `runs_to_profile`."""
+    """Print that the run ends after profiling; raises as `runs_to_profile` does."""
     if runs_to_profile(config, options, first_step) and _saves_nothing(config, options):
         say(
             f"--profile {options.profile} trains {config.training.steps - first_step} steps, and "
@@ -133,7 +136,7 @@ def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) 
 
 
 def shorten_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> RunConfig:
-    """End a run that saves nothing after its profiled steps, without evaluation."""
+    """Return the config of a run that ends after profiling, if the run saves nothing."""
     if options.profile is None or not _saves_nothing(config, options):
         return config
     off = ("training.epochs", "eval.steps", "eval.patience", "checkpoint.keep_best")
@@ -146,7 +149,7 @@ def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:
 
 
 def _num_steps(steps: int, config: RunConfig) -> int:
-    """Return the number of training steps that profiling `steps` steps takes."""
+    """Return the number of training steps that it takes to profile `steps` steps."""
     return (WARM_UP + STAGES * _runs(steps, config)) * config.execution.device_iterations
 
 

@@ -42,7 +42,7 @@ def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str,
 
 
 class QuantizedCache(ArraysView):
-    """Tensors, and a folder with the quantized form of some of them.
+    """Mapping of tensors that also reads and writes a folder with their quantized form.
 
     A file is named by a digest of the tensors that it was computed from, so that another base model
     has other files. A damaged file is computed again.
@@ -57,7 +57,7 @@ class QuantizedCache(ArraysView):
     def get_quantized(
         self, names: Sequence[str], form: str, make: Callable[[Arrays], Sequence[np.ndarray]]
     ) -> Sequence[np.ndarray]:
-        """Return quantized arrays of the tensors, cached or newly computed."""
+        """Return quantized arrays of tensors, read from the cache or newly computed."""
         read = {name: self[name] for name in names if name not in self._known}
         digests = [self._known[name] if name in self._known else sha256_of_array(read[name])
                    for name in names]  # fmt: skip
@@ -72,7 +72,7 @@ class QuantizedCache(ArraysView):
         return arrays
 
     def _write(self, path: Path, arrays: Sequence[np.ndarray]) -> None:
-        """Write a file; after a first failure, with a warning, no further one is written."""
+        """Write a cache file; after a failure it warns and writes no more files."""
         try:
             write_file(
                 "packed weights to", path, lambda draft: write_safetensors(draft, _file(arrays))
@@ -93,7 +93,7 @@ def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _read_cached(path: Path) -> Sequence[np.ndarray] | None:
-    """Read a file; None if it is missing or damaged."""
+    """Read a cache file; returns None if it is missing or damaged."""
     try:
         if not path.exists():
             return None

@@ -1,4 +1,4 @@
-"""Log-probabilities of the reference model for preference training, computed before the first step.
+"""Log-probabilities of the frozen reference model in preference training, computed once and cached.
 
 The reference model has the weights that the run started with, without adapters. A cache file has
 the log-probabilities of a list of samples; its name is a digest of all that they depend on: the
@@ -51,7 +51,7 @@ REFERENCE, ORIGIN, ORIGIN_STEP = "reference", "reference_origin", "reference_ste
 
 @dataclass(frozen=True)
 class ReferenceLogps:
-    """Reference model of a run, and the cache of its log-probabilities.
+    """Log-probabilities of a run's reference model, with their cache.
 
     Attributes:
         config: config of the run.
@@ -73,7 +73,7 @@ class ReferenceLogps:
     def for_run(
         cls, config: RunConfig, start: InitialState, folder: RunFolder
     ) -> ReferenceLogps | None:
-        """Return the reference of a run in a folder; None if its objective needs none."""
+        """Return the reference model of a training run; None if the objective needs none."""
         objective = make_objective(config)
         if REF_LOGPS not in objective.sequence_inputs:
             return None
@@ -88,7 +88,7 @@ class ReferenceLogps:
 
     @classmethod
     def from_checkpoint(cls, config: RunConfig, start: InitialState) -> ReferenceLogps | None:
-        """Return the reference of the run in `checkpoint.load`; None if the objective needs none.
+        """Return the reference model of the run in `checkpoint.load`; None if none is needed.
 
         Raises:
             UserError: `checkpoint.load` is no run with a reference.
@@ -120,14 +120,14 @@ class ReferenceLogps:
         )  # fmt: skip
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return metadata for checkpoints."""
+        """Return the reference model's description, to store in checkpoints."""
         if self.origin is None:
             return {REFERENCE: self.sha256}
         step = {} if self.origin.step is None else {ORIGIN_STEP: self.origin.step}
         return {REFERENCE: self.sha256, ORIGIN: self.origin.name, **step}
 
     def add_to(self, samples: Samples) -> SamplesWithRefLogps:
-        """Add the reference's log-probabilities to samples, cached or newly computed; collective.
+        """Add the reference log-probabilities to samples; cached or newly computed; collective.
 
         Raises:
             UserError: the cache has no file, and the weights are no longer available.
@@ -149,7 +149,7 @@ class ReferenceLogps:
         return SamplesWithRefLogps(samples, cached)
 
     def remove_drafts(self) -> None:
-        """Delete drafts of other settings in the run's own folder."""
+        """Delete cache drafts of other settings in the run's folder."""
         if self.config.training.reference_cache is None and is_first_process():
             remove_stale_drafts(self.folder)
 
@@ -198,7 +198,7 @@ def _digest_of_weights(config: RunConfig, tensors: DigestChecked | None) -> str:
 
 
 def _reference_origin(start: InitialState) -> BaseModelRef | None:
-    """Return the reference to the weights that a new run starts from."""
+    """Return the reference to the base model whose weights a new run starts from."""
     if start.checkpoint is not None:
         return BaseModelRef.from_location(start.checkpoint.path, start.checkpoint.sha256)
     return start.base
@@ -207,7 +207,7 @@ def _reference_origin(start: InitialState) -> BaseModelRef | None:
 def _weights_at_origin(
     config: RunConfig, sha256: str, origin: str | None, folder: Path
 ) -> Mapping[str, np.ndarray]:
-    """Read the weights that a run started from, at their origin or `checkpoint.base_model`.
+    """Read the weights that a run started from, at their old location or `checkpoint.base_model`.
 
     Raises:
         UserError: neither has them.
@@ -234,7 +234,7 @@ def _weights_at_origin(
 
 
 def _initial_weights(config: RunConfig, location: str) -> Mapping[str, np.ndarray]:
-    """Read the weights at a location, with adapters only if a checkpoint has some."""
+    """Read the weights at a location, with adapters only if its checkpoint has some."""
     weight_map = get_family(config).weight_map(config)
     trained = has_checkpoint(location) and has_adapters(
         weight_map, load_checkpoint(location, verify=False)
@@ -256,7 +256,7 @@ def _digest(of: Any) -> str:
 
 
 def _write_cache_file(path: Path, logps: np.ndarray) -> bool:
-    """Write a cache file on process 0; returns False, after a warning, if that fails."""
+    """Write a cache file on process 0; warns and returns False if that fails."""
     if is_first_process():
         try:
             write_logps_file(path, logps)

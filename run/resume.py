@@ -1,4 +1,4 @@
-"""Resume a run: resolve the checkpoint, model or random weights that training starts from."""
+"""Resolution of the state a run starts from: a checkpoint, a model or random weights."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _resume_from(
     restart_hint: str,
     model: str | None = None,
 ) -> InitialState:
-    """Return the state of a run that is resumed from a checkpoint.
+    """Return the initial state of a run that resumes from a checkpoint.
 
     Args:
         restart_hint: advice on how to start a new run instead.
@@ -146,17 +146,17 @@ def _resume_from(
 
 
 def _optional_object(metadata: JsonObject, name: str) -> dict[str, Any] | None:
-    """Return an object of the metadata; None without it."""
+    """Return a JSON object of the metadata; None if it is missing."""
     return None if metadata.data.get(name) is None else metadata.mapping(name)
 
 
 def _is_within(load: str | None, save: str) -> bool:
-    """True if `load` is the run folder `save`, or a step in it."""
+    """True if `load` is the run folder `save`, or a step folder in it."""
     return load is not None and Path(load).resolve().is_relative_to(Path(save).resolve())
 
 
 def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str, Any]:
-    """Return metadata about the weights that checkpoints do not contain, on process 0; collective.
+    """Return checkpoint metadata on the base model's weights, on process 0; collective.
 
     Called when the weights have been read.
 
@@ -179,7 +179,7 @@ def base_model_metadata(start: InitialState, weight_map: WeightMap) -> dict[str,
 
 
 def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) -> None:
-    """Raise CheckpointError if the run in a folder has another model or other data.
+    """Raise CheckpointError if the run in a folder has a different model or different data.
 
     Args:
         saved: that run's config by dotted path, as far as it is known.

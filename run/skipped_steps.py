@@ -1,4 +1,4 @@
-"""Steps that were skipped because the loss or a gradient was not finite."""
+"""Counter of steps skipped because the loss or a gradient was not finite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sessions.training import StepResult
 
 
 class SkippedSteps:
-    """Counts skipped steps, and detects too many in a row.
+    """Counts skipped steps, and detects too many consecutive ones.
 
     Attributes:
         total: number of skipped steps of the run, also before it was resumed.
@@ -24,7 +24,7 @@ class SkippedSteps:
         self._last: StepResult | None = None
 
     def count(self, result: StepResult) -> None:
-        """Count a step."""
+        """Count a step, which was skipped or not."""
         if result.skipped:
             self.total += 1
             self._last = result
@@ -36,7 +36,7 @@ class SkippedSteps:
         return self.in_a_row > self._max_in_a_row
 
     def error(self, saved_where: str) -> UserError:
-        """Return the error to raise after too many skipped steps.
+        """Return the error to raise after too many consecutive skipped steps.
 
         Args:
             kept: message about the last saved state.

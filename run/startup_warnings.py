@@ -1,4 +1,4 @@
-"""Warnings before training starts: about samples, context length and frozen weights."""
+"""Warnings at the start of training, on samples, context length and frozen weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIN_SHOWN_FRACTION = 0.005
 
 
 def data_warnings(config: RunConfig, samples: Samples) -> list[str]:
-    """Return warnings about the training samples: few loss tokens, much padding, too few."""
+    """Return warnings about the training samples: few samples or loss tokens, or much padding."""
     checked = samples.take(
         np.unique(np.linspace(0, len(samples) - 1, NUM_CHECKED_SAMPLES).astype(int))
     )
@@ -65,12 +65,12 @@ def length_warnings(config: RunConfig, new_tokens: int = 0) -> list[str]:
 
 
 def trained_weights_summary(config: RunConfig, weight_map: WeightMap) -> list[str]:
-    """Return messages about the weights that are trained."""
+    """Return messages on which weights are trained."""
     return [*_adapter_summary(weight_map), *_new_rows_warning(config, weight_map)]
 
 
 def _adapter_summary(weight_map: WeightMap) -> list[str]:
-    """Return a summary of the weights with adapters, trained in full and frozen, by module."""
+    """Return a summary, by module, of weights with adapters, fully trained and frozen weights."""
     if not weight_map.has_adapters:
         return []
     with_adapter, full, frozen = (Counter[str]() for _ in range(3))
@@ -99,12 +99,12 @@ def _format_shares(sizes: Counter[str], total: int) -> str:
 
 
 def _module_kind(row: WeightMapping, weight: Weight) -> str:
-    """Return the last part of a weight's module name; `experts` for expert weights."""
+    """Return the last part of a weight's module name; "experts" for expert weights."""
     return "experts" if row.expert_matrices else module_name(weight.name).rpartition(".")[2]
 
 
 def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:
-    """Return a warning about new token rows whose weights are frozen."""
+    """Return a warning if rows of new tokens are in frozen weights."""
     trained, new = {w.name for w in weight_map.trainable_weights}, config.model.rows_to_initialize()
     frozen = [
         name

@@ -1,4 +1,4 @@
-"""Stop signals: SIGTERM and others end a run after the current step."""
+"""Stop signals (SIGTERM and others), which end a run after the current step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from terminal.interrupts import DUPLICATE_WINDOW, SIGNALS
 
 
 class StopSignal:
-    """Turns the first of `SIGNALS`, such as SIGTERM or SIGUSR1 (Slurm's warning of a time limit),
-    into a flag to look at between steps. Processes agree there on whatever else ends or saves the
-    run.
+    """Turns the first SIGTERM or similar signal into a flag that is polled between steps.
+
+    `SIGNALS` lists the signals, such as SIGUSR1 (Slurm's warning of a time limit). Processes
+    agree in `poll` on the signal.
 
     with StopSignal() as stop:
         for step in range(steps):

@@ -1,4 +1,4 @@
-"""Watchdog: warns when a step, a save or the disk takes unusually long."""
+"""Watchdog that warns when a step, a save or the disk takes unusually long."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _MAX_NAMED = 3  # other processes in a warning
 
 
 class _Activity(NamedTuple):
+    """The main thread's current work: its kind, description and start time."""
+
     kind: str
     description: str
     is_storage: bool
@@ -33,7 +35,7 @@ class _Activity(NamedTuple):
 
 
 class Watchdog:
-    """Thread that watches how long the main thread works on one thing.
+    """Thread that warns if one activity of the main thread takes unusually long.
 
     with Watchdog(300, disk, stop) as watchdog:
         watchdog.mark("step", "step 12")
@@ -57,7 +59,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
 
     def mark(self, kind: str, description: str, is_storage: bool = False) -> None:
-        """Mark the start of the main thread's next piece of work.
+        """Mark the start of the main thread's next activity.
 
         Args:
             kind: kind of work, whose durations are similar.
@@ -113,13 +115,13 @@ class Watchdog:
 
 
 class _FileActivity:
-    """Measures how long this process has read and written almost nothing."""
+    """Measures how long this process has hardly read or written files."""
 
     def __init__(self) -> None:
         self._moved, self._since = 0, time.monotonic()
 
     def idle(self) -> float:
-        """Return the idle time in seconds; 0 if it cannot be measured."""
+        """Return the seconds without file activity; 0 if unknown."""
         try:
             lines = _IO_COUNTERS.read_text().splitlines()
         except OSError:
@@ -132,7 +134,7 @@ class _FileActivity:
 
 
 def _peer_status() -> dict[str, str]:
-    """Return the status of each other process; empty if it is not slow."""
+    """Return the activity of each peer process; empty if peers do not answer."""
     try:
         return popdist.peer_status()
     except Exception:  # popdist reports a coordinator that does not respond
@@ -140,7 +142,7 @@ def _peer_status() -> dict[str, str]:
 
 
 def _format_peers(statuses: dict[str, str], description: str) -> str:
-    """Format the status of processes that work on something else than this one."""
+    """Format the processes whose activity differs from this one's."""
     prefix = f"{description} for"
     different = [
         f"{who} is at {work}"

@@ -1,4 +1,4 @@
-"""Checks of weights: shapes and config before reading; finite values and digests on read."""
+"""Checks of weights: shapes and config before reading; finite values and hashes on read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IGNORED_CONFIG_KEYS = {
 
 
 def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays, name: str) -> None:
-    """Raise CheckpointError if a Hugging Face model has a tied head, but the config an untied one.
+    """Raise CheckpointError if the config unties the head, but the Hugging Face model ties it.
 
     The config.json of a T5 does not say which.
     """
@@ -47,7 +47,7 @@ def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays,
 
 
 def check_config_match(config: RunConfig, hf_config: Any, load: str) -> None:
-    """Raise CheckpointError if weights were made for a model that computes something else.
+    """Raise CheckpointError if a model's config.json contradicts the configuration.
 
     Args:
         theirs: Hugging Face's description of that model, as far as there is one. What it leaves
@@ -76,7 +76,7 @@ def check_weights_match(
     load: str,
     elsewhere: Collection[str] = (),
 ) -> None:
-    """Raise CheckpointError unless these and the weights `elsewhere` are the model's weights."""
+    """Raise CheckpointError unless names and shapes of weights in files match the model."""
     specs = {name: files.spec(name) for name in names}
     mxfp4_names = mxfp4_fields(specs)
     wrong = [
@@ -99,7 +99,7 @@ def check_weights_match(
 def check_finite(
     config: RunConfig, tensors: Arrays, load: str, names: Iterable[str] | None = None
 ) -> Arrays:
-    """Return tensors that raise CheckpointError on access if they have NaN or infinity.
+    """Return lazy tensors that raise CheckpointError on access if they have NaN or infinity.
 
     Values beyond float16 count as infinity in a float16 model. `checkpoint.allow_nonfinite`
     disables the check.
@@ -131,7 +131,7 @@ def check_finite(
 
 
 class DigestChecked(ArraysView):
-    """Tensors whose digests must not change after the first read, as files can be rewritten.
+    """Lazy tensors whose SHA-256 must not change after the first read, as files can be rewritten.
 
     Attributes:
         sha256: digests of the tensors that were read, by name.
@@ -161,7 +161,7 @@ class DigestChecked(ArraysView):
         return array
 
     def digests(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Return digests of tensors, which must not change from now on."""
+        """Return the SHA-256 of tensors, which must not change from now on."""
         names_to_read = list(names)
         self._must_match.update(names_to_read)
         with reader_pool() as pool:
@@ -171,7 +171,7 @@ class DigestChecked(ArraysView):
 
 
 def check_digests(tensors: Arrays, source: str, must_match: Collection[str] = ()) -> DigestChecked:
-    """Return tensors that must not change while a run starts.
+    """Return lazy tensors that raise CheckpointError if their files change while a run starts.
 
     Args:
         source: origin of the tensors, for messages.

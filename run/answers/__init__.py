@@ -1,1 +1,1 @@
-"""Generated answers: for prompts of a file, or in a chat."""
+"""Generated answers to prompts from a file, or in a chat."""

@@ -52,7 +52,7 @@ COMMAND = re.compile(r"/([a-z_]+)(?: +(\S.*))?")
 
 
 def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) -> None:
-    """Answer each input line until the input ends.
+    """Answer each line of user input until the input ends.
 
     Args:
         read: returns the next line, or None at the end; default: standard input.
@@ -103,7 +103,7 @@ def _run_command(session: ChatSession, line: str, name: str, value: str | None) 
 
 
 class ChatSession:
-    """Chat with a model that keeps the conversation's history.
+    """Chat with a model, with conversation history.
 
     A context manager: the model stays on the devices inside of it. Programs are compiled for a
     maximum number of tokens, which doubles when a conversation becomes longer. A conversation
@@ -128,16 +128,16 @@ class ChatSession:
         self._release_model()
 
     def _release_model(self) -> None:
-        """Remove the model from the devices."""
+        """Release the device memory of the loaded model."""
         self._model = None
         self._exit_stack.close()
 
     def reset(self) -> None:
-        """Start a new conversation."""
+        """Clear the conversation history."""
         self._messages = []
 
     def set(self, name: str, value: str) -> None:
-        """Set a field of `generation`, such as temperature, and the search that it belongs to.
+        """Set a field of the generation config, such as temperature; enables its search strategy.
 
         Raises:
             ConfigError: invalid value.
@@ -178,7 +178,7 @@ class ChatSession:
     def _compile_if_needed(
         self, resolved_config: RunConfig, prompt_tokens: int
     ) -> GenerationSession:
-        """Return the model on the devices, compiled for prompts of this many tokens."""
+        """Return the model on the devices, compiled for prompts of `prompt_tokens` tokens."""
         if self._model is None or prompt_tokens != self._prompt_tokens:
             self._release_model()
             self._prompt_tokens = prompt_tokens
@@ -231,7 +231,7 @@ class ChatSession:
 
 
 def stream_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the new complete words of a growing text, without leading or trailing space.
+    """Yield the newly completed words of a growing text, without surrounding spaces.
 
     Args:
         texts: the text so far, each longer than the one before.
@@ -247,7 +247,7 @@ def stream_words(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _end_of_complete_words(text: str) -> int:
-    """Return the index at which the last complete word ends."""
+    """Return the index at which the last complete word of a text ends."""
     complete = text.rstrip(REPLACEMENT_CHARACTER)
     if complete and complete == text and ord(complete[-1]) >= _WITHOUT_SPACES:
         return len(complete)

@@ -42,7 +42,7 @@ GENERATED = "generated"
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A prompt and the row that it comes from.
+    """A rendered prompt and the input row that it comes from.
 
     Attributes:
         row: columns of the data row; a plain text is the column `prompt`.
@@ -56,7 +56,7 @@ class PromptRow:
 def generate_answers(
     config: RunConfig, prompts: Sequence[PromptRow], data_cache: DataCache
 ) -> Iterator[str]:
-    """Generate the answer to each prompt.
+    """Generate an answer to each prompt, in order.
 
     Raises:
         UserError: an error that a user can fix.
@@ -97,7 +97,7 @@ def generate_answers(
 
 
 def resolve_prompt_format(config: RunConfig, file: str | None, chat: bool, raw: bool) -> RunConfig:
-    """Return the config with the prompts' format: conversational, or text.
+    """Return the config with the format of the prompts: conversations or plain text.
 
     Args:
         file: file of prompts; rows with messages are conversations. None: no file.
@@ -120,7 +120,7 @@ def resolve_prompt_format(config: RunConfig, file: str | None, chat: bool, raw: 
 def prompts_from_texts(
     config: RunConfig, texts: Sequence[str], raw: bool, data_cache: DataCache
 ) -> list[PromptRow]:
-    """Render prompts given as texts.
+    """Render prompts that are given as texts on the command line.
 
     A text is the content of the prompt template's only column, or in a chat the first user message.
 
@@ -149,7 +149,7 @@ def prompts_from_texts(
 def prompts_from_file(
     config: RunConfig, file: str, raw: bool, data_cache: DataCache
 ) -> list[PromptRow]:
-    """Render the prompts of a file.
+    """Render the prompts in a data file.
 
     Its rows have the columns of the task's prompt template, a column `prompt`, or a conversation. A
     file can also be one conversation: an array of messages.
@@ -193,7 +193,7 @@ def _render_conversations(
     rows: Sequence[Mapping[str, Any]],
     data_cache: DataCache,
 ) -> list[PromptRow]:
-    """Render conversations, each paired with its location for messages, by the chat template."""
+    """Render conversations by the chat template; each has its location for error messages."""
     chat = Pipeline(config, get_family(config).sample_format, data_cache).chat_template
     prompts = []
     for (location, conversation), row in zip(conversations, rows, strict=True):
@@ -209,7 +209,7 @@ def _render_conversations(
 
 
 def read_stdin_lines() -> list[str]:
-    """Read prompts from standard input, one a line, on the first process; collective.
+    """Read one prompt per line from standard input on the first process; collective.
 
     Raises:
         DataError: the input is not UTF-8.
@@ -219,7 +219,7 @@ def read_stdin_lines() -> list[str]:
 
 
 def read_line(prompt: str = "") -> str | None:
-    """Read a line of standard input; None at its end.
+    """Read a line of standard input; returns None at end of file.
 
     Raises:
         DataError: the input is not UTF-8.
@@ -253,7 +253,7 @@ def write_answers(path: str, prompts: Sequence[PromptRow], answers: Sequence[str
 
 
 def uses_no_template(config: RunConfig) -> bool:
-    """True if the weights are of a published model, which no template of ours fits."""
+    """True if the weights are a published model's, which this program's templates do not fit."""
     load = config.checkpoint.load
     if load is None or has_checkpoint(load):
         return load is None
@@ -266,7 +266,7 @@ def _render_prompt(config: RunConfig, prompt: str, raw: bool) -> str:
 
 
 def _limit_micro_batch(config: RunConfig, prompts: int) -> RunConfig:
-    """Limit the config's micro-batch to the number of prompts, as a power of two."""
+    """Limit the micro-batch size to the number of prompts, rounded to a power of two."""
     e = config.execution
     needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
     size = min(e.micro_batch_size, needed)

@@ -25,7 +25,7 @@ from sessions.session import compile_session
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """Tokens without padding, and their text."""
+    """Generated tokens without padding, and their text."""
 
     tokens: list[int]
     text: str
@@ -33,7 +33,10 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class AnswerComparison:
-    """Both programs' answers to a prompt; `hf_output` is None without PyTorch."""
+    """Answers of this program and Hugging Face's model to a prompt.
+
+    `hf_output` is None without PyTorch.
+    """
 
     prompt: str
     expected: str
@@ -57,12 +60,12 @@ class AnswerComparison:
 
 @dataclass(frozen=True)
 class HfComparison:
-    """Compared answers of a micro-batch."""
+    """Answers to a micro-batch of prompts, compared with Hugging Face's model."""
 
     pairs: list[AnswerComparison]
 
     def text(self) -> str:
-        """Format all prompts with both answers, and the number that agree."""
+        """Format all prompts with the answers of both programs, and the number of equal ones."""
         num_matching = sum(pair.tokens_match for pair in self.pairs)
         summary = f"the tokens agree for {num_matching} of {len(self.pairs)} prompts"
         if any(pair.hf_output is None for pair in self.pairs):
@@ -71,7 +74,7 @@ class HfComparison:
 
 
 def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> HfComparison:
-    """Generate answers for one micro-batch, and with PyTorch also by Hugging Face's model.
+    """Generate answers to a micro-batch of prompts, and compare them with Hugging Face's model.
 
     Args:
         data_cache: data that is already loaded; None: nothing.

@@ -81,7 +81,7 @@ class EvalResult:
         return data
 
     def write(self, path: Path) -> None:
-        """Write the result as JSON, creating the folder if needed.
+        """Write the result to a JSON file, creating its folder if needed.
 
         Raises:
             WriteError: the file cannot be written.
@@ -90,7 +90,7 @@ class EvalResult:
         write_text("the report", path, text + "\n")
 
     def summary(self) -> str:
-        """Format a line for each metric; accuracy and exact match have counts."""
+        """Format one line per metric, with counts for accuracy and exact match."""
         lines = []
         for name, value in self.metrics.items():
             counts = f" ({self.num_correct}/{len(self.predictions)})" if name in EXACT else ""

@@ -1,4 +1,4 @@
-"""Evaluator of weights on the validation split."""
+"""Evaluator of model weights on the validation split."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from terminal.screen import progress_bar, say
 
 
 class Evaluator:
-    """Compiled programs and data of an evaluation, for any weights.
+    """Compiled programs and validation data that evaluate any weights of a model.
 
     The metrics decide which programs are built: the loss, predictions, or both.
     """
@@ -78,14 +78,14 @@ class Evaluator:
             self._warn_truncated(self._predictor.num_truncated)
 
     def _warn_truncated(self, prompts: int) -> None:
-        """Warn once about prompts that were truncated, and record their number."""
+        """Warn once that prompts were truncated, and record their number."""
         if prompts and "prompts_cut" not in self.info:
             total = len(self._targets)
             say(f"warning: {prompts} of {total} prompts of the validation split are cut")
         self.info["prompts_cut"] = prompts
 
     def evaluate(self, weights: Mapping[str, np.ndarray], quiet: bool = False) -> EvalResult:
-        """Evaluate weights: unsharded tensors by logical name.
+        """Compute metrics and predictions of weights: full tensors by logical name.
 
         Args:
             quiet: show no progress bars.
@@ -109,7 +109,7 @@ class Evaluator:
         return EvalResult(metrics, predictions, names, self.info)
 
     def _to_prediction(self, prompt: str, text: str, target: str) -> Prediction:
-        """Pair a generated text with its target; in a classification, as labels."""
+        """Pair a generated text with its target text, in classification both as labels."""
         if self._labels is None:
             return Prediction(prompt, text, target)
         label = self._labels.parse_answer(text, target)
@@ -137,7 +137,7 @@ def _create_predictor(
 
 
 def resolve_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
-    """Return the metrics to compute: those of `eval.metrics`, or else all that suit the task.
+    """Return the metrics to compute: `eval.metrics`, or all that suit the task.
 
     Raises:
         ConfigError: a metric does not suit the task, or the task has no labels to choose from.

@@ -1,4 +1,4 @@
-"""Predictors: generate the answer to a prompt, or choose the most likely label."""
+"""Predictors of answers: by text generation, or by the most likely class label."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GenerativePredictor:
     def predict(
         self, weights: Mapping[str, np.ndarray], on_progress: OnProgress = None
     ) -> list[str]:
-        """Generate the answer to each prompt; `weights`: unsharded tensors by logical name."""
+        """Generate the answer to each prompt; `weights` are full tensors by logical name."""
         self._inference.write(weights)
         with self._inference:
             tokens = self._inference.generate(

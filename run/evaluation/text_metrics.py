@@ -11,13 +11,13 @@ NO_LABEL = "no label"
 
 
 def exact_match(generated: Texts, expected: Texts) -> float:
-    """Fraction of the texts that are exactly what is expected, apart from surrounding space."""
+    """Fraction of texts that equal the expected text, apart from surrounding whitespace."""
     equal = [a.strip() == b.strip() for a, b in zip(generated, expected, strict=True)]
     return sum(equal) / len(equal)
 
 
 def macro_f1(generated: Texts, expected: Texts) -> float:
-    """Mean over labels of the harmonic mean of precision and recall, from 0 to 1.
+    """Macro-averaged F1 score over labels, from 0 to 1.
 
     Labels count that are expected or answered, as in scikit-learn.
 
@@ -33,7 +33,7 @@ def macro_f1(generated: Texts, expected: Texts) -> float:
 
 
 def rouge_l(generated: Texts, expected: Texts) -> float:
-    """Mean F-measure of the longest common subsequence of words, from 0 to 1.
+    """ROUGE-L F-measure (longest common subsequence of words), from 0 to 1.
 
     Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, as Google's rouge-score
     computes it, with stemming. It sees letters and digits of ASCII only.

@@ -1,1 +1,1 @@
-"""Records of a run: metrics, loss curve, progress, and loggers of other tools."""
+"""Records of a run: metrics, loss curve, progress, and loggers for other tools."""

@@ -1,4 +1,4 @@
-"""Plot of a run: loss, rewards if there are any, and learning rate by step."""
+"""Plot of a run's loss, learning rate and (in preference training) rewards by step."""
 
 from __future__ import annotations
 

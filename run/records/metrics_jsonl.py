@@ -27,7 +27,7 @@ SAMPLES = "samples"
 
 
 class MetricsFile:
-    """Appends metrics to a file, opened for each step, so that readers see every complete line."""
+    """Appends metrics to metrics.jsonl; reopened for each step, so that readers see full lines."""
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
         """Prepare the file for a run that resumes at `first_step`.
@@ -56,7 +56,7 @@ class MetricsFile:
     def append(
         self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()
     ) -> None:
-        """Append the metrics of a step, all or nothing; they must have `step`.
+        """Append the metrics of a step atomically; they must have `step`.
 
         Args:
             samples: predictions of an evaluation, for the key `samples`.
@@ -77,7 +77,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepMetrics]:
-    """Read the metrics of all steps, merged by step; [] if the file does not exist.
+    """Read the metrics of all steps, merged by step; [] if the file is missing.
 
     Damaged lines are skipped.
 
@@ -100,7 +100,7 @@ def read_metrics(path: Path, names: Collection[str] | None = None) -> list[StepM
 
 
 def column(rows: Sequence[StepMetrics], name: str) -> list[float]:
-    """Return one metric of each step, nan where it is missing."""
+    """Return the values of one metric over the steps, nan where missing."""
     return [metrics.get(name, math.nan) for metrics in rows]
 
 
@@ -138,7 +138,7 @@ def _to_line(metrics: Mapping[str, float], samples: Sequence[PredictionSample]) 
 
 
 def _parse_line(line: bytes, path: Path, number: int) -> StepMetrics | None:
-    """Parse the metrics of a line; None if it is damaged."""
+    """Parse a line of metrics; returns None if it is damaged."""
     try:
         metrics = parse_json(decode_text(line, path, number), path, number)
         if (

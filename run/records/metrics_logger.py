@@ -27,14 +27,14 @@ from terminal.screen import say
 
 
 class WarnOnce:
-    """Turns errors of records into warnings, one for each record."""
+    """Turns exceptions of loggers into warnings, one for each logger."""
 
     def __init__(self) -> None:
         self._failing: set[str] = set()
 
     @contextmanager
     def warn_on_error(self, name: str) -> Iterator[None]:
-        """Turn an exception inside the context into a warning, so that training continues."""
+        """A context that turns an exception into a warning, so that training continues."""
         try:
             yield
         except Exception as error:  # of the disk, W&B or Matplotlib
@@ -47,19 +47,19 @@ class WarnOnce:
 
 
 class MetricSink(Protocol):
-    """Destination of metrics besides the run's folder."""
+    """Logger of metrics for another tool, such as TensorBoard."""
 
     def log(self, metrics: StepMetrics, samples: Sequence[PredictionSample] = ()) -> None:
         """Log the metrics of a step."""
         ...
 
     def close(self, failed: bool = False) -> None:
-        """Close the sink; `failed`: the run ended with an error."""
+        """Close the logger; `failed` if the run ended with an error."""
         ...
 
 
 class MetricsLogger:
-    """Logs every optimizer step; a context manager.
+    """Logs every optimizer step to files, screen and sinks; a context manager.
 
     with MetricsLogger(config, folder, RunOptions("tiny")) as records:
         records.log_step(1, loss=3.2, learning_rate=0.0)
@@ -132,7 +132,7 @@ class MetricsLogger:
         self._log(metrics, samples)
 
     def log_save(self, step: int, facts: StepMetrics) -> None:
-        """Log the metrics of a save after the last step.
+        """Log metrics of a save that completed after the last step.
 
         Args:
             facts: metrics of `CheckpointManager.save_metrics`.

@@ -18,7 +18,7 @@ _HEAD = ("phase", "dispatch", "wait", "loads", "ms", "segments", "ms", "stores",
 
 
 def phase_table(title: str, overlapped: Timing, serialized: Timing) -> str:
-    """Format the table.
+    """Format the table of time by phase.
 
     Args:
         title: model and devices that were measured.
@@ -92,7 +92,7 @@ def _format_work(sums: TimingSums, runs: int) -> tuple[str, str]:
 
 
 def _slowest_segments(serialized: Timing) -> str:
-    """Format the slowest segments."""
+    """Format the slowest compiled segments of the program."""
     slowest = sorted(serialized.segments.items(), key=lambda item: -item[1].seconds)[:MAX_SEGMENTS]
     rows = [
         ("segment", "runs", "ms"),

@@ -20,7 +20,7 @@ PRIORITIES = ("loss", "left", "validation", "speed", "skipped", "rate", "epoch",
 
 
 class TrainingProgress:
-    """Shows the steps done, loss, learning rate, samples per second and the time left."""
+    """Progress display: steps done, loss, learning rate, samples per second and time left."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TrainingProgress:
             )
 
     def update(self, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of a step; those of an evaluation begin with `eval_`."""
+        """Show the metrics of a step; metrics of an evaluation have the prefix `eval_`."""
         done = int(metrics["step"])
         texts = self._format_metrics(metrics, self._total - done)
         if self._bar is not None:
@@ -74,7 +74,7 @@ class TrainingProgress:
             print(f"step {done}/{self._total}: {text}", file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Close the bar, leaving it on the screen."""
+        """Close the progress bar, which stays on the screen."""
         if self._bar is not None:
             self._bar.close()
 
@@ -87,7 +87,7 @@ class TrainingProgress:
         return False
 
     def _format_metrics(self, metrics: Mapping[str, float], steps_left: int) -> dict[str, str]:
-        """Format the metrics to show, by topic."""
+        """Format the displayed metrics, by topic."""
         texts = {"loss": f"loss {format_number(metrics['loss'])}"}
         if "grad_norm" in metrics:
             texts["norm"] = f"gradient norm {format_number(metrics['grad_norm'])}"

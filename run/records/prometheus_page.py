@@ -25,7 +25,7 @@ _PAUSE = 1.0  # seconds after a failed accept
 
 
 class QuietRequestHandler(WSGIRequestHandler):
-    """Request handler that logs nothing."""
+    """HTTP request handler that logs nothing."""
 
     timeout = 5.0  # seconds without traffic
 
@@ -33,7 +33,7 @@ class QuietRequestHandler(WSGIRequestHandler):
         """Log nothing."""
 
     def get_stderr(self) -> io.StringIO:
-        """Return a buffer: clients can cause errors, which do not belong on the screen."""
+        """Return a buffer for error messages, so that clients' errors do not reach the screen."""
         return io.StringIO()
 
 
@@ -68,7 +68,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, closing the oldest connection if there are too many."""
+        """Answer a request in a thread; closes the oldest connection if there are too many."""
         with self._changed:
             if len(self.open_connections) >= MAX_CONNECTIONS:
                 _end(next(iter(self.open_connections)))
@@ -77,17 +77,17 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
+        """Close the connection of a request."""
         super().shutdown_request(request)
         with self._changed:
             self.open_connections.pop(request, None)
             self._changed.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors: the client has disconnected or sent nothing."""
+        """Ignore errors of a client that disconnected or sent no request."""
 
     def server_close(self) -> None:
-        """Close all connections."""
+        """Stop the server and close all connections."""
         super().server_close()
         with self._changed:
             for connection in self.open_connections:
@@ -95,13 +95,13 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """Shut a connection down, so that its thread closes it."""
+    """Shut down a socket, so that its thread closes it."""
     with suppress(OSError):  # already closed by the client
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class PrometheusPage:
-    """Serves a gauge for each metric of metrics.jsonl, such as popxl_loss."""
+    """Serves a Prometheus gauge for each metric of the last step, such as popxl_loss."""
 
     def __init__(self, host: str, port: int) -> None:
         """Start serving.
@@ -132,7 +132,7 @@ class PrometheusPage:
         self._thread.start()
 
     def collect(self) -> Iterable[Any]:
-        """Yield the gauges, as prometheus_client requires."""
+        """Yield the gauges; called by prometheus_client."""
         from prometheus_client.core import GaugeMetricFamily
 
         for name, value in self._gauges.items():
@@ -140,11 +140,11 @@ class PrometheusPage:
             yield GaugeMetricFamily(gauge_name, f"{name} of metrics.jsonl", value)
 
     def log(self, metrics: Mapping[str, float], samples: Sequence[PredictionSample] = ()) -> None:
-        """Update the gauges; missing metrics keep their values."""
+        """Update the gauges; gauges without a new metric keep their values."""
         self._gauges = {**self._gauges, **metrics}
 
     def close(self, failed: bool = False) -> None:
-        """Stop serving."""
+        """Stop the HTTP server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -34,7 +34,7 @@ def _installed_version(name: str) -> str:
 
 @dataclass(frozen=True)
 class RunSession:
-    """One start of a run, which can be resumed several times.
+    """One start of a run (a run can be resumed several times): command, hardware and versions.
 
     Attributes:
         first_step: number of steps done before.
@@ -50,7 +50,7 @@ class RunSession:
 
 
 def append_session(folder: RunFolder, session: RunSession) -> None:
-    """Append a session to run.json, dropping those whose steps are repeated.
+    """Append a session to run.json, and drop sessions whose steps are repeated.
 
     Raises:
         WriteError: the file cannot be written.
@@ -61,7 +61,7 @@ def append_session(folder: RunFolder, session: RunSession) -> None:
 
 
 def read_sessions(folder: RunFolder) -> list[RunSession]:
-    """Read the sessions of a run; [] if the file is missing or damaged."""
+    """Read the sessions in a run's run.json; [] if the file is missing or damaged."""
     try:
         listed = read_object(folder.sessions).data.get("sessions")
     except (FileError, OSError):

@@ -11,7 +11,7 @@ from run.records.metrics_jsonl import SAMPLES, PredictionSample
 
 
 class TensorBoardLog:
-    """Writes TensorBoard event files."""
+    """Logger that writes TensorBoard event files."""
 
     def __init__(self, directory: Path, first_step: int) -> None:
         """Args:
@@ -39,7 +39,7 @@ class TensorBoardLog:
             self._writer.add_text(SAMPLES, _table(samples), step)
 
     def close(self, failed: bool = False) -> None:
-        """Flush and close the file."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
@@ -51,5 +51,5 @@ def _table(samples: Sequence[PredictionSample]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escape a text for a Markdown cell."""
+    """Escape a text for a cell of a Markdown table."""
     return html.escape(text).replace("|", "&#124;").replace("\n", "<br>")

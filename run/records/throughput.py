@@ -1,4 +1,4 @@
-"""Throughput metrics: samples and tokens per second, MFU and peak memory."""
+"""Throughput metrics: samples and tokens per second, model FLOP/s utilization, peak memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from popxl import hardware
 
 
 class Throughput:
-    """Steps per second over the last `window` updates.
+    """Training throughput over the last `window` updates.
 
     The first update starts the clock, so that compilation is not measured.
     """
@@ -33,7 +33,7 @@ class Throughput:
         self._marks: deque[tuple[float, int]] = deque(maxlen=window + 1)
 
     def update(self, steps_done: int) -> None:
-        """Record that this many steps are done now."""
+        """Record the current time at which this many steps are done."""
         self._marks.append((self._clock(), steps_done))
 
     @property
@@ -43,7 +43,7 @@ class Throughput:
         return None if rate is None else rate * self._samples_per_step
 
     def eta_seconds(self, steps: int) -> float | None:
-        """Return the estimated seconds of further steps; None if unknown."""
+        """Return the estimated seconds for `steps` more steps; None if unknown."""
         rate = self.steps_per_second
         return None if rate is None else steps / rate
 
@@ -60,7 +60,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class MfuInputs:
-    """Values that model FLOP/s utilization (MFU) is computed from.
+    """Peak FLOP/s and FLOPs of a step, for model FLOP/s utilization (MFU).
 
     Attributes:
         flops_per_step: FLOPs of an optimizer step without recomputation; None: unknown.
@@ -74,7 +74,7 @@ class MfuInputs:
 
 
 def mfu_inputs(config: RunConfig) -> MfuInputs:
-    """Return peak FLOP/s and FLOPs of a step, if the hardware table has the devices."""
+    """Return peak FLOP/s and FLOPs of a step, if the hardware table lists the devices."""
     desc, replicas = device_desc(config), config.replicas
     instances = popdist.getNumInstances()
 
@@ -117,7 +117,7 @@ def throughput_metrics(
 
 
 def peak_host_bytes() -> int | None:
-    """Return the peak memory of this process in bytes; None on Windows."""
+    """Return the peak host memory of this process in bytes; None on Windows."""
     try:
         import resource
     except ImportError:

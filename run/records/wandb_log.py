@@ -18,7 +18,7 @@ from terminal.wandb_environment import check_wandb
 
 
 class WandbLog:
-    """Run in Weights & Biases; `WANDB_MODE=offline` keeps it in the run's folder.
+    """Logger to Weights & Biases; `WANDB_MODE=offline` writes to the run's folder.
 
     wandb has a process of its own, which buffers without a network. If that process dies (killed,
     or out of disk), the first call fails and later ones do nothing.
@@ -76,7 +76,7 @@ class WandbLog:
             raise
 
     def _tear_down(self) -> None:
-        """Stop using wandb's process, so that Python's exit does not wait for it."""
+        """Stop wandb's service process, so that Python's exit does not wait for it."""
         import wandb
 
         self._run = None
