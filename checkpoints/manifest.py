@@ -86,7 +86,7 @@ class Manifest:
                 for name, one in self.sharded.items()
             },
         }
-        manifest = {"sha256": _digest(content), "content": content}
+        manifest = {"sha256": _json_sha256(content), "content": content}
         write_size_checked(folder / FILE_NAME, json.dumps(manifest, indent=2) + "\n")
 
     @classmethod
@@ -103,7 +103,7 @@ class Manifest:
         try:
             manifest = read_object(path, MAX_RECORDS)
             sha256 = manifest.text("sha256")
-            if sha256 != _digest(manifest.mapping("content")):
+            if sha256 != _json_sha256(manifest.mapping("content")):
                 raise CheckpointError(f"{format_path(path)} is not what was saved")
             return cls._from_json(manifest.object("content"), path, sha256)
         except CheckpointError:
@@ -216,5 +216,5 @@ def _read_box(fields: JsonObject, shape: tuple[int, ...]) -> list[TensorShard]:
     ]
 
 
-def _digest(content: dict[str, Any]) -> str:
+def _json_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -221,7 +221,7 @@ class RemoteRun:
         if target.is_dir():
             with suppress(OSError, _DamageError):
                 if (target / FILE_NAME).read_bytes() == manifest:
-                    _verify(target)
+                    _verify_files(target)
                     return target
             shutil.rmtree(target)  # damaged, or of an earlier run at this address
         directory.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ class RemoteRun:
                     fsync(tmp_folder / name)
             (tmp_folder / FILE_NAME).write_bytes(manifest)
             fsync(tmp_folder / FILE_NAME)
-            _verify(tmp_folder)
+            _verify_files(tmp_folder)
         return target
 
     def _delete_step(self, step: Path) -> None:
@@ -289,7 +289,7 @@ class _DamageError(Exception):
     """A downloaded step whose files do not match their SHA-256."""
 
 
-def _verify(step: Path) -> None:
+def _verify_files(step: Path) -> None:
     """Verify the SHA-256 of all files of a step folder; raises _DamageError."""
     try:
         manifest = Manifest.read(step)

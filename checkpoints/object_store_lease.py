@@ -75,15 +75,15 @@ class Lease:
         """
         self._check_held()
         self._record = replace(self._record, beat=self._record.beat + 1)
-        _write(self._remote, self._record)
+        _write_record(self._remote, self._record)
 
     def release(self) -> None:
         """Release the lease at the end of the run; raises as `renew` does."""
         self._check_held()
-        _write(self._remote, replace(self._record, beat=0))
+        _write_record(self._remote, replace(self._record, beat=0))
 
     def _check_held(self) -> None:
-        current = _read(self._remote)
+        current = _read_record(self._remote)
         held = self._record.run, self._record.writer
         if current is None or (current.run, current.writer) != held:
             who = "somebody has" if current is None else f"the run in {current.location} has"
@@ -103,7 +103,7 @@ def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease
             or the store denies reading, writing or deleting.
     """
     remote.check_writable()
-    local, current = _local_record(folder), _read(remote)
+    local, current = _local_record(folder), _read_record(remote)
     if current is not None and current.writer != local.writer:
         if current.run != local.run and step_folders(folder):
             raise CheckpointError(
@@ -115,7 +115,7 @@ def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease
     record = replace(local, run=run or uuid4().hex)
     ids = {"run": record.run, "writer": record.writer, "folder": record.folder}
     write_text("the name of the run", RunFolder(folder).mirror, json.dumps(ids) + "\n")
-    _write(remote, record)
+    _write_record(remote, record)
     return Lease(remote, record)
 
 
@@ -142,7 +142,7 @@ def _wait_until_expired(remote: RemoteRun, record: LeaseRecord) -> None:
     end, first = time.monotonic() + TIMEOUT_SECONDS, record
     while record.beat and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-        record = _read(remote) or replace(record, beat=0)
+        record = _read_record(remote) or replace(record, beat=0)
         if record.beat and record != first:
             raise CheckpointError(
                 f"{address} is in use: the run in {record.location} copies to it; end that one "
@@ -150,7 +150,7 @@ def _wait_until_expired(remote: RemoteRun, record: LeaseRecord) -> None:
             )
 
 
-def _read(remote: RemoteRun) -> LeaseRecord | None:
+def _read_record(remote: RemoteRun) -> LeaseRecord | None:
     """Read the lease file; returns None if there is none.
 
     A folder in place of a store can show a partly written file, so reading is retried.
@@ -158,7 +158,7 @@ def _read(remote: RemoteRun) -> LeaseRecord | None:
     for pause in (*_RETRY_SECONDS, None):
         data = remote.read_file(FILE_NAME)
         try:
-            return None if data is None else _parse(data, f"{remote.address}/{FILE_NAME}")
+            return None if data is None else _parse_record(data, f"{remote.address}/{FILE_NAME}")
         except FileError as error:
             if pause is None:
                 raise CheckpointError(f"{error}: delete it if no run copies there") from error
@@ -166,13 +166,13 @@ def _read(remote: RemoteRun) -> LeaseRecord | None:
     raise AssertionError
 
 
-def _parse(data: bytes, path: str) -> LeaseRecord:
+def _parse_record(data: bytes, path: str) -> LeaseRecord:
     fields = JsonObject(parse_json(data.decode(errors="replace"), Path(path)), path)
     run, writer, folder, host = map(fields.text, ("run", "writer", "folder", "host"))
     return LeaseRecord(run, writer, folder, host, fields.count("beat"))
 
 
-def _write(remote: RemoteRun, record: LeaseRecord) -> None:
+def _write_record(remote: RemoteRun, record: LeaseRecord) -> None:
     remote.write_file(FILE_NAME, json.dumps(asdict(record)).encode())
 
 

@@ -203,7 +203,7 @@ def write_safetensors(
 # ---- digests ------------------------------------------------------------------------------------
 def sha256_of_array(array: np.ndarray) -> str:
     """Return the SHA-256 (hex) of an array's elements in C order."""
-    return sha256_of_bytes(_content(array))
+    return sha256_of_bytes(_array_bytes(array))
 
 
 def sha256_of_bytes(content: bytes | memoryview) -> str:
@@ -213,7 +213,7 @@ def sha256_of_bytes(content: bytes | memoryview) -> str:
 
 def sha256_of_chunks(array: np.ndarray) -> list[str]:
     """Return the SHA-256 (hex) of each chunk of an array's elements in C order."""
-    content = _content(array)
+    content = _array_bytes(array)
     size = chunk_bytes(len(content))
     return [sha256_of_bytes(content[i : i + size]) for i in range(0, len(content), size)]
 
@@ -228,7 +228,7 @@ def chunk_count(nbytes: int) -> int:
     return -(-nbytes // chunk_bytes(nbytes))
 
 
-def _content(array: np.ndarray) -> memoryview:
+def _array_bytes(array: np.ndarray) -> memoryview:
     """Return the bytes of an array in C order; without a copy if it is contiguous."""
     # As bytes, since bfloat16 does not support the buffer protocol.
     return np.asarray(array, order="C").reshape(-1).view(np.uint8).data

@@ -54,20 +54,22 @@ class ShardAssigner:
         """Assign the shards of all tensors to processes."""
         tensors = list(source.shards())
         last = self._assignment
-        if last is not None and list(map(_key, tensors)) == list(map(_key, self._tensors)):
+        if last is not None and list(map(_assignment_key, tensors)) == list(
+            map(_assignment_key, self._tensors)
+        ):
             self._assignment = replace(last, _tensors={one.name: one for one in tensors})
         else:
-            self._assignment = _assign(tensors)
+            self._assignment = _assign_shards(tensors)
         self._tensors = tensors  # keeps the layouts alive, so that their ids are not reused
         return self._assignment
 
 
-def _key(tensor: ShardedTensor) -> tuple[str, int, int, int]:
+def _assignment_key(tensor: ShardedTensor) -> tuple[str, int, int, int]:
     """Return the cache key of a tensor's assignment: all that the assignment depends on."""
     return tensor.name, tensor.dtype.itemsize, id(tensor.layout), id(tensor.processes)
 
 
-def _assign(tensors: Sequence[ShardedTensor]) -> ShardAssignment:
+def _assign_shards(tensors: Sequence[ShardedTensor]) -> ShardAssignment:
     nbytes = sum(math.prod(one.layout[0].shape) * one.dtype.itemsize for one in tensors)
     balancer, process = _LoadBalancer(nbytes), popdist.getInstanceIndex()
     shared: dict[tuple[int, ...], tuple[int, ...]] = {}  # equal owners become one object

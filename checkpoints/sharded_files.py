@@ -162,12 +162,12 @@ class ShardedTensorFiles(TensorFiles):
         with self._lock:
             if process not in self._process_files:
                 try:
-                    self._process_files[process] = self._open(process)
+                    self._process_files[process] = self._open_process_files(process)
                 except CheckpointError as error:
                     raise DamagedError(str(error)) from error
             return self._process_files[process]
 
-    def _open(self, process: int) -> TensorFiles:
+    def _open_process_files(self, process: int) -> TensorFiles:
         file, sha256 = self._record_files[process]
         files = open_recorded_tensors(self._folder, read_records(self._folder / file, sha256))
         names = {

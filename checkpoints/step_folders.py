@@ -94,15 +94,15 @@ def remove_older(directory: Path, to_keep: int, damaged: Collection[Path]) -> No
                 os.rename(path, path.with_name(f".deleted-{path.name}"))
         elif path.absolute() not in damaged:
             kept.add(step)
-    _remove(directory, _DELETED)
+    _remove_matching(directory, _DELETED)
 
 
 def remove_leftovers(directory: Path) -> None:
     """Delete step folders that a killed process partly wrote or deleted."""
-    _remove(directory, _LEFTOVER)
+    _remove_matching(directory, _LEFTOVER)
 
 
-def _remove(directory: Path, names: re.Pattern[str]) -> None:
+def _remove_matching(directory: Path, names: re.Pattern[str]) -> None:
     for path in directory.iterdir():
         if names.fullmatch(path.name):
             with _warn_on_failure(path):

@@ -122,7 +122,7 @@ def check_complete(shards: Collection[TensorShard]) -> None:
         raise ValueError("its shards are of several tensors")
     if sum(math.prod(sizes) for _, _, sizes in boxes) != math.prod(shape):
         raise ValueError("shards are missing")
-    if any(_overlap(one, other) for one, other in combinations(boxes, 2)):
+    if any(_boxes_overlap(one, other) for one, other in combinations(boxes, 2)):
         raise ValueError("its shards overlap")
 
 
@@ -192,7 +192,7 @@ def _group_by_box(shards: Iterable[TensorShard]) -> dict[Box, list[TensorShard]]
     return {box: list(in_box) for box, in_box in groupby(ordered, key=lambda shard: shard.box)}
 
 
-def _overlap(one: Box, other: Box) -> bool:
+def _boxes_overlap(one: Box, other: Box) -> bool:
     ranges, other_ranges = (sorted(zip(*box, strict=True)) for box in (one, other))
     return all(
         a < b + length_b and b < a + length_a

@@ -78,7 +78,7 @@ def load_checkpoint(path: str | Path, verify: bool = True) -> SavedCheckpoint:
     """
     path = Path(path)
     if (path / FILE_NAME).is_file():
-        return _read(path, verify)
+        return _read_step(path, verify)
     return load_newest(path, verify=verify)[0]
 
 
@@ -108,7 +108,7 @@ def load_newest(
                 "; ".join(problems.values()) or _not_found_message(directory, step)
             )
         try:
-            checkpoint = _read(folder.path, verify)
+            checkpoint = _read_step(folder.path, verify)
             break
         except (OtherFormatError, DifferentCopiesError):
             raise
@@ -159,7 +159,7 @@ def _not_found_message(directory: Path, step: int | None) -> str:
     )
 
 
-def _read(folder: Path, verify: bool) -> SavedCheckpoint:
+def _read_step(folder: Path, verify: bool) -> SavedCheckpoint:
     """Read and verify a step folder; collective: returns or raises alike on all processes.
 
     Args:

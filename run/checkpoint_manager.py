@@ -192,7 +192,7 @@ class CheckpointManager:
         say(f"warning: {error}; the run continues and saves again {retry}")
 
     @property
-    def saved_where(self) -> str:
+    def saved_message(self) -> str:
         """Return a message on where the last complete checkpoint is saved."""
         save = self._config.checkpoint.save
         if self._store is None:
@@ -200,7 +200,7 @@ class CheckpointManager:
         return f"the state before is saved as step {self._saved_step} in {save}"
 
     @property
-    def resumable(self) -> str:
+    def resume_message(self) -> str:
         """Return a message on the step from which the run would resume if it ended now."""
         if self._store is None:
             return "no checkpoint was saved, since --save was not given"

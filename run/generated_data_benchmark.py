@@ -96,7 +96,7 @@ def read_throughput_line(
         takes_default=True,
         unused=unused,
     )
-    if line.options.config is not None and _is_given(line, "checkpoint.load"):
+    if line.options.config is not None and _is_set_by_flag(line, "checkpoint.load"):
         raise ConfigError(
             "--load: not used beside --config, which says what is measured; leave one of them out"
         )
@@ -110,7 +110,7 @@ def read_throughput_line(
     return line
 
 
-def _is_given(line: CommandLine, field: str) -> bool:
+def _is_set_by_flag(line: CommandLine, field: str) -> bool:
     """True if a command line flag sets the field."""
     flags = (layer for layer in line.settings.sources if layer.name == "flags")
     return any(field in flatten(layer.values) for layer in flags)

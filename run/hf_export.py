@@ -141,13 +141,13 @@ def _write_model(
     precision: str | None,
 ) -> None:
     if config.has_frozen:  # base and trained weights can differ in dtype
-        weights = ArraysView(weights, transform=partial(_cast, config.model.precision))
+        weights = ArraysView(weights, transform=partial(_cast_weight, config.model.precision))
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)
     hf_config = family.to_config_json(config) | {TASK_PARAMS: {TASK_NAME: task_fields(config)}}
     files, hf_config, multimodal_folder = merge_multimodal_parts(config, files, hf_config)
     if precision is not None:
-        files = ArraysView(files, transform=partial(_cast, precision))
+        files = ArraysView(files, transform=partial(_cast_weight, precision))
 
     def write_all_extra_files(draft: Path) -> None:
         write_extra_files(draft)
@@ -196,7 +196,7 @@ def _config_dtype(config: RunConfig) -> np.dtype:
     return np.dtype(popxl.dtype.from_name(config.model.precision).as_numpy())
 
 
-def _cast(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
+def _cast_weight(precision: str, name: str, weight: np.ndarray) -> np.ndarray:
     """Cast a floating-point weight to another precision; integer weights stay."""
     if np.issubdtype(weight.dtype, np.integer):
         return weight

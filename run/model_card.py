@@ -203,14 +203,14 @@ def _training_table(flat: Mapping[str, Any], run: RunInfo) -> TableRows:
             f"{run.step} of {table.get('optimizer steps', 'an unknown number')}"
         )
     if flat.get("model.precision") != "float32":
-        table["16-bit weights"] = _rounding(flat)
+        table["16-bit weights"] = _describe_rounding(flat)
     rows = run.metrics
     if rows:
         table["training loss, last step"] = format_number(rows[-1].get("loss", float("nan")))
     return table
 
 
-def _rounding(flat: Mapping[str, Any]) -> str:
+def _describe_rounding(flat: Mapping[str, Any]) -> str:
     if flat.get("execution.master_weights"):
         return "with float32 masters"
     stochastic = flat.get("training.stochastic_rounding")

@@ -128,7 +128,7 @@ def load_base_below(
         if needs_base:
             raise failure from error
         return OverlayArrays(
-            expected, LazyArrays({name: partial(_fail, failure) for name in base.sha256})
+            expected, LazyArrays({name: partial(_raise_error, failure) for name in base.sha256})
         )
 
     def make_error(name: str) -> CheckpointError:
@@ -143,7 +143,7 @@ def load_base_below(
     )
 
 
-def _fail(error: CheckpointError) -> np.ndarray:
+def _raise_error(error: CheckpointError) -> np.ndarray:
     raise error
 
 

@@ -45,7 +45,7 @@ class Profiler:
         self._overlapped = self._serialized = Timing()
         self._warn_once = WarnOnce()
         self._stage_context = ExitStack()
-        self._next, self._runs = 0, runs
+        self._next, self._num_runs = 0, runs
         starts = self._time_overlapped, self._time_serialized, self._trace, self._end
         self._stage_starts: dict[int, Callable[[], None]] = {}
         if runs:
@@ -96,11 +96,11 @@ class Profiler:
                 self._folder.profile,
                 WARM_UP + 1,
             )
-            last_run = WARM_UP + STAGES * self._runs
+            last_run = WARM_UP + STAGES * self._num_runs
             say(
                 f"profiled runs {first_run} to {last_run} of the program: "
-                f"{self._runs} as they are, {self._runs} phase by phase, {self._runs} with a "
-                f"trace; {trace_folder} has the trace, and the time by phase in {name}"
+                f"{self._num_runs} as they are, {self._num_runs} phase by phase, "
+                f"{self._num_runs} with a trace; {trace_folder} has the trace, and the time by phase in {name}"
             )
 
     def _close_stage(self) -> None:
@@ -123,7 +123,7 @@ def runs_to_profile(config: RunConfig, options: RunOptions, first_step: int) -> 
             f"--profile {options.profile} takes {steps_needed} steps of training, but "
             f"{max(steps_left, 0)} are left: raise --steps, or profile fewer"
         )
-    return _runs(options.profile, config)
+    return _num_runs(options.profile, config)
 
 
 def print_profile_plan(config: RunConfig, options: RunOptions, first_step: int) -> None:
@@ -150,8 +150,8 @@ def _saves_nothing(config: RunConfig, options: RunOptions) -> bool:
 
 def _num_steps(steps: int, config: RunConfig) -> int:
     """Return the number of training steps that it takes to profile `steps` steps."""
-    return (WARM_UP + STAGES * _runs(steps, config)) * config.execution.device_iterations
+    return (WARM_UP + STAGES * _num_runs(steps, config)) * config.execution.device_iterations
 
 
-def _runs(steps: int, config: RunConfig) -> int:
+def _num_runs(steps: int, config: RunConfig) -> int:
     return -(-steps // config.execution.device_iterations)

@@ -75,19 +75,21 @@ class QuantizedCache(ArraysView):
         """Write a cache file; after a failure it warns and writes no more files."""
         try:
             write_file(
-                "packed weights to", path, lambda draft: write_safetensors(draft, _file(arrays))
+                "packed weights to",
+                path,
+                lambda draft: write_safetensors(draft, _arrays_with_hash(arrays)),
             )
         except WriteError as error:
             self._write_failed = True
             say(f"warning: {error}; the next start quantizes again")
 
 
-def _file(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def _arrays_with_hash(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     stored = {str(n): to_storable(str(n), array) for n, array in enumerate(arrays)}
-    return {**stored, _DIGEST: _digest(arrays)}
+    return {**stored, _DIGEST: _arrays_sha256(arrays)}
 
 
-def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _arrays_sha256(arrays: Sequence[np.ndarray]) -> np.ndarray:
     text = " ".join(f"{a.dtype} {a.shape} {sha256_of_array(a)}" for a in arrays)
     return np.frombuffer(bytes.fromhex(sha256_of_bytes(text.encode())), np.uint8)
 
@@ -99,7 +101,7 @@ def _read_cached(path: Path) -> Sequence[np.ndarray] | None:
             return None
         files = TensorFiles([path])
         arrays = [files[str(n)] for n in range(len(files) - 1)]
-        if np.array_equal(files[_DIGEST], _digest(arrays)):
+        if np.array_equal(files[_DIGEST], _arrays_sha256(arrays)):
             return arrays
     except (CheckpointError, KeyError, OSError):
         pass

@@ -83,7 +83,7 @@ class ReferenceLogps:
             return replace(
                 saved, previous_folder=RunFolder.from_step_folder(start.checkpoint.path).reference
             )
-        sha256 = _digest_of_weights(config, start.digest_checked)
+        sha256 = _weights_sha256(config, start.digest_checked)
         return cls(config, location, sha256, _reference_origin(start), lambda: start.tensors)
 
     @classmethod
@@ -158,7 +158,7 @@ class ReferenceLogps:
         settings = {**config.model.to_dict(), "dropout_prob": None, "eval": None}
         if config.fp8.enabled:
             settings["fp8"] = config.fp8.to_dict()
-        return _digest([self.sha256, config.family, settings, samples.digest, len(samples)])
+        return _json_sha256([self.sha256, config.family, settings, samples.digest, len(samples)])
 
     def _compute(self, samples: Samples, path: Path, shape: Shape) -> np.ndarray:
         config, weights, first_process = (
@@ -189,12 +189,12 @@ class ReferenceLogps:
         return logps
 
 
-def _digest_of_weights(config: RunConfig, tensors: DigestChecked | None) -> str:
+def _weights_sha256(config: RunConfig, tensors: DigestChecked | None) -> str:
     names = [
         weight.name for weight in get_family(config).weight_map(_reference_config(config)).weights
     ]
     assert tensors is not None, "what has a digest stays as it is"
-    return _digest(dict(tensors.digests(names)))
+    return _json_sha256(dict(tensors.digests(names)))
 
 
 def _reference_origin(start: InitialState) -> BaseModelRef | None:
@@ -216,7 +216,7 @@ def _weights_at_origin(
     for location in places:
         try:
             weights = check_digests(_initial_weights(config, location), location)
-            if _digest_of_weights(config, weights) == sha256:
+            if _weights_sha256(config, weights) == sha256:
                 return weights
             reasons.append(
                 f"{format_path(location)} does not hold the model that the run began with"
@@ -251,7 +251,7 @@ def _reference_config(config: RunConfig) -> RunConfig:
     return replace(config, adapter=Adapter(), model=replace(config.model, eval=True), fp8=fp8)
 
 
-def _digest(of: Any) -> str:
+def _json_sha256(of: Any) -> str:
     return sha256_of_bytes(json.dumps(of, sort_keys=True).encode())
 
 

@@ -35,7 +35,7 @@ class SkippedSteps:
     def too_many(self) -> bool:
         return self.in_a_row > self._max_in_a_row
 
-    def error(self, saved_where: str) -> UserError:
+    def error(self, saved_message: str) -> UserError:
         """Return the error to raise after too many consecutive skipped steps.
 
         Args:
@@ -45,6 +45,6 @@ class SkippedSteps:
         steps = "a step was" if self.in_a_row == 1 else f"{self.in_a_row} steps in a row were"
         return UserError(
             f"{steps} skipped, since loss or gradients are not finite (loss {self._last.loss:.4g}, "
-            f"gradient norm {self._last.grad_norm:.4g}): {saved_where}; lower the learning rate or "
-            "--loss_scaling, or name the op with POPXL_CHECK=inf"
+            f"gradient norm {self._last.grad_norm:.4g}): {saved_message}; lower the learning "
+            "rate or --loss_scaling, or name the op with POPXL_CHECK=inf"
         )

@@ -88,7 +88,7 @@ def _finetune_locked(
     folder = RunFolder(
         Path(popdist.all_gather_object(str(path))[0])
     )  # a new folder is named by the current time
-    _check(config, options, folder)
+    _check_before_start(config, options, folder)
     announce_devices(config)
     settings, mirror = config.checkpoint, None
     with ExitStack() as stack:
@@ -102,7 +102,7 @@ def _finetune_locked(
             mirror = open_mirror(settings.mirror, settings.to_keep, save, options.overwrite)
         if mirror is not None:
             stack.enter_context(mirror)
-        stop_reason = _finetune(config, options, folder, data_cache, mirror)
+        stop_reason = _set_up_and_train(config, options, folder, data_cache, mirror)
     if mirror is None or mirror.failure_message is None:
         return stop_reason
     if stop_reason is None:
@@ -110,7 +110,7 @@ def _finetune_locked(
     return Interrupted(stop_reason.number, f"{stop_reason}; {mirror.failure_message}")
 
 
-def _check(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
+def _check_before_start(config: RunConfig, options: RunOptions, folder: RunFolder) -> None:
     """Check configuration and folders before any work."""
     if config.model.eval:
         raise ConfigError("model.eval is true, which disables training: set it to false")
@@ -137,7 +137,7 @@ def _check_export(folder: str, path: Path, save: str | None) -> None:
         )
 
 
-def _finetune(
+def _set_up_and_train(
     config: RunConfig,
     options: RunOptions,
     folder: RunFolder,
@@ -167,7 +167,7 @@ def _finetune(
     initial = {"step to start from": start.step, "digest of the state to start from": start.sha256}
     check_same_on_all_processes({"training.steps": config.training.steps, **initial})
     if start.step >= config.training.steps:
-        start, _ = start.load_with_fallback(_verify)
+        start, _ = start.load_with_fallback(_verify_checkpoint)
         config = _restore_data_and_steps(data.config, options, loader, start)
         if start.step >= config.training.steps:
             _end_completed_run(config, options, start, folder, data_cache)
@@ -188,7 +188,7 @@ def _finetune(
         reference.remove_drafts()
     data_cache.drop("validation")
     with ExitStack() as stack:
-        loaded, _ = start.load_with_fallback(partial(_enter, stack, model))
+        loaded, _ = start.load_with_fallback(partial(_enter_session, stack, model))
         if loaded is not start:
             start, base_folders = loaded, _keep_base_models(config, loaded, reference, run_folder)
         config = _restore_data_and_steps(data.config, options, loader, start)
@@ -259,12 +259,12 @@ def _print_lr_change(config: RunConfig, start: InitialState) -> None:
             say(text)
 
 
-def _verify(start: InitialState) -> None:
+def _verify_checkpoint(start: InitialState) -> None:
     if start.checkpoint is not None:
         start.checkpoint.verify()
 
 
-def _enter(stack: ExitStack, model: TrainingSession, start: InitialState) -> None:
+def _enter_session(stack: ExitStack, model: TrainingSession, start: InitialState) -> None:
     model.write(start.tensors)
     stack.enter_context(model)
 
@@ -306,7 +306,7 @@ class _TrainingRun:
                 try:
                     last = self._loop(records, profile, stop, watchdog)
                 except popxl.errors.DeviceMemoryError as error:
-                    error.add_note(self.checkpoints.resumable)
+                    error.add_note(self.checkpoints.resume_message)
                     raise
             if options.save_hf is not None and stop.name is None:
                 weights, base = self.model.tensors(optimizer=False), self.start.base
@@ -384,7 +384,7 @@ class _TrainingRun:
         if checkpoints.save_last(step) and records is not None:
             records.log_save(step, checkpoints.save_metrics())
         if self.skipped.too_many:
-            raise self.skipped.error(checkpoints.saved_where)
+            raise self.skipped.error(checkpoints.saved_message)
         if stop.finished:
             self.best.print_early_stop()
         return step

@@ -73,11 +73,11 @@ def run_chat(config: RunConfig, read: Callable[[], str | None] | None = None) ->
             if command := COMMAND.fullmatch(line.strip()):
                 say(_run_command(session, line.strip(), command[1], command[2]))
             elif line.strip():
-                session.answer(line, _print)
-                _print("\n")
+                session.answer(line, _print_piece)
+                _print_piece("\n")
 
 
-def _print(text: str) -> None:
+def _print_piece(text: str) -> None:
     """Print a piece of an answer on the first process."""
     if is_first_process():
         print(text, end="", flush=True)

@@ -101,7 +101,7 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
             return model.generate(prompts.input_ids, prompts.mask)
 
     start, popxl_output = start.load_with_fallback(run_model)
-    popxl_answers = _answers(popxl_output, data.tokenizer)
+    popxl_answers = _decode_answers(popxl_output, data.tokenizer)
     hf_answers: Sequence[GeneratedText | None] = [None] * len(popxl_answers)
     if has_torch():
         hf_config = family.to_config_json(resolved_config)
@@ -112,13 +112,13 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
         tokens = _generate_with_hf(
             hf_output, prompts, popxl_output.shape[1], data.tokenizer.pad_token_id
         )
-        hf_answers = _answers(tokens, data.tokenizer)
+        hf_answers = _decode_answers(tokens, data.tokenizer)
     targets = [example.target for example in corpus.examples]
     pairs = zip(prompts.texts, targets, popxl_answers, hf_answers, strict=True)
     return HfComparison([AnswerComparison(*pair) for pair in pairs])
 
 
-def _answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedText]:
+def _decode_answers(tokens: np.ndarray, tokenizer: Tokenizer) -> list[GeneratedText]:
     unpadded = [row[row != tokenizer.pad_token_id].tolist() for row in tokens]
     return [
         GeneratedText(*answer) for answer in zip(unpadded, tokenizer.decode(unpadded), strict=True)

@@ -35,7 +35,9 @@ def evaluate_checkpoint(
         UserError: an error that a user can fix.
     """
     check_same_run_on_all_processes(config)
-    folder = RunFolder(Path(popdist.all_gather_object(str(_folder(config, name, out).path))[0]))
+    folder = RunFolder(
+        Path(popdist.all_gather_object(str(_result_folder(config, name, out).path))[0])
+    )
     check_can_write_folder("the report to", folder.path)
     for note in length_warnings(config):
         say(note)
@@ -54,7 +56,7 @@ def evaluate_checkpoint(
     return result
 
 
-def _folder(config: RunConfig, name: str, out: str | None) -> RunFolder:
+def _result_folder(config: RunConfig, name: str, out: str | None) -> RunFolder:
     """Return the folder for eval.json: of --out, the checkpoint's run, or a new run."""
     load = config.checkpoint.load
     if out or load is None or not has_checkpoint(load):

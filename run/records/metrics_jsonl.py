@@ -147,12 +147,12 @@ def _parse_line(line: bytes, path: Path, number: int) -> StepMetrics | None:
             or metrics["step"] < 0
         ):
             return None
-        return {name: _number(value) for name, value in metrics.items() if name != SAMPLES}
+        return {name: _parse_number(value) for name, value in metrics.items() if name != SAMPLES}
     except (FileError, ValueError, OverflowError):
         return None
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("not a number")
     return float(value) if isinstance(value, str) or abs(value) > 2**63 else value

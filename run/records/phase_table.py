@@ -41,7 +41,10 @@ def phase_table(title: str, overlapped: Timing, serialized: Timing) -> str:
 
 
 def _format_totals(overlapped: Timing, serialized: Timing) -> str:
-    dispatch, wait = _total(overlapped, "seconds"), _total(overlapped, "wait_seconds")
+    dispatch, wait = (
+        _total_per_run(overlapped, "seconds"),
+        _total_per_run(overlapped, "wait_seconds"),
+    )
     total = overlapped.seconds / overlapped.num_runs
     return "\n".join(
         [
@@ -72,8 +75,11 @@ def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str,
 
 
 def _total_row(overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
-    total = _total(serialized, "seconds") + _total(serialized, "wait_seconds")
-    times = (_ms(_total(overlapped, "seconds")), _ms(_total(overlapped, "wait_seconds")))
+    total = _total_per_run(serialized, "seconds") + _total_per_run(serialized, "wait_seconds")
+    times = (
+        _ms(_total_per_run(overlapped, "seconds")),
+        _ms(_total_per_run(overlapped, "wait_seconds")),
+    )
     return (
         "total",
         *times,
@@ -83,7 +89,7 @@ def _total_row(overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
     )
 
 
-def _total(timing: Timing, name: str) -> float:
+def _total_per_run(timing: Timing, name: str) -> float:
     return sum(getattr(part, name) for part in timing.parts.values()) / timing.num_runs
 
 

@@ -71,7 +71,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         """Answer a request in a thread; closes the oldest connection if there are too many."""
         with self._changed:
             if len(self.open_connections) >= MAX_CONNECTIONS:
-                _end(next(iter(self.open_connections)))
+                _shut_down_socket(next(iter(self.open_connections)))
             self._changed.wait_for(lambda: len(self.open_connections) < MAX_CONNECTIONS)
             self.open_connections[request] = None
         super().process_request(request, client_address)
@@ -91,10 +91,10 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         super().server_close()
         with self._changed:
             for connection in self.open_connections:
-                _end(connection)
+                _shut_down_socket(connection)
 
 
-def _end(connection: socket.socket) -> None:
+def _shut_down_socket(connection: socket.socket) -> None:
     """Shut down a socket, so that its thread closes it."""
     with suppress(OSError):  # already closed by the client
         connection.shutdown(socket.SHUT_RDWR)

@@ -36,20 +36,24 @@ class TensorBoardLog:
             if name not in ("step", "time"):
                 self._writer.add_scalar(name, value, step)
         if samples:
-            self._writer.add_text(SAMPLES, _table(samples), step)
+            self._writer.add_text(SAMPLES, _prediction_table(samples), step)
 
     def close(self, failed: bool = False) -> None:
         """Flush and close the event file."""
         self._writer.close()
 
 
-def _table(samples: Sequence[PredictionSample]) -> str:
+def _prediction_table(samples: Sequence[PredictionSample]) -> str:
     """Format predictions as a Markdown table."""
     names = list(samples[0])
-    rows = [names, ["---"] * len(names), *([_cell(s[name]) for name in names] for s in samples)]
+    rows = [
+        names,
+        ["---"] * len(names),
+        *([_escape_cell(s[name]) for name in names] for s in samples),
+    ]
     return "\n".join(f"| {' | '.join(metrics)} |" for metrics in rows)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Escape a text for a cell of a Markdown table."""
     return html.escape(text).replace("|", "&#124;").replace("\n", "<br>")

@@ -59,7 +59,7 @@ class WandbLog:
         """Log the metrics of a step, and predictions as a table."""
         values: dict[str, Any] = {name: value for name, value in metrics.items() if name != "step"}
         if samples:
-            values[SAMPLES] = _table(samples)
+            values[SAMPLES] = _prediction_table(samples)
         self._call_wandb(lambda run: run.log(values, step=int(metrics["step"])))
 
     def close(self, failed: bool = False) -> None:
@@ -85,7 +85,7 @@ class WandbLog:
             wandb.teardown(exit_code=1)
 
 
-def _table(samples: Sequence[PredictionSample]) -> Any:
+def _prediction_table(samples: Sequence[PredictionSample]) -> Any:
     import wandb
 
     names = list(samples[0])

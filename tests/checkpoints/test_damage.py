@@ -193,7 +193,7 @@ def test_another_format_is_named(store, written, age):
 
     path = folder_of(store, 3) / MANIFEST
     content = json.loads(path.read_text())["content"] | {"format": written}
-    path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
+    path.write_text(json.dumps({"sha256": manifest._json_sha256(content), "content": content}))
     for step in (3, None):  # nor is an earlier step taken for it
         with pytest.raises(CheckpointError, match=f"has format {written}, {age} than the 7"):
             store.load(step)
@@ -234,7 +234,7 @@ def save_in_parts(folder, change=lambda content: None, tables=lambda tables: Non
     content |= {"tensors": {}, "tables": digests, "layouts": layouts, "owners": [[0, 1]]}
     content["cut"] = {"a": {"dtype": "float32", "layout": 0, "owners": 0}}
     change(content)
-    text = json.dumps({"sha256": manifest._digest(content), "content": content})
+    text = json.dumps({"sha256": manifest._json_sha256(content), "content": content})
     (path / MANIFEST).write_text(text)
     return store
 

@@ -279,7 +279,7 @@ def test_a_run_of_another_format_is_refused_in_one_sentence(tmp_path, capsys):
         store.save(1, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
     (path,) = tmp_path.glob("*/manifest.json")
     content = json.loads(path.read_text())["content"] | {"format": manifest.FORMAT - 1}
-    path.write_text(json.dumps({"sha256": manifest._digest(content), "content": content}))
+    path.write_text(json.dumps({"sha256": manifest._json_sha256(content), "content": content}))
     for script, flag in ((run_validation, "--load"), (run_finetuning, "--save")):
         assert script.main([flag, str(tmp_path), "--device", "cpu"]) == 2
         (said,) = capsys.readouterr().err.splitlines()

@@ -106,7 +106,7 @@ def test_a_save_that_fails_does_not_end_a_run(background, tmp_path, monkeypatch,
     assert saved_at(found, range(18, 24), every=4) == [20, 20]
     with pytest.raises(CheckpointError, match="cannot save step 2. in .*: Input/output error"):
         saved_at(found, range(24, 30), every=4)
-    assert "saved as step 17 in" in found.saved_where
+    assert "saved as step 17 in" in found.saved_message
 
 
 @pytest.mark.filterwarnings("ignore::checkpoints.CheckpointWarning")
