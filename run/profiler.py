@@ -100,7 +100,8 @@ class Profiler:
             say(
                 f"profiled runs {first_run} to {last_run} of the program: "
                 f"{self._num_runs} as they are, {self._num_runs} phase by phase, "
-                f"{self._num_runs} with a trace; {trace_folder} has the trace, and the time by phase in {name}"
+                f"{self._num_runs} with a trace; {trace_folder} has the trace, "
+                f"and the time by phase in {name}"
             )
 
     def _close_stage(self) -> None:
