@@ -124,7 +124,7 @@ def _local_record(folder: Path) -> LeaseRecord:
 
     Its run is "" if the folder never had a mirror. A copied folder gets a new writer id.
     """
-    path, location = RunFolder(folder).mirror, os.path.realpath(folder)
+    path, location = RunFolder(folder).mirror_ids, os.path.realpath(folder)
     new = LeaseRecord("", uuid4().hex, location, socket.gethostname())
     if not path.is_file():
         return new

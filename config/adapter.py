@@ -87,8 +87,8 @@ class Adapter(ConfigSection):
                 f"adapter.targets is {format_value(self.targets)}, which is no regular expression "
                 f"({error}): give names such as q_proj,v_proj, or {ALL_LINEAR}"
             ) from error
-        self.patterns("alpha_pattern")
-        if any(rank % 1 for rank in self.patterns("rank_pattern").values()):
+        self.numbers_by_pattern("alpha_pattern")
+        if any(rank % 1 for rank in self.numbers_by_pattern("rank_pattern").values()):
             raise ConfigError(
                 f"adapter.rank_pattern is {format_value(self.rank_pattern)}, but ranks are integers"
             )
@@ -117,18 +117,18 @@ class Adapter(ConfigSection):
 
     def rank_of(self, *names: str) -> int:
         """Returns the LoRA rank of a module, given by its names."""
-        return int(first_match(self.patterns("rank_pattern"), names, self.rank))
+        return int(first_match(self.numbers_by_pattern("rank_pattern"), names, self.rank))
 
     def alpha_of(self, *names: str) -> float:
         """Returns the LoRA alpha of a module, given by its names."""
-        return first_match(self.patterns("alpha_pattern"), names, self.alpha)
+        return first_match(self.numbers_by_pattern("alpha_pattern"), names, self.alpha)
 
     def scale_of(self, *names: str) -> float:
         """Returns the factor s of a module's LoRA update s B A x."""
         rank = self.rank_of(*names)
         return self.alpha_of(*names) / (rank**0.5 if self.rslora else rank)
 
-    def patterns(self, field: Pattern) -> dict[str, float]:
+    def numbers_by_pattern(self, field: Pattern) -> dict[str, float]:
         """Returns the LoRA ranks or alphas of `rank_pattern` or `alpha_pattern`.
 
         Keys are regular expressions for the end of a module name.

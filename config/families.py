@@ -23,7 +23,7 @@ class Family(NamedTuple):
 
     config: type[RunConfig]
     record: str
-    kinds: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
     """Hugging Face's model types that are of the family; none: its name alone."""
 
 
@@ -35,9 +35,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def kinds() -> dict[str, str]:
+def family_by_model_type() -> dict[str, str]:
     """Returns the model family of each Hugging Face `model_type`."""
-    return {kind: name for name, family in FAMILIES.items() for kind in family.kinds or (name,)}
+    return {
+        kind: name for name, family in FAMILIES.items() for kind in family.model_types or (name,)
+    }
 
 
 def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:

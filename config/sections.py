@@ -213,7 +213,7 @@ class RunConfig(ConfigSection):
         self._check_experts()
         self._check_trained_weights()
         self._check_trained_tokens()
-        self._check_run()
+        self._check_execution()
         # Generation has no optimizer step, so any batch will do.
         if not self.model.eval and self.training.global_batch_size % self._micro_batch_samples:
             raise ConfigError(
@@ -300,7 +300,7 @@ class RunConfig(ConfigSection):
                 "adapter.rank",
             )
 
-    def _check_run(self) -> None:
+    def _check_execution(self) -> None:
         if self.execution.update == "deferred" and not self.can_defer_update:
             raise ContradictionError(
                 "execution.update deferred with stochastic rounding needs "

@@ -58,15 +58,15 @@ class TurnLocator:
         self._render, self._messages, self.text, self._stop_tokens = render, messages, text, stops
         self._prompt_texts: dict[int, str] = {}
 
-    def prompt_text(self, index: int) -> str:
+    def prompt_text(self, turn: int) -> str:
         """Returns the rendered messages before a turn, with the generation prompt."""
-        if index not in self._prompt_texts:
-            self._prompt_texts[index] = self._render(self._messages[:index], True)
-        return self._prompt_texts[index]
+        if turn not in self._prompt_texts:
+            self._prompt_texts[turn] = self._render(self._messages[:turn], True)
+        return self._prompt_texts[turn]
 
-    def text_before_turn(self, index: int) -> str:
+    def text_before_turn(self, turn: int) -> str:
         """Returns the rendered messages before a turn, without the generation prompt."""
-        return self._render(self._messages[:index], False)
+        return self._render(self._messages[:turn], False)
 
     def answer_span(self, turn: int) -> CharSpan:
         """Returns the span of the assistant's answer in a turn, stop token included.

@@ -72,7 +72,7 @@ class ClassLabels:
         if is_value:
             name = self._label_of_value(value)
         elif value not in self.names:
-            raise self._error(text)
+            raise self._label_error(text)
         return None if name is None else f"{leading}{name}{trailing}"
 
     def split(self, answer: str) -> tuple[str, str, str]:
@@ -86,7 +86,7 @@ class ClassLabels:
         text = answer.rstrip()
         name = max((name for name in self.names if text.endswith(name)), key=len, default=None)
         if name is None:
-            raise self._error(answer)
+            raise self._label_error(answer)
         return text.removesuffix(name), name, answer[len(text) :]
 
     def with_name(self, answer: str, name: str) -> str:
@@ -111,25 +111,25 @@ class ClassLabels:
         if value.lower() in BOOLEAN_NAMES:
             return self._label_of_boolean(value)
         if number is None:
-            raise self._error(value)
+            raise self._label_error(value)
         if not self.indexed and number in self._by_number:
             return self._by_number[number]
         if number == UNLABELED:
             return None
         if self._by_number and not self.indexed:
-            raise self._error(value, "names that are numbers are not numbered from 0")
+            raise self._label_error(value, "names that are numbers are not numbered from 0")
         if number.is_integer() and 0 <= number < len(self.names):
             return self.names[int(number)]
-        raise self._error(value, f"{len(self.names)} labels are numbered from 0")
+        raise self._label_error(value, f"{len(self.names)} labels are numbered from 0")
 
     def _label_of_boolean(self, value: str) -> str:
         """Label name for a boolean value, in upper or lower case."""
         label = next((name for name in self.names if name.lower() == value.lower()), None)
         if label is None:
-            raise self._error(value, "name them false,true to label rows by truth values")
+            raise self._label_error(value, "name them false,true to label rows by truth values")
         return label
 
-    def _error(self, value: str, reason: str = "") -> ColumnError:
+    def _label_error(self, value: str, reason: str = "") -> ColumnError:
         return ColumnError(
             f"the label {format_value(value)} is none of "
             f"{self._formatted_names}{f': {reason}' if reason else ''}"

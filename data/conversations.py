@@ -226,7 +226,7 @@ def _normalize_message(message: object, number: int, null_as_empty: bool = False
     if not isinstance(role, str):
         raise ColumnError(f"message {number} must have a role, or from, that is text")
     fields: dict[str, Any] = {"role": _ROLES.get(role, role)}
-    calls = _tool_calls(message, content if role == "function_call" else None, number)
+    calls = _normalize_tool_calls(message, content if role == "function_call" else None, number)
     if calls is not None and role == "function_call":
         content = None
     text = _message_text(content, number)
@@ -272,7 +272,9 @@ def _message_text(content: object, number: int) -> str | None:
     return "".join(map(str, texts))
 
 
-def _tool_calls(message: Message, value: object, number: int) -> list[dict[str, Any]] | None:
+def _normalize_tool_calls(
+    message: Message, value: object, number: int
+) -> list[dict[str, Any]] | None:
     """Tool calls of a message, normalized.
 
     `value` is ShareGPT's call in the message text.

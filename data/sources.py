@@ -158,16 +158,16 @@ class SavedDataset:
         """Does nothing: the folder was inspected to recognize it."""
 
     def size(self) -> int:
-        return sum(map(_file_size, self._files()))
+        return sum(map(_file_size, self._list_data_files()))
 
     def digests(self) -> Iterator[bytes]:
-        for path in self._files():
+        for path in self._list_data_files():
             yield _file_digest(path)
 
     def state(self) -> list[object]:
-        return [_file_state(path) for path in self._files()]
+        return [_file_state(path) for path in self._list_data_files()]
 
-    def _files(self) -> list[Path]:
+    def _list_data_files(self) -> list[Path]:
         return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
 
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:

@@ -244,7 +244,7 @@ class Task:
             if self.on_null == "empty" and None in row.values():
                 row = {name: "" if value is None else value for name, value in row.items()}
             try:
-                for example in self._examples(location, row, row_schema, reader):
+                for example in self._examples_of_row(location, row, row_schema, reader):
                     yield location, example
                 if data_warnings is not None and self.is_user_data:
                     data_warnings.add_row(
@@ -261,7 +261,7 @@ class Task:
             except ColumnError as error:
                 raise DataError(f"{location}: {error}") from None
 
-    def _examples(
+    def _examples_of_row(
         self,
         location: FileLocation,
         row: Row,
@@ -271,7 +271,7 @@ class Task:
         if self.preference_type is not None:
             return self._preference_examples(location, row, reader)
         if reader is not None:
-            conversation = self._conversation(location, row, row_schema.labels)
+            conversation = self._conversation_of_row(location, row, row_schema.labels)
             example = (
                 conversation
                 if isinstance(conversation, int)
@@ -281,9 +281,9 @@ class Task:
                 row_schema.labels.split(example.target)  # its last answer must be one
             return [] if example is None else [example]
         if self.row_format == "language_modeling":
-            return self._document_chunks(row)
+            return self._document_chunk_examples(row)
         return [
-            self._example(
+            self._text_example(
                 row, row_schema.pair or self._prompt_target(location, row), row_schema.labels
             )
         ]
@@ -312,14 +312,14 @@ class Task:
     def _has_conversation(self, row: Row) -> bool:
         return self.prompt is None and has_conversation(row, self.messages)
 
-    def _conversation(
+    def _conversation_of_row(
         self, location: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
         """Conversation of a row, or the reason why the row is dropped."""
         if self._has_conversation(row):
             conversation = read_conversation(row, self.messages, self.on_null == "empty")
             return conversation.with_system(self.system)
-        example = self._example(row, self._prompt_target(location, row), labels)
+        example = self._text_example(row, self._prompt_target(location, row), labels)
         if isinstance(example, int):
             return example
         conversation = make_conversation(row, example.prompt, example.target)
@@ -344,7 +344,7 @@ class Task:
             examples.append(answer.with_desirable(desirable))
         return examples
 
-    def _document_chunks(self, row: Row) -> list[Example]:
+    def _document_chunk_examples(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):
             return [Example("", row["text"], doc_chunk=row.doc_chunk)]
         text = (self.target or DOCUMENT_TEMPLATE).render(row)
@@ -441,7 +441,9 @@ class Task:
                     "another fraction, or a file"
                 )
 
-    def _example(self, row: Row, pair: PromptTarget, labels: ClassLabels | None) -> Example | int:
+    def _text_example(
+        self, row: Row, pair: PromptTarget, labels: ClassLabels | None
+    ) -> Example | int:
         answer: str | None = _check_length(pair.target.render(row))
         if labels is not None:
             is_value = getattr(pair.target, "value_column", None) is not None

@@ -69,7 +69,7 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
     """
     splits, save = data.task.splits_read_with(split), data.user_config.checkpoint.save
     state, name = data.task.source(split).state(), _cache_key(data, split)
-    cache_folder = None if save is None else RunFolder(Path(save)).prepared / name
+    cache_folder = None if save is None else RunFolder(Path(save)).tokenized_data / name
     if cache_folder is not None and cache_folder.is_dir():
         try:
             tokenized = {

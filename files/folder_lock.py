@@ -40,7 +40,7 @@ def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = open_lock(folder / LOCK_FILE)
     try:
-        _acquire(descriptor, folder, wait)
+        _acquire_lock(descriptor, folder, wait)
         _remove_stale_folders(folder)
         yield
     finally:
@@ -56,7 +56,7 @@ def _remove_stale_folders(folder: Path) -> None:
                 remove_stale_folders(path)
 
 
-def _acquire(descriptor: int, folder: Path, wait: bool) -> None:
+def _acquire_lock(descriptor: int, folder: Path, wait: bool) -> None:
     with write_errors("the lock of", folder):
         is_locked = try_lock(descriptor, wait)
     if is_locked is None:

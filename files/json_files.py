@@ -129,7 +129,7 @@ class JsonObject:
 
     def text(self, name: str) -> str:
         """Read a string field."""
-        return self._typed(name, str, "text")
+        return self._get_typed(name, str, "text")
 
     def count(self, name: str) -> int:
         """Read an integer field from 0 to 2^63 - 1."""
@@ -154,14 +154,14 @@ class JsonObject:
 
     def counts(self, name: str) -> list[int]:
         """Read a field that is a list of integers from 0 to 2^63 - 1."""
-        values = self._typed(name, list, "a list of integers")
+        values = self._get_typed(name, list, "a list of integers")
         if not all(type(value) is int and 0 <= value < 2**63 for value in values):
             raise self.error(name, "a list of integers, 0 or more")
         return values
 
     def text_list(self, name: str) -> list[str]:
         """Read a field that is a list of strings."""
-        values = self._typed(name, list, "a list of texts")
+        values = self._get_typed(name, list, "a list of texts")
         if not all(isinstance(value, str) for value in values):
             raise self.error(name, "a list of texts")
         return values
@@ -181,14 +181,14 @@ class JsonObject:
 
     def object_list(self, name: str) -> list[JsonObject]:
         """Read a field that is a list of objects."""
-        values = self._typed(name, list, "a list of objects")
+        values = self._get_typed(name, list, "a list of objects")
         return [
             JsonObject(v, f"{self._where}: {format_name(name)}[{i}]") for i, v in enumerate(values)
         ]
 
     def int_lists(self, name: str) -> list[list[int]]:
         """Read a field that is a list of lists of integers from 0."""
-        values = self._typed(name, list, "a list of lists")
+        values = self._get_typed(name, list, "a list of lists")
         lists = JsonObject(dict(enumerate(values)), f"{self._where}: {format_name(name)}")
         return [lists.counts(i) for i in lists.data]
 
@@ -200,7 +200,7 @@ class JsonObject:
     def __contains__(self, name: str) -> bool:
         return name in self.data
 
-    def _typed(self, name: str, expected_type: type, noun: str) -> Any:
+    def _get_typed(self, name: str, expected_type: type, noun: str) -> Any:
         value = self._value(name)
         if not isinstance(value, expected_type):
             raise self.error(name, noun)

@@ -66,7 +66,7 @@ class RunFolder:
         return [path for path in (*self.resume_files, *tokenizer_files) if path.is_file()]
 
     @property
-    def mirror(self) -> Path:
+    def mirror_ids(self) -> Path:
         """File with the names under which a mirror stores the run and this folder."""
         return self.path / "mirror.json"
 
@@ -86,7 +86,7 @@ class RunFolder:
         return self.path / "profile"
 
     @property
-    def phases(self) -> Path:
+    def phase_table(self) -> Path:
         """File with a table of time by phase, next to the profiler trace."""
         return self.profile / "phases.txt"
 
@@ -101,7 +101,7 @@ class RunFolder:
         return self.path / "tokenizer"
 
     @property
-    def prepared(self) -> Path:
+    def tokenized_data(self) -> Path:
         """Folder of tokenized data, by a hash of their sources and settings."""
         return self.path / "prepared"
 
@@ -111,7 +111,7 @@ class RunFolder:
         return self.path / "reference"
 
     @property
-    def packed(self) -> Path:
+    def quantized_weights(self) -> Path:
         """Folder of quantized frozen weights, by a hash of the full-precision weights."""
         return self.path / "packed"
 

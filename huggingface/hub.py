@@ -119,7 +119,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         _check_tokenizer_files(Path(name))
     reachable = not is_local and is_reachable()
     try:
-        check_growth(_tokenizer_file(name, local_files_only=not reachable))
+        check_growth(_find_tokenizer_json(name, local_files_only=not reachable))
         special = special_token_arguments(name, local_files_only=not reachable)
         # Without trust_remote_code, it asks at the terminal whether to run code from the folder.
         with catch_panics():
@@ -146,7 +146,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _tokenizer_file(name: str, **options: Any) -> Path:
+def _find_tokenizer_json(name: str, **options: Any) -> Path:
     """Path of a model's tokenizer.json, downloaded if the model is on the hub."""
     from transformers.utils import cached_file
 

@@ -66,7 +66,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
     adapter_config = read_object(file)
     _check_supported(adapter_config)
     modules = adapter_modules(folder)
-    saved = _read_list(adapter_config, "modules_to_save")
+    saved = _read_text_list(adapter_config, "modules_to_save")
     fields = {
         "rank": adapter_config.count("r"),
         "alpha": adapter_config.number("lora_alpha"),
@@ -76,7 +76,7 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
         "rslora": adapter_config.data.get("use_rslora") is True,
         "dora": adapter_config.data.get("use_dora") is True,
         "targets": _target_modules(adapter_config, modules.low_rank),
-        "target_parameters": ",".join(_read_list(adapter_config, "target_parameters")) or None,
+        "target_parameters": ",".join(_read_text_list(adapter_config, "target_parameters")) or None,
         "modules_to_save": ",".join(_complete_saved_modules(saved, modules.saved)) or None,
     }
     fields |= _token_fields(adapter_config)
@@ -90,7 +90,9 @@ def read_adapter_config(folder: str | Path) -> dict[str, Any]:
 
 def _parameter_names(adapter_config: JsonObject, modules: AdapterModules) -> list[str]:
     """Full names of the expert parameters for which an adapter file can have matrices."""
-    suffixes = [name.rpartition(".")[2] for name in _read_list(adapter_config, "target_parameters")]
+    suffixes = [
+        name.rpartition(".")[2] for name in _read_text_list(adapter_config, "target_parameters")
+    ]
     return [
         f"{m}.{end}"
         for m in modules.low_rank or ()
@@ -213,7 +215,7 @@ def _token_fields(adapter_config: JsonObject) -> dict[str, Any]:
     }
 
 
-def _read_list(adapter_config: JsonObject, name: str) -> Sequence[str]:
+def _read_text_list(adapter_config: JsonObject, name: str) -> Sequence[str]:
     return adapter_config.text_list(name) if adapter_config.data.get(name) else []
 
 
@@ -317,8 +319,8 @@ def make_adapter_config(
         {name: _as_integer(value(*names)) for names in tied_modules for name in names if pattern}
         | {key: _as_integer(number) for key, number in pattern.items()}
         for pattern, value in (
-            (adapter.patterns("rank_pattern"), adapter.rank_of),
-            (adapter.patterns("alpha_pattern"), adapter.alpha_of),
+            (adapter.numbers_by_pattern("rank_pattern"), adapter.rank_of),
+            (adapter.numbers_by_pattern("alpha_pattern"), adapter.alpha_of),
         )
     )
     return {

@@ -16,7 +16,7 @@ from checkpoints.verified_loading import has_checkpoint
 from config.base import flatten, unflatten
 from config.config_sources import LayeredConfig
 from config.errors import ConfigError
-from config.families import kinds
+from config.families import family_by_model_type
 from config.presets import merge, preset_data
 from config.row_ranges import parse_row_ranges
 from config.run import Checkpoint
@@ -148,7 +148,7 @@ class RunOrModelLoader:
     def from_model(self, name: str) -> Mapping[str, Any]:
         """Return the configuration fields of a Hugging Face model: sizes, weights and tokenizer."""
         found = read_pretrained(name)
-        kind, known = found.hf_config.text("model_type"), kinds()
+        kind, known = found.hf_config.text("model_type"), family_by_model_type()
         if kind not in known:
             raise ConfigError(
                 f"{format_name(name)} is of the kind {format_value(kind)}, "

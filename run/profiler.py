@@ -90,9 +90,9 @@ class Profiler:
             return
         table = phase_table(self._title, self._overlapped, self._serialized)
         with self._warn_once.warn_on_error("the table of phases"):
-            write_text("the table of phases", self._folder.phases, table)
+            write_text("the table of phases", self._folder.phase_table, table)
             name, trace_folder, first_run = (
-                self._folder.phases.name,
+                self._folder.phase_table.name,
                 self._folder.profile,
                 WARM_UP + 1,
             )

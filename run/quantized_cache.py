@@ -37,7 +37,7 @@ def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str,
     save, shared = config.checkpoint.save, config.execution.quantized_cache
     if config.model.quant is None or not (save or shared):
         return tensors
-    folder = Path(shared) if shared else RunFolder(Path(save or "")).packed
+    folder = Path(shared) if shared else RunFolder(Path(save or "")).quantized_weights
     return QuantizedCache(tensors, known, folder)
 
 

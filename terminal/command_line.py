@@ -120,7 +120,7 @@ def read_command_line(
     flags = parser.flags()
     all_fields = any(a.replace("_", "-") == "--help-all" for a in given)
     if not all_fields:
-        parser.shorten(RARE)
+        parser.hide_options(RARE)
     _add_fields(groups, base, partial(_field_help, base, str(presets), all_fields, unused))
     parsed = vars(parser.parse_args(spell_flags(args.arguments, section, flags)))
     settings = _merge_settings(base, with_search(field_overrides(parsed, section), data), loader)

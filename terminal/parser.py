@@ -30,10 +30,10 @@ class Parser(argparse.ArgumentParser):
         """Returns the attribute names of the parser's options in the parsed namespace."""
         return [action.dest for action in self._actions]
 
-    def shorten(self, rare: Collection[str]) -> None:
+    def hide_options(self, option_names: Collection[str]) -> None:
         """Hides rarely used options in `--help`."""
         for action in self._actions:
-            if action.dest in rare:
+            if action.dest in option_names:
                 action.help = argparse.SUPPRESS
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -391,7 +391,7 @@ class _AdapterMapper:
         _check_each("modules_to_save", saved, modules, is_within)
         adapted_names = [*adapted_modules(adapted)[0], *adapted_parameters(adapted)]
         for field in PATTERNS:
-            _check_each(field, settings.patterns(field), adapted_names, matches_end)
+            _check_each(field, settings.numbers_by_pattern(field), adapted_names, matches_end)
 
     def _check_layer_settings(self, adapted: WeightMap) -> None:
         """Raise ConfigError if an adapter with dropout or DoRA is on experts, embedding or head.

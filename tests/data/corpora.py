@@ -20,7 +20,7 @@ from data.task import NLI_LABELS, SAMPLE_FOLDER, TASKS
 from data.tokenizer import Tokenizer
 from huggingface.hub import load_tokenizer
 
-SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._example(
+SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._text_example(
     {
         "premise": "Your contribution helped make it possible for us to provide our students with "
         "a quality education.",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config.errors import ConfigError
-from config.families import FAMILIES, kinds
+from config.families import FAMILIES, family_by_model_type
 from files.json_files import JsonObject
 from huggingface.multimodal import text_model_config
 from modelling.model_family import load_family
@@ -27,7 +27,7 @@ def hf_config(kind: str) -> dict[str, Any]:
 
 
 def read(data: dict[str, Any]) -> dict[str, Any]:
-    family = load_family(kinds()[data["model_type"]])
+    family = load_family(family_by_model_type()[data["model_type"]])
     return family.from_config_json(JsonObject(data, "config.json"))
 
 
@@ -77,7 +77,7 @@ def test_a_copy_of_another_setting_is_passed_over_if_it_is_equal(kind: str) -> N
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_published_model_of_whole_size_is_read_and_written(name: str) -> None:
     described = text_model_config(JsonObject(facts()[name]["config"], "config.json"), None).data
-    kind = kinds()[described["model_type"]]
+    kind = family_by_model_type()[described["model_type"]]
     model = read(described)
     config = FAMILIES[kind].config.from_dict(
         {"family": kind, "model": model, "training": {"global_batch_size": 1}}

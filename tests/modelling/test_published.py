@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 
-from config.families import FAMILIES, kinds
+from config.families import FAMILIES, family_by_model_type
 from config.sections import RunConfig
 from files.json_files import JsonObject
 from modelling.model_family import load_family
@@ -19,7 +19,7 @@ from tests.modelling.published import PUBLISHED
 
 def read(data: dict[str, Any]) -> RunConfig:
     """The configuration of a model with random weights."""
-    name = kinds()[data["model_type"]]
+    name = family_by_model_type()[data["model_type"]]
     model = load_family(name).from_config_json(JsonObject(data, "config.json"))
     return FAMILIES[name].config.from_dict(
         {"family": name, "model": model, "training": {"global_batch_size": 1}}

@@ -18,7 +18,7 @@ import run_finetuning
 import run_generation
 import run_validation
 from checkpoints import CheckpointStore, load_checkpoint, manifest
-from config.families import kinds
+from config.families import family_by_model_type
 from config.presets import load_config
 from config.t5 import T5Config
 from config.unsupported_models import UNSUPPORTED
@@ -122,7 +122,7 @@ def test_a_folder_goes_through_all_scripts(kind, where, tmp_path, capsys):
             "t5",
             {"model_type": "marian"},
             "the kind 'marian', another encoder-decoder, which is not there; there are: t5, mt5, "
-            f"{', '.join([*list(kinds())[2:], 'gemma3, mistral3'])}\n",
+            f"{', '.join([*list(family_by_model_type())[2:], 'gemma3, mistral3'])}\n",
         ),
         ("t5", {"model_type": "dbrx"}, "'dbrx', a mixture of experts, which is not"),
         ("t5", {"model_type": "foo"}, "is of the kind 'foo', which is not known; there are: t5"),
@@ -145,7 +145,7 @@ def test_models_of_another_kind_are_refused(kind, change, said, tmp_path, capsys
 def test_no_kind_is_there_and_missing():
     listed = [kind for group in UNSUPPORTED.values() for kind in group.split()]
     assert len(set(listed)) == len(listed)
-    assert not set(listed) & {*kinds(), *TEXT_MODEL_TYPES}
+    assert not set(listed) & {*family_by_model_type(), *TEXT_MODEL_TYPES}
     assert set(listed) <= {*transformers.CONFIG_MAPPING}
 
 
