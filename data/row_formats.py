@@ -49,8 +49,8 @@ class RowSchema(NamedTuple):
     """Templates and class labels for the rows of a data source.
 
     Attributes:
-        pair: see `Task.reading`.
-        labels: what its labels mean; None: targets are free texts.
+        pair: templates of prompt and target; None: each row's columns determine them.
+        labels: class labels of the target column; None: targets are free texts.
     """
 
     pair: PromptTarget | None = None
