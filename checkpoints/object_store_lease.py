@@ -114,7 +114,7 @@ def acquire_lease(folder: Path, remote: RemoteRun, fresh: bool = False) -> Lease
     run = "" if fresh else local.run if current is None else current.run
     record = replace(local, run=run or uuid4().hex)
     ids = {"run": record.run, "writer": record.writer, "folder": record.folder}
-    write_text("the name of the run", RunFolder(folder).mirror, json.dumps(ids) + "\n")
+    write_text("the name of the run", RunFolder(folder).mirror_ids, json.dumps(ids) + "\n")
     _write_record(remote, record)
     return Lease(remote, record)
 
