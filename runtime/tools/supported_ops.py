@@ -160,10 +160,10 @@ def _function_cells(defn: OpDef, functions: list[str]) -> list[str]:
     return [f"{_code_list(functions)} (op `{defn.name}`)"]
 
 
-def _table_rows(made: Iterable[tuple[OpDef, list[str]]]) -> Iterator[str]:
+def _table_rows(functions_by_op: Iterable[tuple[OpDef, list[str]]]) -> Iterator[str]:
     """Yields a table row for each kind of gradient and dtypes, with the functions of such ops."""
     by_kind: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for defn, functions in made:
+    for defn, functions in functions_by_op:
         by_kind[_gradient_kind(defn), _accepted_dtypes(defn)] += _function_cells(defn, functions)
     for (gradient, types), names in sorted(by_kind.items()):
         yield f"| {gradient} | {types} | {', '.join(sorted(set(names)))} |\n"
@@ -202,9 +202,9 @@ def _generated_lines() -> Iterator[str]:
     yield from (f"- {reason} {_code_list(names)}\n" for reason, names in absent().items())
 
 
-def _reason_lines(ours: Iterable[OpDef]) -> Iterator[str]:
+def _reason_lines(op_definitions: Iterable[OpDef]) -> Iterator[str]:
     ops_of: dict[str, list[str]] = defaultdict(list)
-    for defn in ours:
+    for defn in op_definitions:
         if isinstance(defn.grad, NoGrad):
             ops_of[defn.grad.reason].append(defn.name)
     yield from (f"- {reason}: {_code_list(names)}\n" for reason, names in sorted(ops_of.items()))

@@ -71,9 +71,9 @@ _CHUNK_BYTES = 2**16  # bytes
 _SPARE_FILES = 128  # open files beyond those of the processes
 
 
-def run_digest(run: str) -> bytes:
+def run_digest(run_name: str) -> bytes:
     """Returns a hash of the run's name, which the handshake sends."""
-    return hashlib.sha256(run.encode()).digest()[:16]
+    return hashlib.sha256(run_name.encode()).digest()[:16]
 
 
 def auth_code(secret: str, *parts: bytes) -> bytes:
@@ -99,10 +99,10 @@ class Coordinator:
     """Server that authenticates the processes of a run, and reports processes that ended."""
 
     def __init__(
-        self, server: socket.socket, service: str, processes: int, run: str, secret: str
+        self, server: socket.socket, service: str, processes: int, run_name: str, secret: str
     ) -> None:
         self._server, self._service, self._count = server, service, processes
-        self._run, self._secret = run_digest(run), secret
+        self._run, self._secret = run_digest(run_name), secret
         self._members: dict[socket.socket, int] = {}
         self._joined: set[int] = set()
         self._pending: dict[socket.socket, tuple[bytes, float, str]] = {}  # said, since, who
@@ -287,7 +287,7 @@ def raise_open_file_limit() -> int:
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
-def main(host: str, port: int, processes: int, run: str) -> None:
+def main(host: str, port: int, processes: int, run_name: str) -> None:
     """Serves the processes of a run until they have ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -314,7 +314,7 @@ def main(host: str, port: int, processes: int, run: str) -> None:
         recoverable=True,  # a lost process is reported, instead of ending all others
     )
     print("ready", flush=True)
-    Coordinator(server, path, processes, run, os.environ.get("POPDIST_SECRET", "")).serve()
+    Coordinator(server, path, processes, run_name, os.environ.get("POPDIST_SECRET", "")).serve()
     del service
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)

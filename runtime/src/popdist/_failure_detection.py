@@ -26,17 +26,17 @@ _STATUS, _NAMED = "popdist/status", "popdist/named"
 _LOST_COUNT, _LOST = f"{_NAMED}/asked", f"{_NAMED}/lost"
 
 
-def lost_processes(statuses: Mapping[int, str], unheard: Set[int]) -> set[int]:
+def lost_processes(statuses: Mapping[int, str], silent_processes: Set[int]) -> set[int]:
     """Returns the indices of processes that ended without leaving the process group.
 
     Args:
         statuses: last published status of each process.
-        unheard: processes whose connection was closed before the statuses were read, or that are
-            silent.
+        silent_processes: processes whose connection was closed before the statuses were read, or
+            that are silent.
     """
     left = {i for i, status in statuses.items() if status == LEFT}
     ended = {i for i, status in statuses.items() if status.startswith(ENDED)}
-    return ended | (unheard - left)
+    return ended | (silent_processes - left)
 
 
 class StatusBoard:

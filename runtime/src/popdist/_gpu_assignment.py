@@ -52,9 +52,9 @@ def list_gpu_names(
     return [uuids[n] for n in numbers] or sorted(f for f in files if re.fullmatch(r"nvidia\d+", f))
 
 
-def _parse_uuids(listed: str) -> dict[str, str]:
+def _parse_uuids(nvidia_smi_output: str) -> dict[str, str]:
     """Parses the output of `nvidia-smi -L` into UUIDs by GPU number."""
-    return dict(_GPU_LINE.findall(listed))
+    return dict(_GPU_LINE.findall(nvidia_smi_output))
 
 
 def _nvidia_smi() -> str:

@@ -57,19 +57,19 @@ class ProcessInfo:
         return _FIRST_PORT + zlib.crc32(self.run.encode()) % 4096
 
 
-def env_int(variable: str, default: int) -> int:
+def env_int(variable_name: str, default: int) -> int:
     """Returns an environment variable as an integer.
 
     Raises:
         DistributedError: the variable is not a number.
     """
-    value = os.environ.get(variable, "")
+    value = os.environ.get(variable_name, "")
     if not value:
         return default
     if not value.isdecimal() or len(value) > 18:
         text = value if len(value) < 40 else f"{value[:40]}…"
         raise DistributedError(
-            f"the environment variable {variable} is {text!r}: set it to a number"
+            f"the environment variable {variable_name} is {text!r}: set it to a number"
         )
     return int(value)
 

@@ -107,13 +107,13 @@ def _parser() -> _Parser:
 
 
 def _start_process(
-    command: Sequence[str], index: int, args: argparse.Namespace, run: Mapping[str, str]
+    command: Sequence[str], index: int, args: argparse.Namespace, run_environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     env = os.environ | {
         NUM_INSTANCES: str(args.processes),
         INSTANCE_INDEX: str(index),
         LAUNCHER: str(os.getpid()),
-        **run,
+        **run_environment,
     }
     if args.replicas is not None:
         env[TOTAL_REPLICAS] = str(args.replicas)

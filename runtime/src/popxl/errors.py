@@ -5,17 +5,17 @@ from __future__ import annotations
 import builtins
 
 
-def locate(error: BaseException, what: str, location: str) -> None:
+def locate(error: BaseException, note: str, location: str) -> None:
     """Adds a source location to an error: the innermost to the message, all as notes.
 
     Args:
-        what: was done there.
+        note: names what was done there.
         location: `file:line` of the user's program; "": unknown.
     """
     innermost = not getattr(error, "__notes__", ())
     if innermost and location and len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (f"{error.args[0]} ({location})",)
-    error.add_note(f"{location or 'no line'}: {what}")
+    error.add_note(f"{location or 'no line'}: {note}")
 
 
 class UndefinedValue(Exception):

@@ -379,18 +379,21 @@ class Session:
         self._download(self._values.variables)
         self._values.flush()
 
-    def _check_attached(self, what: str) -> None:
+    def _check_attached(self, method_name: str) -> None:
         if self._state is None and not self._was_attached_stack:
-            raise ValueError(f"{what}: the session is not attached: use `with session:` around it")
-        self._values.check_complete(what)
+            raise ValueError(
+                f"{method_name}: the session is not attached: use `with session:` around it"
+            )
+        self._values.check_complete(method_name)
         if self._state is None:
             raise popart_exception(
-                f"{what}: a run or weights_from_host stopped in the middle, and took the program's "
-                "state along: call weights_from_host, which begins anew with the host's values"
+                f"{method_name}: a run or weights_from_host stopped in the middle, and took the "
+                "program's state along: call weights_from_host, which begins anew with the host's "
+                "values"
             )
 
-    def _upload(self, what: str) -> None:
-        self._values.check_complete(what)
+    def _upload(self, error_prefix: str) -> None:
+        self._values.check_complete(error_prefix)
         disk_queue = device_variables.open_disk_queue(self._program, self._disk)
         self._program.wait_all()
         self._values.stale.clear()

@@ -558,15 +558,17 @@ def _sharded_buffer(
     return buffer
 
 
-def _checked_shards(what: str, const: ReplicaGrouping, shard_over: int | None) -> int:
+def _checked_shards(
+    function_name: str, const_grouping: ReplicaGrouping, shard_over: int | None
+) -> int:
     """Returns the requested number of shards; by default that of replicas in a group."""
     if shard_over is None:
-        return const.group_size
-    shards = check_integer(what, "shard_over", shard_over, 1)
-    if const.group_size % shards:
+        return const_grouping.group_size
+    shards = check_integer(function_name, "shard_over", shard_over, 1)
+    if const_grouping.group_size % shards:
         raise ValueError(
-            f"shard_over={shards} must divide the group size {const.group_size} of the replica "
-            "grouping"
+            f"shard_over={shards} must divide the group size {const_grouping.group_size} of the "
+            "replica grouping"
         )
     return shards
 

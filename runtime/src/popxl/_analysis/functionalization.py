@@ -434,20 +434,20 @@ class _FunctionalizePass(_GraphWriter):
         self.current.update(zip((*op.outputs, *owners), node.outputs, strict=True))
 
     def _functionalize_branch(
-        self, op: Op, region: Region[Graph], form: FunctionalGraph, owners: Sequence[Tensor]
+        self, op: Op, region: Region[Graph], branch_form: FunctionalGraph, owners: Sequence[Tensor]
     ) -> FunctionalGraph:
         """Returns a branch that takes and returns the caller's storage owners as further values."""
         given = [Value(t) for t in owners]
         writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
         num_outputs = len(region.outputs)
-        for k, i in enumerate(form.changed):
+        for k, i in enumerate(branch_form.changed):
             if region.writes_back(op, i):
-                writer.write(op.inputs[region.position(i)], form.outputs[num_outputs + k])
+                writer.write(op.inputs[region.position(i)], branch_form.outputs[num_outputs + k])
         return replace(
-            form,
-            inputs=[*form.inputs, *given],
-            nodes=[*form.nodes, *writer.nodes],
-            outputs=[*form.outputs[:num_outputs], *(writer.current[t] for t in owners)],
+            branch_form,
+            inputs=[*branch_form.inputs, *given],
+            nodes=[*branch_form.nodes, *writer.nodes],
+            outputs=[*branch_form.outputs[:num_outputs], *(writer.current[t] for t in owners)],
             changed=(),
             is_branch=True,
         )

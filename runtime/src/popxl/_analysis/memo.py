@@ -26,19 +26,21 @@ class Memo(local):
     def __init__(self) -> None:
         self._depth = 0
 
-    def get_or_compute(self, results: MutableMapping[Any, T], key: Any, make: Callable[[], T]) -> T:
-        """Returns `results[key]`, computed by `make` on first use.
+    def get_or_compute(
+        self, results: MutableMapping[Any, T], key: Any, compute: Callable[[], T]
+    ) -> T:
+        """Returns `results[key]`, computed by `compute` on first use.
 
-        A computation nested too deep runs first, and its callers start again, so `make` must not
+        A computation nested too deep runs first, and its callers start again, so `compute` must not
         have effects that would be wrong twice.
         """
         if key in results:
             return results[key]
         if self._depth == self.MAX_DEPTH:
-            raise _DepthExceeded(results, key, make)
+            raise _DepthExceeded(results, key, compute)
         if self._depth:
-            return self._compute(results, key, make)
-        stack = [(results, key, make)]
+            return self._compute(results, key, compute)
+        stack = [(results, key, compute)]
         while stack:
             try:
                 self._compute(*stack[-1])
@@ -47,10 +49,10 @@ class Memo(local):
                 stack.append(exceeded.args)
         return results[key]
 
-    def _compute(self, results: MutableMapping[Any, T], key: Any, make: Callable[[], T]) -> T:
+    def _compute(self, results: MutableMapping[Any, T], key: Any, compute: Callable[[], T]) -> T:
         self._depth += 1
         try:
-            result = make()
+            result = compute()
         finally:
             self._depth -= 1
         return results.setdefault(key, result)
@@ -85,12 +87,12 @@ def graph_cached(analysis: Callable[..., T]) -> Callable[..., T]:
 _MAX_ENTRIES = 2**14
 
 
-def get_cached(cache: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    """Returns `cache[key]`, computed by `make` on a miss; a full cache is cleared."""
+def get_cached(cache: dict[Any, T], key: Any, compute: Callable[[], T]) -> T:
+    """Returns `cache[key]`, computed by `compute` on a miss; a full cache is cleared."""
     results = cache.get(key)
     if results is not None:
         return results
-    result = make()
+    result = compute()
     if len(cache) >= _MAX_ENTRIES:
         cache.clear()
     cache[key] = result

@@ -163,12 +163,12 @@ def check_widths(ir: Ir) -> None:
                 )
 
 
-def _check_grouping(grouping: ReplicaGrouping, user: str, count: int) -> None:
+def _check_grouping(grouping: ReplicaGrouping, owner_name: str, count: int) -> None:
     grouping_size = len(grouping.assignment)
     if grouping_size != count:
         raise ValueError(
-            f"the grouping of {user} is for {grouping_size} replicas, but the Ir has {count}: set "
-            "ir.replication_factor before making groupings"
+            f"the grouping of {owner_name} is for {grouping_size} replicas, but the Ir has "
+            f"{count}: set ir.replication_factor before making groupings"
         )
 
 
@@ -191,11 +191,16 @@ def _check_region(op: Op, region: Region[Graph]) -> None:
 
 
 def _check_same(
-    op: Op, callee: Graph, does: str, wants: str, expected: list[Tensor], actual: list[Tensor]
+    op: Op,
+    callee: Graph,
+    caller_verb: str,
+    callee_verb: str,
+    expected: list[Tensor],
+    actual: list[Tensor],
 ) -> None:
     got = [(t.shape, t.dtype) for t in actual]
     want = [(t.shape, t.dtype) for t in expected]
-    _check_invariant(got == want, op, f"{does} {got}, but @{callee.id} {wants} {want}")
+    _check_invariant(got == want, op, f"{caller_verb} {got}, but @{callee.id} {callee_verb} {want}")
 
 
 def _check_invariant(ok: bool, op: Op, problem: str) -> None:

@@ -109,8 +109,8 @@ class SegmentTracer:
         # Never an array of no elements: see `global_function`.
         return jnp.any(jnp.asarray([False, *map(jnp.any, broken)]))
 
-    def _record_fault(self, broken: jax.Array, number: int) -> None:
-        self.fault = jnp.where(broken & (self.fault == 0), number, self.fault)
+    def _record_fault(self, broken: jax.Array, fault_number: int) -> None:
+        self.fault = jnp.where(broken & (self.fault == 0), fault_number, self.fault)
 
     @contextmanager
     def checks_disabled(self) -> Iterator[None]:

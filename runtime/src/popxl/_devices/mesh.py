@@ -115,14 +115,14 @@ def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) ->
         ) from error
 
 
-def _too_few_devices(devices: Sequence[Any], needed: int, available: str) -> DeviceError:
+def _too_few_devices(devices: Sequence[Any], num_needed: int, available: str) -> DeviceError:
     platform = devices[0].platform if devices else "cpu"
     return DeviceError(
-        f"the program has {needed} replicas, but {available} {len(devices)} {platform} "
+        f"the program has {num_needed} replicas, but {available} {len(devices)} {platform} "
         "device(s): lower data_parallel x tensor_parallel (the replication factor), or use a "
         "machine with more devices, or device_desc='cpu' for virtual ones",
         platform,
-        needed,
+        num_needed,
         len(devices),
     )
 

@@ -132,7 +132,9 @@ class HostStreams:
         except ValueError as error:
             raise ValueError(f"input {stream.tensor_id!r}: {error}") from error
 
-    def check_outputs(self, outputs: d2hStreamBufferMaps) -> dict[DeviceToHostStream, np.ndarray]:
+    def check_outputs(
+        self, output_buffers: d2hStreamBufferMaps
+    ) -> dict[DeviceToHostStream, np.ndarray]:
         """Checks shapes and dtypes of the user's output arrays, and returns them by stream.
 
         Raises:
@@ -140,16 +142,19 @@ class HostStreams:
         """
         t, r = self._num_transfers, self._num_replicas
         for s in self._program.d2h:
-            if s not in outputs:
+            if s not in output_buffers:
                 raise ValueError(f"run: no array for the output stream {s.tensor_id!r}")
             shapes = {self.full_shape(s.shape), (t, r, *s.shape)}
-            if outputs[s].shape not in shapes or outputs[s].dtype != s.dtype.as_numpy():
+            if (
+                output_buffers[s].shape not in shapes
+                or output_buffers[s].dtype != s.dtype.as_numpy()
+            ):
                 raise ValueError(
-                    f"the array for output stream {s.tensor_id!r} is {outputs[s].dtype}"
-                    f"{outputs[s].shape}, but {s.dtype.as_numpy()}"
+                    f"the array for output stream {s.tensor_id!r} is {output_buffers[s].dtype}"
+                    f"{output_buffers[s].shape}, but {s.dtype.as_numpy()}"
                     f"{self.full_shape(s.shape)} is needed"
                 )
-        return {s: outputs[s] for s in self._program.d2h}
+        return {s: output_buffers[s] for s in self._program.d2h}
 
 
 def _can_convert(data_dtype: np.dtype, stream_dtype: np.dtype) -> bool:

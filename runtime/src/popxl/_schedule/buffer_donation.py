@@ -83,7 +83,7 @@ class _DonationPass:
         )
 
     # ---- steps ----------------------------------------------------------------------------------
-    def _process_step(self, index: int, step: Step, updating: dict[Register, Load]) -> None:
+    def _process_step(self, index: int, step: Step, updating_loads: dict[Register, Load]) -> None:
         match step:
             case Load():
                 self.liveness.set_memory(step.out, [("entry", step.out)])
@@ -93,18 +93,18 @@ class _DonationPass:
                 if not step.copies:
                     self.consumed_memory |= self.liveness.memory[step.value]
             case Run():
-                self._process_run(index, step, updating)
+                self._process_run(index, step, updating_loads)
                 for register in step.outs:
                     self.liveness.set_memory(register, [("own", register)])
             case Loop():
-                self._process_loop(index, step, updating)
+                self._process_loop(index, step, updating_loads)
             case Branch():
                 for k, out in enumerate(step.outs):
                     if out is not None:
                         memories = (self.liveness.call_output_memory(p, k) for p in step.branches)
                         self.liveness.set_memory(out, set().union(*memories))
 
-    def _process_run(self, index: int, step: Run, updating: dict[Register, Load]) -> None:
+    def _process_run(self, index: int, step: Run, updating_loads: dict[Register, Load]) -> None:
         segment, uses = step.segment, Counter(step.args)
         free_results = Counter((s.shape, s.dtype) for s in segment.result_specs)
         donated = []
@@ -114,7 +114,7 @@ class _DonationPass:
                 continue
             spec = self.routine.specs[register]
             kind = spec.shape, spec.dtype
-            load = updating.get(register)
+            load = updating_loads.get(register)
             can_donate = load is not None or self._is_donatable(register)
             can_donate = can_donate and self.liveness.is_dead(register, index, uses)
             if can_donate and free_results[kind]:
@@ -125,13 +125,13 @@ class _DonationPass:
                 self.consumed_memory |= self.liveness.memory[register]
         segment.donated = tuple(sorted(donated))
 
-    def _process_loop(self, index: int, step: Loop, updating: dict[Register, Load]) -> None:
+    def _process_loop(self, index: int, step: Loop, updating_loads: dict[Register, Load]) -> None:
         body, routine = step.body, step.body.routine
         uses = Counter(step.reads())
         copies = set()
         for i in routine.consumed_inputs:
             register = body.args[i]
-            load = updating.get(register)
+            load = updating_loads.get(register)
             can_donate = load is not None or self._is_donatable(register)
             if can_donate and self.liveness.is_dead(register, index, uses):
                 self.consumed_memory |= self.liveness.memory[register]

@@ -50,7 +50,7 @@ class Inliner:
         outputs = copy.map_values(graph.outputs)
         return replace(graph, inputs=inputs, nodes=copy.nodes, outputs=outputs)
 
-    def _add_node(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
+    def _add_node(self, copy: NodeCopier, node: Node, used_values: set[Value]) -> None:
         if self._should_inline(node):
             self._inline_call(copy, node)
             return
@@ -59,7 +59,7 @@ class Inliner:
         elif is_outlined_call(node):
             _add_barriers(copy, node, _runs_on_device)
         if is_outlined_call(node) and not node.regions[0].graph.changed:
-            self._call_used_outputs(copy, node, used)
+            self._call_used_outputs(copy, node, used_values)
         else:
             copy.add(node)
 
@@ -105,7 +105,7 @@ class Inliner:
         )
 
     # ---- outlined graphs ------------------------------------------------------------------------
-    def _call_used_outputs(self, copy: NodeCopier, node: Node, used: set[Value]) -> None:
+    def _call_used_outputs(self, copy: NodeCopier, node: Node, used_values: set[Value]) -> None:
         """Adds a call of an outlined graph that computes only the outputs that are used."""
         (region,) = node.regions
         graph = region.graph
@@ -113,7 +113,7 @@ class Inliner:
         used_outputs = {
             node.outputs[position]: v
             for v, position in pairs
-            if position is not None and node.outputs[position] in used
+            if position is not None and node.outputs[position] in used_values
         }
         part, arguments, results = self._pruned_graph(graph, tuple(used_outputs.values()))
         inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copy, node), strict=True)))

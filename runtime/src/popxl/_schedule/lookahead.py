@@ -88,10 +88,10 @@ class FetchedScalars:
         self._queues.append(deque())
         return self._queues[-1]
 
-    def append(self, number: Index) -> None:
+    def append(self, scalar: Index) -> None:
         """Appends a fetched scalar to all queues."""
         for queue in self._queues:
-            queue.append(number)
+            queue.append(scalar)
 
 
 # ---- the window ---------------------------------------------------------------------------------

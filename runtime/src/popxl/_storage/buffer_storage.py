@@ -178,10 +178,12 @@ class BufferStorage:
         self._set_entry(index, array)
         self._advance_disk_queue(Store, index)
 
-    def _move_to_memory(self, array: jax.Array, to: NamedSharding, copies: bool) -> jax.Array:
-        """Returns the array in the memory of sharding `to`; always a copy if `copies`."""
-        if self._needs_transfer and array.sharding.memory_kind != to.memory_kind:
-            return jax.device_put(array, to)
+    def _move_to_memory(
+        self, array: jax.Array, target_sharding: NamedSharding, copies: bool
+    ) -> jax.Array:
+        """Returns the array in the memory of a sharding; always a copy if `copies`."""
+        if self._needs_transfer and array.sharding.memory_kind != target_sharding.memory_kind:
+            return jax.device_put(array, target_sharding)
         return copy_array(array) if copies else array
 
     def _check_index(self, index: int) -> None:

@@ -19,7 +19,9 @@ THREADS = 4
 
 
 def compute_ahead(
-    variables: Iterable[Variable], concurrent: Set[Variable], make: Callable[[Variable], np.ndarray]
+    variables: Iterable[Variable],
+    concurrent: Set[Variable],
+    compute_value: Callable[[Variable], np.ndarray],
 ) -> Iterator[tuple[Variable, Callable[[], np.ndarray]]]:
     """Computes variables' values ahead in threads; yields each variable with a value function.
 
@@ -27,7 +29,7 @@ def compute_ahead(
 
     Args:
         concurrent: variables whose values threads can compute.
-        make: makes a value.
+        compute_value: makes a value.
     """
     variables = list(variables)
     lazy_variables = [var for var in variables if var in concurrent]
@@ -40,12 +42,12 @@ def compute_ahead(
                 while not_started and (not started or free_bytes >= _nbytes(not_started[0])):
                     free_bytes -= _nbytes(not_started[0])
                     var_to_start = not_started.popleft()
-                    started.append((var_to_start, pool.submit(make, var_to_start)))
+                    started.append((var_to_start, pool.submit(compute_value, var_to_start)))
                 if started and started[0][0] is var:
                     yield var, partial(_take_result, [started.popleft()[1]])
                     free_bytes += _nbytes(var)
                 else:
-                    yield var, partial(make, var)
+                    yield var, partial(compute_value, var)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

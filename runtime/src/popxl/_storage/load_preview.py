@@ -38,8 +38,8 @@ def prefetched_loads(schedule: Schedule) -> Mapping[Run, str]:
     return {run: _format_loads(loads, times[run]) for run, loads in prefetched.items() if loads}
 
 
-def _format_loads(loads: Counter[str], times: int) -> str:
-    counts = (f"{count / times:.2g} for {name}" for name, count in loads.items())
+def _format_loads(loads: Counter[str], num_runs: int) -> str:
+    counts = (f"{count / num_runs:.2g} for {name}" for name, count in loads.items())
     return f"loads ahead: {', '.join(counts)}"
 
 

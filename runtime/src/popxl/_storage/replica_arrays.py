@@ -116,9 +116,9 @@ def put_variable(
 
 
 def replica_shards(
-    x: jax.Array, replicas: int, shape: tuple[int, ...], only: int | None = None
+    x: jax.Array, replicas: int, shape: tuple[int, ...], only_replica: int | None = None
 ) -> dict[int, np.ndarray]:
-    """Returns local replicas' parts of an array, by replica; just one if `only` is given.
+    """Returns local replicas' parts of an array, by replica; just one if `only_replica` is given.
 
     On CPU these are views of the array's memory: while one exists, a program that updates the
     array in place would copy it instead.
@@ -129,7 +129,7 @@ def replica_shards(
     parts: dict[int, np.ndarray] = {}
     for shard in x.addressable_shards:
         replica = (shard.index[0].start or 0) // rows
-        if only not in (None, replica):
+        if only_replica not in (None, replica):
             continue
         # JAX caches the host copy in the array that it was made from: this one is dropped at once.
         held = jax.make_array_from_single_device_arrays(

@@ -332,56 +332,63 @@ class ScratchFile:
         end = min(start + REQUEST, LEAD + data.size)
         self._scratch.count(read=max(end - max(start, LEAD), 0))
 
-    def _verify(self, at: int, checksum: int, nbytes: int) -> None:
+    def _verify(self, file_offset: int, checksum: int, nbytes: int) -> None:
         """Raises if the checksum of read data differs from that of the written data."""
-        if self._checksums.get(at, checksum) != checksum:
+        if self._checksums.get(file_offset, checksum) != checksum:
             raise DiskError(
                 f"the disk folder {self._scratch.parent} returns other bytes than were written "
                 f"there (somewhere in {_format_bytes(nbytes)}): use a folder of another disk, and "
                 "start from the last checkpoint"
             )
 
-    def _request_memory(self, start: int, data: np.ndarray) -> _Request:
+    def _request_memory(self, request_start: int, data: np.ndarray) -> _Request:
         """Returns the memory of an I/O request.
 
         Whole pages of `data` where page boundaries in memory and file coincide, staging memory
         elsewhere.
         """
         staging = self._scratch.staging()
-        end = min(start + REQUEST, slot_bytes(data.size))
-        first, last = max(start, LEAD), min(end, LEAD + data.size)
+        end = min(request_start + REQUEST, slot_bytes(data.size))
+        first, last = max(request_start, LEAD), min(end, LEAD + data.size)
         page_start, page_end = _align_up(first), last // ALIGNED * ALIGNED
         if (data.ctypes.data - LEAD) % ALIGNED or page_start >= page_end:
             page_start = page_end = end  # all is staged
 
-        def of(start: int, end: int) -> np.ndarray:
-            return data[start - LEAD : end - LEAD]
+        def of(request_start: int, end: int) -> np.ndarray:
+            return data[request_start - LEAD : end - LEAD]
 
-        head, tail = staging[: page_start - start], staging[page_start - start :][: end - page_end]
+        head, tail = (
+            staging[: page_start - request_start],
+            staging[page_start - request_start :][: end - page_end],
+        )
         copies = [
-            (head[first - start : last - start], of(first, min(page_start, last))),
+            (head[first - request_start : last - request_start], of(first, min(page_start, last))),
             (tail[: max(last - page_end, 0)], of(page_end, last)),
         ]
         return [part for part in (head, of(page_start, page_end), tail) if part.size], copies
 
     def _run_request(
-        self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int
+        self, transfer: Callable[[int, Any, int], int], parts: list[np.ndarray], file_offset: int
     ) -> None:
         """Runs an I/O request, which the kernel can split or delay."""
         with self._scratch.time_request() as started:
-            self._transfer_parts(do, parts, at, started + PATIENCE)
+            self._transfer_parts(transfer, parts, file_offset, started + PATIENCE)
         if not self._scratch.direct:
             os.posix_fadvise(
-                self._file, at, sum(part.size for part in parts), os.POSIX_FADV_DONTNEED
+                self._file, file_offset, sum(part.size for part in parts), os.POSIX_FADV_DONTNEED
             )
 
     def _transfer_parts(
-        self, do: Callable[[int, Any, int], int], parts: list[np.ndarray], at: int, end: float
+        self,
+        transfer: Callable[[int, Any, int], int],
+        parts: list[np.ndarray],
+        file_offset: int,
+        end: float,
     ) -> None:
         remaining = list(parts)
         while remaining:
             try:
-                count = do(self._file, remaining, at)
+                count = transfer(self._file, remaining, file_offset)
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise
@@ -389,7 +396,7 @@ class ScratchFile:
                 continue
             if count <= 0:
                 raise OSError(0, "the file ends too early")
-            at += count
+            file_offset += count
             while remaining and count >= remaining[0].size:
                 count -= remaining.pop(0).size
             if count:
@@ -402,9 +409,9 @@ class ScratchFile:
         )
 
 
-def _checksum(data: np.ndarray, start: int) -> int:
+def _checksum(data: np.ndarray, request_start: int) -> int:
     """Returns the CRC-32C of the data of one I/O request."""
-    part = data[max(start - LEAD, 0) : start + REQUEST - LEAD]
+    part = data[max(request_start - LEAD, 0) : request_start + REQUEST - LEAD]
     return google_crc32c.value(part)
 
 

@@ -78,9 +78,9 @@ def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
     return at_once(x)
 
 
-def ppermute(x: Any, pairs: list[tuple[int, int]]) -> Any:
+def ppermute(x: Any, source_target_pairs: list[tuple[int, int]]) -> Any:
     """Sends from the first to the second replica of each pair; other replicas receive zeros."""
-    return lax.ppermute(x, AXIS, pairs)
+    return lax.ppermute(x, AXIS, source_target_pairs)
 
 
 def rank(group: ReplicaGrouping) -> jax.Array:

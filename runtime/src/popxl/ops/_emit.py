@@ -48,48 +48,52 @@ def emit(
     return tuple(op.outputs)
 
 
-def check_in_graph(graph: Graph, tensors: Iterable[Tensor], what: str) -> None:
+def check_in_graph(graph: Graph, tensors: Iterable[Tensor], op_name: str) -> None:
     """Raises ValueError unless all `tensors` belong to `graph`."""
     for t in tensors:
-        check_tensors(what, t)
+        check_tensors(op_name, t)
         if t._graph.ir is not graph.ir:
             raise ValueError(
-                f"{what} at {context.get_source_location()}: tensor {t.id!r} belongs to another Ir "
-                f"({t._graph.ir!r}) than graph {graph.id!r} ({graph.ir!r}): make a variable or a "
-                "constant of its value in this one"
+                f"{op_name} at {context.get_source_location()}: tensor {t.id!r} belongs to another "
+                f"Ir ({t._graph.ir!r}) than graph {graph.id!r} ({graph.ir!r}): make a variable or "
+                "a constant of its value in this one"
             )
         if t._graph is not graph:
             raise ValueError(
-                f"tensor {t.id!r} belongs to graph {t._graph.id!r}, but {what} was called in "
+                f"tensor {t.id!r} belongs to graph {t._graph.id!r}, but {op_name} was called in "
                 f"graph {graph.id!r} at {context.get_source_location()}: pass it as an input of "
                 "that graph"
             )
 
 
-def check_placement(tensors: Mapping[str, Tensor], what: str) -> None:
+def check_placement(tensors: Mapping[str, Tensor], op_name: str) -> None:
     """Raises ValueError if tensors are known to be on different IPUs or tile sets.
 
     Args:
         tensors: by the name of the argument; those of unknown place are skipped.
-        what: name of the op.
+        op_name: name of the op.
     """
-    if what != "ipu_copy":
+    if op_name != "ipu_copy":
         ipus = {name: t._ipu for name, t in tensors.items()}
-        _check_alike(tensors, ipus, what, "on IPU", "copy one with `copy_to_ipu` first")
-    if what != "io_tile_copy":
+        _check_alike(tensors, ipus, op_name, "on IPU", "copy one with `copy_to_ipu` first")
+    if op_name != "io_tile_copy":
         sets = {name: t._tile_set for name, t in tensors.items()}
-        _check_alike(tensors, sets, what, "in tile set", "use ops.io_tile_copy first")
+        _check_alike(tensors, sets, op_name, "in tile set", "use ops.io_tile_copy first")
 
 
 def _check_alike(
-    tensors: Mapping[str, Tensor], places: Mapping[str, Any], what: str, where: str, advice: str
+    tensors: Mapping[str, Tensor],
+    places: Mapping[str, Any],
+    op_name: str,
+    location_phrase: str,
+    advice: str,
 ) -> None:
     known = [(name, place) for name, place in places.items() if place is not None]
     for name, place in known[1:]:
         first, expected = known[0]
         if place != expected:
             raise ValueError(
-                f"{what} at {context.get_source_location()}: {first} ({tensors[first].id!r}) is "
-                f"{where} {expected}, but {name} ({tensors[name].id!r}) is {where} {place}: "
-                f"{advice}"
+                f"{op_name} at {context.get_source_location()}: {first} ({tensors[first].id!r}) is "
+                f"{location_phrase} {expected}, but {name} ({tensors[name].id!r}) is "
+                f"{location_phrase} {place}: {advice}"
             )

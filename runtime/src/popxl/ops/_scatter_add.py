@@ -20,79 +20,83 @@ _BLOCK = 128  # rows
 _FEW = 1024  # rows that are compared each with each
 
 
-def scatter_add(onto: Any, where: Any, rows: Any) -> Any:
-    """Returns `onto` with onto[where[i]] += rows[i], in an order that is bitwise reproducible.
+def scatter_add(onto: Any, row_indices: Any, rows: Any) -> Any:
+    """Returns `onto` with onto[row_indices[i]] += rows[i], bitwise reproducible.
 
     On a GPU, a row that is not finite makes NaNs of others that are added, too.
 
     Args:
         onto: (size, ...), of floating-point numbers in at least float32, or integers.
-        where: (...) of integers in [0, size]: what is `size` is left out.
-        rows: (*where.shape, ...), in the type of `onto`, or in a half type.
+        row_indices: (...) of integers in [0, size]; rows with index `size` are dropped.
+        rows: (*row_indices.shape, ...), in the type of `onto`, or in a half type.
     """
     if traced_platform() != "gpu" or not jnp.issubdtype(rows.dtype, jnp.floating):
-        return onto.at[where].add(rows.astype(onto.dtype), mode="drop")
+        return onto.at[row_indices].add(rows.astype(onto.dtype), mode="drop")
     size, features = onto.shape[0], math.prod(onto.shape[1:])
-    if not features or not where.size:
+    if not features or not row_indices.size:
         return onto
-    table, where = onto.reshape(size, features), where.reshape(-1).astype(jnp.int32)
-    rows = jnp.where((where < size)[:, None], rows.reshape(-1, features), 0)
-    if len(where) <= _FEW:
-        sums = _scatter_add_few(table, where, rows)
+    table, row_indices = onto.reshape(size, features), row_indices.reshape(-1).astype(jnp.int32)
+    rows = jnp.where((row_indices < size)[:, None], rows.reshape(-1, features), 0)
+    if len(row_indices) <= _FEW:
+        sums = _scatter_add_few(table, row_indices, rows)
     else:
-        order = jnp.argsort(where)
-        sums = _scatter_add_sorted(table, where[order], rows[order])
+        order = jnp.argsort(row_indices)
+        sums = _scatter_add_sorted(table, row_indices[order], rows[order])
     return sums.reshape(onto.shape)
 
 
-def scatter_add_presummed(onto: Any, where: Any, rows: Any) -> Any:
+def scatter_add_presummed(onto: Any, row_indices: Any, rows: Any) -> Any:
     """Scatter-add for GPUs: sums of rows with equal indices are rounded to the rows' dtype.
 
     The bits are those of adding a dense array of such sums; it takes memory for the rows alone.
     """
-    size, features, count = onto.shape[0], math.prod(onto.shape[1:]), where.size
-    where = where.reshape(-1).astype(jnp.int32)
-    rows = jnp.where((where < size)[:, None], rows.reshape(count, features), 0)
+    size, features, count = onto.shape[0], math.prod(onto.shape[1:]), row_indices.size
+    row_indices = row_indices.reshape(-1).astype(jnp.int32)
+    rows = jnp.where((row_indices < size)[:, None], rows.reshape(count, features), 0)
     if count <= _FEW:
-        index, sums = _sum_equal_indices(size, where, rows)
+        index, sums = _sum_equal_indices(size, row_indices, rows)
     else:
-        order = jnp.argsort(where)
-        where = where[order]
-        number = jnp.cumsum(jnp.pad(where[1:] != where[:-1], (1, 0)))  # of the sum of each row
+        order = jnp.argsort(row_indices)
+        row_indices = row_indices[order]
+        number = jnp.cumsum(
+            jnp.pad(row_indices[1:] != row_indices[:-1], (1, 0))
+        )  # of the sum of each row
         zeros = jnp.zeros((count, features), jnp.promote_types(rows.dtype, jnp.float32))
         sums = _scatter_add_sorted(zeros, number, rows[order])
-        index = jnp.full(count, size).at[number].set(where)
+        index = jnp.full(count, size).at[number].set(row_indices)
     table = onto.reshape(size, features)
     return _scatter_unique(table, index, sums.astype(rows.dtype)).reshape(onto.shape)
 
 
-def _scatter_add_few(onto: Any, where: Any, rows: Any) -> Any:
+def _scatter_add_few(onto: Any, row_indices: Any, rows: Any) -> Any:
     """Scatter-add of few rows, by comparing all pairs of indices."""
-    return _scatter_unique(onto, *_sum_equal_indices(len(onto), where, rows))
+    return _scatter_unique(onto, *_sum_equal_indices(len(onto), row_indices, rows))
 
 
-def _sum_equal_indices(size: int, where: Any, rows: Any) -> tuple[Any, Any]:
+def _sum_equal_indices(size: int, row_indices: Any, rows: Any) -> tuple[Any, Any]:
     """Sums rows with equal indices: the sum at the first of them, index `size` at the rest.
 
     Returns (indices, sums).
     """
-    equal = where[:, None] == where
+    equal = row_indices[:, None] == row_indices
     is_first = ~jnp.any(jnp.tril(equal, -1), 1)
-    index = jnp.where(is_first, where, size)
+    index = jnp.where(is_first, row_indices, size)
     return index, _sum_runs(equal, rows, (((1,), (0,)), ((), ())))
 
 
-def _scatter_add_sorted(onto: Any, where: Any, rows: Any) -> Any:
+def _scatter_add_sorted(onto: Any, row_indices: Any, rows: Any) -> Any:
     """Scatter-add of rows whose equal indices are adjacent (sorted)."""
-    (size, features), blocks = onto.shape, math.ceil(len(where) / _BLOCK)
-    missing = blocks * _BLOCK - len(where)
-    where = jnp.pad(where, (0, missing), constant_values=size).reshape(blocks, _BLOCK)
+    (size, features), blocks = onto.shape, math.ceil(len(row_indices) / _BLOCK)
+    missing = blocks * _BLOCK - len(row_indices)
+    row_indices = jnp.pad(row_indices, (0, missing), constant_values=size).reshape(blocks, _BLOCK)
     rows = jnp.pad(rows, ((0, missing), (0, 0))).reshape(blocks, _BLOCK, features)
-    differs = jnp.pad(where[:, 1:] != where[:, :-1], ((0, 0), (1, 0)))
+    differs = jnp.pad(row_indices[:, 1:] != row_indices[:, :-1], ((0, 0), (1, 0)))
     is_of = jnp.cumsum(differs, 1)[:, None, :] == jnp.arange(_BLOCK)[None, :, None]  # sum, row
     sums = _sum_runs(is_of, rows, (((2,), (1,)), ((0,), (0,))))
-    index = jnp.min(jnp.where(is_of, where[:, None, :], size), -1)
-    goes_on = jnp.pad(where[1:, 0] == where[:-1, -1], (1, 0))  # a block with the row before it
+    index = jnp.min(jnp.where(is_of, row_indices[:, None, :], size), -1)
+    goes_on = jnp.pad(
+        row_indices[1:, 0] == row_indices[:-1, -1], (1, 0)
+    )  # a block with the row before it
     first = jnp.where(goes_on, index[:, 0], size)
     index = index.at[:, 0].set(jnp.where(goes_on, size, index[:, 0])).reshape(-1)
     out = _scatter_unique(onto, index, sums.reshape(-1, features))

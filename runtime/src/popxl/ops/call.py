@@ -152,7 +152,7 @@ def gather_inputs(
     graph: Graph,
     inputs: Iterable[TensorLike | Iterable[TensorLike]],
     inputs_dict: Mapping[Tensor, TensorLike] | None,
-    what: str = "call",
+    op_name: str = "call",
     check_inputs: bool = True,
 ) -> list[Tensor]:
     """Returns the caller's tensors in the order of the graph's inputs.
@@ -165,42 +165,42 @@ def gather_inputs(
         ValueError: too many or too few inputs, a wrong key, or a graph that cannot be called here.
         SpecError: an input does not fit the graph's.
     """
-    _check_callable(graph, what)
-    check_type(what, "inputs_dict", inputs_dict or {}, Mapping)
+    _check_callable(graph, op_name)
+    check_type(op_name, "inputs_dict", inputs_dict or {}, Mapping)
     given = dict(inputs_dict or {})
     for key in given:
         if key not in graph._inputs:
             raise ValueError(
-                f"{what}: {key!r} is no input of graph {graph.id!r}: use its tensors, as in "
+                f"{op_name}: {key!r} is no input of graph {graph.id!r}: use its tensors, as in "
                 "`graph.inputs_by_name`"
             )
     positional = list(_flatten(inputs))
     free = [t for t in graph._inputs if t not in given]
     if len(positional) > len(free):
         raise ValueError(
-            f"{what}: graph {graph.id!r} takes {len(free)} positional inputs, but got "
+            f"{op_name}: graph {graph.id!r} takes {len(free)} positional inputs, but got "
             f"{len(positional)}"
         )
     if len(positional) < len(free):
         missing = [t.name for t in free[len(positional) :]]
-        raise ValueError(f"{what}: graph {graph.id!r} lacks values for its inputs {missing}")
+        raise ValueError(f"{op_name}: graph {graph.id!r} lacks values for its inputs {missing}")
     given.update(zip(free, positional, strict=True))
-    tensors = [_as_tensor(given[t], t, what) for t in graph._inputs]
+    tensors = [_as_tensor(given[t], t, op_name) for t in graph._inputs]
     if check_inputs:
-        _check_specs(graph, tensors, what)
+        _check_specs(graph, tensors, op_name)
     return tensors
 
 
-def _check_callable(graph: Graph, what: str) -> None:
-    check_type(what, "graph", graph, Graph)
+def _check_callable(graph: Graph, op_name: str) -> None:
+    check_type(op_name, "graph", graph, Graph)
     here = context.get_current_graph()
     if graph.ir is not here.ir:
         raise ValueError(
-            f"{what}: graph {graph.id!r} belongs to another Ir than graph {here.id!r}: create it "
-            "in this one"
+            f"{op_name}: graph {graph.id!r} belongs to another Ir than graph {here.id!r}: create "
+            "it in this one"
         )
     if graph in (here, here.ir.main_graph):
-        raise ValueError(f"{what}: graph {graph.id!r} cannot be used inside itself")
+        raise ValueError(f"{op_name}: graph {graph.id!r} cannot be used inside itself")
 
 
 def _flatten(inputs: Iterable[Any]) -> Iterable[Any]:
@@ -211,23 +211,23 @@ def _flatten(inputs: Iterable[Any]) -> Iterable[Any]:
             yield item
 
 
-def _as_tensor(value: TensorLike, graph_input: Tensor, what: str) -> Tensor:
+def _as_tensor(value: TensorLike, graph_input: Tensor, op_name: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
         return constant(value, graph_input.dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{what} at {context.get_source_location()}: input {graph_input.name!r} must be a "
+            f"{op_name} at {context.get_source_location()}: input {graph_input.name!r} must be a "
             f"tensor or data of {graph_input.dtype.name}, but is {value!r}"
         ) from error
 
 
-def _check_specs(graph: Graph, tensors: Sequence[Tensor], what: str) -> None:
+def _check_specs(graph: Graph, tensors: Sequence[Tensor], op_name: str) -> None:
     for given, wanted in zip(tensors, graph._inputs, strict=True):
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
             raise SpecError(
-                f"{what} at {context.get_source_location()}: input {wanted.name!r} of graph "
+                f"{op_name} at {context.get_source_location()}: input {wanted.name!r} of graph "
                 f"{graph.id!r} is {format_spec(wanted.spec)}, but {given.id!r} is "
                 f"{format_spec(given.spec)}"
             )

@@ -18,9 +18,9 @@ from popxl.tensor import Tensor, TensorSpec
 # Inputs of the op: the condition, the inputs of the then-branch, the inputs of the else-branch.
 
 
-def _branch_inputs(op: Op, then: bool) -> range:
+def _branch_inputs(op: Op, then_branch: bool) -> range:
     split = 1 + len(op.attrs["then"]._inputs)
-    return range(1, split) if then else range(split, len(op.inputs))
+    return range(1, split) if then_branch else range(split, len(op.inputs))
 
 
 def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec]:

@@ -86,7 +86,7 @@ class _Tiles:
         )
 
     def inputs_of_tile(
-        self, number: Any, biases: Sequence[Any], position_ids: Sequence[Any]
+        self, tile_index: Any, biases: Sequence[Any], position_ids: Sequence[Any]
     ) -> list[Any]:
         """Returns the attention inputs after q, k and v for one tile of queries."""
         tiled, extra_inputs = iter(biases), self.extra_inputs
@@ -97,13 +97,13 @@ class _Tiles:
         return [
             *inputs,
             *extra_inputs.lengths,
-            *(_tile_seed(seed, number) for seed in extra_inputs.seed),
+            *(_tile_seed(seed, tile_index) for seed in extra_inputs.seed),
         ]
 
 
-def _tile_seed(seed: Any, number: Any) -> Any:
+def _tile_seed(seed: Any, tile_index: Any) -> Any:
     key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    return jax.random.key_data(jax.random.fold_in(key, number))
+    return jax.random.key_data(jax.random.fold_in(key, tile_index))
 
 
 def _attention_by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:

@@ -111,9 +111,9 @@ def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[...,
     return value
 
 
-def _group_bounds(sizes: Any, rows: int) -> tuple[Any, Any]:
+def _group_bounds(sizes: Any, num_rows: int) -> tuple[Any, Any]:
     """Returns each group's end row and number of rows, clipped to the number of rows."""
-    ends = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
+    ends = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, num_rows)), num_rows)
     return ends, jnp.diff(ends, prepend=0)
 
 

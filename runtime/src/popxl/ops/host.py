@@ -80,12 +80,13 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
     emit(_STORE, [t], {"stream": d2h_stream})
 
 
-def _check_stream(stream: Stream, kind: type[Stream], what: str) -> None:
+def _check_stream(stream: Stream, kind: type[Stream], op_name: str) -> None:
     if not isinstance(stream, kind):
         raise TypeError(
-            f"{what} at {context.get_source_location()} takes a {kind.__name__}, but got {stream!r}"
+            f"{op_name} at {context.get_source_location()} takes a {kind.__name__}, but got "
+            f"{stream!r}"
         )
     if stream._ir is not context.get_ir():
         raise ValueError(
-            f"{what}: stream {stream.tensor_id!r} belongs to another Ir: make one in this"
+            f"{op_name}: stream {stream.tensor_id!r} belongs to another Ir: make one in this"
         )

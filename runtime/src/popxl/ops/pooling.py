@@ -93,11 +93,13 @@ def _emit_pool(
     return emit(defn, [t], attrs)[0]
 
 
-def _completing_padding(size: int, window: int, stride: int, begin: int, end: int) -> int:
+def _completing_padding(
+    size: int, window: int, stride: int, start_padding: int, end_padding: int
+) -> int:
     """Returns the end padding that completes a last window, if it starts inside the input."""
-    rest = (size + begin + end - window) % stride
-    starts_at = size + begin + end - window - rest + stride
-    return stride - rest if rest and starts_at < size + begin else 0
+    rest = (size + start_padding + end_padding - window) % stride
+    starts_at = size + start_padding + end_padding - window - rest + stride
+    return stride - rest if rest and starts_at < size + start_padding else 0
 
 
 def average_pool(

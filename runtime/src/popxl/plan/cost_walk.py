@@ -53,10 +53,10 @@ class RegionSums:
     def record_live(self, live: int) -> None:
         self.device_bytes = max(self.device_bytes or 0, live)
 
-    def add(self, other: RegionSums, times: int, outside: int) -> None:
-        """Adds `times` the sums of a called routine; `outside`: bytes alive in the caller."""
+    def add(self, other: RegionSums, times: int, outside_bytes: int) -> None:
+        """Adds `times` the sums of a called routine; `outside_bytes`: bytes alive in the caller."""
         if other.device_bytes is not None:
-            self.record_live(outside + other.device_bytes)
+            self.record_live(outside_bytes + other.device_bytes)
         if times:
             self.cost.add(other.cost, times)
             for direction, nbytes in other.bytes_moved.items():

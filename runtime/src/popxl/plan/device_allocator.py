@@ -59,9 +59,9 @@ class DeviceAllocator:
         else:
             self._add(address, size)
 
-    def _add(self, address: int, size: int) -> None:
-        self._free[address], self._ends[address + size] = size, address
-        insort(self._by_size, (size, address))
+    def _add(self, address: int, nbytes: int) -> None:
+        self._free[address], self._ends[address + nbytes] = nbytes, address
+        insort(self._by_size, (nbytes, address))
 
     def _remove(self, address: int) -> int:
         """Removes a free block; returns its bytes."""

@@ -401,9 +401,11 @@ class SimulatedDisk:
             ready = self._copies = max(self._copies, ready) + entry.nbytes / rates.host_copy
         return ready
 
-    def _record_span(self, name: str, start: float, entry: SimulatedArray) -> None:
+    def _record_span(self, name: str, start_time: float, entry_array: SimulatedArray) -> None:
         device = self._device
-        device.spans.append(Span("disk", name, device.part, start, self.clock, entry.nbytes))
+        device.spans.append(
+            Span("disk", name, device.part, start_time, self.clock, entry_array.nbytes)
+        )
 
 
 # ---- adapters of the executor --------------------------------------------------------------

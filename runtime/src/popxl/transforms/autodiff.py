@@ -287,13 +287,13 @@ class GradContext:
         self._grads[t] = [total(terms, maximum)]
         return self._grads[t][0]
 
-    def finish(self, required: list[Tensor], explicit: bool) -> list[ExpectedConnection]:
+    def finish(self, required: list[Tensor], is_explicit: bool) -> list[ExpectedConnection]:
         """Sets the outputs of the gradient graph."""
         outs = []
         for t in required:
             g = self._total_grad(t)
             if g is None:
-                if not explicit:
+                if not is_explicit:
                     continue
                 g = init(t.shape, t.dtype)
             self._graph._add_output(g)

@@ -68,9 +68,12 @@ def _specs_of_inputs(*specs: TensorSpec, wrt: tuple[int, ...], **_: Any) -> list
 
 
 def _grads_or_zeros(
-    grads: Sequence[Tensor | None], outputs: Sequence[Tensor], at: Iterable[int]
+    grads: Sequence[Tensor | None], outputs: Sequence[Tensor], output_indices: Iterable[int]
 ) -> Any:
-    return [init(outputs[i].shape, outputs[i].dtype) if (g := grads[i]) is None else g for i in at]
+    return [
+        init(outputs[i].shape, outputs[i].dtype) if (g := grads[i]) is None else g
+        for i in output_indices
+    ]
 
 
 def _zero(spec: TensorSpec) -> Any:

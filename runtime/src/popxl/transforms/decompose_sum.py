@@ -33,9 +33,9 @@ def decompose_sum(graph: Graph) -> Graph:
     return graph
 
 
-def _decompose_op(graph: Graph, op: Op, positions: dict[Op, tuple[int, int]]) -> None:
+def _decompose_op(graph: Graph, op: Op, op_positions: dict[Op, tuple[int, int]]) -> None:
     def position(t: Tensor) -> tuple[int, int]:
-        return (-1, 0) if t._producer is None else positions[t._producer]
+        return (-1, 0) if t._producer is None else op_positions[t._producer]
 
     terms = sorted(op.inputs, key=position)
     total = terms[0]
@@ -48,5 +48,5 @@ def _decompose_op(graph: Graph, op: Op, positions: dict[Op, tuple[int, int]]) ->
         else:
             out = Tensor._make(graph, op.outputs[0].spec, "sum", producer=add)
         add.outputs.append(out)
-        positions[add] = max(position(total), position(term))[0], len(positions)
+        op_positions[add] = max(position(total), position(term))[0], len(op_positions)
         total = out

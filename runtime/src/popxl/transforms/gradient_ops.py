@@ -56,11 +56,11 @@ GRAD_MAXIMUM = define(
 )
 
 
-def total(terms: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
+def total(grads: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
     """Adds up the gradients of one tensor, or takes their maximum (see `observed_tensors`)."""
-    if len(terms) == 1:
-        return terms[0]
-    return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, terms)[0]
+    if len(grads) == 1:
+        return grads[0]
+    return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, grads)[0]
 
 
 @graph_cached

@@ -15,22 +15,22 @@ from jax import lax
 from popxl.ops.random import random_bits
 
 
-def round_stochastically(value: Any, t: Any, seed: Any, number: Any) -> Any:
+def round_stochastically(new_value: Any, t: Any, seed: Any, update_number: Any) -> Any:
     """Rounds a float32 update of a variable with old value `t`; see `_store.store`."""
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
     old_bits = lax.bitcast_convert_type(t, jnp.uint16)
-    return round_to_neighbour(value, t.dtype, random_uint16(seed, old_bits, number))
+    return round_to_neighbour(new_value, t.dtype, random_uint16(seed, old_bits, update_number))
 
 
-def random_uint16(seed: Any, old_bits: Any, number: Any) -> Any:
-    """Returns uniform uint16 of the shape of `old_bits`, for update number `number` of a run.
+def random_uint16(seed: Any, old_bits: Any, update_number: Any) -> Any:
+    """Returns uniform uint16 of the shape of `old_bits`, for one update of a run.
 
     A hash of each element's position, and of `old_bits`, under a key that Threefry draws: it is
     computed where the update is, element by element. Drawn by Threefry, the bits of a large table
     would be in memory for a while, and so would be the state that XLA's kernels draw them from.
     """
-    first, second = random_bits(seed, (2,), number)
+    first, second = random_bits(seed, (2,), update_number)
     position = lax.iota(jnp.uint32, old_bits.size).reshape(old_bits.shape)
     mixed = _mix_bits(_mix_bits(position ^ first) ^ second ^ old_bits.astype(jnp.uint32))
     return (mixed >> 16).astype(jnp.uint16)

@@ -86,9 +86,9 @@ def weight_decay_is_required(weight_decay: None | float | Tensor) -> bool:
     return isinstance(weight_decay, Tensor) or bool(weight_decay)
 
 
-def _check_weight(what: str, weight: Tensor | None, weight_decay: float | Tensor | None) -> None:
+def _check_weight(op_name: str, weight: Tensor | None, weight_decay: float | Tensor | None) -> None:
     if weight is None and weight_decay_is_required(weight_decay):
-        raise ValueError(f"{what}: weight_decay needs the weight")
+        raise ValueError(f"{op_name}: weight_decay needs the weight")
 
 
 def _emit_updater(
