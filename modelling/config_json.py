@@ -170,6 +170,6 @@ def read_token_id(hf_config: JsonObject, name: str, default: int) -> int:
     return value if is_token_id(value, hf_config.count("vocab_size")) else default
 
 
-def is_token_id(number: object, vocab_size: int) -> bool:
+def is_token_id(token_id: object, vocab_size: int) -> bool:
     """True for a token id of the vocabulary."""
-    return type(number) is int and 0 <= number < vocab_size
+    return type(token_id) is int and 0 <= token_id < vocab_size

@@ -93,26 +93,30 @@ class LossSession(ModelSession):
             reduce(add_sums, popdist.all_gather_object(aux_metrics)),
         )
 
-    def loss_stats(self, samples: Samples, first: int = 0) -> Iterator[tuple[slice, np.ndarray]]:
+    def loss_stats(
+        self, samples: Samples, first_sample: int = 0
+    ) -> Iterator[tuple[slice, np.ndarray]]:
         """Compute loss statistics of all samples, one batch at a time.
 
         Args:
-            first: index of the first sample.
+            first_sample: index of the first sample.
 
         Yields:
             A slice of the samples, and their statistics, float32 (n, preference pairs, 2).
         """
-        for indices, batch in self._batches(samples, first):
+        for indices, batch in self._batches(samples, first_sample):
             sums = self._run_batch(batch)[1]
             assert sums is not None, "the objective has no loss statistics"
             by_sample = sums.reshape(self.config.training.global_batch_size, -1, 2)
             yield slice(indices[0], indices[-1] + 1), by_sample[: len(indices)]
 
-    def _batches(self, samples: Samples, first: int = 0) -> Iterator[tuple[np.ndarray, Batch]]:
+    def _batches(
+        self, samples: Samples, first_sample: int = 0
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield batches: the sample indices, and this process's samples."""
         size = self.config.training.global_batch_size
         local = self._sharding.local_indices(size)
-        for start in range(first, len(samples), size):
+        for start in range(first_sample, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
             batch = samples.take(np.resize(indices, size)[local])
             yield indices, self.objective.keep_real_samples(batch, local < len(indices))

@@ -20,7 +20,7 @@ class PromptContext(BlockContext):
     """Attention context of prompts that fills the KV caches of all sequences of each prompt.
 
     Args:
-        prompt_length, max_new_tokens, last: see `KVCacheLayout`.
+        prompt_length, max_new_tokens, last_positions: see `KVCacheLayout`.
         sequences: number of sequences decoded for each prompt.
 
     Attributes:
@@ -28,11 +28,11 @@ class PromptContext(BlockContext):
     """
 
     def __init__(
-        self, prompt_length: int, max_new_tokens: int, last: Tensor, sequences: int
+        self, prompt_length: int, max_new_tokens: int, last_positions: Tensor, sequences: int
     ) -> None:
         super().__init__()
         self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
-        self._last, self._sequences = last, sequences
+        self._last, self._sequences = last_positions, sequences
         self.max_length = prompt_length + max_new_tokens
         self.caches: list[Tensor] = []
 
@@ -49,7 +49,7 @@ class TokenContext(BlockContext):
 
     Args:
         caches: K and V of the earlier tokens, (sequences, heads, cache length, head_dim) each.
-        prompt_length, max_new_tokens, last: see `KVCacheLayout`.
+        prompt_length, max_new_tokens, last_positions: see `KVCacheLayout`.
         position: decoding step, int32 scalar.
 
     Attributes:
@@ -61,18 +61,18 @@ class TokenContext(BlockContext):
         caches: Sequence[Tensor],
         prompt_length: int,
         max_new_tokens: int,
-        last: Tensor,
+        last_positions: Tensor,
         position: Tensor,
     ) -> None:
         super().__init__()
         self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
-        self._last, self._position = last, position
+        self._last, self._position = last_positions, position
         self.max_length = prompt_length + max_new_tokens
         self.caches = list(caches)
 
-    def rope_tables(self, make: Callable[[int], RopeTables], length: int) -> RopeTables:
+    def rope_tables(self, make_tables: Callable[[int], RopeTables], length: int) -> RopeTables:
         return gather_rope_tables(
-            make(self._prompt_length + self._max_new_tokens), self._last + self._position
+            make_tables(self._prompt_length + self._max_new_tokens), self._last + self._position
         )
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
@@ -100,13 +100,15 @@ class Prefill(LayerWrapper):
         self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
         self._sequences = sequences
 
-    def build(self, x: Tensor, last: Tensor) -> tuple[Tensor, ...]:
+    def build(self, x: Tensor, last_positions: Tensor) -> tuple[Tensor, ...]:
         """x: (batch, length, hidden) -> same shape; K and V of each sequence.
 
         Args:
-            last: see `KVCacheLayout`.
+            last_positions: see `KVCacheLayout`.
         """
-        ctx = PromptContext(self._prompt_length, self._max_new_tokens, last, self._sequences)
+        ctx = PromptContext(
+            self._prompt_length, self._max_new_tokens, last_positions, self._sequences
+        )
         return self.layer(x, ctx), *ctx.caches
 
 
@@ -122,12 +124,14 @@ class Decode(LayerWrapper):
         self._prompt_length, self._max_new_tokens = prompt_length, max_new_tokens
 
     def build(
-        self, x: Tensor, caches: Sequence[Tensor], last: Tensor, position: Tensor
+        self, x: Tensor, caches: Sequence[Tensor], last_positions: Tensor, position: Tensor
     ) -> tuple[Tensor, ...]:
         """x: (sequences, 1, hidden) -> same shape; K and V including this token.
 
         Args:
-            caches, last, position: see `TokenContext`.
+            caches, last_positions, position: see `TokenContext`.
         """
-        ctx = TokenContext(caches, self._prompt_length, self._max_new_tokens, last, position)
+        ctx = TokenContext(
+            caches, self._prompt_length, self._max_new_tokens, last_positions, position
+        )
         return self.layer(x, ctx), *ctx.caches

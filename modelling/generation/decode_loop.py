@@ -48,21 +48,23 @@ def generate_tokens(
         inputs: see `Search.start`.
     """
     state = search.start(start.has_prompt, start.prompt_tokens, inputs)
-    carried = [
+    loop_state = [
         any_prompt(search.unfinished(state), groups),
         start.first_tokens,
         *state,
         *start.caches,
     ]
     first = popxl.constant(0, popxl.int32, "first_position")
-    _, _, _, *final = decode_more(start.decode, first, carried, len(state), length, search, groups)
+    _, _, _, *final = decode_more(
+        start.decode, first, loop_state, len(state), length, search, groups
+    )
     return search.tokens(final[: len(state)])
 
 
 def decode_more(
     decode: BoundGraph,
     position: Tensor,
-    carried: Sequence[Tensor],
+    loop_state: Sequence[Tensor],
     num_states: int,
     count: int,
     search: Search,
@@ -73,29 +75,35 @@ def decode_more(
     Args:
         decode: see `DecodeStart`.
         position: position of the next token, int32 scalar.
-        carried: a flag that is true if a prompt needs more tokens, bool scalar; the tokens to read;
-            the search's state; the caches.
+        loop_state: a flag that is true if a prompt needs more tokens, bool scalar; the tokens to
+            read; the search's state; the caches.
         num_states: number of tensors of the search's state.
 
     Returns:
-        The next position and the updated `carried`.
+        The next position and the updated `loop_state`.
     """
-    fixed, ir = list(decode.args.values()), popxl.gir()
+    loop_constants, ir = list(decode.args.values()), popxl.gir()
 
-    def advance(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
-        _, input_ids, *state_and_caches = carried
-        bound = BoundGraph(decode.graph, dict(zip(decode.args, fixed, strict=True)))
+    def advance(
+        position: Tensor, loop_state: list[Tensor], loop_constants: list[Tensor]
+    ) -> list[Tensor]:
+        _, input_ids, *state_and_caches = loop_state
+        bound = BoundGraph(decode.graph, dict(zip(decode.args, loop_constants, strict=True)))
         logits, *caches = bound.call(position, input_ids, *state_and_caches[num_states:])
         input_ids, beam_idx, new = search.advance(logits, position, state_and_caches[:num_states])
         if beam_idx is not None:
             caches = [ops.gather(cache, beam_idx) for cache in caches]
         return [any_prompt(search.unfinished(new), groups), input_ids, *new, *caches]
 
-    def one_position(position: Tensor, carried: list[Tensor], fixed: list[Tensor]) -> list[Tensor]:
-        then = ir.create_graph(advance, position, carried, fixed)
-        otherwise = ir.create_graph(lambda carried: carried, carried)
-        new = ops.conditional(carried[0], then, otherwise, [position, *carried, *fixed], carried)
+    def one_position(
+        position: Tensor, loop_state: list[Tensor], loop_constants: list[Tensor]
+    ) -> list[Tensor]:
+        then = ir.create_graph(advance, position, loop_state, loop_constants)
+        otherwise = ir.create_graph(lambda loop_state: loop_state, loop_state)
+        new = ops.conditional(
+            loop_state[0], then, otherwise, [position, *loop_state, *loop_constants], loop_state
+        )
         return [position + 1, *new]
 
-    loop = ir.create_graph(one_position, position, [*carried], fixed)
-    return ops.repeat(loop, count, position, *carried, *fixed)
+    loop = ir.create_graph(one_position, position, [*loop_state], loop_constants)
+    return ops.repeat(loop, count, position, *loop_state, *loop_constants)

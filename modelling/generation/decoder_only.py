@@ -53,10 +53,10 @@ class DecoderOnlyGenerator:
         self.prompt_state: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
-        """Compute each prompt's last token index as prompt state; see `KVCacheLayout`."""
-        first, last, has_prompt = last_tokens(input_ids, mask)
+        """Find the position of each prompt's last token, which is the prompt state."""
+        first, last_positions, has_prompt = last_tokens(input_ids, mask)
         first = repeat_interleave(first, self._copies)
-        return PreparedPrompts(has_prompt, first, pad_left(input_ids, mask), [last])
+        return PreparedPrompts(has_prompt, first, pad_left(input_ids, mask), [last_positions])
 
     def prefill(
         self,
@@ -68,7 +68,11 @@ class DecoderOnlyGenerator:
         lengths = self.prompt_length, self.output_length
         layers = self._layers.map_modules(lambda layer: Prefill(layer, *lengths, self._copies))
         _, caches = executor.run_layers(
-            LAYER, layers, x, prompt_state=prompt_state, layer_inputs=lambda kind, last: [last]
+            LAYER,
+            layers,
+            x,
+            prompt_state=prompt_state,
+            layer_inputs=lambda type_index, last_positions: [last_positions],
         )
         return caches, []
 
@@ -94,6 +98,8 @@ class DecoderOnlyGenerator:
     def _embeddings(self) -> Embeddings:
         return self._adapters.attach_to_embeddings(self._decoder.embeddings())
 
-    def _decode_inputs(self, kind: int, last: Tensor, position: Tensor) -> LayerInputs:
+    def _decode_inputs(
+        self, type_index: int, last_positions: Tensor, position: Tensor
+    ) -> LayerInputs:
         """Inputs of a `Decode` block besides x and the KV caches."""
-        return [repeat_interleave(last, self._copies), position]
+        return [repeat_interleave(last_positions, self._copies), position]

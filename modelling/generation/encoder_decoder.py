@@ -264,11 +264,11 @@ class EncoderDecoderGenerator:
         )
 
     def _decoder_inputs(
-        self, kind: int, mask: Tensor, position: Tensor, *bias: Tensor
+        self, type_index: int, mask: Tensor, position: Tensor, *bias: Tensor
     ) -> LayerInputs:
         return [position, self._packing.cross_bias(mask, length=1), *bias]
 
 
-def _encoder_inputs(kind: int, *inputs: Tensor) -> LayerInputs:
+def _encoder_inputs(type_index: int, *inputs: Tensor) -> LayerInputs:
     """Inputs of an encoder block besides x: padding mask and position bias."""
     return inputs

@@ -53,8 +53,8 @@ class KVCacheLayout:
     token: the cache index of a new token is the same for all samples, and its position is not. The
     loop reads the last token of a prompt again, as its first token.
 
-    The argument `position` is the decoding step, int32 scalar; `last`, int32 (batch,), is the
-    position of each prompt's last token.
+    The argument `position` is the decoding step, int32 scalar; `last_positions`, int32 (batch,),
+    has the position of each prompt's last token.
 
     Attributes:
         prompt_length: tokens of the longest prompt.
@@ -73,7 +73,7 @@ class KVCacheLayout:
             return KVCacheLayout(prompt_length, max_new_tokens)
         return SlidingWindowCacheLayout(prompt_length, max_new_tokens, window)
 
-    def init_cache(self, kv: Tensor, last: Tensor) -> Tensor:
+    def init_cache(self, kv: Tensor, last_positions: Tensor) -> Tensor:
         """Allocate a cache that starts with the prompts' K or V, of the same dtype.
 
         Shapes: (batch, heads, prompt_length, head_dim) -> (batch, heads, cache length, head_dim).
@@ -87,18 +87,18 @@ class KVCacheLayout:
         """Cache index at which a new token's K and V are written, an int32 scalar."""
         return position + self.prompt_length
 
-    def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
+    def key_positions(self, position: Tensor, last_positions: Tensor) -> Tensor:
         """Position of each cache entry, int32 (batch, cache length).
 
         A prompt's last token and its padding have `EMPTY_POSITION`: the loop reads that token.
         """
-        last = last.reshape((-1, 1))
+        last_positions = last_positions.reshape((-1, 1))
         index = np.arange(self.prompt_length + self.max_new_tokens)[None]
         old = popxl.constant(np.minimum(index, self.prompt_length), popxl.int32, "prompt_entries")
         new = popxl.constant(np.maximum(index - self.prompt_length, 0), popxl.int32, "new_entries")
         is_new = popxl.constant(index >= self.prompt_length, popxl.bool, "is_new")
-        prompt_positions = ops.where(ops.greater(last, old), old, _empty_position())
-        return ops.where(is_new, last + new, prompt_positions)
+        prompt_positions = ops.where(ops.greater(last_positions, old), old, _empty_position())
+        return ops.where(is_new, last_positions + new, prompt_positions)
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,12 @@ class SlidingWindowCacheLayout(KVCacheLayout):
 
     window: int = 1
 
-    def init_cache(self, kv: Tensor, last: Tensor) -> Tensor:
+    def init_cache(self, kv: Tensor, last_positions: Tensor) -> Tensor:
         batch = kv.shape[0]
         offsets = popxl.constant(np.arange(self.window)[None] - self.window, popxl.int32, "offsets")
-        index = ops.maximum(last.reshape((-1, 1)) + offsets, popxl.constant(0, popxl.int32))
+        index = ops.maximum(
+            last_positions.reshape((-1, 1)) + offsets, popxl.constant(0, popxl.int32)
+        )
         if batch == 1:
             return ops.gather(kv, index.reshape((self.window,)), POSITIONS)
         return ops.groupedgather(kv, index, POSITIONS - 1, batch)
@@ -123,12 +125,12 @@ class SlidingWindowCacheLayout(KVCacheLayout):
         indices = np.arange(self.max_new_tokens) % self.window
         return ops.gather(popxl.constant(indices, popxl.int32, "ring_indices"), position)
 
-    def key_positions(self, position: Tensor, last: Tensor) -> Tensor:
+    def key_positions(self, position: Tensor, last_positions: Tensor) -> Tensor:
         """Position of each cache entry, int32 (batch, window); `EMPTY_POSITION` if unused."""
         entries = popxl.constant(np.arange(self.window)[None], popxl.int32, "entries")
         zero, age = popxl.constant(0, popxl.int32), self.cache_index(position) - entries
         age = ops.where(ops.greater(zero, age), age + self.window, age)
-        positions = last.reshape((-1, 1)) + position - age
+        positions = last_positions.reshape((-1, 1)) + position - age
         return ops.where(ops.greater(zero, positions), _empty_position(), positions)
 
 

@@ -77,8 +77,8 @@ class ResidentExecutor:
     ) -> tuple[Tensor, Caches]:
         """Run all layers of a stack; inputs that layers share are computed once."""
         type_inputs = [
-            layer_inputs(kind, *prompt_state, *loop_invariants)
-            for kind in range(len(layers.modules))
+            layer_inputs(type_index, *prompt_state, *loop_invariants)
+            for type_index in range(len(layers.modules))
         ]
         cache_inputs: list[LayerInputs] = (
             [[]] * len(layers.type_of_layer) if caches is None else [[t] for t in caches]
@@ -94,13 +94,13 @@ class ResidentExecutor:
                     strict=True,
                 )
             ]
-            for i, kind in enumerate(layers.type_of_layer):
+            for i, type_index in enumerate(layers.type_of_layer):
                 inputs = [
                     t
-                    for t in (*cache_inputs[i], *type_inputs[kind])
+                    for t in (*cache_inputs[i], *type_inputs[type_index])
                     if not isinstance(t, list) or t
                 ]
-                x, *changed = self._call_layer(f"{name}.{i}", *graphs[kind], x, *inputs)
+                x, *changed = self._call_layer(f"{name}.{i}", *graphs[type_index], x, *inputs)
                 new.append([*([] if caches is None else caches[i][:-NUM_KV_TENSORS]), *changed])
         return x, new
 
@@ -108,8 +108,8 @@ class ResidentExecutor:
         with popxl.plan.part(f"{name}/{self._stage}"):
             graphs = [module.create_graph(x) for module in layers.modules]
             return [
-                list(self._call_layer(f"{name}.{i}", *graphs[kind], x))
-                for i, kind in enumerate(layers.type_of_layer)
+                list(self._call_layer(f"{name}.{i}", *graphs[type_index], x))
+                for i, type_index in enumerate(layers.type_of_layer)
             ]
 
     def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:

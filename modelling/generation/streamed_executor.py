@@ -93,15 +93,15 @@ class StreamedExecutor:
     ) -> tuple[LayerIO, Caches]:
         passes: list[LayerPass] = []
         new: Caches = []
-        for kind, layer in enumerate(layers.modules):
-            layer_caches = [] if caches is None else caches[kind]
+        for type_index, layer in enumerate(layers.modules):
+            layer_caches = [] if caches is None else caches[type_index]
             layer_pass = LayerPass(
-                WithLayerInputs(layer, partial(layer_inputs, kind), caches is not None),
+                WithLayerInputs(layer, partial(layer_inputs, type_index), caches is not None),
                 [x, layer_caches, self._beam_idx if layer_caches else [], *prompt_state],
                 self._settings,
                 loop_invariants=[t.spec for t in loop_invariants],
                 stores=[x, *layer_caches[-NUM_KV_TENSORS:]],
-                rows=layers.type_of_layer.count(kind),
+                rows=layers.type_of_layer.count(type_index),
             )
             passes.append(layer_pass)
             new.append([*layer_caches[:-NUM_KV_TENSORS], *layer_pass.outputs[1:]])
@@ -111,8 +111,8 @@ class StreamedExecutor:
 
     def init_caches(self, name: str, layers: LayerModules, x: LayerIO) -> Caches:
         passes = [
-            LayerPass(layer, [x], self._settings, rows=layers.type_of_layer.count(kind))
-            for kind, layer in enumerate(layers.modules)
+            LayerPass(layer, [x], self._settings, rows=layers.type_of_layer.count(type_index))
+            for type_index, layer in enumerate(layers.modules)
         ]
         with popxl.plan.part(f"{name}/{self._stage}"):
             self._weights.run(name, passes, layers.runs_of_one_type())

@@ -225,11 +225,11 @@ class ModelWeights:
         """
         done, before = [0] * len(passes), 0
         for phase in self._phases[name]:
-            for kind, rows in runs:
+            for type_index, rows in runs:
                 stop = min(rows.stop - before, phase.entries)
                 local_rows = range(max(rows.start - before, 0), stop)
                 if local_rows:
-                    phase.add(passes[kind].facts)
-                    phase.run(passes[kind], local_rows, done[kind], *loop_invariants)
-                    done[kind] += len(local_rows)
+                    phase.add(passes[type_index].facts)
+                    phase.run(passes[type_index], local_rows, done[type_index], *loop_invariants)
+                    done[type_index] += len(local_rows)
             before += phase.entries

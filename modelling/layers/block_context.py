@@ -73,14 +73,14 @@ class BlockContext:
         return add_residual(x, y if multiplier == 1 else y * multiplier)
 
     # ---- positions, and keys and values of other tokens -----------------------------------------
-    def rope_tables(self, make: Callable[[int], RopeTables], length: int) -> RopeTables:
+    def rope_tables(self, make_tables: Callable[[int], RopeTables], length: int) -> RopeTables:
         """Returns the RoPE tables of the tokens' positions.
 
         Args:
-            make: returns the tables of positions 0, 1, ..., for a number of positions.
+            make_tables: returns the tables of positions 0, 1, ..., for a number of positions.
             length: tokens of a sample.
         """
-        return packed_rope_tables(make(length), self._segment_starts)
+        return packed_rope_tables(make_tables(length), self._segment_starts)
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
         """Returns position ids and segment ids of queries and keys, see `Attention.build`.

@@ -33,10 +33,10 @@ class Rope:
         if not self._layer.has_rope:
             return q, k
 
-        def make(num_positions: int) -> RopeTables:
+        def make_tables(num_positions: int) -> RopeTables:
             return rope_tables(self._model, self._layer, num_positions, ctx.max_length)
 
-        sin, cos, *query_scale = ctx.rope_tables(make, q.shape[1])
+        sin, cos, *query_scale = ctx.rope_tables(make_tables, q.shape[1])
         q, k = (apply_rotary_pos_emb(t, sin, cos, self._model.rotary_dim) for t in (q, k))
         for scale in query_scale:
             q = q * cast(scale.reshape((*scale.shape, 1)), q.dtype)

@@ -57,7 +57,7 @@ class PhasePlan:
     @cached_property
     def phases(self) -> list[Phase]:
         """All phases, each once, ordered by first layer."""
-        return list(dict.fromkeys(phase for run in self.order for phase in run.phases))
+        return list(dict.fromkeys(phase for phase_run in self.order for phase in phase_run.phases))
 
     @property
     def head(self) -> LossPhase:
@@ -69,17 +69,17 @@ class PhasePlan:
     def forward(self, step: StepInputs) -> None:
         """Run all phases forward; in training all but the loss phase."""
         self.zero_activations()
-        for run in self.order:
+        for phase_run in self.order:
 
             def body(
-                row: popxl.Tensor, *tensors: popxl.Tensor, run: PhaseRun = run
+                row: popxl.Tensor, *tensors: popxl.Tensor, phase_run: PhaseRun = phase_run
             ) -> list[popxl.Tensor]:
-                run.phase.forward(row, step.with_tensors(tensors))
-                if run.experts is not None:
-                    run.experts.forward(row, step.with_tensors(tensors))
+                phase_run.phase.forward(row, step.with_tensors(tensors))
+                if phase_run.experts is not None:
+                    phase_run.experts.forward(row, step.with_tensors(tensors))
                 return []
 
-            _loop_over_rows(run, run.rows, body, (), step)
+            _loop_over_rows(phase_run, phase_run.rows, body, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
         """Run all phases backward, starting with the loss phase.
@@ -93,22 +93,26 @@ class PhasePlan:
                 phase.zero_shared_grads()
         zero, row = popxl.constant(0.0, popxl.float32), popxl.constant(0, popxl.int32)
         sum_squares = self.head.backward(row, step, zero)
-        for run in self.order[-2::-1]:
-            if all(phase.bwd is None for phase in run.phases):
+        for phase_run in self.order[-2::-1]:
+            if all(phase.bwd is None for phase in phase_run.phases):
                 continue
-            run.zero_grads()
+            phase_run.zero_grads()
 
             def body(
                 row: popxl.Tensor,
                 sum_squares: popxl.Tensor,
                 *tensors: popxl.Tensor,
-                run: PhaseRun = run,
+                phase_run: PhaseRun = phase_run,
             ) -> list[popxl.Tensor]:
-                if run.experts is not None:
-                    sum_squares = run.experts.backward(row, step.with_tensors(tensors), sum_squares)
-                return [run.phase.backward(row, step.with_tensors(tensors), sum_squares)]
+                if phase_run.experts is not None:
+                    sum_squares = phase_run.experts.backward(
+                        row, step.with_tensors(tensors), sum_squares
+                    )
+                return [phase_run.phase.backward(row, step.with_tensors(tensors), sum_squares)]
 
-            (sum_squares,) = _loop_over_rows(run, run.rows[::-1], body, [sum_squares], step)
+            (sum_squares,) = _loop_over_rows(
+                phase_run, phase_run.rows[::-1], body, [sum_squares], step
+            )
         return sum_squares
 
     def update(self, update: UpdateInputs) -> None:
@@ -126,13 +130,13 @@ class PhasePlan:
 
 
 def _loop_over_rows(
-    run: PhaseRun,
+    phase_run: PhaseRun,
     rows: range,
     body: Callable[..., list[popxl.Tensor]],
     carry: Sequence[popxl.Tensor],
     step: StepInputs,
 ) -> list[popxl.Tensor]:
     """Run `body` for each row in one loop of the program; without a loop for a single layer."""
-    if run.phase.num_layers == 1:
+    if phase_run.phase.num_layers == 1:
         return body(popxl.constant(0, popxl.int32), *carry, *step.tensors)
     return loop_over_layers(rows, body, carry, step.tensors)

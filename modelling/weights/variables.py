@@ -90,13 +90,13 @@ class VariableLayout:
             weight_length = self.shapes[0][-1 - axis if self.transpose else axis]
             count = length // weight_length
             first_weight, group = group * count, 0
-        for number in range(first_weight, first_weight + count):
-            shape = self.shapes[number]
+        for weight_index in range(first_weight, first_weight + count):
+            shape = self.shapes[weight_index]
             box = list(reversed(shape) if self.transpose else shape)
             offsets = [0] * len(box)
             offsets[axis] = group * (length // count)
             box[axis] = max(min(length // count, box[axis] - offsets[axis]), 0)  # without padding
-            low = (number - first_weight) * (length // count)
+            low = (weight_index - first_weight) * (length // count)
             high = low + box[axis]
 
             def elements_before(element: int, low: int = low, high: int = high) -> int:
@@ -111,7 +111,7 @@ class VariableLayout:
                 axes = range(len(box))
                 order = tuple(reversed(axes) if self.transpose else axes)
                 part = TensorShard(shape, order, tuple(offsets), tuple(box), first, end - first)
-                yield WeightSlice(number, part, start, (low, high, length, inner))
+                yield WeightSlice(weight_index, part, start, (low, high, length, inner))
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,13 @@ class WeightSharding(NamedTuple):
         return cls(layout, tuple(shard.processes for shard, _ in sources), tuple(sources))
 
     def read(
-        self, variable: Variable, read: Callable[[Variable, VariableShard], np.ndarray], number: int
+        self,
+        variable: Variable,
+        read: Callable[[Variable, VariableShard], np.ndarray],
+        shard_index: int,
     ) -> np.ndarray:
-        """Read the weight's elements in shard `number`."""
-        shard, weight_slice = self.sources[number]
+        """Read the weight's elements in shard `shard_index`."""
+        shard, weight_slice = self.sources[shard_index]
         return weight_slice.select(read(variable, shard))
 
 

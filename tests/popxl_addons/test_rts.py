@@ -153,7 +153,7 @@ def test_spec_of_a_part():
         assert replica_sharded_spec(w, ir.replica_grouping(group_size=1)) == w.spec
         part = ops.init((6,), popxl.float16, meta_shape=(3, 4))  # cut already: not cut again
         assert replica_sharded_spec(part, everyone) == part.spec
-        with pytest.raises(ValueError, match="4 shards, which groups of 2 replicas do not hold"):
+        with pytest.raises(ValueError, match="4 shards, a number that does not divide groups of 2"):
             shards_of(spec, 2)
 
 

@@ -161,7 +161,7 @@ class FP8Product(MatrixProduct):
         output_type: popxl.dtype | None = None,
     ) -> popxl.Tensor:
         """x: (..., in_features), weight: (in_features, out_features) -> (..., out_features)."""
-        recipe, scale = self.recipe, self._scale()
+        recipe, scale = self.recipe, self._add_scaling_state()
         return ops.fp8.linear(
             x,
             weight,
@@ -173,7 +173,7 @@ class FP8Product(MatrixProduct):
             output_type=output_type,
         )
 
-    def _scale(self) -> popxl.Tensor | None:
+    def _add_scaling_state(self) -> popxl.Tensor | None:
         """Add the input `scale` and the factories of the remaining state; None without state."""
         if not isinstance(self.recipe, DelayedScaling):
             return None

@@ -232,7 +232,7 @@ class _Loop:
                 grow(handle.buffer, handle.entries(self.steps, self.rows))
         others = [t for t in inner.inputs if t not in self.loads and t not in self.seeds]
         invariants = [*self.seeds, *others]
-        body = self._body(invariants)
+        body = self._build_iteration(invariants)
         with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial")) as serial:
             row, first = self._row_input(), self._first_step_input()
             inputs = {t: copy_input(t) for t in invariants}
@@ -251,7 +251,7 @@ class _Loop:
         asked = self.numbered and self.seeds
         return [popxl.graph_input((), popxl.int32, "first_step")] if asked else []
 
-    def _body(self, invariants: list[popxl.Tensor]) -> popxl.Graph:
+    def _build_iteration(self, invariants: list[popxl.Tensor]) -> popxl.Graph:
         """Build one iteration: (step, row, first step if numbered, invariants) -> next step."""
         inner = self.graph.graph
         with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial_step")) as body:
@@ -262,21 +262,21 @@ class _Loop:
                 number = first[0] + step if first else step
                 values[t] = create_random_seed(values[t], number)
             for t, source in self.loads.items():
-                values[t] = self._load(t, source, step, row)
+                values[t] = self._load_input(t, source, step, row)
             outputs = ops.call(inner, inputs_dict=values)
             values.update(zip(inner.outputs, outputs, strict=True))
             for t, stream in self.streams.items():
                 with self._io_tile_context():
                     ops.host_store(stream, values[t])
             for t, handle in self.stores.items():
-                self._store(values[t], handle, step, row)
+                self._store_output(values[t], handle, step, row)
             popxl.graph_output(step + 1)
         return body
 
     def _io_tile_context(self) -> AbstractContextManager[Any]:
         return popxl.io_tiles() if self.use_io_tiles else nullcontext()
 
-    def _load(
+    def _load_input(
         self,
         t: popxl.Tensor,
         source: HostToDeviceStream | RemoteHandle | OfRow,
@@ -298,7 +298,7 @@ class _Loop:
         self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor, name: str | None = None
     ) -> popxl.Tensor:
         """Return the tensor to store: its local shard if the buffer is sharded."""
-        entry = self._entry(handle, step, row)
+        entry = self._buffer_entry(handle, step, row)
         with self._io_tile_context():
             loaded = ops.remote_load(handle.buffer, entry, name=name)
         return self._to_compute_tiles(loaded)
@@ -306,7 +306,7 @@ class _Loop:
     def _to_compute_tiles(self, loaded: popxl.Tensor) -> popxl.Tensor:
         return ops.io_tile_copy(loaded) if self.use_io_tiles else loaded
 
-    def _store(
+    def _store_output(
         self,
         t: popxl.Tensor,
         handle: RemoteHandle,
@@ -317,11 +317,13 @@ class _Loop:
             t = ops.collectives.replica_sharded_slice(t, handle.shard_group)
         if handle.adds:
             t = self._entry_of(handle, step, row) + t
-        entry = self._entry(handle, step, row)
+        entry = self._buffer_entry(handle, step, row)
         with self._io_tile_context():
             ops.remote_store(handle.buffer, entry, t)
 
-    def _entry(self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor) -> popxl.Tensor:
+    def _buffer_entry(
+        self, handle: RemoteHandle, step: popxl.Tensor, row: popxl.Tensor
+    ) -> popxl.Tensor:
         """Compute the buffer entry of a step as an int32 scalar; see `RemoteHandle`."""
         offset = handle.row_offset
         if offset is None:
@@ -469,13 +471,13 @@ class _Connections:
             if source in names:
                 inputs[source] = t
             else:
-                loads[t] = self.handle_of(source)
+                loads[t] = self.forward_handle(source)
         named = {name: inputs[source] for source, name in names.items() if source in inputs}
         named.update(gradient.args.to_dict())
         seeds = [inputs[seed]] if seed is not None and seed in inputs else []
         return NamedTensors.from_dict(named), seeds
 
-    def handle_of(self, t: popxl.Tensor) -> RemoteHandle | OfRow:
+    def forward_handle(self, t: popxl.Tensor) -> RemoteHandle | OfRow:
         """Return the handle from which the backward pass loads the forward tensor `t`."""
         loaded = self.loads.get(t)
         if loaded is not None and not isinstance(loaded, HostToDeviceStream):
