@@ -42,7 +42,7 @@ class Adapter(ConfigSection):
     """What they add is scaled by alpha / rank. PEFT: lora_alpha."""
 
     dropout: Probability = 0.0
-    """Probability that an element of what A reads becomes 0 in training. PEFT: lora_dropout."""
+    """Dropout probability on the input of A in training. PEFT: lora_dropout."""
 
     rslora: bool = False
     """Scale by alpha / √rank instead (arXiv:2312.03732). PEFT: use_rslora."""

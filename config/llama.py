@@ -211,7 +211,7 @@ class LlamaModel(AnyModel):
     there is a sliding_window."""
 
     sliding_window: PositiveInt | None = None
-    """Positions that a layer of sliding_attention sees, its own included."""
+    """Window of sliding_attention layers in tokens, the current one included."""
 
     no_rope_layers: Annotated[str, comma_separated_names("0", "1")] | None = None
     """smollm3: 1 for layers with rotary positions, 0 for others, repeated. null: all have them."""
@@ -241,7 +241,7 @@ class LlamaModel(AnyModel):
     """Factor on embeddings, but Gemma's, which is √hidden_size."""
 
     residual_multiplier: Number = 1.0
-    """Factor on what attention and feed-forward add."""
+    """Factor on the outputs of attention and feed-forward before the residual addition."""
 
     logits_scaling: PositiveFloat = 1.0
     """Divisor of the logits."""

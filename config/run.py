@@ -277,7 +277,7 @@ class Execution(ConfigSection):
     stochastic rounding."""
 
     rts_weights_threshold: NonNegativeInt = 1024
-    """Shard variables of at least so many elements over the replicas that hold the same."""
+    """Minimum elements of a variable to shard it over replicas with equal copies."""
 
     rts_activations: bool | Literal["auto"] = "auto"
     """Shard the activations between layers over the tensor-parallel devices. auto: where
@@ -369,7 +369,7 @@ class Checkpoint(ConfigSection):
     """Address, such as s3://bucket/run, that saved steps are copied to behind the run."""
 
     steps: PositiveInt | None = None
-    """Save every so many optimizer steps. null: as `minutes` says."""
+    """Optimizer steps between checkpoints. null: as `minutes` says."""
 
     minutes: PositiveFloat | None = 10.0
     """Save when a step ends so many minutes after the last save. null: as `steps` says; without
@@ -404,7 +404,7 @@ class Evaluation(ConfigSection):
     """Evaluation on the validation split, during training and after it."""
 
     steps: PositiveInt | None = None
-    """Evaluate every so many optimizer steps of training. null: never."""
+    """Optimizer steps between evaluations. null: never."""
 
     samples: PositiveInt | None = None
     """Examples to evaluate on, the first of the split. null: all."""
@@ -459,13 +459,14 @@ class Generation(ConfigSection):
     optimizer step."""
 
     max_tokens: PositiveInt | None = None
-    """Most tokens to write, the end token included. null: what the model's length allows."""
+    """Maximum number of generated tokens, the end token included. null: the rest of the model's
+    sequence length."""
 
     temperature: NonNegativeFloat = 1.0
     """sample: divisor of the logits; below 1 likely tokens become likelier. 0: greedy."""
 
     top_k: PositiveInt | None = None
-    """sample: draw from so many of the likeliest tokens. null: from all."""
+    """sample: number of most likely tokens to draw from. null: all."""
 
     top_p: Proportion = 1.0
     """sample: draw from the likeliest tokens whose probabilities add up to this."""

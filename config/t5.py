@@ -55,7 +55,7 @@ class T5Model(Model):
     """Class of the model on the hub. HF: model_type."""
 
     decoder_layers: LayerCount | None = None
-    """Layers of the decoder. null: as many as the encoder, model.layers. HF: num_decoder_layers."""
+    """Number of decoder layers. null: that of the encoder, model.layers. HF: num_decoder_layers."""
 
     d_ff: PositiveInt = 1024
     """Features inside a feed-forward layer."""

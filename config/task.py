@@ -112,5 +112,5 @@ class SegmentsData(CausalLMData):
     examples_per_sample."""
 
     examples_per_sample: PositiveInt = 16
-    """Most texts that share the tokens of a sample, each with positions of its own; none sees
-    another."""
+    """Maximum number of sequences packed into a sample; position ids restart and attention does
+    not cross sequences."""
