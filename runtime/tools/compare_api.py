@@ -39,7 +39,7 @@ def signature_lists() -> dict[str, dict[str, Any]]:
 
 
 def absent() -> dict[str, list[str]]:
-    """Returns the names that differ on purpose, by reason.
+    """Returns the public names whose difference from PopXL is intended, by reason.
 
     As `module.name` or `module.Class.member`.
     """

@@ -27,7 +27,7 @@ class popart_exception(RuntimeError):  # noqa: N801 - the name PopXL programs ca
 
 
 class poplar_application_runtime_error(RuntimeError):  # noqa: N801 - as above
-    """A check inside a running program failed."""
+    """A runtime check of a running program failed, such as a check of values."""
 
 
 class SpecError(popart_exception, ValueError, TypeError):

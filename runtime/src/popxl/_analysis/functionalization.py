@@ -122,7 +122,7 @@ class Node:
 
 @dataclass(eq=False)
 class FunctionalGraph:
-    """The pure form of a graph: in-place ops, views and references are replaced by values.
+    """Pure (SSA) form of a graph: in-place ops, views and references are replaced by values.
 
     Attributes:
         graph: the graph.

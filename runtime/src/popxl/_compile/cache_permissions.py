@@ -10,7 +10,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def distrust_reason(status: os.stat_result) -> str | None:
-    """Returns why another user could have changed a file or folder; None if nobody could.
+    """Returns why a file's owner or mode lets another user change it; None if they do not.
 
     Args:
         status: its owner and mode.

@@ -101,12 +101,12 @@ class Segment:
 
     @property
     def arg_specs(self) -> list[TensorSpec]:
-        """Specs of the arguments on one replica."""
+        """Specs (shape, dtype) of the segment's arguments on one replica."""
         return [TensorSpec(v.spec.shape, v.spec.dtype) for v in self.args]
 
     @property
     def result_specs(self) -> list[TensorSpec]:
-        """Specs of the results on one replica."""
+        """Specs (shape, dtype) of the segment's results on one replica."""
         return [TensorSpec(v.spec.shape, v.spec.dtype) for v in self.results]
 
     @cached_property

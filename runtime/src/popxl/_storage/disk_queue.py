@@ -262,7 +262,7 @@ class _PendingRead:
 
 
 class EntryFile:
-    """A file with the local shards of a buffer's entries.
+    """File with this process's shards of a remote buffer's entries.
 
     Args:
         entries: number of entries.

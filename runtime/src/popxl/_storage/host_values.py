@@ -103,7 +103,7 @@ class HostValues:
 
     # ---- checks ---------------------------------------------------------------------------------
     def check(self, t: Any, *kinds: type[Variable | Constant]) -> None:
-        """Raises unless `t` is of a type in `kinds` and belongs to the session."""
+        """Raises unless tensor `t` is of a type in `kinds` and belongs to the session."""
         if not isinstance(t, kinds):
             names = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
             raise TypeError(f"only {names} have host data, not {t!r}")

@@ -73,7 +73,7 @@ class InFlight:
             self._nbytes -= size
 
     def release_ready(self) -> None:
-        """Drops arrays that are ready."""
+        """Stops tracking dispatched arrays that are ready."""
         while self._pending and is_ready(self._pending[0][0]):
             self._nbytes -= self._pending.popleft()[1]
 

@@ -74,7 +74,7 @@ _READY = _ReadyArray()
 
 
 class _SimulatedStorage:
-    """Storage of a buffer without values, for `BufferStorageProtocol`."""
+    """Remote-buffer storage without values, to simulate transfers (`BufferStorageProtocol`)."""
 
     def __init__(self, buffer: RemoteBuffer) -> None:
         self._resident = buffer.resident_entries

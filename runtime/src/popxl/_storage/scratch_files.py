@@ -226,7 +226,7 @@ class Scratch:
 
     @property
     def is_pool_thread(self) -> bool:
-        """True if the calling thread belongs to `pool`."""
+        """True if the calling thread belongs to the I/O thread pool `pool`."""
         return threading.current_thread().name.startswith(_POOL)
 
     def file(self, nbytes: int) -> ScratchFile:

@@ -27,7 +27,7 @@ def _select_labels(t: Any, shift: Any, indices: Any) -> Any:
 
 
 def _label_logits_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
-    """Gradient of label selection by comparison, which XLA fuses with that of the exponentials."""
+    """Gradient of label selection by comparison, which XLA fuses with the softmax gradient."""
     t, _, indices = op.inputs
     n, classes = t.shape
     columns = constant(np.arange(classes)[None], dtypes.int32, "classes")

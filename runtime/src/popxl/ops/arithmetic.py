@@ -180,7 +180,7 @@ def scaled_add(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor 
 
 
 def scaled_add_(X: Tensor, Y: Tensor, a: float | Tensor = 1.0, b: float | Tensor = 1.0) -> Tensor:
-    """Like `scaled_add`, in place on `X`."""
+    """Updates X to a * X + b * Y in place, like `scaled_add`."""
     return emit_with_scalars(_SCALED_ADD, [X, Y], {"a": a, "b": b}, inplace=0)[0]
 
 
@@ -206,7 +206,7 @@ def increment_mod(t: Tensor, increment: float, modulus: float) -> Tensor:
 
 
 def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
-    """Like `increment_mod`, in place."""
+    """Updates t to (t + increment) mod modulus in place, like `increment_mod`."""
     return emit(_INCREMENT_MOD, [t], _mod_attrs(t, increment, modulus), inplace=0)[0]
 
 

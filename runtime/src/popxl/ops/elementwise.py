@@ -199,5 +199,5 @@ def detach(t: Tensor) -> Tensor:
 
 
 def detach_(t: Tensor) -> Tensor:
-    """Like `detach`, as a view of `t`."""
+    """Detaches a tensor like `detach`, as a view."""
     return emit(_DETACH, [t], view=True)[0]

@@ -72,7 +72,7 @@ def reshape(t: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def reshape_(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Like `reshape`, as a view of `t`."""
+    """Reshapes a tensor like `reshape`, as a view."""
     return emit(_RESHAPE, [t], {"shape": reshape_handle_negative_axis(t, shape)}, view=True)[0]
 
 
@@ -82,7 +82,7 @@ def flatten(t: Tensor) -> Tensor:
 
 
 def flatten_(t: Tensor) -> Tensor:
-    """Like `flatten`, as a view of `t`."""
+    """Flattens a tensor like `flatten`, as a view."""
     return reshape_(t, (t.nelms,))
 
 
@@ -146,7 +146,7 @@ def transpose(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
 
 
 def transpose_(t: Tensor, permutation: tuple[int, ...] | None = None) -> Tensor:
-    """Like `transpose`, as a view of `t`."""
+    """Permutes the axes like `transpose`, as a view."""
     return emit(_TRANSPOSE, [t], {"permutation": _permutation(t, permutation)}, view=True)[0]
 
 
@@ -196,7 +196,7 @@ def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
 
 
 def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
-    """Like `concat`, as a view of all `ts`."""
+    """Concatenates tensors like `concat`, as a view of all `ts`."""
     return _concat(ts, axis, view=True)
 
 

@@ -146,7 +146,7 @@ def slice_(
     step: int | list[int | None] | None = None,
     axis: int | list[int] | None = None,
 ) -> Tensor:
-    """Like `slice`, as a view of `t`."""
+    """Slices a tensor like `slice`, as a view."""
     return _emit_slice(t, start, stop, step, axis, view=True)
 
 
