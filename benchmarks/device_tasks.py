@@ -295,10 +295,12 @@ def create_cheap_weights(weight_map: WeightMap) -> LazyArrays:
 
 
 def _plan_metrics(
-    config: RunConfig, on: Machine, needs_of: Callable[[RunConfig, str], Requirements]
+    config: RunConfig,
+    target_machine: Machine,
+    requirements_fn: Callable[[RunConfig, str], Requirements],
 ) -> Metrics:
     """Returns the planned time and memory of a run on a machine, for comparison."""
-    plan_report = make_report("", needs_of(config, on.target), on)
+    plan_report = make_report("", requirements_fn(config, target_machine.target), target_machine)
     predicted: Mapping[str, Any] = {
         "bound": plan_report.seconds,
         "device_bytes": plan_report.device_bytes,
@@ -307,7 +309,7 @@ def _plan_metrics(
         predicted = {**predicted, "seconds": plan_report.timeline.seconds,
                  "computing": plan_report.timeline.compute_seconds,
                  "exposed_transfers": plan_report.timeline.exposed_transfers}  # fmt: skip
-    return {"predicted": {**predicted, "machine": on.name}}
+    return {"predicted": {**predicted, "machine": target_machine.name}}
 
 
 def _get_machine(config: RunConfig) -> Machine:

@@ -264,10 +264,10 @@ def _warm_up(run: Callable[[], Any], flops: float | None = None) -> Implementati
     return Implementation(run(), run, flops)
 
 
-def _count_flops(work: Callable[[], object]) -> float:
-    """Returns the FLOPs of torch's matrix products in `work`; a multiply-add counts as two."""
+def _count_flops(function: Callable[[], object]) -> float:
+    """Returns the FLOPs of torch's matrix products in `function`; a multiply-add counts as two."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
-        work()
+        function()
     return float(counter.get_total_flops())

@@ -261,7 +261,11 @@ def _measure_children(name: str, folders: Folders, preexec: Callable[[], None]) 
 
 
 def _run_child(
-    name: str, child: str, folders: Folders, preexec: Callable[[], None], kills: bool = False
+    run_name: str,
+    child_name: str,
+    folders: Folders,
+    preexec: Callable[[], None],
+    kills: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Run a child process and yield its JSON output, at last with its seconds.
 
@@ -270,7 +274,7 @@ def _run_child(
         kills: True to kill it while it saves the second step.
     """
     start = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.kill_and_resume", name, "--child", child,
+    command = [sys.executable, "-m", "benchmarks.kill_and_resume", run_name, "--child", child_name,
                "--folder", str(folders.root)]  # fmt: skip
     with subprocess.Popen(
         command,
@@ -281,7 +285,7 @@ def _run_child(
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(child, line, end="", file=sys.stderr, flush=True)
+            print(child_name, line, end="", file=sys.stderr, flush=True)
             if not line.startswith("{"):
                 continue
             fields = json.loads(line)
@@ -290,7 +294,7 @@ def _run_child(
                 _wait_for_partial_save(folders.run, process)
                 process.kill()
     if process.returncode != (-signal.SIGKILL if kills else 0):
-        raise UserError(f"{child} ended with code {process.returncode}: {' '.join(command)}")
+        raise UserError(f"{child_name} ended with code {process.returncode}: {' '.join(command)}")
     yield {"seconds": time.perf_counter() - start}
 
 

@@ -56,9 +56,11 @@ def full_weights(tensors: Tensors) -> dict[str, np.ndarray]:
     return {name: float32_weight(tensors, name).astype(np.float64) for name in names}
 
 
-def distance(a: Tensors, b: Tensors) -> float:
+def distance(weights: Tensors, other_weights: Tensors) -> float:
     """Returns the Euclidean distance of two sets of weights, over all tensors together."""
-    return float(np.sqrt(sum(np.sum((a[name] - b[name]) ** 2) for name in a)))
+    return float(
+        np.sqrt(sum(np.sum((weights[name] - other_weights[name]) ** 2) for name in weights))
+    )
 
 
 # ---- updates: a few steps in this process ------------------------------------------------------
@@ -99,14 +101,14 @@ class UpdateResult:
         return distance(*changes) / distance(exact.final, exact.initial)
 
 
-def form_config(preset: str, form: str, batch: int, seed: int) -> RunConfig:
+def form_config(preset: str, state_form: str, batch: int, seed: int) -> RunConfig:
     """Returns a preset's configuration with one of the optimizer state `FORMS`, on one device."""
     common = {
-        "model": {"precision": form.partition(",")[0], "seed": seed},
+        "model": {"precision": state_form.partition(",")[0], "seed": seed},
         "training": {"global_batch_size": batch},
         "execution": {"micro_batch_size": batch, "data_parallel": 1, "tensor_parallel": 1},
     }
-    data = merge(merge(preset_data("finetuning", preset), common), FORMS[form])
+    data = merge(merge(preset_data("finetuning", preset), common), FORMS[state_form])
     return config_class_of(data, preset).from_dict(data)
 
 

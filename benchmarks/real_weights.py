@@ -212,30 +212,35 @@ def validate(load: Path, out: Path, *flags: str) -> dict[str, float]:
 
 
 def measure(
-    model: Path, way: str, folder: Path, steps: int, samples: int, before: Mapping[str, float]
+    model: Path,
+    method: str,
+    folder: Path,
+    steps: int,
+    samples: int,
+    metrics_before: Mapping[str, float],
 ) -> ModelResult:
     """Train with one method, validate, export, and compare the loss with transformers.
 
     Args:
-        before: metrics of the untrained model.
+        metrics_before: metrics of the untrained model.
     """
-    trained, export, flags = folder / way, folder / f"{way}-hf", data_flags(samples)
+    trained, export, flags = folder / method, folder / f"{method}-hf", data_flags(samples)
     for old in (trained, export):
         shutil.rmtree(old, ignore_errors=True)
     start = time.perf_counter()
-    run_script("run_finetuning.py", "--model", str(model), *WAYS[way], *flags,
+    run_script("run_finetuning.py", "--model", str(model), *WAYS[method], *flags,
         *BATCH, "--steps", str(steps), "--save", str(trained))  # fmt: skip
     seconds = time.perf_counter() - start
-    after = validate(trained, folder / f"{way}-validation", *flags)
+    after = validate(trained, folder / f"{method}-validation", *flags)
     run_script("run_export.py", "--load", str(trained), "--save-hf", str(export))
     is_adapter = (export / "adapter_config.json").is_file()
     exported_loss = hf_loss(model, samples, export) if is_adapter else hf_loss(export, samples)
     result = ModelResult(
-        way,
+        method,
         steps,
-        (before["loss"], after["loss"]),
-        (before["exact_match"], after["exact_match"]),
-        (before["hf_loss"], exported_loss),
+        (metrics_before["loss"], after["loss"]),
+        (metrics_before["exact_match"], after["exact_match"]),
+        (metrics_before["hf_loss"], exported_loss),
         round(seconds, 1),
     )
     result.check()

@@ -189,11 +189,11 @@ class _RowShards(Mapping[str, np.ndarray]):
         return TENSORS
 
 
-def _time_slowest(work: Callable[[], Any]) -> float:
+def _time_slowest(function: Callable[[], Any]) -> float:
     """Call a function on all processes; returns the seconds of the slowest."""
     popdist.all_gather_object("ready")
     start = time.perf_counter()
-    work()
+    function()
     return float(max(popdist.all_gather_object(time.perf_counter() - start)))
 
 
@@ -203,8 +203,8 @@ def _sum_traffic(prefix: str, traffic: np.ndarray) -> dict[str, float]:
     return {f"{prefix}messages": float(messages), f"{prefix}bytes": float(sum(nbytes))}
 
 
-def _rpc_traffic(what: str) -> np.ndarray:
-    return np.array(popdist.rpc_stats().get(what, (0, 0, 0)), float)
+def _rpc_traffic(purpose: str) -> np.ndarray:
+    return np.array(popdist.rpc_stats().get(purpose, (0, 0, 0)), float)
 
 
 def _service_seconds() -> float:
@@ -265,12 +265,12 @@ def _measure_checkpoint_tables(hosts: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _find_storing_processes(tensors: Any, cut: Mapping[str, Any], host: int) -> set[int]:
+def _find_storing_processes(tensors: Any, sharded_specs: Mapping[str, Any], host: int) -> set[int]:
     """Returns the processes whose shards one host needs to resume on equally many hosts."""
     processes: set[int] = set()
     seen = set()
     for tensor in tensors.shards():
-        owners = cut[tensor.name].owners
+        owners = sharded_specs[tensor.name].owners
         if (id(owners), id(tensor.processes)) not in seen:
             seen.add((id(owners), id(tensor.processes)))
             pairs = zip(owners, tensor.processes, strict=True)
@@ -303,7 +303,7 @@ def _build_tensors(hosts: int) -> Any:
     return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
 
 
-def _create_records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _create_records(tensors: Any, local_shards: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Returns records of the tensors that process 0 stores, without hashes."""
     from checkpoints.safetensors_files import chunk_count
     from checkpoints.sharded_files import stored_name
@@ -311,8 +311,8 @@ def _create_records(tensors: Any, held: Mapping[str, Sequence[int]]) -> dict[str
 
     records = {}
     for tensor in tensors.shards():
-        if tensor.name in held:
-            size = sum(tensor.layout[i].length for i in held[tensor.name])
+        if tensor.name in local_shards:
+            size = sum(tensor.layout[i].length for i in local_shards[tensor.name])
             nbytes = size * tensor.dtype.itemsize
             digests = ["0" * 64] * chunk_count(nbytes)
             record = TensorRecord(

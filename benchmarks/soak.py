@@ -128,10 +128,10 @@ class Soak:
     def _flip_coin(self) -> bool:
         return self.chance.random() < 0.5
 
-    def _draw_event(self, what: str) -> bool:
+    def _draw_event(self, event: str) -> bool:
         """Draw whether an event happens, and count it."""
         happens = self._flip_coin()
-        self.counts[what] += happens
+        self.counts[event] += happens
         return happens
 
     @contextmanager

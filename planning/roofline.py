@@ -41,12 +41,12 @@ class ResourceTimes:
         return max(vars(self).values())
 
 
-def resource_times(part: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> ResourceTimes:
+def resource_times(region: popxl.plan.RegionCost, rates: popxl.plan.Rates) -> ResourceTimes:
     """Compute the seconds that a program region needs of each resource of a device."""
     return ResourceTimes(
-        compute=rates.product_seconds(part.flops, part.float8_flops),
-        memory=part.device_traffic / rates.bandwidth,
-        host=max(part.host_to_device, part.device_to_host) / rates.host_link,
-        network=rates.collective_seconds(part.collectives),
-        disk=part.disk_read / rates.disk_read + part.disk_written / rates.disk_write,
+        compute=rates.product_seconds(region.flops, region.float8_flops),
+        memory=region.device_traffic / rates.bandwidth,
+        host=max(region.host_to_device, region.device_to_host) / rates.host_link,
+        network=rates.collective_seconds(region.collectives),
+        disk=region.disk_read / rates.disk_read + region.disk_written / rates.disk_write,
     )

@@ -156,14 +156,14 @@ def _link_or_copy(step: SavedCheckpoint, folder: Path) -> None:
     write_folder("the model that the run begins with", folder, fill)
 
 
-def _copy_weights(step: SavedCheckpoint, to: Path) -> None:
+def _copy_weights(source_step: SavedCheckpoint, target_folder: Path) -> None:
     """Write a copy of a checkpoint that has only the weights, without optimizer state."""
-    tensors = ((name, step.tensors[name]) for name in weight_names(step))
-    records = write_tensors(to, "tensors-", tensors, SHARD_BYTES)
-    config = dump_yaml(metadata_of(step).mapping("config"))
-    write_synced(to / CONFIG, config)
+    tensors = ((name, source_step.tensors[name]) for name in weight_names(source_step))
+    records = write_tensors(target_folder, "tensors-", tensors, SHARD_BYTES)
+    config = dump_yaml(metadata_of(source_step).mapping("config"))
+    write_synced(target_folder / CONFIG, config)
     texts = {CONFIG: sha256_of_bytes(config.encode())}
-    Manifest(step.step, step.metadata, records, texts).write(to)
+    Manifest(source_step.step, source_step.metadata, records, texts).write(target_folder)
 
 
 def weight_names(checkpoint: SavedCheckpoint) -> list[str]:

@@ -75,10 +75,10 @@ def merge_multimodal_parts(
     return merged, merged_config, folder
 
 
-def copy_processor_configs(folder: Path, to: Path) -> None:
+def copy_processor_configs(folder: Path, target_folder: Path) -> None:
     """Copy the image processor configs of a multimodal model."""
     for path in folder.glob(PROCESSORS):
-        shutil.copy(path, to)
+        shutil.copy(path, target_folder)
 
 
 def _local_model_or_none(name: str, files: list[str] | None = None) -> Path | None:

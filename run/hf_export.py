@@ -160,11 +160,11 @@ def _write_model(
     )
 
 
-def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
+def _adapter_settings(config: RunConfig, base_name: str | None) -> dict[str, Any]:
     """Return the content of PEFT's adapter_config.json.
 
     Args:
-        named: name of the base model.
+        base_name: name of the base model.
     """
     family, adapter = get_family(config), config.adapter
     weight_map = family.weight_map(config)
@@ -175,7 +175,7 @@ def _adapter_settings(config: RunConfig, named: str | None) -> dict[str, Any]:
     full_modules, tied = [*saved, *more], tied_modules(weight_map)
     experts = adapted_parameters(weight_map)
     settings = make_adapter_config(
-        adapter, modules, full_modules, tokens, named, task, tied, experts
+        adapter, modules, full_modules, tokens, base_name, task, tied, experts
     )
     return settings | {
         "ensure_weight_tying": has_tied_head(

@@ -64,16 +64,18 @@ class InitialState:
     reload: Callable[[], InitialState] | None = None
     restart_hint: str = ""
 
-    def load_with_fallback(self, use: Callable[[InitialState], Used]) -> tuple[InitialState, Used]:
-        """Call `use` with this state, or with the previous step's state if this one is damaged.
+    def load_with_fallback(
+        self, use_state: Callable[[InitialState], Used]
+    ) -> tuple[InitialState, Used]:
+        """Call `use_state` with this state, or with the previous step's if this state is damaged.
 
         Values are verified when they are read, so that each is read once.
 
         Args:
-            use: raises DamagedError on all processes, as sessions do.
+            use_state: raises DamagedError on all processes, as sessions do.
 
         Returns:
-            The state that was used, and the result of `use`.
+            The state that was used, and the result of `use_state`.
 
         Raises:
             CheckpointError: there is no undamaged step.
@@ -81,7 +83,7 @@ class InitialState:
         start = self
         while True:
             try:
-                return start, use(start)
+                return start, use_state(start)
             except DamagedError as error:
                 if start.checkpoint is None or start.reload is None:
                     raise
@@ -89,9 +91,9 @@ class InitialState:
             start = start.reload()
 
 
-def with_reload(find: Callable[[], InitialState]) -> InitialState:
+def with_reload(find_state: Callable[[], InitialState]) -> InitialState:
     """Return an initial state with the function that finds it again if it is damaged."""
-    return replace(find(), reload=partial(with_reload, find))
+    return replace(find_state(), reload=partial(with_reload, find_state))
 
 
 def has_steps(location: str | None) -> bool:

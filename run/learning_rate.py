@@ -45,12 +45,16 @@ class LRSchedule:
         )
 
 
-def lr_change_message(before: Training, now: Training, step: int) -> str | None:
+def lr_change_message(
+    saved_training: Training, current_training: Training, step: int
+) -> str | None:
     """Return a message if a resumed run has another learning rate than before; else None."""
-    old, new = (LRSchedule.from_config(training)(step) for training in (before, now))
+    old, new = (
+        LRSchedule.from_config(training)(step) for training in (saved_training, current_training)
+    )
     if math.isclose(old, new, rel_tol=1e-6):
         return None
-    rate = now.optimizer.learning_rate
+    rate = current_training.optimizer.learning_rate
     text = f"learning rate of step {step + 1}: {new:.3g}, not {old:.3g} as before"
     if rate.start_step == step or rate.function == "constant":
         return text
@@ -61,22 +65,24 @@ def lr_change_message(before: Training, now: Training, step: int) -> str | None:
     )
 
 
-def resolve_epochs(config: RunConfig, samples: int, done: int = 0, seen: int = 0) -> RunConfig:
+def resolve_epochs(
+    config: RunConfig, samples: int, steps_done: int = 0, samples_seen: int = 0
+) -> RunConfig:
     """Convert `training.epochs` to `training.steps`; unchanged if epochs are not set.
 
     The remaining steps are rounded up to a multiple of `device_iterations`.
 
     Args:
         samples: number of samples of an epoch.
-        done: steps done so far, possibly with another batch size.
-        seen: samples read in those steps.
+        steps_done: steps done so far, possibly with another batch size.
+        samples_seen: samples read in those steps.
     """
     epochs, iterations = config.training.epochs, config.execution.device_iterations
     if epochs is None:
         return config
-    samples_left = max(epochs * samples - seen, 0)
+    samples_left = max(epochs * samples - samples_seen, 0)
     runs = math.ceil(samples_left / (config.training.global_batch_size * iterations))
-    return replace(config, training=replace(config.training, steps=done + runs * iterations))
+    return replace(config, training=replace(config.training, steps=steps_done + runs * iterations))
 
 
 def check_iterations(config: RunConfig) -> None:

@@ -45,7 +45,7 @@ MODEL = "model"
 def read_weights(
     config: RunConfig,
     weight_map: WeightMap,
-    place: str,
+    location: str,
     checkpoint: SavedCheckpoint | None = None,
     needs_base: bool = True,
 ) -> tuple[Arrays, str]:
@@ -54,29 +54,29 @@ def read_weights(
     Args:
         weight_map: the model's weights; its adapters are read from the location or `adapter.load`,
             or newly initialized.
-        place: "random", a checkpoint, or a Hugging Face model (folder or name).
+        location: "random", a checkpoint, or a Hugging Face model (folder or name).
         checkpoint: the checkpoint at the location, if it is already loaded.
         needs_base: see `load_base_below`.
 
     Raises:
         UserError: the weights are missing, or do not fit the config.
     """
-    if checkpoint is None and place != RANDOM and has_checkpoint(place):
-        checkpoint = load_checkpoint(place, verify=False)
+    if checkpoint is None and location != RANDOM and has_checkpoint(location):
+        checkpoint = load_checkpoint(location, verify=False)
     if checkpoint is not None:
-        check_checkpoint(config, weight_map, checkpoint, place)
+        check_checkpoint(config, weight_map, checkpoint, location)
         has_own = has_adapters(weight_map, checkpoint)
-        expected = check_finite(config, checkpoint.tensors, place, weight_names(checkpoint))
+        expected = check_finite(config, checkpoint.tensors, location, weight_names(checkpoint))
         weights = load_base_below(
-            config, expected, checkpoint, weight_map, place, needs_base=needs_base
+            config, expected, checkpoint, weight_map, location, needs_base=needs_base
         )
         return weights if has_own else _with_adapters(
             config, weight_map, weights
         ), checkpoint.sha256
-    if place == RANDOM:
+    if location == RANDOM:
         weights, sha256 = weight_map.base.init_weights(config.model.seed), ""
     else:
-        weights, sha256 = _hf_weights(config, weight_map.base, place)
+        weights, sha256 = _hf_weights(config, weight_map.base, location)
     return _with_adapters(config, weight_map, weights), sha256
 
 

@@ -28,17 +28,19 @@ _FORMAT = "2"
 _DIGEST = "sha256"  # tensor name of the digest of the others
 
 
-def with_quantized_cache(config: RunConfig, tensors: Arrays, known: Mapping[str, str]) -> Arrays:
+def with_quantized_cache(
+    config: RunConfig, tensors: Arrays, known_hashes: Mapping[str, str]
+) -> Arrays:
     """Return tensors whose quantized form is cached in the configured folder.
 
     Args:
-        known: digests of tensors, which then need not be read; can grow as tensors are read.
+        known_hashes: digests of tensors, which then need not be read; can grow as tensors are read.
     """
     save, shared = config.checkpoint.save, config.execution.quantized_cache
     if config.model.quant is None or not (save or shared):
         return tensors
     folder = Path(shared) if shared else RunFolder(Path(save or "")).quantized_weights
-    return QuantizedCache(tensors, known, folder)
+    return QuantizedCache(tensors, known_hashes, folder)
 
 
 class QuantizedCache(ArraysView):

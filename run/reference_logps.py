@@ -251,8 +251,8 @@ def _reference_config(config: RunConfig) -> RunConfig:
     return replace(config, adapter=Adapter(), model=replace(config.model, eval=True), fp8=fp8)
 
 
-def _json_sha256(of: Any) -> str:
-    return sha256_of_bytes(json.dumps(of, sort_keys=True).encode())
+def _json_sha256(data: Any) -> str:
+    return sha256_of_bytes(json.dumps(data, sort_keys=True).encode())
 
 
 def _write_cache_file(path: Path, logps: np.ndarray) -> bool:

@@ -232,5 +232,5 @@ def _write_at(file: int, start: int, content: bytes) -> None:
         done += os.pwrite(file, content[done:], start + done)
 
 
-def _chain_digest(before: bytes, head: bytes, content: bytes) -> bytes:
-    return hashlib.sha256(before + head + content).digest()
+def _chain_digest(previous_sha256: bytes, head: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(previous_sha256 + head + content).digest()

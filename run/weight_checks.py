@@ -74,7 +74,7 @@ def check_weights_match(
     files: LazyArrays,
     names: Iterable[str],
     load: str,
-    elsewhere: Collection[str] = (),
+    names_elsewhere: Collection[str] = (),
 ) -> None:
     """Raise CheckpointError unless names and shapes of weights in files match the model."""
     specs = {name: files.spec(name) for name in names}
@@ -88,7 +88,9 @@ def check_weights_match(
             f"{', '.join(_FLOATS)}"
         )
     try:
-        elsewhere_shapes = {w.name: w.shape for w in weight_map.weights if w.name in elsewhere}
+        elsewhere_shapes = {
+            w.name: w.shape for w in weight_map.weights if w.name in names_elsewhere
+        }
         weight_map.check_shapes(
             elsewhere_shapes | {name: spec.shape for name, spec in specs.items()}
         )

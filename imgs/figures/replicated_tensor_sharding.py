@@ -49,9 +49,9 @@ def _draw_replica_row(canvas: Canvas, replica: int) -> None:
 
 
 def _draw_tensor(
-    canvas: Canvas, x: float, y: float, held: Collection[int], style: BoxStyle
+    canvas: Canvas, x: float, y: float, stored_shards: Collection[int], style: BoxStyle
 ) -> None:
-    for part in sorted(ALL, key=lambda part: part in held):  # those that are there on top
-        has = part in held
+    for part in sorted(ALL, key=lambda part: part in stored_shards):  # those that are there on top
+        has = part in stored_shards
         area = Area(x + part * PART, y, PART, HEIGHT)
         canvas.box(area, str(part) if has else "", style if has else EMPTY, dashed=not has)

@@ -62,15 +62,15 @@ def _draw_half_layer(canvas: Canvas, top: float, title: str, stages: tuple[str, 
 
 
 def _draw_device_lane(
-    canvas: Canvas, y: float, member: int, stages: tuple[str, ...], opening: Area, closing: Area
+    canvas: Canvas, y: float, member: int, stages: tuple[str, ...], first_box: Area, last_box: Area
 ) -> None:
     """Draw the work of one device between its first and last box."""
-    at, middle = opening.right, y + LANE / 2
+    at, middle = first_box.right, y + LANE / 2
     for words, width in zip(stages, STAGES, strict=True):
         area = canvas.box(Area(at + 14, y, width, LANE), words, MEMBERS[member])
         canvas.arrow((at, middle), (area.left, middle))
         at = area.right
-    canvas.arrow((at, middle), (closing.left, middle))
+    canvas.arrow((at, middle), (last_box.left, middle))
 
 
 def _draw_rules(canvas: Canvas, top: float) -> None:

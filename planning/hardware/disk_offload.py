@@ -154,13 +154,17 @@ def offload_to_disk(
         _offload_entries(ir, kinds, stored + IO_BUFFERS - free_bytes, replicas)
 
 
-def process_bytes(use: popxl.plan.MemoryUse, replicas: int) -> int:
+def process_bytes(memory_use: popxl.plan.MemoryUse, replicas: int) -> int:
     """Return the host memory in bytes of a process with virtual devices.
 
     Args:
         replicas: replicas of this process.
     """
-    return PROCESS_BYTES + (use.device + use.remote) * replicas + (IO_BUFFERS if use.disk else 0)
+    return (
+        PROCESS_BYTES
+        + (memory_use.device + memory_use.remote) * replicas
+        + (IO_BUFFERS if memory_use.disk else 0)
+    )
 
 
 def usable_host_bytes(config: RunConfig) -> int | None:

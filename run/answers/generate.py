@@ -265,9 +265,9 @@ def _render_prompt(config: RunConfig, prompt: str, raw: bool) -> str:
     return prompt if raw else get_family(config).sample_format.prompt_text(config, prompt)
 
 
-def _limit_micro_batch(config: RunConfig, prompts: int) -> RunConfig:
+def _limit_micro_batch(config: RunConfig, num_prompts: int) -> RunConfig:
     """Limit the micro-batch size to the number of prompts, rounded to a power of two."""
     e = config.execution
-    needed = 1 << (-(-prompts // e.data_parallel) - 1).bit_length()
+    needed = 1 << (-(-num_prompts // e.data_parallel) - 1).bit_length()
     size = min(e.micro_batch_size, needed)
     return replace(config, execution=replace(e, micro_batch_size=size))

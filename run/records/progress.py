@@ -78,10 +78,10 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.close()
 
-    def _line_is_due(self, done: int) -> bool:
+    def _line_is_due(self, steps_done: int) -> bool:
         now = self._clock()
         waited = self._last_line is None or now - self._last_line >= self._pause
-        if waited or done == self._total:
+        if waited or steps_done == self._total:
             self._last_line = now
             return True
         return False
@@ -115,9 +115,9 @@ class TrainingProgress:
     def _is_evaluated(self, metrics: Mapping[str, float]) -> bool:
         return any(name.startswith(EVAL_PREFIX) for name in metrics)
 
-    def _fit_width(self, texts: Mapping[str, str], done: int) -> str:
+    def _fit_width(self, texts: Mapping[str, str], steps_done: int) -> str:
         """Join the most important texts that fit the terminal's width."""
-        width = self._columns() - len(f"100%|    | {done}/{self._total} [00:00:00]") - 1
+        width = self._columns() - len(f"100%|    | {steps_done}/{self._total} [00:00:00]") - 1
         fitting: set[str] = set()
         for name in (n for n in PRIORITIES if n in texts):
             if sum(len(texts[n]) + 2 for n in (*fitting, name)) <= width:

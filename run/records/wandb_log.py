@@ -66,11 +66,11 @@ class WandbLog:
         """Finish the W&B run."""
         self._call_wandb(lambda run: run.finish(exit_code=1 if failed else 0))
 
-    def _call_wandb(self, what: Callable[[Any], object]) -> None:
+    def _call_wandb(self, action: Callable[[Any], object]) -> None:
         if self._run is None:
             return
         try:
-            what(self._run)
+            action(self._run)
         except Exception:
             self._tear_down()
             raise
