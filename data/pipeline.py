@@ -261,7 +261,7 @@ class Pipeline:
     def cache_key(self) -> tuple[object, ...]:
         """Settings besides the tokenizer that determine the examples."""
         data = self.user_config.data
-        open_ = ("format", "tokenizer", "loss", "separator")  # which a run fills in
+        open_ = ("format", "tokenizer", "loss_on", "separator")  # which a run fills in
         settings = {f.name: getattr(data, f.name) for f in fields(data) if f.name not in open_}
         if not self.is_chat:
             return (

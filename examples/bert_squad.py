@@ -249,7 +249,7 @@ class SquadModel:
             return i + 1
 
         i = popxl.constant(0, popxl.int32)
-        ops.repeat(self.ir.create_graph(one_layer, i), self.config.config_sources, i)
+        ops.repeat(self.ir.create_graph(one_layer, i), self.config.layers, i)
 
     def backward(self):
         self.train(self.head, self.head_both, popxl.constant(0, popxl.int32))
@@ -258,8 +258,8 @@ class SquadModel:
             self.train(self.layer, self.layer_bwd, i)
             return i - 1
 
-        i = popxl.constant(self.config.config_sources - 1, popxl.int32)
-        ops.repeat(self.ir.create_graph(one_layer, i), self.config.config_sources, i)
+        i = popxl.constant(self.config.layers - 1, popxl.int32)
+        ops.repeat(self.ir.create_graph(one_layer, i), self.config.layers, i)
         self.train(self.embeddings, self.embeddings_bwd, popxl.constant(0, popxl.int32))
 
     def train(self, phase: Phase, serial, i: popxl.Tensor):

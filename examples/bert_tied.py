@@ -91,7 +91,7 @@ class MaskedLM:
             return info.outputs[0]
 
         x = run("embeddings", "embeddings", t["words"], t["token_type"])
-        for i in range(self.config.config_sources):
+        for i in range(self.config.layers):
             x = run(f"layer{i}", "layer", x, t["mask"])
         tied = variables.embeddings.word.weight
         # Labels have the shape of the batch; logits a row for each of them.

@@ -216,7 +216,7 @@ class TrainingSession:
     def backward(self, stack: Phase, table: popxl.Tensor) -> None:
         """Run the layers from last to first; each adds to the gradient of the position biases."""
         total = ops.init(table.shape, table.dtype)
-        for i in reversed(range(self.config.config_sources)):
+        for i in reversed(range(self.config.layers)):
             grads = stack.backward(i)
             (own,) = (grad for name, grad in grads.to_dict().items() if name.startswith("more"))
             ops.add_(total, own)

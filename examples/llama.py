@@ -127,7 +127,7 @@ class Llama(addons.Module):
         x = self.embedding(words)
         # One graph for all layers, called with variables of their own.
         facts, block = self.block.create_graph(x, caches[0], caches[1], step)
-        for i in range(self.config.config_sources):
+        for i in range(self.config.layers):
             variables = self.add_variable_inputs(f"layer{i}", facts)
             info = block.bind(variables).call_with_info(x, *caches[2 * i : 2 * i + 2], step)
             (x,) = info.outputs

@@ -237,7 +237,7 @@ def export_checkpoint(
     def write(start: InitialState) -> None:
         weights, config_to_export = start.tensors, config
         if merge:
-            quant = config.model.quant if merge == "expanded" else None
+            quant = config.model.quant if merge == "dequantized" else None
             weights = merge_adapters(weight_map, weights, _config_dtype(config), quant)
             config_to_export = _without_adapter(config)
             if start.base is not None:

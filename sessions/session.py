@@ -71,7 +71,7 @@ class ModelSession:
         """Set weights and other state from full tensors by logical name.
 
         Tensors are read one by one when the session is entered, or now if it is; by several threads
-        if the mapping has a true attribute `concurrent`. Weights that are shared with another
+        if the mapping has a true attribute `is_thread_safe`. Weights that are shared with another
         session, and stored equally by both, are not read.
 
         Raises:
@@ -80,7 +80,9 @@ class ModelSession:
         values: dict[Any, Any] = dict(self._weight_map.to_variables(tensors, self.variables))
         if self._weight_source is not None:
             values |= self._weight_source.shared_values(self.variables)
-        self.session.write_variables_data(values, concurrent=getattr(tensors, "concurrent", False))
+        self.session.write_variables_data(
+            values, concurrent=getattr(tensors, "is_thread_safe", False)
+        )
 
     def shared_values(
         self, program_variables: Variables

@@ -140,10 +140,10 @@ def _accepted_dtypes(defn: OpDef) -> str:
     node = _lowering_node(defn)
     used = set() if node is None else set(_names_used(defn.home, node, set()))
     types = "any"
-    if {"numbers", "check_arithmetic"} & used:
-        types = "numbers"
-    if {"floats", "check_floating"} & used:
-        types = "floats"
+    if {"number_op", "check_arithmetic"} & used:
+        types = "number_op"
+    if {"float_op", "check_floating"} & used:
+        types = "float_op"
     return types + (", alike" if defn.dtypes == "same" else "")
 
 

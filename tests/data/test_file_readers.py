@@ -116,7 +116,7 @@ def test_nulls(tmp_path):
         corpus(tmp_path, rows)
     skipped = corpus(tmp_path, rows, on_null="skip")
     assert len(skipped.examples) == 3
-    assert skipped.notes == ["2 with null left out"]
+    assert skipped.drop_messages == ["2 with null left out"]
     empty = corpus(tmp_path, rows, on_null="empty")
     assert [e[:2] for e in empty.examples[3:]] == [("", "b"), ("a", "")]
 

@@ -51,10 +51,10 @@ def batches_of(
 ) -> list[Batch]:
     """Global batches, with what a reference says of their texts."""
     tokenizer: Any = SimpleNamespace(
-        pad=config.model.pad_token_id,
-        end=config.model.eos_token_id,
-        around=((), ()),
-        base=SimpleNamespace(bos_token_id=None),
+        pad_token_id=config.model.pad_token_id,
+        eos_token_id=config.model.eos_token_id,
+        affix_ids=((), ()),
+        hf_tokenizer=SimpleNamespace(bos_token_id=None),
     )
     samples = shape.make_pair_samples(config, units, tokenizer)
     rows = np.arange(len(samples))

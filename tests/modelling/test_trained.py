@@ -188,12 +188,12 @@ def test_frozen_weights_come_and_never_go(trained: str, layers: list[str]) -> No
 def test_products_of_frozen_weights_gradients_are_not_computed() -> None:
     config = small_config()
     every = finetuning_requirements(config)
-    norms = finetuning_requirements(chosen(config, trained="*norm*,*ln_*"))
+    norms = finetuning_requirements(chosen(config, trainable="*norm*,*ln_*"))
     weight_map = get_family(config).weight_map(config)
     matrices = [w for w in weight_map.weights if len(w.shape) == 2 and "wte" not in w.name]
     products = sum(2 * 16 * 12 * math.prod(w.shape) for w in matrices)
     assert every.plan.flops - norms.plan.flops == products
-    last = finetuning_requirements(chosen(config, trained="layer.2,head"))
+    last = finetuning_requirements(chosen(config, trainable="layer.2,head"))
     parts = {part.name: part.flops for part in last.plan.parts}
     assert parts["layer/forward"] == 2 * parts["layer_from_2/forward"]
     assert "layer/backward" not in parts
@@ -204,7 +204,7 @@ def test_products_of_frozen_weights_gradients_are_not_computed() -> None:
 def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
     """2 bytes of a frozen weight; 12 more of one that is trained; rows of the trained layers."""
     trained = "decoder.22,decoder.23" if name.startswith("xxl") else "layer.26,layer.27"
-    config = preset(name, training={"trained": trained})
+    config = preset(name, training={"trainable": trained})
     needs, weight_map = finetuning_requirements(config), get_family(config).weight_map(config)
     own = sum(math.prod(w.shape) for w in weight_map.trainable_weights)
     assert needs.state == 2 * needs.parameters + 12 * own
@@ -218,7 +218,7 @@ def test_host_memory_is_what_is_kept_of_both(name: str) -> None:
 
 
 def test_programs_that_borrow_have_the_same_phases() -> None:
-    config = chosen(small_config(), trained="layer.0,layer.2")
+    config = chosen(small_config(), trainable="layer.0,layer.2")
     family, training = get_family(config), get_family(config).weight_map(config)
     model = replace(config.model, eval=True)
     written = replace(config, model=model)

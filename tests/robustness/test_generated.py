@@ -107,7 +107,7 @@ def check_outcome(
 @pytest.mark.parametrize("family", FAMILIES)
 @dear
 def test_every_flag(family, cases, forks, tmp_path):
-    names = [leaf.dotted for leaf in config_fields(FAMILIES[family].config)]
+    names = [leaf.path for leaf in config_fields(FAMILIES[family].config)]
     presets = {"t5": "tiny", "bart": "bart_tiny", "gptj": "gptj_tiny", "llama": "qwen3_tiny"}
     places = {
         "run_finetuning": ["--run-dir", str(tmp_path / "run")],

@@ -77,13 +77,15 @@ terminal.entry_point.LONGEST = 10**9
 # The work begins where weights and data are read; what is checked before stays.
 training_samples = Pipeline.training_samples
 Pipeline.training_samples = _accept
-for module_of_work in (
-    "answers.generate",
-    "evaluation.side_by_side",
-    "evaluation.validate",
-    "export",
+for module_of_work, loader in (
+    ("answers.generate", "load_inference_weights"),
+    ("evaluation.compare_with_hf", "load_weights"),
+    ("evaluation.evaluate_checkpoint", "load_inference_weights"),
+    ("hf_export", "load_weights"),
 ):
-    importlib.import_module(f"run.{module_of_work}").load_weights = _accept
+    module = importlib.import_module(f"run.{module_of_work}")
+    assert hasattr(module, loader), "else nothing would stop the work"
+    setattr(module, loader, _accept)
 
 
 def command(

@@ -184,7 +184,7 @@ def test_preferences_are_balanced_too() -> None:
     training = replace(config.training, objective="hinge", beta=1e-3, global_batch_size=4)
     config = replace(config, training=training)
     units = random_units(60, VOCABULARY, 3, kto=False)
-    tokenizer: Any = SimpleNamespace(pad=PAD, end=config.model.eos_token_id)
+    tokenizer: Any = SimpleNamespace(pad_token_id=PAD, eos_token_id=config.model.eos_token_id)
     samples = CAUSAL_LM.make_pair_samples(config, units, tokenizer)
     logps = np.zeros((*samples.pair_indices.shape, 2), np.float32)
     batch = SamplesWithRefLogps(samples, logps).take(np.arange(4))
