@@ -141,9 +141,9 @@ def _accepted_dtypes(defn: OpDef) -> str:
     used = set() if node is None else set(_names_used(defn.home, node, set()))
     types = "any"
     if {"number_op", "check_arithmetic"} & used:
-        types = "number_op"
+        types = "numbers"
     if {"float_op", "check_floating"} & used:
-        types = "float_op"
+        types = "floats"
     return types + (", alike" if defn.dtypes == "same" else "")
 
 
