@@ -45,7 +45,7 @@ class ClassLabels:
 
     @classmethod
     def from_text(cls, text: str) -> ClassLabels:
-        """Parse the setting `data.labels`.
+        """Parse the setting `data.class_labels`.
 
         Raises:
             DataError: they are fewer than two, or one is empty or stands twice.
