@@ -39,7 +39,7 @@ class Adapter(ConfigSection):
     """Rank of LoRA adapters, trained in place of the weights. 0: none. PEFT: r."""
 
     alpha: PositiveFloat = 8.0
-    """What they add is scaled by alpha / rank. PEFT: lora_alpha."""
+    """The adapter's output is scaled by alpha / rank. PEFT: lora_alpha."""
 
     dropout: Probability = 0.0
     """Dropout probability on the input of A in training. PEFT: lora_dropout."""

@@ -45,7 +45,7 @@ class LearningRate(ConfigSection):
     """Learning rate at the end of the warm-up."""
 
     minimum: NonNegativeFloat = 0.0
-    """What it goes down to. HF: min_lr."""
+    """Final learning rate of a decay. HF: min_lr."""
 
     warmup_steps: NonNegativeInt | None = None
     """Steps of the warm-up. Replaces a preset's warmup_proportion."""

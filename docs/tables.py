@@ -51,7 +51,7 @@ HEAD = ("Flag and default", "Meaning")
 DECODERS = ("gptj", "llama")
 """Families with fields that T5 lacks; those with the same default have a table of their own."""
 _HF = re.compile(r" (HF|PEFT): .*")
-"""What ends a field's docstring and stands in `--help-all` alone: its name in others' files."""
+"""End of a field's docstring, in `--help-all` alone: its name in others' files."""
 
 
 def _field_rows(section: type[RunConfig]) -> dict[str, tuple[str, str]]:

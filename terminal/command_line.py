@@ -61,7 +61,7 @@ class CommandLine:
     """The values of the script's own options; each name with underscores."""
 
     settings: LayeredConfig
-    """What `config` is made of. Where they are open, `planning.auto_config` completes them."""
+    """Sources of `config`; `planning.auto_config` completes their auto fields."""
 
 
 def read_command_line(

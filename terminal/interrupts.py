@@ -23,7 +23,7 @@ from types import FrameType
 import popdist
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What asks a program to end: a person, a scheduler, a terminal that closes."""
+"""Signals that ask a program to end: from a person, a scheduler, a terminal that closes."""
 SECONDS_TO_ANSWER = 1.5
 SECONDS_TO_END = 20.0
 """From a signal that Python has answered to the end. A thread that a file system holds holds up

@@ -94,7 +94,7 @@ EXPORT_OPTION: dict[str, Any] = {
     "type": path_option,
     "help": "a new folder for the model, in the form that Hugging Face's from_pretrained loads",
 }
-"""What --save-hf is, of the scripts that write a model for Hugging Face."""
+"""Help of --save-hf, in the scripts that write a model for Hugging Face."""
 
 
 def add_export_option(parser: argparse.ArgumentParser) -> None:

@@ -82,13 +82,20 @@ def test_a_concept_has_one_word(folder: str, pattern: str, word: str):
     assert found == []
 
 
+def documents(path: Path) -> Iterator[tuple[str, int]]:
+    """Docstrings of a file, and strings that stand alone as those of fields do, with lines."""
+    for node in nodes_of(path):
+        body = getattr(node, "body", None)  # of an expression it is no list
+        for statement in body if isinstance(body, list) else []:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                yield str(statement.value.value), statement.lineno
+
+
 def test_docstrings_begin_with_a_noun_or_a_verb():
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     found = [
-        f"{place(path, getattr(node, 'lineno', 1))}: {text.splitlines()[0]}"
+        f"{place(path, line)}: {text.splitlines()[0]}"
         for path in SOURCES
-        for node in nodes_of(path)
-        if isinstance(node, documented) and (text := ast.get_docstring(node))
-        if text.split()[0] in BEGINNINGS
+        for text, line in documents(path)
+        if text.split() and text.split()[0] in BEGINNINGS
     ]
     assert found == []

@@ -32,7 +32,7 @@ class PhaseVariables:
         load_graph: graph that loads the shards of a layer.
         gather_graph: graph that gathers loaded shards to full tensors.
         quantized: the quantized variables by name.
-        few_bits: their quantization.
+        quant: their quantization.
     """
 
     facts: NamedVariableFactories

@@ -124,4 +124,4 @@ def _version() -> str:
 
 __version__ = _version()
 GIT_COMMIT = f"popxl-xla {__version__}"
-"""What programs log to say which popxl_addons they ran on."""
+"""Version that programs log."""

@@ -12,7 +12,7 @@ VERIFY = "POPXL_VERIFY"
 """Check the graphs when a session is made (`popxl._analysis.verify`)."""
 
 STEPWISE = "POPXL_STEPWISE"
-"""Let each step of the schedule wait for the one before. Nothing is donated, dispatched ahead of
+"""Wait for each step of the schedule before the next one. Nothing is donated, dispatched ahead of
 its turn, read ahead, or written behind."""
 
 STEPS = "POPXL_STEPS"

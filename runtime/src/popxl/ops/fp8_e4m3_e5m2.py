@@ -45,7 +45,7 @@ LARGEST = {t: t.largest for t in (dtypes.float8_e4m3fn, dtypes.float8_e5m2)}
 """Largest finite number of each type."""
 
 OPERANDS = ("input", "weight", "gradient")
-"""What the elements of scales and amaxes stand for, in order; "gradient" is that of the output."""
+"""Operand of each element of scales and amaxes, in order; "gradient" is that of the output."""
 
 
 @dataclass(frozen=True)
