@@ -33,7 +33,7 @@ from config.families import config_class_of
 from config.presets import load_config, preset_data
 from config.sections import RunConfig
 from data.loader import Loader
-from modelling.devices import device_desc, platform
+from modelling.devices import resolve_device_desc, resolve_platform
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
 from planning.hardware.local_machine import machine_from_table, measure_local_machine
@@ -237,7 +237,9 @@ def _measure_training(config: RunConfig, runs: int) -> Metrics:
     measured |= {f"{kind}_apart": value for kind, value in kinds.items()}
     if moving:  # the fraction that takes no time of its own as it runs
         measured["hidden_transfers"] = min(max((apart.seconds - step) / moving, 0.0), 1.0)
-    measured["peak_device_bytes"] = hardware.peak_device_bytes(device_desc(config), config.replicas)
+    measured["peak_device_bytes"] = hardware.peak_device_bytes(
+        resolve_device_desc(config), config.replicas
+    )
     return {"measured": measured} | _plan_metrics(config, on, finetuning_requirements)
 
 
@@ -314,7 +316,11 @@ def _plan_metrics(
 
 def _get_machine(config: RunConfig) -> Machine:
     """Returns the local machine with the device memory that is free before the run."""
-    return machine("laptop") if platform(config) == "cpu" else measure_local_machine(config, None)
+    return (
+        machine("laptop")
+        if resolve_platform(config) == "cpu"
+        else measure_local_machine(config, None)
+    )
 
 
 TASKS: Mapping[str, Callable[[argparse.Namespace], Metrics]] = {

@@ -300,7 +300,7 @@ def _build_tensors(hosts: int) -> Any:
     held = ShardReader(
         lambda v: popxl.plan.variable_shards(v, owners), lambda v, part: np.zeros(part.size)
     )
-    return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
+    return weight_map.to_logical_tensors(lambda v: np.zeros(0), program.variables, True, held)
 
 
 def _create_records(tensors: Any, local_shards: Mapping[str, Sequence[int]]) -> dict[str, Any]:

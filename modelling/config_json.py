@@ -60,7 +60,7 @@ MAX_LISTED, MAX_CHARS = 6, 40
 
 
 def check_hf_settings(
-    data: Mapping[str, Any],
+    hf_config: Mapping[str, Any],
     model_type: str,
     supported: Collection[str],
     required: Mapping[str, tuple[Any, Any]] | None = None,
@@ -73,27 +73,29 @@ def check_hf_settings(
     (`NO_EFFECT`) or repeat another one (`SYNONYMS`).
 
     Args:
-        data: content of the config.json.
+        hf_config: content of the config.json.
         supported: settings that the family reads and checks itself.
         required: by name, the value that a setting must have, and Hugging Face's default.
     """
     required = required or {}
     unsupported, unknown = [], []
     for name, (value, default) in required.items():
-        actual = data.get(name)
+        actual = hf_config.get(name)
         if (default if actual is None else actual) != value:
             unsupported.append(
-                f"{name} {_format_short(actual)}, but must have {_format_short(value)}"
+                f"{name} {_format_truncated(actual)}, but must have {_format_truncated(value)}"
             )
-    for name, value in data.items():
+    for name, value in hf_config.items():
         is_checked = name in supported or name in required
-        if not is_checked and not _has_no_effect(name, value, model_type, data):
-            unknown.append(f"{format_name(name, MAX_CHARS)} {_format_short(value)}")
+        if not is_checked and not _setting_has_no_effect(name, value, model_type, hf_config):
+            unknown.append(f"{format_name(name, MAX_CHARS)} {_format_truncated(value)}")
     if unsupported or unknown:
-        raise ConfigError(_error_message(model_type, unsupported, unknown))
+        raise ConfigError(_unsupported_settings_message(model_type, unsupported, unknown))
 
 
-def _error_message(model_type: str, unsupported: Sequence[str], unknown: Sequence[str]) -> str:
+def _unsupported_settings_message(
+    model_type: str, unsupported: Sequence[str], unknown: Sequence[str]
+) -> str:
     """Returns the message about unsupported values and unknown settings of a config.json."""
     parts, advice = list(unsupported), f"no other {model_type} is supported"
     if unknown:
@@ -111,14 +113,19 @@ def _join_settings(settings: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _format_short(value: object) -> str:
+def _format_truncated(value: object) -> str:
     return format_name(format_value(value), MAX_CHARS)
 
 
-def _has_no_effect(name: str, value: Any, model_type: str, data: Mapping[str, Any]) -> bool:
+def _setting_has_no_effect(
+    name: str, value: Any, model_type: str, hf_config: Mapping[str, Any]
+) -> bool:
     if value is None or NO_EFFECT.fullmatch(name):
         return True
-    if any(name in names and _any_has_value(names - {name}, value, data) for names in SYNONYMS):
+    if any(
+        name in names and _any_setting_equals(names - {name}, value, hf_config)
+        for names in SYNONYMS
+    ):
         return True
     model_defaults, common_names = hf_defaults(model_type)
     if name in model_defaults:
@@ -127,8 +134,8 @@ def _has_no_effect(name: str, value: Any, model_type: str, data: Mapping[str, An
     return not value or name in common_names
 
 
-def _any_has_value(names: Collection[str], value: Any, data: Mapping[str, Any]) -> bool:
-    return any(data.get(name) == value for name in names)
+def _any_setting_equals(names: Collection[str], value: Any, hf_config: Mapping[str, Any]) -> bool:
+    return any(hf_config.get(name) == value for name in names)
 
 
 @cache

@@ -97,6 +97,8 @@ def _split_off_experts(
     experts = [m for m in mappings if ".experts." in m.path]
     others = [m for m in mappings if ".experts." not in m.path]
     return others, {
-        f"{layer}{EXPERT_GROUP}{g}": tuple(m.expert_slice(g, expert_groups) for m in experts)
+        f"{layer}{EXPERT_GROUP}{g}": tuple(
+            m.expert_group_mapping(g, expert_groups) for m in experts
+        )
         for g in range(expert_groups)
     }

@@ -9,12 +9,12 @@ from popxl.session import DeviceDesc
 _DESCRIPTIONS: dict[str, DeviceDesc] = {"auto": "ipu_hw", "cpu": "cpu", "gpu": "gpu", "tpu": "tpu"}
 
 
-def device_desc(config: RunConfig) -> DeviceDesc:
+def resolve_device_desc(config: RunConfig) -> DeviceDesc:
     """Return the `device_desc` argument of `popxl.Session`; "auto" is the best platform present."""
     return _DESCRIPTIONS[config.execution.device]
 
 
-def platform(config: RunConfig) -> str:
+def resolve_platform(config: RunConfig) -> str:
     """Return the platform that a configuration runs on: "cpu", "gpu" or "tpu"."""
     device = config.execution.device
     return hardware.platform(_DESCRIPTIONS[device]) if device == "auto" else device

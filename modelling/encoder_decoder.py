@@ -39,7 +39,7 @@ class BlockStack:
     block: Callable[[bool], Module]
     hf_layers: str
 
-    def position_bias(self) -> tuple[str, PositionBias] | None:
+    def find_position_bias(self) -> tuple[str, PositionBias] | None:
         """Returns path and module of the first block's position bias; None if it has none."""
         return next(find_modules(self.block(True), PositionBias), None)
 
@@ -84,9 +84,9 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
     layers: dict[str, tuple[WeightMapping, ...]] = {}
     phases: dict[str, tuple[str, ...]] = {}
 
-    def add_layer(name: str, make: Callable[[], Module] | None) -> None:
-        if make is not None:
-            layers[name], phases[name] = tuple(collect_mappings(make(), "")), (name,)
+    def add_layer(name: str, make_module: Callable[[], Module] | None) -> None:
+        if make_module is not None:
+            layers[name], phases[name] = tuple(collect_mappings(make_module(), "")), (name,)
 
     def add_stack(title: str, stack: BlockStack) -> None:
         names = tuple(layer_name(title, i) for i in range(stack.num_layers))

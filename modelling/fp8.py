@@ -10,7 +10,7 @@ from popxl.ops.fp8_e4m3_e5m2 import ScaleRule
 from popxl_addons.fp8 import Recipe
 
 
-def make_recipe(config: RunConfig) -> Recipe | None:
+def make_fp8_recipe(config: RunConfig) -> Recipe | None:
     """Returns the FP8 scaling recipe of a configuration; None if it does not use FP8."""
     fp8 = config.fp8
     if not fp8.enabled:
@@ -23,11 +23,11 @@ def make_recipe(config: RunConfig) -> Recipe | None:
     )
 
 
-def fp8_layers(config: RunConfig) -> AbstractContextManager[None]:
+def fp8_layer_context(config: RunConfig) -> AbstractContextManager[None]:
     """Returns a context manager: new linear layers multiply by the configured FP8 recipe."""
-    return addons.fp8_autocast(make_recipe(config))
+    return addons.fp8_autocast(make_fp8_recipe(config))
 
 
-def fp8_head(config: RunConfig) -> AbstractContextManager[None]:
+def fp8_head_context(config: RunConfig) -> AbstractContextManager[None]:
     """Returns a context manager for creating an LM head: FP8 only if `fp8.head` is set."""
     return nullcontext() if config.fp8.head else addons.fp8_autocast(None)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.fp8 import fp8_layers
+from modelling.fp8 import fp8_layer_context
 from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import use_run_config
 from popxl_addons.patterns import apply_pre_alias_patterns
@@ -28,7 +28,7 @@ def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
     ir.replication_factor = config.replicas
     if config.execution.io_tiles is not None:
         ir._pb_ir.getSessionOptions().numIOTiles = config.execution.io_tiles
-    with ir.main_graph, use_run_config(config), fp8_layers(config):
+    with ir.main_graph, use_run_config(config), fp8_layer_context(config):
         yield ir, ParallelGroups.current(config.execution.tensor_parallel)
     apply_pre_alias_patterns(ir, level="default")
     if config.execution.available_memory_proportion is not None:

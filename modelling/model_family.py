@@ -94,18 +94,18 @@ def decoder_family(
         return decoder_weight_map(config, make_spec(config))
 
     def build_phases(settings: PhaseSettings) -> PhasePlan:
-        return build_decoder_only_phases(settings, *build_parts(settings.config))
+        return build_decoder_only_phases(settings, *build_spec_and_adapters(settings.config))
 
-    def generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
-        return DecoderOnlyGenerator(config, *build_parts(config), sequences)
+    def make_generator(config: RunConfig, sequences: int) -> DecoderOnlyGenerator:
+        return DecoderOnlyGenerator(config, *build_spec_and_adapters(config), sequences)
 
-    def build_parts(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
+    def build_spec_and_adapters(config: Any) -> tuple[DecoderSpec, LayerAdapters]:
         return make_spec(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
         CAUSAL_LM,
         build_phases,
-        generator,
+        make_generator,
         base_weight_map,
         to_config_json,
         from_config_json,
@@ -125,18 +125,18 @@ def encoder_decoder_family(
         return encoder_decoder_weight_map(config, make_spec(config))
 
     def build_phases(settings: PhaseSettings) -> PhasePlan:
-        return build_encoder_decoder_phases(settings, *build_parts(settings.config))
+        return build_encoder_decoder_phases(settings, *build_spec_and_adapters(settings.config))
 
-    def generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
-        return EncoderDecoderGenerator(config, *build_parts(config), sequences)
+    def make_generator(config: RunConfig, sequences: int) -> EncoderDecoderGenerator:
+        return EncoderDecoderGenerator(config, *build_spec_and_adapters(config), sequences)
 
-    def build_parts(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:
+    def build_spec_and_adapters(config: Any) -> tuple[EncoderDecoderSpec, LayerAdapters]:
         return make_spec(config), LayerAdapters(config, base_weight_map)
 
     return ModelFamily(
         SEQ2SEQ,
         build_phases,
-        generator,
+        make_generator,
         base_weight_map,
         to_config_json,
         from_config_json,

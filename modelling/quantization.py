@@ -57,7 +57,7 @@ def quantized_shapes(
     return (*groups, group_size // values_per_word), (*groups, 1), (*groups, 1)
 
 
-def dequantize(
+def dequantize_weight(
     fields: Sequence[Tensor], quant: QuantConfig, dtype: popxl.dtype, axis: int = 0
 ) -> Tensor:
     """Dequantizes a weight in a graph, from tensors in the order of `QUANT_FIELDS`.
@@ -72,7 +72,7 @@ def dequantize(
     return group_quantize_decompress(packed, scale, bias, axis, quant.bits, dtype)
 
 
-def quantize(weight: np.ndarray, variables: NamedTensors, axis: int = 0) -> list[np.ndarray]:
+def quantize_weight(weight: np.ndarray, variables: NamedTensors, axis: int = 0) -> list[np.ndarray]:
     """Quantizes a weight on the host, to arrays in the order of `QUANT_FIELDS`.
 
     The error of an element is at most half a step. A step is 1/15 of the range of its group in 4
@@ -145,7 +145,7 @@ class QuantizedWeight:
         """The quantized weight's variables, in the order of `QUANT_FIELDS`."""
         return [self._variables.get(name) for name in QUANT_FIELDS]
 
-    def take(self, variable: Variable) -> np.ndarray:
+    def pop_data(self, variable: Variable) -> np.ndarray:
         """Returns the data of one of the variables and frees it here."""
         with self._lock:
             if variable not in self._data:

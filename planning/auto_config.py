@@ -35,7 +35,7 @@ from data.preference_samples import answers_per_example
 from data.sample_format import SampleFormat, length_multiple
 from data.seq2seq import SEQ2SEQ
 from data.task import Split
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from modelling.model_family import get_family
 from planning.expert_group_count import min_groups
 from planning.fit_search import plan_best_training
@@ -117,7 +117,7 @@ class Devices:
         Raises:
             DeviceError: there is none of the configured platform.
         """
-        desc, instances = device_desc(config), popdist.getNumInstances()
+        desc, instances = resolve_device_desc(config), popdist.getNumInstances()
         platform = hardware.platform(desc)
         count = (1 if platform == "cpu" else hardware.device_count(desc)) * instances
         memory = popxl.plan.device_memory(desc, 1) or (host_memory() or 2**34) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from config.sections import RunConfig
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from modelling.generation.resident_program import GenerationProgram, build_resident
 from modelling.generation.search import DecodingStrategy
 from modelling.generation.streamed_program import build_streamed
@@ -46,7 +46,10 @@ def build_generation_program(
 def _fits(program: GenerationProgram, config: RunConfig, shared_bytes: int | None) -> bool:
     try:
         check_memory(
-            program.ir, device_desc(config), shared_bytes, host_bytes=usable_host_bytes(config)
+            program.ir,
+            resolve_device_desc(config),
+            shared_bytes,
+            host_bytes=usable_host_bytes(config),
         )
     except NotEnoughMemoryError:
         return False

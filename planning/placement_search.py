@@ -16,7 +16,7 @@ from typing import Any, Self
 import popdist
 import popxl
 from config.sections import RunConfig
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from modelling.phases.training import TrainingProgram
 from planning.hardware.disk_offload import usable_host_bytes
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
@@ -373,7 +373,7 @@ def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
     Raises:
         DeviceError: fewer devices than replicas.
     """
-    desc, instances = device_desc(config), popdist.getNumInstances()
+    desc, instances = resolve_device_desc(config), popdist.getNumInstances()
     memory = popxl.plan.device_memory(desc, config.replicas, instances)
     if memory is None or not plans_placement(config):
         return build(default_variant(config))

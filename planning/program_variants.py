@@ -10,7 +10,7 @@ from typing import Any, cast
 import popxl
 from config.run import Device
 from config.sections import RunConfig
-from modelling.devices import platform
+from modelling.devices import resolve_platform
 from modelling.model_family import get_family
 from modelling.phases.settings import ALL
 from modelling.phases.training import TrainingProgram, build_training
@@ -125,7 +125,7 @@ def default_variant(config: RunConfig) -> Variant:
     micro-batch and saves its activations. Weights on disk and quantized ones are loaded for each
     pass, so there a pass takes all micro-batches.
     """
-    is_single_cpu = platform(config) == "cpu" and config.replicas == 1
+    is_single_cpu = resolve_platform(config) == "cpu" and config.replicas == 1
     loads_weights = config.execution.disk is not None or config.model.quant is not None
     per_pass = config.execution.micro_batches_per_pass
     if per_pass == "auto":

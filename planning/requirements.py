@@ -173,13 +173,13 @@ def _parameter_count(weight_map: WeightMap) -> int:
 
 def _weight_bytes(config: RunConfig, weight_map: WeightMap) -> int:
     """Return the bytes of all weights of a weight map; adapter weights are float32."""
-    adapter_weights, model = _parameter_count(weight_map.filter(is_adapter)), config.model
+    adapter_weights, model = _parameter_count(weight_map.filter_mappings(is_adapter)), config.model
     item = popxl.dtype.from_name(model.precision).itemsize
     total = (_parameter_count(weight_map) - adapter_weights) * item + adapter_weights * 4
     if model.quant is None or model.eval:
         return total
     quantized = _parameter_count(
-        weight_map.filter(is_quantizable)
+        weight_map.filter_mappings(is_quantizable)
     )  # with two numbers of 16 bits for each group
     quantized_bytes = quantized * model.quant.bits // 8 + quantized * 4 // model.quant.group_size
     return total - quantized * item + quantized_bytes

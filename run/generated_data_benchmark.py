@@ -15,7 +15,7 @@ from config.base import flatten
 from config.errors import ConfigError
 from config.flags import UnusedFields
 from config.sections import RunConfig
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from planning.config_loader import CONFIG_LOADER
 from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.resource_errors import explain_resource_errors
@@ -157,5 +157,5 @@ class MachineUse:
         requirements = requirements_fn(replace(config, execution=execution))
         flops = requirements.flops_per_sample * samples_per_second
         dtype = popxl.dtype.from_name(config.model.precision)
-        rate = matrix_rate(device_desc(config), dtype, config.replicas)
+        rate = matrix_rate(resolve_device_desc(config), dtype, config.replicas)
         return cls(flops, flops / rate, peak)

@@ -128,7 +128,7 @@ def _select_exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
         for n in weight_map.vocabulary_names
         if new and not has_trainable_tokens(weight_map, n, new)
     }
-    return weight_map.filter(
+    return weight_map.filter_mappings(
         lambda row: row.trainable or any(w.name in lacking for w in row.weights)
     )
 

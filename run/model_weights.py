@@ -74,16 +74,16 @@ def read_weights(
             config, weight_map, weights
         ), checkpoint.sha256
     if location == RANDOM:
-        weights, sha256 = weight_map.base.init_weights(config.model.seed), ""
+        weights, sha256 = weight_map.without_adapters.init_weights(config.model.seed), ""
     else:
-        weights, sha256 = _hf_weights(config, weight_map.base, location)
+        weights, sha256 = _hf_weights(config, weight_map.without_adapters, location)
     return _with_adapters(config, weight_map, weights), sha256
 
 
 # ---- checkpoints --------------------------------------------------------------------------------
 def has_adapters(weight_map: WeightMap, checkpoint: SavedCheckpoint) -> bool:
     """True if the checkpoint contains the model's adapters; False if it is their base model."""
-    return any(w.name in checkpoint.tensors for w in weight_map.filter(is_adapter).weights)
+    return any(w.name in checkpoint.tensors for w in weight_map.filter_mappings(is_adapter).weights)
 
 
 def check_checkpoint(
@@ -92,7 +92,7 @@ def check_checkpoint(
     """Raise CheckpointError unless checkpoint and base model have all weights of the model."""
     check_config_match(config, checkpoint.metadata.get(MODEL), load)
     base = BaseModelRef.from_checkpoint(checkpoint)
-    expected = weight_map if has_adapters(weight_map, checkpoint) else weight_map.base
+    expected = weight_map if has_adapters(weight_map, checkpoint) else weight_map.without_adapters
     frozen = {} if base is None else base.sha256
     check_weights_match(expected, checkpoint.tensors, weight_names(checkpoint), load, frozen)
 
@@ -118,7 +118,7 @@ def load_base_below(
         return expected
     place = config.checkpoint.base_model or base.locate(checkpoint.path, model)
     try:
-        weights, _ = read_weights(config, weight_map.base, place)
+        weights, _ = read_weights(config, weight_map.without_adapters, place)
     except UserError as error:
         failure = CheckpointError(
             f"the run in {format_path(load)} holds what it trained, and {format_path(place)} the "
@@ -188,14 +188,14 @@ def _missing_weight_error(files: ModelFiles, name: str) -> CheckpointError | Non
 
 def _with_adapters(config: RunConfig, weight_map: WeightMap, weights: Arrays) -> Arrays:
     """Add adapter weights, of `adapter.load` or newly initialized, to base weights."""
-    expected, folder = weight_map.filter(is_adapter), config.adapter.load
+    expected, folder = weight_map.filter_mappings(is_adapter), config.adapter.load
     if not expected.weights:
         return weights
     if folder is None:
         return OverlayArrays(init_adapters(weight_map, weights, config.model.seed), weights)
     alone = config.with_values({"training.trainable": None, "training.frozen": None})
     expected, files = (
-        get_family(config).weight_map(alone).filter(is_trainable),
+        get_family(config).weight_map(alone).filter_mappings(is_trainable),
         adapter_tensors(folder),
     )
     check_weights_match(expected, files, files, folder)

@@ -239,7 +239,7 @@ def _initial_weights(config: RunConfig, location: str) -> Mapping[str, np.ndarra
     trained = has_checkpoint(location) and has_adapters(
         weight_map, load_checkpoint(location, verify=False)
     )
-    return read_weights(config, weight_map if trained else weight_map.base, location)[0]
+    return read_weights(config, weight_map if trained else weight_map.without_adapters, location)[0]
 
 
 def _reference_config(config: RunConfig) -> RunConfig:

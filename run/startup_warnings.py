@@ -74,7 +74,7 @@ def _adapter_summary(weight_map: WeightMap) -> list[str]:
     if not weight_map.has_adapters:
         return []
     with_adapter, full, frozen = (Counter[str]() for _ in range(3))
-    for row in weight_map.base.mappings:
+    for row in weight_map.without_adapters.mappings:
         inside = {name for adapter in row.adapters for name in adapter.weights}
         for weight in row.weights:
             kind = with_adapter if weight.name in inside else full if row.trainable else frozen

@@ -13,7 +13,7 @@ import popdist
 import popxl
 from checkpoints.collective_io import raise_on_all
 from config.sections import RunConfig
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from modelling.weights import Variables, WeightMap
 from planning.hardware.disk_offload import check_fits, offload_compiled, offload_if_needed
 from planning.hardware.memory_check import return_freed_blocks
@@ -57,7 +57,10 @@ class ModelSession:
         offload_if_needed(config, ir, shared_bytes)
         check_fits(config, ir, shared_bytes)
         self.session = popxl.Session(
-            ir, device_desc(config), weights_to_host_on_exit=False, disk=config.execution.disk
+            ir,
+            resolve_device_desc(config),
+            weights_to_host_on_exit=False,
+            disk=config.execution.disk,
         )
         offload_compiled(config, self.session, shared_bytes)
 

@@ -95,7 +95,9 @@ class TrainingSession(ModelSession):
         session = self.session
         shards = ShardReader(session.variable_shards, session.read_variable_shard)
         read = session.read_variable_data
-        return self._weight_map.to_logical(read, self.program.variables, optimizer, shards, frozen)
+        return self._weight_map.to_logical_tensors(
+            read, self.program.variables, optimizer, shards, frozen
+        )
 
     def read(self, optimizer: bool = True) -> dict[str, np.ndarray]:
         """Return a copy of the tensors that `tensors` maps."""

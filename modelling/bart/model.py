@@ -180,7 +180,7 @@ def encoder_decoder_spec(config: BartConfig) -> EncoderDecoderSpec:
     """Returns the model specification of a BART configuration."""
     c = config.model
 
-    def head() -> LMHeadLoss:
+    def make_head() -> LMHeadLoss:
         tokens = VocabularyEmbedding(c.init_std, "model.shared", is_shared=True)
         return LMHeadLoss(None, "", c.init_std, tokens, bias="buffer")
 
@@ -189,7 +189,7 @@ def encoder_decoder_spec(config: BartConfig) -> EncoderDecoderSpec:
         encoder=BlockStack(c.encoder_layers, lambda _: BartEncoderLayer(c), "model.encoder.layers"),
         decoder_embeddings=lambda: BartEmbeddings(c, "decoder"),
         decoder=BlockStack(c.decoder_layers, lambda _: BartDecoderLayer(c), "model.decoder.layers"),
-        head=head,
+        head=make_head,
         hf_embedding_names=[f"model.{s}.embed_tokens.weight" for s in ("encoder", "decoder")],
     )
 

@@ -256,7 +256,7 @@ class EncoderDecoderGenerator:
 
     def _position_bias(self, executor: Executor, stack: str, length: int) -> list[Tensor]:
         """Position bias between `length` positions, computed with the first layer's variables."""
-        module = self._model.stacks[stack].position_bias()
+        module = self._model.stacks[stack].find_position_bias()
         return (
             []
             if module is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelling.fp8 import fp8_head
+from modelling.fp8 import fp8_head_context
 from modelling.layers.chunk_loop import ChunkLoop
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
@@ -62,7 +62,7 @@ class LMHeadLoss(Module):
         self.tied = tokens is not None
         if tokens is not None:
             self.tokens = tokens
-        with fp8_head(config):
+        with fp8_head_context(config):
             self.lm_head = LMHead(std, self.tied, bias, softcap)
 
     def build(

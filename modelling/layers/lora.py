@@ -300,7 +300,7 @@ class LayerAdapters:
         """Attaches the adapters of a layer's experts to one expert group; all groups are equal."""
         mappings = [m for m in self._layers.get(layer, ()) if ".experts." in m.path]
         return self._attach_mappings(
-            group, [m.expert_slice(0, self._expert_groups) for m in mappings]
+            group, [m.expert_group_mapping(0, self._expert_groups) for m in mappings]
         )
 
     def _attach_mappings(self, module: ModuleT, layer: Sequence[WeightMapping]) -> ModuleT:

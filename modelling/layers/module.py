@@ -18,7 +18,7 @@ import popxl_addons as addons
 from modelling.layers.activation_layout import ActivationLayout
 from modelling.layers.parallel import ParallelGroups
 from modelling.layers.run_config import current_run_config
-from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
+from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize_weight, quantized_shapes
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.weight_mapping import Weight, WeightMapping
 from popxl import ReplicaGrouping, Tensor, ops
@@ -173,7 +173,7 @@ class Module(addons.Module):
             self.add_parameter(f"{mapping.path}.{field}", s, d, grouping)
             for field, s, d in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True)
         ]
-        return dequantize(fields, quant, self.dtype, mapping.input_axis)
+        return dequantize_weight(fields, quant, self.dtype, mapping.input_axis)
 
     def add_parameter(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from config.sections import RunConfig
-from modelling.devices import platform
+from modelling.devices import resolve_platform
 from modelling.layers.attention import (
     Attention,
     AttentionSpec,
@@ -24,7 +24,7 @@ def choose_fused_attention(config: RunConfig) -> bool | None:
     choice = config.execution.attention
     if choice != "auto":
         return choice == "fused"
-    return True if platform(config) == "gpu" else None
+    return True if resolve_platform(config) == "gpu" else None
 
 
 class MultiHeadAttention(Module):

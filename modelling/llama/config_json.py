@@ -112,47 +112,56 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     fields["head_dim"] = getattr(hf, "head_dim", None) or hf.hidden_size // heads
     if not getattr(hf, "output_router_logits", False):
         fields["router_aux_loss_coef"] = 0.0
-    return fields | _token_ids(hf) | _layer_types(model_type, hf) | _rope_settings(model_type, hf)
+    return (
+        fields
+        | _special_token_ids(hf)
+        | _read_layer_types(model_type, hf)
+        | _read_rope_settings(model_type, hf)
+    )
 
 
-def _load_hf_config(model_type: str, data: Mapping[str, Any]) -> Any:
+def _load_hf_config(model_type: str, hf_config: Mapping[str, Any]) -> Any:
     """Loads a config.json as transformers' class, with defaults; raises ConfigError."""
-    data, architecture = _modernize(model_type, data), ARCHITECTURES[model_type]
+    hf_config, architecture = _modernize_hf_config(model_type, hf_config), ARCHITECTURES[model_type]
     model_defaults, common_names = hf_defaults(model_type)
     read = READ_ALWAYS | architecture.legacy | (READ & model_defaults.keys())
     read |= {*architecture.names.values()}
     read |= {"num_experts", "num_local_experts"} if model_type in MIXTURES else set()
-    required = {name: (x, x) for name, x in NEUTRAL_VALUES.items() if name in data}
-    check_hf_settings(data, model_type, read, required)
+    required = {name: (x, x) for name, x in NEUTRAL_VALUES.items() if name in hf_config}
+    check_hf_settings(hf_config, model_type, read, required)
     try:
         used = read | (model_defaults.keys() - common_names)
         # A copy, since from_dict modifies it.
-        settings = deepcopy({name: value for name, value in data.items() if name in used})
+        settings = deepcopy({name: value for name, value in hf_config.items() if name in used})
         return hf_config_class(model_type).from_dict(settings)
     except Exception as error:  # transformers' checks raise several types
         reason = str(error).strip().splitlines()[-1].strip()
         raise ConfigError(f"the model's config.json is wrong: {format_name(reason, 160)}") from None
 
 
-def _modernize(model_type: str, data: Mapping[str, Any]) -> dict[str, Any]:
+def _modernize_hf_config(model_type: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Converts a config.json of an older transformers version to today's form.
 
     LLaMA 1 has -1 for token ids that it lacks. gpt-oss's MXFP4 experts are dequantized on reading
     (`modelling.weights.mxfp4`). The first Phi-3 files call the RoPE type "longrope" "su", whose
     lengths transformers does not check.
     """
-    data = {n: None if n.endswith("_token_id") and x == -1 else x for n, x in data.items()}
-    quantization = data.get("quantization_config")
+    hf_config = {
+        n: None if n.endswith("_token_id") and x == -1 else x for n, x in hf_config.items()
+    }
+    quantization = hf_config.get("quantization_config")
     is_mxfp4 = isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
     if model_type == "gpt_oss" and is_mxfp4:
-        data = {name: value for name, value in data.items() if name != "quantization_config"}
-    scaling = data.get("rope_scaling")
+        hf_config = {
+            name: value for name, value in hf_config.items() if name != "quantization_config"
+        }
+    scaling = hf_config.get("rope_scaling")
     if model_type == "phi3" and isinstance(scaling, Mapping) and scaling.get("type") == "su":
-        return {**data, "rope_scaling": {**scaling, "type": "longrope"}}
-    return dict(data)
+        return {**hf_config, "rope_scaling": {**scaling, "type": "longrope"}}
+    return dict(hf_config)
 
 
-def _token_ids(hf: Any) -> dict[str, Any]:
+def _special_token_ids(hf_config: Any) -> dict[str, Any]:
     """Returns a transformers config's special token ids as fields of our model section.
 
     The first eos token also pads if there is no padding token.
@@ -160,36 +169,36 @@ def _token_ids(hf: Any) -> dict[str, Any]:
     The first eos token also pads if there is no padding token.
     """
 
-    def valid_ids(name: str) -> list[int]:
-        value = getattr(hf, f"{name}_token_id")
+    def read_token_ids(name: str) -> list[int]:
+        value = getattr(hf_config, f"{name}_token_id")
         ids = value if isinstance(value, Sequence) else [value]
-        return [token_id for token_id in ids if is_token_id(token_id, hf.vocab_size)]
+        return [token_id for token_id in ids if is_token_id(token_id, hf_config.vocab_size)]
 
-    bos, eos, pad = map(valid_ids, ("bos", "eos", "pad"))
+    bos, eos, pad = map(read_token_ids, ("bos", "eos", "pad"))
     return {
         "bos_token_id": bos[0] if bos else None,
         "eos_token_id": eos[0] if eos else 0,
-        "eos_token_ids": _join(sorted({*eos})) if len({*eos}) > 1 else None,
+        "eos_token_ids": _join_with_commas(sorted({*eos})) if len({*eos}) > 1 else None,
         "pad_token_id": [*pad, *eos, 0][0],
     }
 
 
-def _layer_types(model_type: str, hf: Any) -> dict[str, Any]:
+def _read_layer_types(model_type: str, hf_config: Any) -> dict[str, Any]:
     """Returns the shortest period of layer types, the window, and the layers without RoPE."""
-    count, window = hf.num_hidden_layers, getattr(hf, "sliding_window", None)
-    types = getattr(hf, "layer_types", None)
+    count, window = hf_config.num_hidden_layers, getattr(hf_config, "sliding_window", None)
+    types = getattr(hf_config, "layer_types", None)
     if types is None or ARCHITECTURES[model_type].one_layer_type:
         types = [FULL if window is None else SLIDING] * count
-    ropes = [int(bool(x)) for x in getattr(hf, "no_rope_layers", None) or [1] * count]
+    ropes = [int(bool(x)) for x in getattr(hf_config, "no_rope_layers", None) or [1] * count]
     if len(types) != count or len(ropes) != count:
         raise ConfigError(
             f"the model's config.json names the types of {len(types)} and {len(ropes)} layers, but "
             f"must name those of all {count}"
         )
     return {
-        "layer_types": _join(_shortest_period(types)),
+        "layer_types": _join_with_commas(_shortest_period(types)),
         "sliding_window": window if SLIDING in types else None,
-        "no_rope_layers": None if all(ropes) else _join(_shortest_period(ropes)),
+        "no_rope_layers": None if all(ropes) else _join_with_commas(_shortest_period(ropes)),
     }
 
 
@@ -199,8 +208,8 @@ def _shortest_period(values: list[Any]) -> list[Any]:
     return next(values[:n] for n in range(1, count + 1) if (values[:n] * count)[:count] == values)
 
 
-def _rope_settings(model_type: str, hf: Any) -> dict[str, Any]:
-    parameters, local_theta = dict(hf.rope_parameters), None
+def _read_rope_settings(model_type: str, hf_config: Any) -> dict[str, Any]:
+    parameters, local_theta = dict(hf_config.rope_parameters), None
     if ARCHITECTURES[model_type].has_local_rope:
         local = parameters[SLIDING]
         if local.get("rope_type", "default") != "default":
@@ -228,12 +237,14 @@ def _rope_settings(model_type: str, hf: Any) -> dict[str, Any]:
         )
     rope = {n: value for n, value in parameters.items() if n in read and value is not None}
     if rope_type == "yarn" and "factor" not in rope:
-        rope["factor"] = hf.max_position_embeddings / rope["original_max_position_embeddings"]
-    rope |= {n: _join(map(float, rope[n])) for n in FACTOR_LISTS if n in rope}
+        rope["factor"] = (
+            hf_config.max_position_embeddings / rope["original_max_position_embeddings"]
+        )
+    rope |= {n: _join_with_commas(map(float, rope[n])) for n in FACTOR_LISTS if n in rope}
     return {"rope_parameters": rope, "rope_local_base_freq": local_theta}
 
 
-def _join(values: Iterable[Any]) -> str:
+def _join_with_commas(values: Iterable[Any]) -> str:
     return ",".join(map(str, values))
 
 
@@ -310,7 +321,7 @@ def _hf_rope_scaling(rope: LlamaRope) -> dict[str, Any]:
 
 def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
     """Raises ConfigError unless reading the config.json back gives an equivalent model."""
-    restored = _model_of(model, hf_config)
+    restored = _update_model_from_hf(model, hf_config)
     before, after = _canonical_fields(model), _canonical_fields(restored)
     name = next((n for n in before if before[n] != after[n]), None)
     if name is not None:
@@ -321,7 +332,7 @@ def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
         )
 
 
-def _model_of(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
+def _update_model_from_hf(model: LlamaModel, hf_config: Mapping[str, Any]) -> LlamaModel:
     """Returns the model section with the fields that a config.json sets replaced."""
     return LlamaModel.from_dict(
         model.to_dict() | from_config_json(JsonObject(dict(hf_config), "config.json"))
@@ -341,4 +352,4 @@ def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
 
 def normalize_config_json(config: LlamaConfig, hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config.json of any form as `to_config_json` would write it."""
-    return to_config_json(replace(config, model=_model_of(config.model, hf_config)))
+    return to_config_json(replace(config, model=_update_model_from_hf(config.model, hf_config)))

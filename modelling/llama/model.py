@@ -266,32 +266,32 @@ def decoder_spec(config: LlamaConfig) -> DecoderSpec:
     if c.num_experts and not c.eval:
         expert_usage = ExpertUsage(c.num_experts, c.num_experts_per_tok, c.router_aux_loss_coef)
 
-    def embedding(is_shared: bool = False) -> VocabularyEmbedding:
+    def make_embedding(is_shared: bool = False) -> VocabularyEmbedding:
         return VocabularyEmbedding(std, "model.embed_tokens", is_shared)
 
-    def head() -> LMHeadLoss:
+    def make_head() -> LMHeadLoss:
         return LMHeadLoss(
             make_norm(c),
             "model.norm",
             std,
-            embedding(is_shared=True) if c.tie_word_embeddings else None,
+            make_embedding(is_shared=True) if c.tie_word_embeddings else None,
             scale=1 / c.logits_scaling,
             softcap=c.final_logit_softcapping,
             expert_usage=expert_usage,
         )
 
-    def expert_group() -> ExpertGroup:
+    def make_expert_group() -> ExpertGroup:
         return ExpertGroup(make_experts(c, c.num_experts // expert_groups), hf_mlp_name(c))
 
     is_gemma = c.model_type in GEMMA
     scale = math.sqrt(c.hidden_size) if is_gemma else c.embedding_multiplier
     return DecoderSpec(
-        embeddings=lambda: Embeddings(embedding(), scale),
+        embeddings=lambda: Embeddings(make_embedding(), scale),
         layer_types=c.layers,
         block=lambda layer: BLOCKS.get(c.model_type, LlamaBlock)(c, layer),
-        head=head,
+        head=make_head,
         hf_layers="model.layers",
-        experts=expert_group if expert_groups > 1 else None,
+        experts=make_expert_group if expert_groups > 1 else None,
         expert_usage=expert_usage,
     )
 

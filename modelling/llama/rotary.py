@@ -121,7 +121,7 @@ def _positions_per_radian(theta: float, rotary_dim: int) -> np.ndarray:
 
 
 def _llama3_frequencies(
-    rope: LlamaRope, factor: float, original: int, inv_freq: np.ndarray
+    rope: LlamaRope, factor: float, original_length: int, inv_freq: np.ndarray
 ) -> np.ndarray:
     """Scales RoPE frequencies as Llama 3: float32 (rotary_dim / 2,) -> the same shape.
 
@@ -131,25 +131,25 @@ def _llama3_frequencies(
     low, high = rope.low_freq_factor, rope.high_freq_factor
     wavelengths = np.float32(2 * math.pi) / inv_freq
     divided = inv_freq / np.float32(factor)
-    share = (np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low)
+    share = (np.float32(original_length) / wavelengths - np.float32(low)) / np.float32(high - low)
     interpolated = (1 - share) * divided + share * inv_freq
-    outside = np.where(wavelengths > original / low, divided, inv_freq)
-    is_between = (wavelengths <= original / low) & (wavelengths >= original / high)
+    outside = np.where(wavelengths > original_length / low, divided, inv_freq)
+    is_between = (wavelengths <= original_length / low) & (wavelengths >= original_length / high)
     return np.where(is_between, interpolated, outside).astype(np.float32)
 
 
-def _longrope_scale(rope: LlamaRope, factor: float, original: int) -> float:
+def _longrope_scale(rope: LlamaRope, factor: float, original_length: int) -> float:
     """Returns LongRoPE's scale of sin and cos, which sharpens attention over longer contexts.
 
     Ding et al., arXiv:2402.13753.
     """
     if rope.attention_factor is not None:
         return rope.attention_factor
-    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 
 def _yarn_frequencies(
-    rope: LlamaRope, factor: float, original: int, inv_freq: np.ndarray
+    rope: LlamaRope, factor: float, original_length: int, inv_freq: np.ndarray
 ) -> np.ndarray:
     """Scales RoPE frequencies as YaRN: float32 (rotary_dim / 2,) -> the same shape.
 
@@ -158,11 +158,11 @@ def _yarn_frequencies(
     """
     rotary_dim = 2 * len(inv_freq)
 
-    def index_of_pair(rotations: float) -> float:
-        angle = math.log(original / (rotations * 2 * math.pi))
+    def find_correction_dim(rotations: float) -> float:
+        angle = math.log(original_length / (rotations * 2 * math.pi))
         return rotary_dim * angle / (2 * math.log(rope.rope_theta))
 
-    fast, slow = index_of_pair(rope.beta_fast), index_of_pair(rope.beta_slow)
+    fast, slow = find_correction_dim(rope.beta_fast), find_correction_dim(rope.beta_slow)
     bounds = (math.floor(fast), math.ceil(slow)) if rope.truncate else (fast, slow)
     first, last = max(bounds[0], 0), min(bounds[1], rotary_dim - 1)
     index = np.arange(len(inv_freq), dtype=np.float32)

@@ -89,8 +89,8 @@ def _log_odds(log_p: Tensor) -> Tensor:
     return log_p - ops.log(t * -2.0 / (1.0 - t))
 
 
-def _dpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    return _smoothed_sigmoid_loss(pair.margin * t.beta, t.label_smoothing)
+def _dpo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
+    return _smoothed_sigmoid_loss(pair.margin * training.beta, training.label_smoothing)
 
 
 def _smoothed_sigmoid_loss(logits: Tensor, smoothing: float) -> Tensor:
@@ -98,25 +98,27 @@ def _smoothed_sigmoid_loss(logits: Tensor, smoothing: float) -> Tensor:
     return loss - log_sigmoid(-logits) * smoothing if smoothing else loss
 
 
-def _ipo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    error = pair.margin - 1.0 / (2.0 * t.beta)
+def _ipo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
+    error = pair.margin - 1.0 / (2.0 * training.beta)
     return error * error
 
 
-def _hinge(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    return ops.relu(1.0 - pair.margin * t.beta)
+def _hinge_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
+    return ops.relu(1.0 - pair.margin * training.beta)
 
 
-def _simpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
-    return _smoothed_sigmoid_loss(pair.margin * t.beta - t.gamma, t.label_smoothing)
+def _simpo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
+    return _smoothed_sigmoid_loss(
+        pair.margin * training.beta - training.gamma, training.label_smoothing
+    )
 
 
-def _orpo(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
+def _orpo_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
     log_odds_ratio = _log_odds(pair.chosen) - _log_odds(pair.rejected)
-    return -pair.chosen - log_sigmoid(log_odds_ratio) * t.beta
+    return -pair.chosen - log_sigmoid(log_odds_ratio) * training.beta
 
 
-def _kto(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
+def _kto_loss(pair: PairLogps, training: Training, groups: ParallelGroups) -> Tensor:
     """KTO's loss; `rejected` is the log-probability of another example's answer to the prompt.
 
     Its mean over the samples of all data-parallel replicas estimates the KL divergence of the
@@ -130,17 +132,17 @@ def _kto(pair: PairLogps, t: Training, groups: ParallelGroups) -> Tensor:
         sums = ops.collectives.replicated_all_reduce(sums, "add", groups.dp)
     total, count = ops.split(sums, 2, 1)
     kl = ops.relu(total / ops.maximum(count, popxl.constant(1.0, popxl.float32)))
-    return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - kl) * t.beta))
+    return 1.0 - ops.exp(log_sigmoid(pair.kto_labels * (pair.chosen - kl) * training.beta))
 
 
 PREFERENCE_LOSSES: Mapping[str, PreferenceLoss] = {
-    "dpo": PreferenceLoss(_dpo),
-    "ipo": PreferenceLoss(_ipo, averages_tokens=True),
-    "hinge": PreferenceLoss(_hinge),
-    "simpo": PreferenceLoss(_simpo, uses_ref_model=False, averages_tokens=True),
-    "orpo": PreferenceLoss(_orpo, uses_ref_model=False, averages_tokens=True),
-    "cpo": PreferenceLoss(_dpo, uses_ref_model=False),
-    "kto": PreferenceLoss(_kto),
+    "dpo": PreferenceLoss(_dpo_loss),
+    "ipo": PreferenceLoss(_ipo_loss, averages_tokens=True),
+    "hinge": PreferenceLoss(_hinge_loss),
+    "simpo": PreferenceLoss(_simpo_loss, uses_ref_model=False, averages_tokens=True),
+    "orpo": PreferenceLoss(_orpo_loss, uses_ref_model=False, averages_tokens=True),
+    "cpo": PreferenceLoss(_dpo_loss, uses_ref_model=False),
+    "kto": PreferenceLoss(_kto_loss),
 }
 
 
@@ -159,7 +161,7 @@ class PreferenceObjective(Objective):
         self.metrics = OBJECTIVES[self.name]
         self._sequences_per_sample = sequences_per_sample(config)
 
-        def per_pair(width: int) -> Callable[[TensorSpec], TensorSpec]:
+        def pair_spec(width: int) -> Callable[[TensorSpec], TensorSpec]:
             """Returns the spec function of an input (pairs, width)."""
             n = self._sequences_per_sample
             return lambda labels: TensorSpec((labels.shape[0] * n // 2, width), popxl.float32)
@@ -167,11 +169,11 @@ class PreferenceObjective(Objective):
         self.token_inputs = {"labels": lambda labels: labels}
         if self._sequences_per_sample > 1:
             self.token_inputs[SEGMENT_IDS] = lambda labels: labels
-        self.sequence_inputs = {NUM_LOSS_TOKENS: per_pair(2)}
+        self.sequence_inputs = {NUM_LOSS_TOKENS: pair_spec(2)}
         if self.preference_loss.uses_ref_model:
-            self.sequence_inputs[REF_LOGPS] = per_pair(2)
+            self.sequence_inputs[REF_LOGPS] = pair_spec(2)
         if self.name == "kto":
-            self.sequence_inputs[KTO_LABELS] = per_pair(1)
+            self.sequence_inputs[KTO_LABELS] = pair_spec(1)
 
     def loss_stats(
         self,

@@ -142,7 +142,7 @@ def _build_stack(
         extra_inputs: inputs of each layer besides x, by name.
     """
     stack, runs, shared = model.stacks[name], list[PhaseRun](), dict[str, Phase]()
-    bias, layer = stack.position_bias(), 0
+    bias, layer = stack.find_position_bias(), 0
     first = {} if bias is None else {f"first_{name}_layer": 1}
     rest = settings.layers_per_phase(f"{name}_block", stack.num_layers - len(first))
     for title, layers in (first | rest).items():

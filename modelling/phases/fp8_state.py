@@ -9,7 +9,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from modelling.fp8 import make_recipe
+from modelling.fp8 import make_fp8_recipe
 from modelling.phases.settings import PhaseSettings
 from popxl import ops
 from popxl.ops.fp8_e4m3_e5m2 import OPERANDS
@@ -51,7 +51,7 @@ class FP8State:
         cls, facts: NamedVariableFactories, num_layers: int, settings: PhaseSettings
     ) -> FP8State | None:
         """Create buffers for the FP8 variables among `facts`; None if there are none."""
-        recipe, state = make_recipe(settings.config), facts.of_kind("fp8")
+        recipe, state = make_fp8_recipe(settings.config), facts.of_kind("fp8")
         if not isinstance(recipe, DelayedScaling) or not state.keys():
             return None
         products = fp8_products(state)

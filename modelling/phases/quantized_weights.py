@@ -15,7 +15,7 @@ import popxl
 import popxl_addons as addons
 from config.model import QuantConfig
 from modelling.phases.settings import PhaseSettings
-from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize, quantized_shapes
+from modelling.quantization import QUANT_DTYPES, QUANT_FIELDS, dequantize_weight, quantized_shapes
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
 
 
@@ -65,5 +65,5 @@ def dequantize_variables(
     for name, (dtype, axis) in quantized.items():
         if f"{name}.{QUANT_FIELDS[0]}" in tensors:
             fields = [tensors.pop(f"{name}.{field}") for field in QUANT_FIELDS]
-            tensors[name] = dequantize(fields, quant, dtype, axis)
+            tensors[name] = dequantize_weight(fields, quant, dtype, axis)
     return addons.NamedTensors.from_dict(tensors)

@@ -11,7 +11,7 @@ from config.model import QuantConfig
 from config.sections import RunConfig
 from modelling.layers.parallel import ParallelGroups
 from modelling.weights import WeightMap, WeightMapping
-from modelling.weights.weight_map import missing_mapping
+from modelling.weights.weight_map import format_missing_mapping
 from modelling.weights.weight_mapping import WeightsError, is_quantizable
 from popxl_addons.optimizers import state_8bit
 from popxl_addons.optimizers.adafactor import MatrixLayout
@@ -137,7 +137,7 @@ class PhaseSettings:
         for mapping in self.weight_map.layers[layer]:
             if mapping.path == variable:
                 return mapping
-        raise WeightsError(missing_mapping(layer, variable))
+        raise WeightsError(format_missing_mapping(layer, variable))
 
     def quant(self, phase: str, variable: str) -> QuantConfig | None:
         """Quantization of a variable, which is dequantized on load; None: not quantized."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import popxl
 import popxl_addons as addons
 from config.sections import RunConfig
-from modelling.devices import platform
+from modelling.devices import resolve_platform
 from modelling.ir_building import build_ir
 from modelling.phases.phase_plan import PhasePlan
 from modelling.phases.settings import PhaseSettings
@@ -127,7 +127,7 @@ def defers_update(config: RunConfig) -> bool:
     """
     execution = config.execution
     if execution.update == "auto":
-        has_transfers = platform(config) != "cpu" or execution.disk is not None
+        has_transfers = resolve_platform(config) != "cpu" or execution.disk is not None
         return has_transfers and config.can_defer_update
     return execution.update == "deferred"
 

@@ -114,9 +114,9 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
     }
 
 
-def _feed_forward_type(model_type: str, data: Mapping[str, Any]) -> tuple[bool, str]:
+def _feed_forward_type(model_type: str, hf_config: Mapping[str, Any]) -> tuple[bool, str]:
     """Returns (is_gated_act, activation); transformers omits the default of a model type."""
-    name = data.get("feed_forward_proj")
+    name = hf_config.get("feed_forward_proj")
     name = {"t5": "relu", "mt5": "gated-gelu"}[model_type] if name is None else name
     if not isinstance(name, str) or name not in FEED_FORWARD_TYPES:
         raise ConfigError(
@@ -125,19 +125,21 @@ def _feed_forward_type(model_type: str, data: Mapping[str, Any]) -> tuple[bool, 
         )
     default = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-"))
     required = {"dense_act_fn": (default, default)}
-    check_hf_settings({n: data.get(n) for n in required}, f"{model_type} with {name}", (), required)
+    check_hf_settings(
+        {n: hf_config.get(n) for n in required}, f"{model_type} with {name}", (), required
+    )
     return FEED_FORWARD_TYPES[name]
 
 
-def _scales_decoder_outputs(data: Mapping[str, Any]) -> bool:
+def _scales_decoder_outputs(hf_config: Mapping[str, Any]) -> bool:
     """True if the decoder's output is scaled before the head, as transformers reads the file."""
-    value = data.get("scale_decoder_outputs")
+    value = hf_config.get("scale_decoder_outputs")
     if value not in (None, False, True):
         raise ConfigError(
             f"the model's config.json has scale_decoder_outputs {format_value(value)}, but must "
             "have true or false"
         )
-    return data.get("tie_word_embeddings") is not False if value is None else bool(value)
+    return hf_config.get("tie_word_embeddings") is not False if value is None else bool(value)
 
 
 def normalize_config_json(config: T5Config, hf_config: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from popxl import Tensor, ops
 
 
 def relative_position_bucket(
-    distance: np.ndarray, causal: bool, buckets: int, max_distance: int
+    distance: np.ndarray, causal: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
     """Returns the bucket of each distance (key position minus query position): any shape -> int32.
 
@@ -25,15 +25,15 @@ def relative_position_bucket(
     if causal:
         base, distance = np.zeros_like(distance), np.maximum(-distance, 0)
     else:
-        buckets //= 2
-        base, distance = np.where(distance > 0, buckets, 0), np.abs(distance)
-    exact = buckets // 2
+        num_buckets //= 2
+        base, distance = np.where(distance > 0, num_buckets, 0), np.abs(distance)
+    exact = num_buckets // 2
     # float32, in which the published weights were trained: rounding decides on which side of a
     # boundary a distance falls. Distances below `exact` are clipped: their logarithm is not used.
     ratio = np.maximum(distance, exact).astype(np.float32) / np.float32(exact)
     log_ratio = np.log(ratio) / np.float32(math.log(max_distance / exact))
-    far = exact + (log_ratio * np.float32(buckets - exact)).astype(np.int32)
-    bucket = np.where(distance < exact, distance, np.minimum(far, buckets - 1))
+    far = exact + (log_ratio * np.float32(num_buckets - exact)).astype(np.int32)
+    bucket = np.where(distance < exact, distance, np.minimum(far, num_buckets - 1))
     return (base + bucket).astype(np.int32)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from files.formatting import format_name
 from modelling.weights.mxfp4 import dequantize_tensors, dequantized_shapes
-from modelling.weights.weight_mapping import WeightsError, check_shape
+from modelling.weights.weight_mapping import WeightsError, check_tensor_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -48,39 +48,41 @@ class FusedWeights:
         return cls((tuple(weights),))
 
     @property
-    def weights(self) -> list[str]:
+    def weight_names(self) -> list[str]:
         """Names of all the weights that are fused."""
         return list(chain(*self.groups))
 
-    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+    def fused_shape(self, weight_shapes: Shapes) -> tuple[int, ...]:
         """Shape of the fused tensor, from the shapes of its weights."""
         first = self.groups[0]
-        matrix = sum(shapes[name][0] for name in first), *shapes[first[0]][1:]
+        matrix = sum(weight_shapes[name][0] for name in first), *weight_shapes[first[0]][1:]
         if self.stack_axis == -1:
             return (*matrix[:-1], matrix[-1] * len(self.groups))
         matrix = matrix[::-1] if self.transposed else matrix
         return matrix if self.stack_axis is None else (len(self.groups), *matrix)
 
-    def split(
-        self, read: Callable[[], np.ndarray], shapes: Shapes
+    def split_fused(
+        self, read_fused: Callable[[], np.ndarray], shapes: Shapes
     ) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
         """Yield each weight's name with a function that reads it out of the fused tensor."""
         for group, names in enumerate(self.groups):
             ends = accumulate((shapes[name][0] for name in names), initial=0)
             for index, (name, rows) in enumerate(zip(names, pairwise(ends), strict=True)):
                 selection = slice(index, None, len(names)) if self.interleaved else slice(*rows)
-                yield name, partial(self._read_rows, read, group, selection)
+                yield name, partial(self._read_rows, read_fused, group, selection)
 
-    def _read_rows(self, read: Callable[[], np.ndarray], group: int, rows: slice) -> np.ndarray:
+    def _read_rows(
+        self, read_fused: Callable[[], np.ndarray], group: int, rows: slice
+    ) -> np.ndarray:
         """Read some rows of one matrix of the fused tensor."""
-        tensor = read()
+        tensor = read_fused()
         if self.stack_axis is not None:
             tensor = (
                 tensor[group] if self.stack_axis == 0 else tensor[..., group :: len(self.groups)]
             )
         return (tensor.T if self.transposed else tensor)[rows]
 
-    def join(self, weights: Arrays) -> np.ndarray:
+    def fuse_weights(self, weights: Arrays) -> np.ndarray:
         """Fuse weights into the tensor that files store."""
         matrices = [
             self._concatenate_matrix([weights[name] for name in names]) for names in self.groups
@@ -126,7 +128,9 @@ class HfTensorNames:
     def subset(self, names: Collection[str]) -> HfTensorNames:
         """Returns the file names of the given weights only."""
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
-        fused = {n: x for n, x in self.fused.items() if all(name in names for name in x.weights)}
+        fused = {
+            n: x for n, x in self.fused.items() if all(name in names for name in x.weight_names)
+        }
         return HfTensorNames(aliases, fused, self.transposed, self.buffers & {*names})
 
     def from_hf(self, tensors: Arrays, shapes: Shapes) -> Arrays:
@@ -150,22 +154,24 @@ class HfTensorNames:
         readers |= {name: partial(np.zeros, shapes[name], np.float32) for name in missing}
         for name, fused in self.fused.items():
             if name in tensors:
-                readers |= fused.split(partial(read, name), shapes)
+                readers |= fused.split_fused(partial(read, name), shapes)
         for name in names:
             weight = self.aliases.get(name)
             if weight is not None and sources[weight] != name:
                 copy = partial(self._read_weight, tensors, name)
-                readers[weight] = partial(_read_equal, readers[weight], sources[weight], copy, name)
+                readers[weight] = partial(
+                    _read_and_check_copy, readers[weight], sources[weight], copy, name
+                )
         return LazyArrays(readers)
 
     def to_hf(self, weights: Arrays) -> Arrays:
         """Convert logical weights to tensors of an exported file; the inverse of `from_hf`."""
         fused = {name: x for name, x in self.fused.items() if x.in_exports}
-        fused_weights = {name for x in fused.values() for name in x.weights}
+        fused_weights = {name for x in fused.values() for name in x.weight_names}
         readers = {
-            tensor: partial(x.join, weights)
+            tensor: partial(x.fuse_weights, weights)
             for tensor, x in fused.items()
-            if all(name in weights for name in x.weights)
+            if all(name in weights for name in x.weight_names)
         }
         others = [name for name in weights if name not in fused_weights]
         return OverlayArrays(LazyArrays(readers), ArraysView(weights, others))
@@ -184,12 +190,12 @@ class HfTensorNames:
         sources = self._file_names_by_weight(self._split_names(file_shapes), shapes)
         for name, fused in self.fused.items():
             if name in file_shapes:
-                check_shape(name, file_shapes[name], fused.shape(shapes))
+                check_tensor_shape(name, file_shapes[name], fused.fused_shape(shapes))
         for weight, shape in shapes.items():
             if sources.get(weight) in file_shapes:
                 source = sources[weight]
                 expected = shape[::-1] if source in self.transposed else shape
-                check_shape(source, file_shapes[source], expected)
+                check_tensor_shape(source, file_shapes[source], expected)
 
     def _read_weight(self, tensors: Arrays, name: str) -> np.ndarray:
         """Read a file's tensor, transposed to the logical weight if stored the other way."""
@@ -197,7 +203,9 @@ class HfTensorNames:
 
     def _split_names(self, names: Iterable[str]) -> list[str]:
         """Tensor names of a file, with fused tensors replaced by the names of their weights."""
-        weights = ([name] if name not in self.fused else self.fused[name].weights for name in names)
+        weights = (
+            [name] if name not in self.fused else self.fused[name].weight_names for name in names
+        )
         return list(chain.from_iterable(weights))
 
     def _file_names_by_weight(self, names: Iterable[str], shapes: Shapes) -> dict[str, str]:
@@ -212,24 +220,24 @@ class HfTensorNames:
         if missing or unknown:
             raise WeightsError(
                 "the weights belong to a model of another kind or size than the configuration's: "
-                f"missing {_format_first(missing)}, unknown {_format_first(unknown)}"
+                f"missing {_format_first_name(missing)}, unknown {_format_first_name(unknown)}"
             )
         return sources
 
 
-def _read_equal(
-    read: Callable[[], np.ndarray], name: str, read_copy: Callable[[], np.ndarray], copy: str
+def _read_and_check_copy(
+    read: Callable[[], np.ndarray], name: str, read_copy: Callable[[], np.ndarray], copy_name: str
 ) -> np.ndarray:
     """Read a tensor; raise WeightsError if its tied copy has another value."""
     value = read()
     if not np.array_equal(value, read_copy()):
         raise WeightsError(
-            f"{name!r} and {copy!r} differ, but the configured model has one weight for both"
+            f"{name!r} and {copy_name!r} differ, but the configured model has one weight for both"
         )
     return value
 
 
-def _format_first(names: Iterable[str]) -> str:
+def _format_first_name(names: Iterable[str]) -> str:
     """Format the first of several names and how many more there are."""
     first, *others = sorted(names) or ["none"]
     first = format_name(first, 48)  # a sentence has two of them and a path

@@ -50,18 +50,18 @@ TOKENS_DELTA = "token_adapter.trainable_tokens_delta"
 """End of PEFT's name for the trainable rows of tokens."""
 
 
-def add_adapters(weight_map: WeightMap, adapter: Adapter, targets: str) -> WeightMap:
+def add_adapters(weight_map: WeightMap, adapter_config: Adapter, targets: str) -> WeightMap:
     """Add the weight mappings of LoRA adapters; freeze all else but `modules_to_save`.
 
     Args:
-        targets: the family's default target modules, if `adapter` names none.
+        targets: the family's default target modules, if `adapter_config` names none.
 
     Raises:
         ConfigError: the targets match no linear layer, or other modules as well.
     """
-    if not adapter.rank:
+    if not adapter_config.rank:
         return weight_map
-    adapters = _AdapterMapper(weight_map, adapter, targets)
+    adapters = _AdapterMapper(weight_map, adapter_config, targets)
     layers = {
         name: adapters.with_adapter_mappings(mappings)
         for name, mappings in weight_map.layers.items()
@@ -71,9 +71,9 @@ def add_adapters(weight_map: WeightMap, adapter: Adapter, targets: str) -> Weigh
     return adapted
 
 
-def module_name(weight: str) -> str:
+def module_name(weight_name: str) -> str:
     """Name of the module that a weight or bias belongs to: its name without the last part."""
-    return weight.rpartition(".")[0]
+    return weight_name.rpartition(".")[0]
 
 
 # ---- for adapter_config.json --------------------------------------------------------------------
@@ -81,7 +81,9 @@ def adapted_modules(weight_map: WeightMap) -> tuple[list[str], list[str]]:
     """Module names in files: those with adapters, and all the others."""
     adapters = [a for mapping in weight_map.mappings for a in mapping.adapters if not a.parameter]
     adapted = dict.fromkeys(name for a in adapters for name in (a.module, *a.tied))
-    return list(adapted), [name for name in _module_names(weight_map.base) if name not in adapted]
+    return list(adapted), [
+        name for name in _module_names(weight_map.without_adapters) if name not in adapted
+    ]
 
 
 def tied_modules(weight_map: WeightMap) -> list[list[str]]:
@@ -96,7 +98,7 @@ def saved_modules(weight_map: WeightMap) -> list[str]:
 
     A tied weight counts for every module that has it.
     """
-    return _module_names(weight_map.filter(is_trainable).base)
+    return _module_names(weight_map.filter_mappings(is_trainable).without_adapters)
 
 
 def adapted_parameters(weight_map: WeightMap) -> list[str]:
@@ -155,14 +157,16 @@ def unties_head(
 
 def _module_names(weight_map: WeightMap) -> list[str]:
     """Names in files of the modules of all weights, without duplicates."""
-    modules = _file_modules_of(weight_map)
+    modules = _make_hf_module_lookup(weight_map)
     return list(dict.fromkeys(name for weight in weight_map.weights for name in modules(weight)))
 
 
-def _file_modules_of(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
+def _make_hf_module_lookup(weight_map: WeightMap) -> Callable[[Weight], list[str]]:
     """Returns a function: weight -> its module's name in files, then those of tied modules."""
     tensors = weight_map.hf_names.fused.items()
-    fused = {weight: name for name, x in tensors if x.stack_axis is None for weight in x.weights}
+    fused = {
+        weight: name for name, x in tensors if x.stack_axis is None for weight in x.weight_names
+    }
     tied = defaultdict[str, list[str]](list)
     for alias, name in weight_map.hf_names.aliases.items():
         tied[name].append(alias)
@@ -183,11 +187,11 @@ class _AdapterMapper:
         self._weight_map, self._settings = weight_map, adapter
         self._targets = "" if adapter.target_parameters else targets
         self._requested = adapter.targets or self._targets
-        self._file_modules = _file_modules_of(weight_map)
+        self._file_modules = _make_hf_module_lookup(weight_map)
         expert_mappings = [m for m in weight_map.mappings if m.expert_matrices]
         expert_weights = {w.name for mapping in expert_mappings for w in mapping.weights}
         fused = weight_map.hf_names.fused.items()
-        parameters = {n: x for n, x in fused if expert_weights.issuperset(x.weights)}
+        parameters = {n: x for n, x in fused if expert_weights.issuperset(x.weight_names)}
         ends = split_names(adapter.target_parameters)
         adapted = {n: x for n, x in parameters.items() if any(ends_with(n, end) for end in ends)}
         self._parameters, self._has_experts = list(parameters), bool(adapted)
@@ -222,12 +226,14 @@ class _AdapterMapper:
         base, adapter_mappings = [], list[WeightMapping]()
         for mapping in mappings:
             adapters = tuple(self._iter_adapters(mapping, owners))
-            base.append(replace(mapping, trainable=self._is_saved(mapping), adapters=adapters))
+            base.append(
+                replace(mapping, trainable=self._is_module_to_save(mapping), adapters=adapters)
+            )
             for _, group in groupby(adapters, lambda adapter: adapter.path):
                 adapter_mappings += self._adapter_mappings(mapping, list(group))
         return (*base, *adapter_mappings)
 
-    def _is_saved(self, mapping: WeightMapping) -> bool:
+    def _is_module_to_save(self, mapping: WeightMapping) -> bool:
         """True if `modules_to_save` contains the mapping's weights."""
         saved = [any(map(self._settings.is_saved, self._file_modules(w))) for w in mapping.weights]
         if any(saved) and not all(saved):
@@ -310,7 +316,7 @@ class _AdapterMapper:
         a_mapping, b_mapping = (sharded, full) if inputs_sharded else (full, sharded)
         if first.owner == first.path:
             yield replace(a_mapping, path=f"{first.path}.lora_A", weights=tuple(a), is_adapter=True)
-        yield self._joined_mapping(b_mapping, f"{first.path}.lora_B", first, LORA_B, b)
+        yield self._fused_adapter_mapping(b_mapping, f"{first.path}.lora_B", first, LORA_B, b)
         if first.dora:
             magnitude = WeightMapping(
                 "",
@@ -319,20 +325,20 @@ class _AdapterMapper:
                 is_sharded=not inputs_sharded,
                 shard_replicas=b_mapping.shard_replicas,
             )
-            yield self._joined_mapping(
+            yield self._fused_adapter_mapping(
                 magnitude, f"{first.path}.magnitude", first, LORA_MAGNITUDE, m
             )
 
-    def _joined_mapping(
+    def _fused_adapter_mapping(
         self,
         mapping: WeightMapping,
         path: str,
         adapter: LoraSpec,
-        end: str,
+        suffix: str,
         weights: Sequence[Weight],
     ) -> WeightMapping:
         """Mapping of an adapter tensor with a part per weight; files fuse it like the weights."""
-        names, fused = [w.name for w in weights], f"{adapter.module}.{end}"
+        names, fused = [w.name for w in weights], f"{adapter.module}.{suffix}"
         if names != [fused] and not adapter.parameter:
             self._fused[fused] += names
         return replace(mapping, path=path, weights=tuple(weights), is_adapter=True)
@@ -366,7 +372,7 @@ class _AdapterMapper:
             ConfigError: a name matches no module, or one that cannot have an adapter.
         """
         settings, experts = self._settings, self._parameters
-        _check_each(
+        _check_names_match(
             "target_parameters", split_names(settings.target_parameters), experts, ends_with
         )
         adaptable, unsupported = dict[str, None](), dict[str, None]()
@@ -382,16 +388,18 @@ class _AdapterMapper:
             hint = f"; adapter.target_parameters matches experts: {experts[0]}" if experts else ""
             raise ConfigError(
                 f"adapter.targets {format_name(self._requested)} matches {module} no linear layer "
-                f"and no embedding: these are {', '.join(_last_parts(adaptable))}{hint}"
+                f"and no embedding: these are {', '.join(_last_name_components(adaptable))}{hint}"
             )
         self._check_layer_settings(adapted)
         if is_names(self._requested) and self._requested != ALL_LINEAR:
-            _check_each("targets", split_names(self._requested), adaptable, ends_with)
+            _check_names_match("targets", split_names(self._requested), adaptable, ends_with)
         saved, modules = split_names(settings.modules_to_save), _module_names(self._weight_map)
-        _check_each("modules_to_save", saved, modules, is_within)
+        _check_names_match("modules_to_save", saved, modules, is_within)
         adapted_names = [*adapted_modules(adapted)[0], *adapted_parameters(adapted)]
         for field in PATTERNS:
-            _check_each(field, settings.numbers_by_pattern(field), adapted_names, matches_end)
+            _check_names_match(
+                field, settings.numbers_by_pattern(field), adapted_names, matches_end
+            )
 
     def _check_layer_settings(self, adapted: WeightMap) -> None:
         """Raise ConfigError if an adapter with dropout or DoRA is on experts, embedding or head.
@@ -413,7 +421,7 @@ class _AdapterMapper:
                     )
 
 
-def _check_each(
+def _check_names_match(
     field: str,
     names: Iterable[str],
     modules: Iterable[str],
@@ -427,11 +435,11 @@ def _check_each(
     modules = list(modules)
     for name in names:
         if not any(matches(module, name) for module in modules):
-            close = did_you_mean(name, _last_parts(modules))
+            close = did_you_mean(name, _last_name_components(modules))
             raise ConfigError(f"adapter.{field}: {format_name(name, 40)} matches no module{close}")
 
 
-def _last_parts(modules: Iterable[str]) -> list[str]:
+def _last_name_components(modules: Iterable[str]) -> list[str]:
     """Last components of dotted module names, without duplicates."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))
 
@@ -460,7 +468,7 @@ def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
             an adapter has rows for new tokens.
     """
     tokens = config.trained_tokens
-    _check_new_rows(weight_map, config)
+    _check_new_token_rows(weight_map, config)
     if not tokens and config.adapter.trainable_tokens is not None:
         raise ConfigError(
             "adapter.trainable_tokens is new, but no rows are: give --model.add_tokens, or numbers"
@@ -494,7 +502,7 @@ def add_trainable_tokens(weight_map: WeightMap, config: RunConfig) -> WeightMap:
     return replace(weight_map, layers=layers, trainable_tokens=trainable_tokens)
 
 
-def _check_new_rows(weight_map: WeightMap, config: RunConfig) -> None:
+def _check_new_token_rows(weight_map: WeightMap, config: RunConfig) -> None:
     """Raise ConfigError if a weight with new rows has an adapter; PEFT's base lacks these rows."""
     if config.model.new_rows is None:
         return
@@ -506,10 +514,10 @@ def _check_new_rows(weight_map: WeightMap, config: RunConfig) -> None:
         )
 
 
-def has_trainable_tokens(weight_map: WeightMap, name: str, rows: Iterable[int]) -> bool:
-    """True if all of `rows` are trainable tokens of the named weight."""
+def has_trainable_tokens(weight_map: WeightMap, name: str, token_ids: Iterable[int]) -> bool:
+    """True if all of `token_ids` are trainable tokens of the named weight."""
     tokens = weight_map.trainable_tokens.get(name)
-    return tokens is not None and {*rows} <= {*tokens.rows}
+    return tokens is not None and {*token_ids} <= {*tokens.rows}
 
 
 # ---- values -------------------------------------------------------------------------------------
@@ -524,9 +532,9 @@ def merge_adapters(
         quant: merge into weights that are quantized and dequantized; None: into exact weights.
     """
     adapters, base = dict(_adapted_weights(weight_map)), weights
-    names = dict.fromkeys(w.name for w in weight_map.base.weights)
+    names = dict.fromkeys(w.name for w in weight_map.without_adapters.weights)
     if quant is not None:
-        quantized = [w.name for w in weight_map.filter(is_quantizable).weights]
+        quantized = [w.name for w in weight_map.filter_mappings(is_quantizable).weights]
         dequantized = ArraysView(
             weights, quantized, lambda name, weight: fake_quantize(weight, quant)
         )
@@ -549,7 +557,7 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
     DoRA magnitudes are the norms of the base weights.
     """
     readers = {
-        f"{module_name(name)}.{LORA_MAGNITUDE}": partial(_row_norms, base, name)
+        f"{module_name(name)}.{LORA_MAGNITUDE}": partial(_weight_row_norms, base, name)
         for name, adapter in _adapted_weights(weight_map)
         if adapter.dora
     }
@@ -557,7 +565,9 @@ def init_adapters(weight_map: WeightMap, base: Arrays, seed: int) -> Arrays:
         tokens.delta: partial(_initial_token_rows, base, name, tokens)
         for name, tokens in weight_map.trainable_tokens.items()
     }
-    return OverlayArrays(LazyArrays(readers), weight_map.filter(is_adapter).init_weights(seed))
+    return OverlayArrays(
+        LazyArrays(readers), weight_map.filter_mappings(is_adapter).init_weights(seed)
+    )
 
 
 def _adapted_weights(weight_map: WeightMap) -> list[tuple[str, LoraSpec]]:
@@ -580,7 +590,7 @@ def _merge_adapter(weights: Arrays, name: str, weight: np.ndarray, adapter: Lora
     return total
 
 
-def _row_norms(base: Arrays, name: str) -> np.ndarray:
+def _weight_row_norms(base: Arrays, name: str) -> np.ndarray:
     """L2 norms of the rows of a weight, float32 (out features,)."""
     norms: np.ndarray = np.linalg.norm(base[name].astype(np.float32), axis=1)
     return norms

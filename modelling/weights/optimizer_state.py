@@ -57,7 +57,7 @@ class OptimizerStateSpec:
         """Shape of the optimizer state tensor."""
         return self.slot.shape(self.weight_shape, self.axis)
 
-    def matches(self, spec: FileTensorSpec) -> bool:
+    def matches_spec(self, spec: FileTensorSpec) -> bool:
         """True if a file's tensor has this shape and dtype; all floating dtypes match."""
         dtype_name = np.dtype(spec.dtype).name
         both_float = "float" in dtype_name and "float" in self.slot.dtype
@@ -96,19 +96,21 @@ def convert_optimizer_state(
     Returns:
         The same tensors if nothing changes, or the name of a tensor that cannot be computed.
     """
-    missing = [n for n, s in state_specs.items() if n not in specs or not s.matches(specs[n])]
+    missing = [n for n, s in state_specs.items() if n not in specs or not s.matches_spec(specs[n])]
     if not missing:
         return tensors
     converters: dict[str, Callable[[], np.ndarray]] = {}
     for name in missing:
-        converter = _make_converter(state_specs[name], tensors, specs, config.model.precision)
+        converter = _make_state_converter(state_specs[name], tensors, specs, config.model.precision)
         if converter is None:
             return name
         converters[name] = converter
     unchanged = [n for n in specs if n not in converters]
     if config.model.precision == "float32":
         weights = [
-            n for n in unchanged if any(_state_name(slot, n) in specs for slot in _MASTER_SLOTS)
+            n
+            for n in unchanged
+            if any(_state_tensor_name(slot, n) in specs for slot in _MASTER_SLOTS)
         ]
         converters |= {n: partial(float32_weight, tensors, n) for n in weights}
     return OverlayArrays(LazyArrays(converters), ArraysView(tensors, unchanged))
@@ -116,28 +118,30 @@ def convert_optimizer_state(
 
 def float32_weight(tensors: Arrays, name: str) -> np.ndarray:
     """Read a weight in float32: its master weight, or the weight joined with its residual."""
-    if _state_name(MASTER_WEIGHT.name, name) in tensors:
-        return tensors[_state_name(MASTER_WEIGHT.name, name)]
+    if _state_tensor_name(MASTER_WEIGHT.name, name) in tensors:
+        return tensors[_state_tensor_name(MASTER_WEIGHT.name, name)]
     rounded = tensors[name]
-    if _state_name(RESIDUAL, name) not in tensors:
+    if _state_tensor_name(RESIDUAL, name) not in tensors:
         return rounded.astype(np.float32)
-    weight: np.ndarray = state_8bit.join_weight(rounded, tensors[_state_name(RESIDUAL, name)])
+    weight: np.ndarray = state_8bit.join_weight(
+        rounded, tensors[_state_tensor_name(RESIDUAL, name)]
+    )
     return weight
 
 
-def _make_converter(
+def _make_state_converter(
     state: OptimizerStateSpec, tensors: Arrays, specs: Mapping[str, FileTensorSpec], precision: str
 ) -> Callable[[], np.ndarray] | None:
     """Returns the function that computes a state tensor; None if its inputs are missing."""
     name, weight = state.slot.name, state.weight
 
     def is_saved(slot: str) -> bool:
-        return _state_name(slot, weight) in specs
+        return _state_tensor_name(slot, weight) in specs
 
     def is_valid(slot: str) -> bool:
         variants = RESIDUAL_SLOTS.values() if slot == RESIDUAL else (STATE_SLOTS[slot],)
-        spec = specs[_state_name(slot, weight)]
-        return any(replace(state, slot=variant).matches(spec) for variant in variants)
+        spec = specs[_state_tensor_name(slot, weight)]
+        return any(replace(state, slot=variant).matches_spec(spec) for variant in variants)
 
     if name in _MASTER_SLOTS:
         if not all(is_valid(slot) for slot in _MASTER_SLOTS if is_saved(slot)):
@@ -168,10 +172,14 @@ def _compute_residual(tensors: Arrays, weight: str, precision: str, bits: int) -
 
 def _read_moment(tensors: Arrays, moment: str, weight: str, axis: int) -> np.ndarray:
     """Read an optimizer moment, stored in float or 8-bit form, as float32."""
-    if _state_name(moment, weight) in tensors:
-        return tensors[_state_name(moment, weight)].astype(np.float32, copy=False)
-    codes, scales = (tensors[_state_name(f"{moment}_{field}", weight)] for field in _8BIT_FIELDS)
-    values: np.ndarray = _MOMENTS[moment][1](codes, scales.reshape(-1), _quant_blocks(codes, axis))
+    if _state_tensor_name(moment, weight) in tensors:
+        return tensors[_state_tensor_name(moment, weight)].astype(np.float32, copy=False)
+    codes, scales = (
+        tensors[_state_tensor_name(f"{moment}_{field}", weight)] for field in _8BIT_FIELDS
+    )
+    values: np.ndarray = _MOMENTS[moment][1](
+        codes, scales.reshape(-1), _make_quant_blocks(codes, axis)
+    )
     return values
 
 
@@ -180,17 +188,17 @@ def _quantize_moment(
 ) -> np.ndarray:
     """Quantize an optimizer moment to 8 bits; returns the field `field`: codes or scales."""
     values = read()
-    codes_and_scales = _MOMENTS[moment][0](values, _quant_blocks(values, state.axis))
+    codes_and_scales = _MOMENTS[moment][0](values, _make_quant_blocks(values, state.axis))
     return np.reshape(codes_and_scales[_8BIT_FIELDS.index(field)], state.shape)
 
 
-def _quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
+def _make_quant_blocks(values: np.ndarray, axis: int) -> state_8bit.QuantBlocks:
     """Quantization blocks of an unsharded tensor along an axis."""
     blocks = state_8bit.QuantBlocks.along_axis(axis, values.shape)
     assert blocks is not None, "a full tensor splits no block"
     return blocks
 
 
-def _state_name(slot: str, weight: str) -> str:
+def _state_tensor_name(slot: str, weight: str) -> str:
     """Name of an optimizer state tensor in checkpoints."""
     return f"{OPTIMIZER_PREFIX}/{slot}/{weight}"

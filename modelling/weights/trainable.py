@@ -31,7 +31,7 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
     if not training.has_frozen:
         return weight_map
     patterns, frozen = split_names(training.trainable), split_names(training.frozen)
-    names = _weights_by_name(weight_map.base)
+    names = _weights_by_name(weight_map.without_adapters)
     trainable = _match_patterns(names, "training.trainable", patterns or ("*",))
     trainable -= _match_patterns(names, "training.frozen", frozen)
     if not trainable:
@@ -49,7 +49,7 @@ def _weights_by_name(weight_map: WeightMap) -> dict[str, list[str]]:
     """Map each name that users can give to the names of the weights that it means."""
     names = {w.name: [w.name] for w in weight_map.weights}
     names |= {alias: [name] for alias, name in weight_map.hf_names.aliases.items()}
-    names |= {name: fused.weights for name, fused in weight_map.hf_names.fused.items()}
+    names |= {name: fused.weight_names for name, fused in weight_map.hf_names.fused.items()}
     for layer, mappings in weight_map.layers.items():
         for mapping in mappings:
             weights = names.setdefault(f"{without_expert_group(layer)}.{mapping.path}", [])
@@ -116,13 +116,13 @@ def split_phases_by_trainable(weight_map: WeightMap) -> WeightMap:
                 "name all of them, or none"
             )
 
-    def keys_of(layer: str) -> list[object]:
+    def trainable_keys(layer: str) -> list[object]:
         return list(keys[without_expert_group(layer)].values())
 
     phases: dict[str, tuple[str, ...]] = {}
     phase_splits: dict[str, list[str]] = {}
     for phase, layers in weight_map.phases.items():
-        runs = [tuple(members) for _, members in groupby(layers, keys_of)] or [()]
+        runs = [tuple(members) for _, members in groupby(layers, trainable_keys)] or [()]
         names = [phase, *(f"{phase}_from_{_layer_index(run[0])}" for run in runs[1:])]
         phases |= dict(zip(names, runs, strict=True))
         phase_splits[phase] = names

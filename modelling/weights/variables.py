@@ -72,7 +72,7 @@ class VariableLayout:
         shapes = tuple(w.shape for w in mapping.weights)
         return cls(shapes, variable, mapping.transpose, mapping.axis, mapping.expert_parallel)
 
-    def slices(self, group: int, start: int, size: int) -> Iterator[WeightSlice]:
+    def weight_slices(self, group: int, start: int, size: int) -> Iterator[WeightSlice]:
         """Yield the slice of each weight in a range of consecutive elements of the variable.
 
         Args:
@@ -129,7 +129,7 @@ class WeightSlice:
     _axis_range: tuple[int, int, int, int]
     """Range on the axis along which weights are concatenated, its length, and inner elements."""
 
-    def select(self, values: np.ndarray) -> np.ndarray:
+    def select_elements(self, values: np.ndarray) -> np.ndarray:
         """Select the weight's elements from consecutive elements of the variable."""
         low, high, length, inner = self._axis_range
         if high - low == length:
@@ -156,15 +156,15 @@ class WeightSharding(NamedTuple):
         layout = tuple(weight_slice.part for _, weight_slice in sources)
         return cls(layout, tuple(shard.processes for shard, _ in sources), tuple(sources))
 
-    def read(
+    def read_shard(
         self,
         variable: Variable,
-        read: Callable[[Variable, VariableShard], np.ndarray],
+        read_variable_shard: Callable[[Variable, VariableShard], np.ndarray],
         shard_index: int,
     ) -> np.ndarray:
         """Read the weight's elements in shard `shard_index`."""
         shard, weight_slice = self.sources[shard_index]
-        return weight_slice.select(read(variable, shard))
+        return weight_slice.select_elements(read_variable_shard(variable, shard))
 
 
 @cache
@@ -172,7 +172,7 @@ def weight_shardings(layout: VariableLayout, shards: LocalShards) -> tuple[Weigh
     """Shardings of all weights of a layout; cached for layers with equal layouts."""
     sources: list[list[tuple[VariableShard, WeightSlice]]] = [[] for _ in layout.shapes]
     for shard in shards:
-        for weight_slice in layout.slices(shard.group, shard.start, shard.size):
+        for weight_slice in layout.weight_slices(shard.group, shard.start, shard.size):
             sources[weight_slice.weight].append((shard, weight_slice))
     return tuple(map(WeightSharding.from_sources, sources))
 
@@ -212,7 +212,7 @@ class HfNamedTensors(LazyArrays):
             variable, dtype = source.variable, source.variable.dtype.as_numpy()
             shardings = source.shardings(self._shard_reader.shards_of(variable))
             for name, sharding in zip(source.tensor_names, shardings, strict=True):
-                read = partial(sharding.read, variable, self._shard_reader.read)
+                read = partial(sharding.read_shard, variable, self._shard_reader.read)
                 yield ShardedTensor(name, dtype, sharding.layout, sharding.processes, read)
 
     @property
@@ -225,7 +225,7 @@ class HfNamedTensors(LazyArrays):
             for weight in source.mapping.weights
         )
 
-    def without(self, prefix: str) -> HfNamedTensors:
+    def without_prefix(self, prefix: str) -> HfNamedTensors:
         """Returns the tensors whose names do not start with `prefix`."""
         sources = [source for source in self._all if not source.prefix.startswith(prefix)]
         return HfNamedTensors(sources, self._read, self._tensor_parallel, self._shard_reader)
@@ -237,14 +237,16 @@ class HfNamedTensors(LazyArrays):
             if source.is_shared:
                 self._cached = dict.fromkeys(source.tensor_names, data)
             else:
-                self._cached = source.mapping.to_logical(data, self._tensor_parallel, source.prefix)
+                self._cached = source.mapping.to_logical_weights(
+                    data, self._tensor_parallel, source.prefix
+                )
         return self._cached.pop(name)
 
 
 def without_optimizer_state(tensors: Arrays) -> Arrays:
     """Returns the tensors that are not optimizer state, still lazy."""
     if isinstance(tensors, HfNamedTensors):
-        return tensors.without(f"{OPTIMIZER_PREFIX}/")
+        return tensors.without_prefix(f"{OPTIMIZER_PREFIX}/")
     names = [name for name in tensors if not name.startswith(f"{OPTIMIZER_PREFIX}/")]
     return ArraysView(tensors, names)
 

@@ -15,7 +15,12 @@ import numpy as np
 
 from checkpoints.lazy_arrays import Arrays, LazyArrays
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL, STATE_SLOTS
-from modelling.quantization import QUANT_FIELDS, QuantizedWeight, QuantizedWeightCache, quantize
+from modelling.quantization import (
+    QUANT_FIELDS,
+    QuantizedWeight,
+    QuantizedWeightCache,
+    quantize_weight,
+)
 from modelling.weights.hf_tensor_names import HfTensorNames
 from modelling.weights.variables import (
     OPTIMIZER_PREFIX,
@@ -29,7 +34,7 @@ from modelling.weights.weight_mapping import (
     Weight,
     WeightMapping,
     WeightsError,
-    check_presence,
+    check_tensor_present,
 )
 from popxl import Variable
 from popxl.session import LazyValue, VariableShard
@@ -137,7 +142,7 @@ class WeightMap:
         embedding, aliases = mapping.weights[0].name, self.hf_names.aliases.items()
         return [embedding, *(alias for alias, name in aliases if name == embedding)]
 
-    def filter(self, predicate: Callable[[WeightMapping], bool]) -> WeightMap:
+    def filter_mappings(self, predicate: Callable[[WeightMapping], bool]) -> WeightMap:
         """Returns a weight map of the mappings for which `predicate` is true."""
         layers = {name: tuple(filter(predicate, layer)) for name, layer in self.layers.items()}
         names = {
@@ -146,9 +151,9 @@ class WeightMap:
         return replace(self, layers=layers, hf_names=self.hf_names.subset(names))
 
     @property
-    def base(self) -> WeightMap:
+    def without_adapters(self) -> WeightMap:
         """The weight map without adapters."""
-        return self.filter(lambda mapping: not mapping.is_adapter)
+        return self.filter_mappings(lambda mapping: not mapping.is_adapter)
 
     # ---- logical weights ------------------------------------------------------------------------
     def init_weights(self, seed: int) -> Arrays:
@@ -178,11 +183,13 @@ class WeightMap:
         """
         for layer, tree in self._layer_trees(variables):
             mapped = {mapping.path for mapping in self.layers[layer]}
-            paths = (_mapped_path(name, mapped) for name in tree.fwd.keys_flat())
+            paths = (_path_of_mapping(name, mapped) for name in tree.fwd.keys_flat())
             in_program = {path for path in paths if path is not None}
             for name in sorted(mapped ^ in_program):
                 missing = f"{layer}.{name}, of the weight map, is not in the program: {_DOCS_HINT}"
-                raise WeightsError(missing if name in mapped else missing_mapping(layer, name))
+                raise WeightsError(
+                    missing if name in mapped else format_missing_mapping(layer, name)
+                )
 
     def to_variables(
         self, tensors: Arrays, variables: Variables
@@ -204,20 +211,22 @@ class WeightMap:
         readers: dict[Variable, Callable[[], np.ndarray]] = {}
         pairs = self._mapping_tree_pairs(variables)
         sources = self._variable_sources(variables, with_state, fp8=False)
-        sources += [] if with_state else _master_sources(pairs)
+        sources += [] if with_state else _master_weight_sources(pairs)
         sources += [s for s in self._fp8_sources(pairs) if s.tensor_names[0] in tensors]
         for source in sources:
             for name in source.tensor_names:
-                check_presence(name, tensors)
+                check_tensor_present(name, tensors)
             if isinstance(source.variable, NamedTensors):
                 data = partial(self._quantized_data, source, tensors)
                 fields = QuantizedWeight(data, source.variable)
-                readers.update({v: partial(fields.take, v) for v in fields.variables})
+                readers.update({v: partial(fields.pop_data, v) for v in fields.variables})
             else:
-                readers[source.variable] = self._make_reader(source, tensors)
+                readers[source.variable] = self._make_data_reader(source, tensors)
         return readers
 
-    def _make_reader(self, source: VariableSource, tensors: Arrays) -> Callable[[], np.ndarray]:
+    def _make_data_reader(
+        self, source: VariableSource, tensors: Arrays
+    ) -> Callable[[], np.ndarray]:
         """Returns the function that computes a variable's host data, by shards if possible."""
         full = partial(self._typed_data, source, tensors)
         if not isinstance(tensors, LazyArrays):
@@ -236,18 +245,18 @@ class WeightMap:
         """Host data of a quantized variable's fields; cached if the tensors support it."""
         mapping, fields = source.mapping, source.variable
 
-        def compute(tensors: Arrays) -> Sequence[np.ndarray]:
-            return quantize(self._host_data(source, tensors), fields, mapping.input_axis)
+        def quantize_host_data(tensors: Arrays) -> Sequence[np.ndarray]:
+            return quantize_weight(self._host_data(source, tensors), fields, mapping.input_axis)
 
         if not isinstance(tensors, QuantizedWeightCache):
-            return compute(tensors)
+            return quantize_host_data(tensors)
         shapes = [w.shape for w in mapping.weights]
         layout: tuple[object, ...] = mapping.axis, mapping.num_shards(self.tensor_parallel)
         layout += (mapping.transpose,)
         if mapping.expert_parallel:  # part of the key on disk, which is older than the name
             layout += ("shared out",)
         key = f"{shapes} {layout} {fields.packed.shape}"
-        return tensors.get_quantized(source.tensor_names, key, compute)
+        return tensors.get_quantized(source.tensor_names, key, quantize_host_data)
 
     def _typed_data(self, source: VariableSource, tensors: Arrays) -> np.ndarray:
         """Host data of a variable in its own dtype; a residual is computed by rounding."""
@@ -261,18 +270,18 @@ class WeightMap:
     def _host_data(self, source: VariableSource, tensors: Arrays) -> np.ndarray:
         """Host data of a variable in the dtype of the tensors that it is read from."""
         if source.is_shared:
-            return _resize_history(
+            return _resize_amax_history(
                 np.asarray(tensors[source.tensor_names[0]]), source.variable.shape
             )
-        return source.mapping.to_host(tensors, self.tensor_parallel, source.prefix)
+        return source.mapping.to_variable_data(tensors, self.tensor_parallel, source.prefix)
 
     def ordered_variables(self, variables: Variables, optimizer: bool = True) -> list[Variable]:
-        """Variables that `to_logical` reads, in the order in which it reads them."""
+        """Variables that `to_logical_tensors` reads, in the order in which it reads them."""
         return [source.variable for source in self._variable_sources(variables, optimizer)]
 
-    def to_logical(
+    def to_logical_tensors(
         self,
-        read: Callable[[Variable], np.ndarray],
+        read_variable: Callable[[Variable], np.ndarray],
         variables: Variables,
         optimizer: bool = True,
         shard_reader: ShardReader | None = None,
@@ -283,17 +292,17 @@ class WeightMap:
         Reading them in order reads each variable once, and those of one remote buffer in a row.
 
         Args:
-            read: returns the host data of a variable.
+            read_variable: returns the host data of a variable.
             optimizer: True for optimizer state and FP8 state as well.
             shard_reader: reads shards of variables, for tensors that are read shard by shard.
             frozen: True for frozen weights as well.
         """
         sources = self._variable_sources(variables, optimizer)
         sources = [source for source in sources if frozen or source.mapping.trainable]
-        return HfNamedTensors(sources, read, self.tensor_parallel, shard_reader)
+        return HfNamedTensors(sources, read_variable, self.tensor_parallel, shard_reader)
 
     def read_gradients(
-        self, read: Callable[[Variable], np.ndarray], variables: Variables
+        self, read_variable: Callable[[Variable], np.ndarray], variables: Variables
     ) -> Arrays:
         """Read gradients by weight name from the variables in the `grad` trees."""
         sources = [
@@ -301,7 +310,7 @@ class WeightMap:
             for mapping, tree in self._mapping_tree_pairs(variables)
             if mapping.is_updated
         ]
-        return HfNamedTensors(sources, read, self.tensor_parallel, None)
+        return HfNamedTensors(sources, read_variable, self.tensor_parallel, None)
 
     def _mapping_tree_pairs(self, variables: Variables) -> list[tuple[WeightMapping, NamedTensors]]:
         """Each mapping with the variable tree of its layer; those of one buffer are adjacent."""
@@ -332,9 +341,9 @@ class WeightMap:
         ]
         if optimizer:
             state = [
-                _state_source(mapping, slot, variable)
+                _optimizer_state_source(mapping, slot, variable)
                 for mapping, tree in pairs
-                for slot, variable in _optimizer_state(mapping, tree).items()
+                for slot, variable in _optimizer_state_variables(mapping, tree).items()
             ]
             sources += sorted(state, key=lambda source: source.prefix)
         return sources + (self._fp8_sources(pairs) if optimizer and fp8 else [])
@@ -359,46 +368,52 @@ class WeightMap:
 _DOCS_HINT = "see docs/adding_a_model.md"
 
 
-def missing_mapping(layer: str, variable: str) -> str:
+def format_missing_mapping(layer: str, variable: str) -> str:
     """Format the message for a program's variable that has no weight mapping."""
     return f"{layer}.{variable} has no mapping in the weight map: {_DOCS_HINT}"
 
 
-def _mapped_path(name: str, mapped: Collection[str]) -> str | None:
+def _path_of_mapping(variable_name: str, mapped_paths: Collection[str]) -> str | None:
     """Path of the mapping of a variable or of a quantized variable's field.
 
     None for the state of an FP8 product, which is no weight.
     """
-    variable, _, field = name.rpartition(".")
+    variable, _, field = variable_name.rpartition(".")
     if variable.endswith(".product") or variable == "product":
         return None
-    return variable if field in QUANT_FIELDS and variable in mapped else name
+    return variable if field in QUANT_FIELDS and variable in mapped_paths else variable_name
 
 
-def _optimizer_state(mapping: WeightMapping, tree: NamedTensors) -> Mapping[str, Variable]:
+def _optimizer_state_variables(
+    mapping: WeightMapping, tree: NamedTensors
+) -> Mapping[str, Variable]:
     """Optimizer state variables of a variable by slot; empty if the program has none."""
     has_state = mapping.is_updated and "optim" in tree
     return tree.optim.get(mapping.path).to_dict() if has_state else {}
 
 
-def _state_source(mapping: WeightMapping, name: str, variable: Variable) -> VariableSource:
+def _optimizer_state_source(
+    mapping: WeightMapping, slot_name: str, variable: Variable
+) -> VariableSource:
     """Source of an optimizer state tensor, with the slot name for the untransposed weight."""
-    slot = STATE_SLOTS[name]
+    slot = STATE_SLOTS[slot_name]
     state_mapping = mapping
     if slot.per == "block":
-        state_mapping = mapping.block_scales(mapping.unsharded_axis)
+        state_mapping = mapping.block_scale_mapping(mapping.unsharded_axis)
     elif slot.per in ("row", "column"):
-        state_mapping = mapping.axis_moments(slot.per == "column")
+        state_mapping = mapping.axis_moment_mapping(slot.per == "column")
     hf_slot = slot.transposed if mapping.transpose else slot
     prefix = f"{OPTIMIZER_PREFIX}/{hf_slot.name}/"
     return VariableSource(state_mapping, variable, prefix, slot.per == "weight")
 
 
-def _master_sources(pairs: Sequence[tuple[WeightMapping, NamedTensors]]) -> list[VariableSource]:
+def _master_weight_sources(
+    pairs: Sequence[tuple[WeightMapping, NamedTensors]],
+) -> list[VariableSource]:
     """Sources of master weights and residuals, named after their weights."""
     sources = []
     for mapping, tree in pairs:
-        state = _optimizer_state(mapping, tree)
+        state = _optimizer_state_variables(mapping, tree)
         if MASTER_WEIGHT.name in state:
             sources.append(VariableSource(mapping, state[MASTER_WEIGHT.name], ""))
         if RESIDUAL in state:
@@ -407,7 +422,7 @@ def _master_sources(pairs: Sequence[tuple[WeightMapping, NamedTensors]]) -> list
     return sources
 
 
-def _resize_history(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _resize_amax_history(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Truncate or zero-pad an FP8 amax history (latest first); other data stay unchanged."""
     if data.ndim < 2 or data.shape == shape:
         return data

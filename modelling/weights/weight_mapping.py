@@ -149,11 +149,13 @@ class WeightMapping:
         shape[self.axis] = size * count // shards if self.expert_parallel else padded
         return tuple(shape)
 
-    def to_host(self, logical: Arrays, tensor_parallel: int, prefix: str = "") -> np.ndarray:
+    def to_variable_data(
+        self, logical_weights: Arrays, tensor_parallel: int, prefix: str = ""
+    ) -> np.ndarray:
         """Convert logical weights to the variable's data on the host, in the weights' dtype.
 
         Args:
-            logical: arrays by name: `prefix` and the name of a weight.
+            logical_weights: arrays by name: `prefix` and the name of a weight.
 
         Returns:
             Array of the variable's shape on a replica; with several shards they are stacked along
@@ -163,7 +165,8 @@ class WeightMapping:
             ValueError: an array is missing or has the wrong shape.
         """
         arrays = [
-            self._transpose_if_needed(_read_checked(w, logical, prefix)) for w in self.weights
+            self._transpose_if_needed(_read_weight(w, logical_weights, prefix))
+            for w in self.weights
         ]
         if self.axis is None:
             (array,) = arrays
@@ -175,10 +178,10 @@ class WeightMapping:
         data = shards[0] if len(shards) == 1 else np.concatenate(shards, 1 + self.axis)
         return data if tensor_parallel > 1 else data[0]
 
-    def to_logical(
+    def to_logical_weights(
         self, data: np.ndarray, tensor_parallel: int, prefix: str = ""
     ) -> dict[str, np.ndarray]:
-        """Convert host data to logical weights, without padding; the inverse of `to_host`."""
+        """Convert host data to unpadded logical weights; the inverse of `to_variable_data`."""
         if self.axis is None:
             return {prefix + self.weights[0].name: self._transpose_if_needed(data)}
         tensor_parallel = self.num_shards(tensor_parallel)
@@ -195,7 +198,7 @@ class WeightMapping:
             )
         return logical
 
-    def axis_moments(self, axis: int) -> WeightMapping:
+    def axis_moment_mapping(self, axis: int) -> WeightMapping:
         """Mapping of optimizer moments with one element per index of `axis` of each matrix."""
         weight_axis = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=(w.shape[weight_axis],)) for w in self.weights)
@@ -207,17 +210,17 @@ class WeightMapping:
             shard_replicas=self.shard_replicas,
         )
 
-    def block_scales(self, axis: int) -> WeightMapping:
+    def block_scale_mapping(self, axis: int) -> WeightMapping:
         """Mapping of quantization scales of blocks along `axis` of the variable."""
         weight_axis = 1 - axis if self.transpose else axis
         weights = tuple(replace(w, shape=scales_shape(w.shape, weight_axis)) for w in self.weights)
         return replace(self, weights=weights)
 
-    def expert_slice(self, group: int, groups: int) -> WeightMapping:
-        """Mapping of expert group number `group` of `groups` equal groups."""
-        size = len(self.weights) // groups
-        weights = self.weights[group * size : (group + 1) * size]
-        return replace(self, weights=weights, expert_matrices=self.expert_matrices // groups)
+    def expert_group_mapping(self, group_index: int, num_groups: int) -> WeightMapping:
+        """Mapping of expert group number `group_index` of `num_groups` equal groups."""
+        size = len(self.weights) // num_groups
+        weights = self.weights[group_index * size : (group_index + 1) * size]
+        return replace(self, weights=weights, expert_matrices=self.expert_matrices // num_groups)
 
     @property
     def is_updated(self) -> bool:
@@ -273,28 +276,30 @@ def is_adapter(mapping: WeightMapping) -> bool:
     return mapping.is_adapter
 
 
-def _read_checked(weight: Weight, logical: Arrays, prefix: str) -> np.ndarray:
+def _read_weight(weight: Weight, logical_weights: Arrays, prefix: str) -> np.ndarray:
     """Read a logical weight; raise WeightsError if its shape is wrong."""
     name = prefix + weight.name
-    check_presence(name, logical)
-    array = np.asarray(logical[name])
-    check_shape(name, array.shape, weight.shape)
+    check_tensor_present(name, logical_weights)
+    array = np.asarray(logical_weights[name])
+    check_tensor_shape(name, array.shape, weight.shape)
     return array
 
 
-def check_presence(name: str, logical: Arrays) -> None:
+def check_tensor_present(name: str, tensors: Arrays) -> None:
     """Raise WeightsError if the named tensor is missing."""
-    if name not in logical:
+    if name not in tensors:
         raise WeightsError(
             f"{name!r} is missing: the weights belong to a model of another kind or size than the "
             "configuration's"
         )
 
 
-def check_shape(name: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
-    """Raise WeightsError if the named tensor does not have the shape `needed`."""
-    if shape != needed:
-        raise WeightsError(f"{name!r} has shape {shape}, but the configuration needs {needed}")
+def check_tensor_shape(name: str, shape: tuple[int, ...], expected_shape: tuple[int, ...]) -> None:
+    """Raise WeightsError if the named tensor does not have the shape `expected_shape`."""
+    if shape != expected_shape:
+        raise WeightsError(
+            f"{name!r} has shape {shape}, but the configuration needs {expected_shape}"
+        )
 
 
 def _split_shards(array: np.ndarray, axis: int, count: int) -> np.ndarray:

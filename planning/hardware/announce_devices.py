@@ -7,7 +7,7 @@ from collections import Counter
 import popdist
 from config.sections import RunConfig
 from files.formatting import format_path
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from planning.hardware.file_systems import is_in_memory
 from popxl import hardware
 from terminal.screen import say
@@ -36,6 +36,6 @@ def describe_devices(config: RunConfig) -> str:
         DeviceError: fewer devices than data_parallel × tensor_parallel.
     """
     instances = popdist.getNumInstances()
-    names = Counter(hardware.device_kinds(device_desc(config), config.replicas, instances))
+    names = Counter(hardware.device_kinds(resolve_device_desc(config), config.replicas, instances))
     counted = ", ".join(f"{count} × {name}" for name, count in names.items())
     return counted + (f" in {instances} processes" if instances > 1 else "")

@@ -14,7 +14,7 @@ from contextlib import suppress
 import popdist
 import popxl
 from config.sections import RunConfig
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from planning.hardware.memory_check import (
     NotEnoughMemoryError,
     check_memory,
@@ -69,7 +69,7 @@ def check_fits(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None = None)
         DeviceError: fewer devices than replicas.
         NotEnoughMemoryError: has the bytes of disk with which the program would fit, if any.
     """
-    desc = device_desc(config)
+    desc = resolve_device_desc(config)
     check_memory_limit(config, ir, shared_bytes)
     try:
         check_memory(ir, desc, shared_bytes)
@@ -116,7 +116,7 @@ def check_memory_limit(config: RunConfig, ir: popxl.Ir, shared_bytes: int | None
 
 def _shares_host_memory(config: RunConfig, ir: popxl.Ir) -> bool:
     """Return True if the devices use host memory, as virtual CPU devices do."""
-    desc, replicas = device_desc(config), ir.replication_factor
+    desc, replicas = resolve_device_desc(config), ir.replication_factor
     return popxl.plan.device_memory(desc, replicas, _process_count()) is None
 
 

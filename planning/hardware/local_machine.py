@@ -13,7 +13,7 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.devices import device_desc, platform
+from modelling.devices import resolve_device_desc, resolve_platform
 from planning.hardware.machines import Machine, machine, machine_for_device_kind
 from planning.hardware.matrix_rate import matrix_rate
 from planning.hardware.memory_check import host_memory
@@ -38,11 +38,11 @@ def measure_local_machine(config: RunConfig, folder: str | None) -> Machine:
     Raises:
         DiskError: `folder` is in use, or has less than 256 MiB free.
     """
-    local_platform, memory = platform(config), host_memory()
+    local_platform, memory = resolve_platform(config), host_memory()
     if local_platform == "cpu":
         local = _measure_processor(config.model.precision)
     else:
-        local = machine_from_table(device_desc(config))
+        local = machine_from_table(resolve_device_desc(config))
     if memory is not None:
         local = replace(local, host_memory=memory)
     if local_platform == "cpu":

@@ -63,7 +63,7 @@ def check_lower_bound(config: RunConfig) -> None:
         NotEnoughMemoryError: the host has less memory.
         ConfigError: more virtual devices than a host can start.
     """
-    e, platform = config.execution, devices.device_desc(config)
+    e, platform = config.execution, devices.resolve_device_desc(config)
     if config.replicas > MAX_VIRTUAL and popxl.plan.device_memory(platform, 1) is None:
         raise ConfigError(
             f"execution.data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel} are "
@@ -73,7 +73,7 @@ def check_lower_bound(config: RunConfig) -> None:
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
         required = {name: n // instances for name, n in config.min_bytes().items()}
-        if e.placement == "auto" and devices.platform(config) != "cpu":
+        if e.placement == "auto" and devices.resolve_platform(config) != "cpu":
             device = popxl.plan.device_memory(platform, config.replicas, instances) or 0
             required["less what devices hold"] = -device * (config.replicas // instances)
         if e.disk is None:

@@ -105,7 +105,7 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
     hf_answers: Sequence[GeneratedText | None] = [None] * len(popxl_answers)
     if has_torch():
         hf_config = family.to_config_json(resolved_config)
-        merged = weight_map.base.to_hf(
+        merged = weight_map.without_adapters.to_hf(
             merge_adapters(weight_map, start.tensors, np.dtype(np.float32))
         )
         hf_output = build_torch_model(hf_config, resolved_config.model.precision, merged)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import popdist
 from config.sections import RunConfig
-from modelling.devices import device_desc
+from modelling.devices import resolve_device_desc
 from planning.hardware.machines import machine_for_device_kind
 from planning.requirements import finetuning_requirements
 from popxl import hardware
@@ -75,7 +75,7 @@ class MfuInputs:
 
 def mfu_inputs(config: RunConfig) -> MfuInputs:
     """Return peak FLOP/s and FLOPs of a step, if the hardware table lists the devices."""
-    desc, replicas = device_desc(config), config.replicas
+    desc, replicas = resolve_device_desc(config), config.replicas
     instances = popdist.getNumInstances()
 
     def peak() -> int | None:

@@ -57,7 +57,7 @@ def listed(config: RunConfig, processes: int):
         lambda v: device_variables.shards_of(mesh, v),
         lambda v, part: np.zeros(part.size, v.dtype.as_numpy()),
     )
-    return weight_map.to_logical(lambda v: np.zeros(0), program.variables, True, held)
+    return weight_map.to_logical_tensors(lambda v: np.zeros(0), program.variables, True, held)
 
 
 def shares_by_process(tensors, processes: int, monkeypatch) -> list[ShardAssignment]:

@@ -29,11 +29,11 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
             "path", weights, transpose, axis, cut, expert_parallel=count == SHARED_OUT
         )
         logical = {w.name: rng.standard_normal(shape) for w in weights}
-        host = row.to_host(logical, parallel)
+        host = row.to_variable_data(logical, parallel)
         if row.expert_parallel and parallel > 1:
             first = [w.T if transpose else w for w in list(logical.values())[: count // parallel]]
             assert np.array_equal(host[0], np.concatenate(first))
-        back = row.to_logical(host, parallel)
+        back = row.to_logical_weights(host, parallel)
         assert all(np.array_equal(back[name], whole) for name, whole in logical.items())
         parts: dict[str, dict] = {w.name: {} for w in weights}
         for group, value in enumerate(host if host.ndim == 3 else host[None]):
@@ -41,8 +41,10 @@ def test_any_cut_of_any_row_is_put_together(axis, cut, count, transpose):
             flat, each = value.reshape(-1), -(-value.size // shards)
             for start in range(0, flat.size, each):
                 piece = flat[start : start + each]
-                for found in layout.slices(group, start, piece.size):
-                    parts[row.weights[found.weight].name][found.part] = partial(found.select, piece)
+                for found in layout.weight_slices(group, start, piece.size):
+                    parts[row.weights[found.weight].name][found.part] = partial(
+                        found.select_elements, piece
+                    )
         for name, whole in logical.items():
             check_complete(parts[name])
             assert np.array_equal(assemble(shape, whole.dtype, parts[name]), whole)

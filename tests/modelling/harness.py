@@ -147,7 +147,7 @@ class _Built:
         paths = {row.path: row for row in self.case.rows}
         assert paths.keys() == self.weights.keys()
         return {
-            self.variables.get(path): row.to_host(logical, self.tensor_parallel)
+            self.variables.get(path): row.to_variable_data(logical, self.tensor_parallel)
             for path, row in paths.items()
         }
 
@@ -159,7 +159,7 @@ class _Built:
             gradient = stored[self.weights[row.path]]
             if row.axis is None:
                 gradient = self._same_on_all(gradient)
-            arrays.update(row.to_logical(gradient, self.tensor_parallel))
+            arrays.update(row.to_logical_weights(gradient, self.tensor_parallel))
         return Result(arrays)
 
     def _same_on_all(self, stored: np.ndarray) -> np.ndarray:

@@ -192,7 +192,7 @@ def test_adapters_of_experts(
         fields | {f"execution.{n}": x for n, x in execution.items()}
     )
     weight_map = get_family(config).weight_map(config)
-    gradients = dict(weight_map.filter(is_trainable).from_hf(found.gradients))
+    gradients = dict(weight_map.filter_mappings(is_trainable).from_hf(found.gradients))
     weights = dict(weight_map.from_hf(found.weights))
     expected = Reference(found.losses, found.norms, gradients, weights, found.state)
     model = fine_tuning(config, gradients=True)
@@ -435,7 +435,7 @@ def test_merged_weights_are_those_of_peft(kind: str, dora: bool) -> None:
     ours |= {"alpha_pattern": f"{odd}=3"}
     config = of.config().with_values({f"adapter.{name}": value for name, value in ours.items()})
     weight_map = get_family(config).weight_map(config)
-    found = weight_map.base.to_hf(
+    found = weight_map.without_adapters.to_hf(
         merge_adapters(weight_map, weight_map.from_hf(named(logical(model))), np.dtype("float32"))
     )
     expected = logical(model.merge_and_unload())
@@ -456,7 +456,7 @@ def test_adapters_are_merged_into_what_few_bits_left() -> None:
         merge_adapters(weight_map, weights, float32),
     )
     found = merge_adapters(weight_map, weights, float32, config.model.quant)
-    for name in weight_map.base.init_weights(0):
+    for name in weight_map.without_adapters.init_weights(0):
         np.testing.assert_array_equal(found[name], expected[name])
         assert (found[name] != plain[name]).any() == (name in quantised), name
 
@@ -476,7 +476,7 @@ def test_new_adapters_begin_as_those_of_peft(ours: dict[str, Any], theirs: dict[
     weight_map = get_family(config).weight_map(config)
     theirs = weight_map.from_hf(named(logical(model)))
     found = init_adapters(weight_map, theirs, seed=3)
-    assert found.keys() == theirs.keys() - {w.name for w in weight_map.base.weights}
+    assert found.keys() == theirs.keys() - {w.name for w in weight_map.without_adapters.weights}
     for name, array in found.items():
         if name.endswith("lora_A.weight"):
             limit = array.shape[1] ** -0.5
@@ -570,8 +570,10 @@ def test_a_base_in_few_bits_is_its_rounded_weights_bit_for_bit(
     of = case("phi3")
     config = of.config(*split).with_values(ALL_LINEAR)
     weight_map = get_family(config).weight_map(config)
-    adapters = {w.name for w in weight_map.weights} - {w.name for w in weight_map.base.weights}
-    whole = dict(weight_map.base.from_hf(logical(of.model())))
+    adapters = {w.name for w in weight_map.weights} - {
+        w.name for w in weight_map.without_adapters.weights
+    }
+    whole = dict(weight_map.without_adapters.from_hf(logical(of.model())))
     expanded = {
         n: fake_quantize_weight(w, 4, bits) if is_quantized(n, w) else w for n, w in whole.items()
     }

@@ -275,7 +275,7 @@ def test_programs_of_configurations_are_built_in_one_way() -> None:
         path.relative_to(ROOT).as_posix()
         for room in ("modelling", "sessions", "run", "planning", "benchmarks")
         for path in (ROOT / room).rglob("*.py")
-        if re.search(r"popxl\.Ir\(|fp8_layers\(config\)", path.read_text("utf-8"))
+        if re.search(r"popxl\.Ir\(|fp8_layer_context\(config\)", path.read_text("utf-8"))
     }
     own = {
         *(f"benchmarks/{n}.py" for n in ("device_tasks", "accumulation", "accumulation_programs")),

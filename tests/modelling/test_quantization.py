@@ -17,7 +17,7 @@ from config.presets import load_config
 from config.sections import Model, RunConfig
 from config.t5 import T5Config
 from modelling.layers import Linear
-from modelling.quantization import QUANT_FIELDS, quantize, quantized_shapes
+from modelling.quantization import QUANT_FIELDS, quantize_weight, quantized_shapes
 from popxl import ops
 from sessions.generation import GenerationSession
 from tests.modelling.generation import gptj, t5
@@ -48,7 +48,7 @@ def on_device(weight: np.ndarray, x: np.ndarray, dtype: type, bits: int) -> np.n
         ops.host_store(out, y)
     with popxl.Session(ir, "cpu") as session:
         parts = variables.weight
-        data = zip(map(parts.get, QUANT_FIELDS), quantize(weight, parts), strict=True)
+        data = zip(map(parts.get, QUANT_FIELDS), quantize_weight(weight, parts), strict=True)
         session.write_variables_data(dict(data))
         return session.run()[out]
 

@@ -33,9 +33,9 @@ def test_every_weight_is_used_once_and_comes_back(hf_weights, tensor_parallel):
     back: dict[str, np.ndarray] = {}
     for rows in weight_map.layers.values():
         for row in rows:
-            data = row.to_host(logical, tensor_parallel)
+            data = row.to_variable_data(logical, tensor_parallel)
             assert data.shape[0] == tensor_parallel or row.axis is None or tensor_parallel == 1
-            found = row.to_logical(data, tensor_parallel)
+            found = row.to_logical_weights(data, tensor_parallel)
             assert not found.keys() & back.keys()
             back.update(found)
     assert back.keys() == hf_weights.keys() - set(weight_map.hf_names.aliases)
@@ -46,7 +46,7 @@ def test_every_weight_is_used_once_and_comes_back(hf_weights, tensor_parallel):
 def test_a_fused_row_holds_each_shards_parts_side_by_side():
     q, k = (np.arange(12.0).reshape(4, 3) + 100 * i for i in range(2))
     row = WeightMapping("qk", (Weight("q", (4, 3)), Weight("k", (4, 3))), transpose=True, axis=1)
-    data = row.to_host({"q": q, "k": k}, 2)
+    data = row.to_variable_data({"q": q, "k": k}, 2)
     assert data.shape == (2, 3, 4)
     np.testing.assert_array_equal(data[1], np.concatenate([q[2:], k[2:]]).T)
 
@@ -54,16 +54,18 @@ def test_a_fused_row_holds_each_shards_parts_side_by_side():
 def test_padding_is_added_and_dropped():
     embedding = np.arange(1.0, 11.0).reshape(5, 2)
     row = WeightMapping("weight", (Weight("w", (5, 2)),), axis=0)
-    data = row.to_host({"w": embedding}, 4)
+    data = row.to_variable_data({"w": embedding}, 4)
     assert data.shape == (4, 2, 2)
     np.testing.assert_array_equal(data[2:], [[[9, 10], [0, 0]], [[0, 0], [0, 0]]])
-    np.testing.assert_array_equal(row.to_logical(data, 4)["w"], embedding)
+    np.testing.assert_array_equal(row.to_logical_weights(data, 4)["w"], embedding)
 
 
 def test_prefixes_name_what_has_the_shape_of_weights():
     row = WeightMapping("w", (Weight("w", (2,)),))
-    data = row.to_host({"optimizer/first_order/w": np.ones(2)}, 1, "optimizer/first_order/")
-    assert row.to_logical(data, 1, "x/").keys() == {"x/w"}
+    data = row.to_variable_data(
+        {"optimizer/first_order/w": np.ones(2)}, 1, "optimizer/first_order/"
+    )
+    assert row.to_logical_weights(data, 1, "x/").keys() == {"x/w"}
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ def test_a_file_of_another_model_is_refused(hf_weights):
         weight_map.from_hf(hf_weights | {"encoder.block.7.x": np.ones(1)})
     narrow = hf_weights | {"lm_head.weight": np.ones((40, 8))}
     with pytest.raises(ValueError, match=r"'lm_head.weight' has shape \(40, 8\), but .*\(40, 16\)"):
-        weight_map.layers[HEAD][1].to_host(weight_map.from_hf(narrow), 1)
+        weight_map.layers[HEAD][1].to_variable_data(weight_map.from_hf(narrow), 1)
 
 
 def test_only_the_weights_asked_for_are_read(hf_weights):
@@ -102,7 +104,7 @@ def test_only_the_weights_asked_for_are_read(hf_weights):
             return len(hf_weights)
 
     weight_map = base_weight_map(CONFIG)
-    weight_map.layers[HEAD][0].to_host(weight_map.from_hf(File()), 1)
+    weight_map.layers[HEAD][0].to_variable_data(weight_map.from_hf(File()), 1)
     assert read == ["decoder.final_layer_norm.weight"]
 
 
@@ -164,13 +166,13 @@ def test_a_programs_variables_and_optimizer_state(hf_weights, tensor_parallel):
     data = {v: make() for v, make in weight_map.to_variables(tensors, variables).items()}
     assert list(data) == weight_map.ordered_variables(variables)
     assert all(x.shape == v.shape_on_host for v, x in data.items())
-    back = weight_map.to_logical(data.__getitem__, variables)
+    back = weight_map.to_logical_tensors(data.__getitem__, variables)
     assert back.keys() == tensors.keys()
     assert all(np.array_equal(back[n], tensors[n]) for n in tensors)
     weights = weight_map.to_variables(logical, variables)
     assert list(weights) == weight_map.ordered_variables(variables, optimizer=False)
     read = data.__getitem__
-    assert weight_map.to_logical(read, variables, optimizer=False).keys() == logical.keys()
+    assert weight_map.to_logical_tensors(read, variables, optimizer=False).keys() == logical.keys()
 
 
 def _trees(rows: tuple[WeightMapping, ...], tensor_parallel: int, ir: popxl.Ir) -> NamedTensors:
@@ -181,7 +183,7 @@ def _trees(rows: tuple[WeightMapping, ...], tensor_parallel: int, ir: popxl.Ir) 
     for row in rows:
         sharded = row.axis is not None and tensor_parallel > 1
         grouping = ir.replica_grouping(group_size=1) if sharded else None
-        data = row.to_host(zeros, tensor_parallel)
+        data = row.to_variable_data(zeros, tensor_parallel)
         fwd[row.path] = popxl.variable(data, replica_grouping=grouping)
         moment = popxl.variable(data, replica_grouping=grouping)
         optim[f"{row.path}.first_order"] = moment

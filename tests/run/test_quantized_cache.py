@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints.safetensors_files import sha256_of_array, sha256_of_bytes
 from config.model import QuantConfig
-from modelling.quantization import QUANT_FIELDS, quantize, quantized_shapes
+from modelling.quantization import QUANT_FIELDS, quantize_weight, quantized_shapes
 from popxl_addons import NamedTensors
 from run import quantized_cache
 from run.quantized_cache import QuantizedCache
@@ -92,7 +92,7 @@ def test_the_format_is_that_of_these_bits() -> None:
     weight = np.float32(1e-4) * (np.arange(64, dtype=np.float32) * 37 % 64 - 30).reshape(16, 4)
     shapes = zip(QUANT_FIELDS, quantized_shapes((16, 4), QuantConfig(4, 8)), strict=True)
     parts = NamedTensors.from_dict({n: np.empty(s) for n, s in shapes})
-    bits = b"".join(part.tobytes() for part in quantize(weight, parts))
+    bits = b"".join(part.tobytes() for part in quantize_weight(weight, parts))
     assert (quantized_cache._FORMAT, sha256_of_bytes(bits)[:8]) == ("2", "0e6749ee")
 
 

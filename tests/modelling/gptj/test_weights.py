@@ -29,7 +29,9 @@ def test_every_weight_is_used_once_and_comes_back(tensor_parallel):
     back: dict[str, np.ndarray] = {}
     for rows in weight_map.layers.values():
         for row in rows:
-            found = row.to_logical(row.to_host(logical, tensor_parallel), tensor_parallel)
+            found = row.to_logical_weights(
+                row.to_variable_data(logical, tensor_parallel), tensor_parallel
+            )
             assert not found.keys() & back.keys()
             back.update(found)
     assert back.keys() == weights.keys()

@@ -43,7 +43,7 @@ def blocks(precision: str) -> list[np.ndarray]:
 
         def call(module: addons.Module, layer: str, *inputs: popxl.Tensor) -> popxl.Tensor:
             facts, graph = module.create_graph(*(t.spec for t in inputs))
-            data = {row.path: row.to_host(logical, 1) for row in weight_map.layers[layer]}
+            data = {row.path: row.to_variable_data(logical, 1) for row in weight_map.layers[layer]}
             assert data.keys() == set(facts.keys_flat())
             variables = addons.NamedTensors.from_dict(
                 {n: popxl.variable(x, dtype) for n, x in data.items()}

@@ -111,7 +111,7 @@ def test_a_table_has_no_gradients_and_no_state_of_them() -> None:
     config, weight_map = toy_config(), toy_weight_map("w0", "scale")
     program, session = toy_session(config, *draw()[:2], weight_map)
     with session:
-        names = list(weight_map.to_logical(session.read_variable_data, program.variables))
+        names = list(weight_map.to_logical_tensors(session.read_variable_data, program.variables))
     assert [w.name for w in weight_map.trainable_weights] == ["w1", "w2"]
     assert {n for n in names if "/" not in n} == set(NAMES)
     assert {n.rpartition("/")[2] for n in names if "/" in n} == {"w1", "w2"}

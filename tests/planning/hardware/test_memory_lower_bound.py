@@ -27,7 +27,7 @@ def test_devices_hold_what_the_host_cannot(
     }
     config = preset("tiny", execution=execution)
     least = sum(config.min_bytes().values()) - held * DEVICE
-    monkeypatch.setattr(memory_check.devices, "platform", lambda config: "gpu")
+    monkeypatch.setattr(memory_check.devices, "resolve_platform", lambda config: "gpu")
     monkeypatch.setattr(memory_check.popxl.plan, "device_memory", lambda *_: DEVICE)
     monkeypatch.setattr(memory_check, "host_memory", lambda: least)
     check_lower_bound(config)
