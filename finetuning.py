@@ -98,7 +98,7 @@ def measure(
     startup = time.perf_counter() - start
     samples, iterations = config.training.global_batch_size, config.execution.device_iterations
     loader = Loader.from_config(
-        config, family.sample_format.random_samples(config, 4 * samples, None)
+        config, family.sample_format.make_random_samples(config, 4 * samples, None)
     )
     model.write(family.weight_map(config).init_weights(config.model.seed))
 

@@ -216,7 +216,7 @@ def _create_model_and_loader(config: RunConfig) -> tuple[TrainingSession, Loader
     model = TrainingSession(config)
     model.write(create_cheap_weights(family.weight_map(config)))
     return model, Loader.from_config(
-        config, family.sample_format.random_samples(config, samples, None)
+        config, family.sample_format.make_random_samples(config, samples, None)
     )
 
 

@@ -161,7 +161,9 @@ def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any
     """Measure the validation loss, or generation with streamed layers."""
     family = get_family(config)
     model: ModelSession
-    samples = family.sample_format.random_samples(config, config.training.global_batch_size, None)
+    samples = family.sample_format.make_random_samples(
+        config, config.training.global_batch_size, None
+    )
     if kind == "validation":
         losses = model = LossSession(config)
         run_once: Callable[[], object] = lambda: losses.compute(samples)  # noqa: E731

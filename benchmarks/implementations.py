@@ -146,7 +146,7 @@ def training_implementation(
     """Create the named program for an optimizer step on a micro-batch of examples.
 
     Args:
-        mean_tokens: of a prompt; see `SampleFormat.random_samples`.
+        mean_tokens: of a prompt; see `SampleFormat.make_random_samples`.
     """
     weights = get_family(config).weight_map(config).init_weights(config.model.seed)
     samples = _generate_examples(config, config.execution.micro_batch_size, mean_tokens)
@@ -244,7 +244,7 @@ def _generate_examples(config: RunConfig, count: int, mean_tokens: float | None)
     """Generate `count` random examples, one per sample."""
     if _examples_per_sample(config) > 1:
         config = replace(config, data=replace(config.data, examples_per_sample=1))
-    return get_family(config).sample_format.random_samples(config, count, mean_tokens)
+    return get_family(config).sample_format.make_random_samples(config, count, mean_tokens)
 
 
 def _examples_per_sample(config: RunConfig) -> int:

@@ -205,7 +205,7 @@ CHILDREN = {"train": train, "resume": resume, "export": export, "read_back": rea
 
 def _global_batches(config: RunConfig) -> Iterator[list[Batch]]:
     """Yield the global batches of each run of the program."""
-    samples = get_family(config).sample_format.random_samples(
+    samples = get_family(config).sample_format.make_random_samples(
         config, 4 * config.training.global_batch_size, None
     )
     loader = Loader.from_config(config, samples)

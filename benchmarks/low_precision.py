@@ -116,7 +116,7 @@ def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:
     """Train from the configured random weights at a constant learning rate."""
     family = get_family(config)
     data = Pipeline(config, family.sample_format)
-    loader = Loader.from_config(config, data.training_samples())
+    loader = Loader.from_config(config, data.make_training_samples())
     model = compile_session(lambda: TrainingSession(data.config), "the training program")
     model.write(family.weight_map(config).init_weights(config.model.seed))
     with model:

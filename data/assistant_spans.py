@@ -58,17 +58,17 @@ class TurnLocator:
         self._render, self._messages, self.text, self._stop_tokens = render, messages, text, stops
         self._prompt_texts: dict[int, str] = {}
 
-    def prompt_text(self, turn: int) -> str:
+    def render_prompt(self, turn: int) -> str:
         """Returns the rendered messages before a turn, with the generation prompt."""
         if turn not in self._prompt_texts:
             self._prompt_texts[turn] = self._render(self._messages[:turn], True)
         return self._prompt_texts[turn]
 
-    def text_before_turn(self, turn: int) -> str:
+    def render_before_turn(self, turn: int) -> str:
         """Returns the rendered messages before a turn, without the generation prompt."""
         return self._render(self._messages[:turn], False)
 
-    def answer_span(self, turn: int) -> CharSpan:
+    def find_answer_span(self, turn: int) -> CharSpan:
         """Returns the span of the assistant's answer in a turn, stop token included.
 
         A template may render an answer in another way once more follows: Qwen3's leaves out the
@@ -78,18 +78,18 @@ class TurnLocator:
             Refused: the whole text does not hold the answer as the template writes it there.
         """
         try:
-            return self._answer_span_from_prefix(turn)
+            return self._find_answer_after_prefix(turn)
         except ConversationError:
-            span = self._answer_span_from_placeholder(turn)
+            span = self._find_answer_by_placeholder(turn)
             if span is None:
                 raise
             return span
 
-    def _answer_span_from_prefix(self, turn: int) -> CharSpan:
+    def _find_answer_after_prefix(self, turn: int) -> CharSpan:
         """Finds an answer by rendering the messages up to it; raises ConversationError."""
         is_last = turn == len(self._messages) - 1
         rendered = self.text if is_last else self._render(self._messages[: turn + 1], False)
-        start_of_answer = self._possible_starts(turn, rendered)[-1]
+        start_of_answer = self._find_possible_answer_starts(turn, rendered)[-1]
         stop_length, stop = 0, self._stop_tokens.last
         if stop is not None and stop in rendered[start_of_answer:]:
             stop_text = stop if is_last else self._stop_tokens.inner or stop
@@ -100,7 +100,7 @@ class TurnLocator:
             if stop_length
             else (start_of_answer,)
         )
-        starts = self._possible_starts(turn, self.text)
+        starts = self._find_possible_answer_starts(turn, self.text)
         for first in prefix_starts:  # as little as may be
             for start in starts:
                 if self.text.startswith(rendered[first:], start):
@@ -110,7 +110,7 @@ class TurnLocator:
             "try --data.loss_on last_turn"
         )
 
-    def _answer_span_from_placeholder(self, turn: int) -> CharSpan | None:
+    def _find_answer_by_placeholder(self, turn: int) -> CharSpan | None:
         """Finds an answer by rendering the conversation with a placeholder for it.
 
         Returns None if the template has no generation prompt.
@@ -118,14 +118,14 @@ class TurnLocator:
         Messages before it may be written in another way once more follows: Qwen3's template leaves
         out the thoughts of calls before the last question.
         """
-        prompt = self.prompt_text(turn)
-        header = prompt[_count_common_prefix(prompt, self.text_before_turn(turn)) :]
+        prompt = self.render_prompt(turn)
+        header = prompt[_common_prefix_length(prompt, self.render_before_turn(turn)) :]
         messages = [*self._messages]
-        messages[turn] = _with_placeholder(messages[turn])
+        messages[turn] = _replace_texts_by_placeholder(messages[turn])
         text, other_text = self.text, self._render(messages, False)
         prefix_length, suffix_length = (
-            _count_common_prefix(text, other_text),
-            _count_common_prefix(text[::-1], other_text[::-1]),
+            _common_prefix_length(text, other_text),
+            _common_prefix_length(text[::-1], other_text[::-1]),
         )
         header_lengths = [len(header), *(end.end() for end in _HEADER_END.finditer(header))]
         # The header that is nearest before the first difference, as long as can be.
@@ -142,14 +142,14 @@ class TurnLocator:
             end = match.end()
         return CharSpan(start + header_length, end) if end > start + header_length else None
 
-    def _possible_starts(self, turn: int, text: str) -> list[int]:
+    def _find_possible_answer_starts(self, turn: int, text: str) -> list[int]:
         """Returns candidate start offsets of an answer in a text that contains it."""
-        prompt = self.prompt_text(turn)
+        prompt = self.render_prompt(turn)
         if text.startswith(prompt):
             return [len(prompt)]
         # What asks for an answer may go on where the text has the answer, such as with <think>.
-        shared_length = _count_common_prefix(prompt, text)
-        min_length = _count_common_prefix(prompt, self.text_before_turn(turn))
+        shared_length = _common_prefix_length(prompt, text)
+        min_length = _common_prefix_length(prompt, self.render_before_turn(turn))
         ends = [end.end() for end in _HEADER_END.finditer(prompt, 0, shared_length)]
         ends = [end for end in ends if end >= min_length]
         if not ends:
@@ -160,7 +160,7 @@ class TurnLocator:
         return ends
 
 
-def _with_placeholder(message: Message) -> Message:
+def _replace_texts_by_placeholder(message: Message) -> Message:
     """Returns a message of the same structure whose texts are placeholders."""
     replaced = {
         name: _PLACEHOLDER if name in REASONING_FIELDS else value for name, value in message.items()
@@ -168,17 +168,17 @@ def _with_placeholder(message: Message) -> Message:
     if message.get("content"):
         replaced["content"] = _PLACEHOLDER
     if message.get("tool_calls"):
-        replaced["tool_calls"] = list(map(_call_with_placeholder, message["tool_calls"]))
+        replaced["tool_calls"] = list(map(_replace_arguments_by_placeholder, message["tool_calls"]))
     return replaced
 
 
-def _call_with_placeholder(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function, text = call["function"], isinstance(call["function"]["arguments"], str)
+def _replace_arguments_by_placeholder(tool_call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function, text = tool_call["function"], isinstance(tool_call["function"]["arguments"], str)
     arguments = _PLACEHOLDER if text else {_PLACEHOLDER: _PLACEHOLDER}
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**tool_call, "function": {**function, "arguments": arguments}}
 
 
-def _count_common_prefix(first: str, second: str) -> int:
+def _common_prefix_length(first: str, second: str) -> int:
     """Returns the length of the common prefix of two strings."""
     char_pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in char_pairs if a != b), min(len(first), len(second)))

@@ -15,16 +15,16 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import CausalLMData, LossOn, OnLongTarget, SegmentsData
 from data.examples import Example
-from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
+from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.preference_samples import (
     SEGMENT_IDS,
     PreferencePair,
     PreferenceSamples,
+    count_prompt_tokens,
     make_kto_labels,
-    preference_inputs,
-    prompt_length,
+    select_preference_inputs,
 )
-from data.prompt_boundary import count_leading_special, encode_examples, encode_prompts
+from data.prompt_boundary import count_leading_special_tokens, encode_examples, encode_prompts
 from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
 from data.samples import (
     IGNORE_INDEX,
@@ -174,14 +174,14 @@ class PackedSequences:
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`: int32 arrays [n, sequence_length]."""
         sample_sequences = self.samples[np.asarray(indices, np.int64)]
-        sequence_indices, stream = self._sample_indices, self.stream
-        input_ids, segment_ids = concatenate_sequences(
+        sequence_indices, stream = self._stream_indices, self.stream
+        input_ids, segment_ids = concatenate_packed_sequences(
             sample_sequences,
             lambda i: stream.tokens[sequence_indices(i)][:-1],
             self.sequence_length,
             self.pad,
         )
-        labels, _ = concatenate_sequences(
+        labels, _ = concatenate_packed_sequences(
             sample_sequences,
             lambda i: stream.targets[sequence_indices(i)][1:],
             self.sequence_length,
@@ -189,7 +189,7 @@ class PackedSequences:
         )
         return {"input_ids": input_ids, "segment_ids": segment_ids, "labels": labels}
 
-    def _sample_indices(self, index: int) -> np.ndarray:
+    def _stream_indices(self, index: int) -> np.ndarray:
         """Stream indices of a sequence's tokens, truncated to fit into a sample."""
         start, end = self.stream.offsets[index], self.stream.offsets[index + 1]
         return start + left_truncated_indices(end - start, self.sequence_length + 1, self.first)
@@ -206,23 +206,23 @@ class CausalLM(SampleFormat):
 
     def loss_scope(self, config: RunConfig) -> LossOn:
         """Value of `data.loss_on`; by default "completion" for chats and "all" otherwise."""
-        data = _data_config(config)
+        data = _causal_lm_data(config)
         return data.loss_on or ("completion" if data.format == "conversational" else "all")
 
-    def prompt_text(self, config: RunConfig, prompt: str) -> str:
+    def render_prompt(self, config: RunConfig, prompt: str) -> str:
         """Append the separator to a prompt."""
-        return prompt + _separator(config)
+        return prompt + _prompt_target_separator(config)
 
-    def render(self, config: RunConfig, example: Example) -> Example:
+    def render_example(self, config: RunConfig, example: Example) -> Example:
         """Concatenate an example's prompt and target if the separator is empty."""
         if example.doc_chunk is not None:
             return example
-        if _separator(config):
-            return super().render(config, example)
-        return example.concatenated()
+        if _prompt_target_separator(config):
+            return super().render_example(config, example)
+        return example.with_joined_target()
 
-    def resolve(self, config: RunConfig, separator: str) -> RunConfig:
-        data = _data_config(config)
+    def with_data_settings(self, config: RunConfig, separator: str) -> RunConfig:
+        data = _causal_lm_data(config)
         if data.separator is None:
             data = replace(data, separator=separator)
         return replace(config, data=data)
@@ -230,54 +230,60 @@ class CausalLM(SampleFormat):
     def tokenize(
         self, config: RunConfig, examples: Sequence[Example], tokenizer: Tokenizer
     ) -> Iterator[TokenizedText]:
-        if _data_config(config).format == "language_modeling":
+        if _causal_lm_data(config).format == "language_modeling":
             return tokenizer.encode_doc_chunks(
                 (e.target, e.doc_chunk) for e in examples if e.doc_chunk is not None
             )
         if tokenizer.chat:
-            return tokenizer.encode_with_loss_mask(example.spans() for example in examples)
-        return encode_examples(tokenizer, (example.prompt_and_answer() for example in examples))
+            return tokenizer.encode_with_loss_mask(example.text_spans() for example in examples)
+        return encode_examples(
+            tokenizer, (example.split_prompt_and_answer() for example in examples)
+        )
 
     def make_samples(
         self,
         config: RunConfig,
         examples: Sequence[Example],
-        tokens: Sequence[TokenizedText],
+        tokenized: Sequence[TokenizedText],
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
         """Make token blocks if `data.packing` is set or for documents, else packed sequences."""
-        data, length = _data_config(config), config.model.sequence_length
+        data, length = _causal_lm_data(config), config.model.sequence_length
         if data.format == "language_modeling":
-            return TokenBlocks.from_stream(join_sequences(tokens), length, tokenizer.pad_token_id)
+            return TokenBlocks.from_stream(
+                concatenate_to_stream(tokenized), length, tokenizer.pad_token_id
+            )
         packs, truncation = data.packing and not for_eval, NO_TRUNCATION
         if not tokenizer.chat:
-            limit = self.target_limit(config)
-            tokens, truncation = truncate_answers(tokens, examples, limit, data.on_long_target)
+            limit = self.target_token_limit(config)
+            tokenized, truncation = truncate_answers(
+                tokenized, examples, limit, data.on_long_target
+            )
         elif not packs:
             limit = TokenLimit(length, "sequence_length", config.model.max_position_embeddings)
-            tokens, truncation = truncate_conversations(
-                tokens, examples, limit, data.on_long_target
+            tokenized, truncation = truncate_conversations(
+                tokenized, examples, limit, data.on_long_target
             )
         answers_only = for_eval or self.loss_scope(config) != "all"
-        stream = join_sequences(tokens, answers_only, truncation)
+        stream = concatenate_to_stream(tokenized, answers_only, truncation)
         if packs:
             return TokenBlocks.from_stream(stream, length, tokenizer.pad_token_id)
         num_fixed = len(tokenizer.affix_ids[0])
         return PackedSequences.from_stream(
-            stream, length, tokenizer.pad_token_id, examples_per_sample(config), num_fixed
+            stream, length, tokenizer.pad_token_id, max_sequences_per_sample(config), num_fixed
         )
 
     def make_pair_samples(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> PreferenceSamples:
-        length, pairs_per_sample = config.model.sequence_length, examples_per_sample(config)
+        length, pairs_per_sample = config.model.sequence_length, max_sequences_per_sample(config)
         limit = TokenLimit(length, "sequence_length")  # positions begin anew in each text
         fitting_pairs, truncation = truncate_pairs(
             pairs, limit, config.data.on_long_target, tokenizer
         )
         sequences = [text for pair in fitting_pairs for text in pair.sequences]
-        stream = join_sequences(sequences, True, truncation)
+        stream = concatenate_to_stream(sequences, True, truncation)
         lengths = np.maximum(np.diff(stream.offsets) - 1, 1).reshape(-1, 2).sum(axis=1)
         pair_indices = pack_sequences(lengths, length, pairs_per_sample)
         sequence_indices = np.where(
@@ -293,21 +299,24 @@ class CausalLM(SampleFormat):
             packed, pair_indices, num_loss_tokens.reshape(-1, 2), make_kto_labels(fitting_pairs)
         )
 
-    def fit_pairs(
+    def fit_length_to_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
         max_tokens = config.model.sequence_length
 
-        def truncate(text: TokenizedText) -> TokenizedText:
-            excess = max(prompt_length(text) - max_tokens, 0)
+        def truncate_prompt(text: TokenizedText) -> TokenizedText:
+            excess = max(count_prompt_tokens(text) - max_tokens, 0)
             return (
-                _truncate_left(text, excess, count_leading_special(tokenizer, text.ids))
+                _truncate_left(text, excess, count_leading_special_tokens(tokenizer, text.ids))
                 if excess
                 else text
             )
 
         fitting_pairs = [
-            replace(pair, sequences=(truncate(pair.sequences[0]), truncate(pair.sequences[1])))
+            replace(
+                pair,
+                sequences=(truncate_prompt(pair.sequences[0]), truncate_prompt(pair.sequences[1])),
+            )
             for pair in pairs
         ]
         longest = max(sum(len(text.ids) - 1 for text in pair.sequences) for pair in fitting_pairs)
@@ -315,7 +324,7 @@ class CausalLM(SampleFormat):
         length = -(-longest // multiple) * multiple
         return replace(config, model=replace(config.model, sequence_length=length)), fitting_pairs
 
-    def target_limit(self, config: RunConfig) -> TokenLimit:
+    def target_token_limit(self, config: RunConfig) -> TokenLimit:
         """Maximum target tokens: the smaller of output length and sequence length."""
         length, room = config.model.sequence_length, self.max_new_tokens(config)
         limit = (length, "sequence_length") if room >= length else (room, self.output_field)
@@ -329,7 +338,11 @@ class CausalLM(SampleFormat):
         rows = list(encode_prompts(tokenizer, texts))
         num_truncated = sum(len(ids) > max_tokens for ids in rows)
         truncated_rows = [
-            ids[left_truncated_indices(len(ids), max_tokens, count_leading_special(tokenizer, ids))]
+            ids[
+                left_truncated_indices(
+                    len(ids), max_tokens, count_leading_special_tokens(tokenizer, ids)
+                )
+            ]
             for ids in rows
         ]
         input_ids, mask = pad_right(
@@ -343,21 +356,21 @@ class CausalLM(SampleFormat):
     ) -> list[np.ndarray]:
         if tokenizer.chat:
             return [tokenizer.with_eos(ids) for ids in tokenizer.encode(texts)]
-        examples = (self.render(config, Example("", text)) for text in texts)
+        examples = (self.render_example(config, Example("", text)) for text in texts)
         tokenized = encode_examples(
-            tokenizer, (example.prompt_and_answer() for example in examples)
+            tokenizer, (example.split_prompt_and_answer() for example in examples)
         )
         return [tokens.ids[tokens.loss_mask] for tokens in tokenized]
 
-    def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
+    def count_example_tokens(self, tokenized: TokenizedText) -> tuple[int, int]:
         """Count an example's input tokens; the last token is only a label."""
-        return len(tokens.ids) - 1, _count_trailing_loss_tokens(tokens.loss_mask)
+        return len(tokenized.ids) - 1, _count_trailing_loss_tokens(tokenized.loss_mask)
 
-    def num_predictions(self, config: RunConfig) -> int:
+    def count_predicted_positions(self, config: RunConfig) -> int:
         """Number of predicted tokens of a sample: one for each position."""
         return config.model.sequence_length
 
-    def random_samples(
+    def make_random_samples(
         self, config: RunConfig, count: int, mean_tokens: float | None
     ) -> TokenBlocks:
         """Make random token blocks of the configured sequence length, for benchmarks."""
@@ -367,17 +380,17 @@ class CausalLM(SampleFormat):
         stream = rng.integers(0, model.vocab_size, length, np.int32)
         return TokenBlocks(stream, model.sequence_length)
 
-    def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
+    def to_program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
         segment_ids = get_segment_ids(batch)
         return {
             "input_ids": batch["input_ids"],
             "segment_starts": compute_segment_starts(segment_ids),
             SEGMENT_IDS: segment_ids,
             "labels": batch["labels"],
-            **preference_inputs(batch),
+            **select_preference_inputs(batch),
         }
 
-    def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
+    def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
         sequences = list[list[TokenInLoss]]()
         segment_ids = get_segment_ids(batch)
         for input_ids, labels, row_segments in zip(
@@ -395,19 +408,19 @@ class CausalLM(SampleFormat):
                 sequences.append(list(zip(tokens, mask, strict=True)))
         return sequences
 
-    def count_tokens(self, batch: Batch) -> int:
+    def count_non_padding_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch that are not padding."""
         return int(np.count_nonzero(get_segment_ids(batch)))
 
 
-def _data_config(config: RunConfig) -> CausalLMData:
+def _causal_lm_data(config: RunConfig) -> CausalLMData:
     assert isinstance(config.data, CausalLMData)
     return config.data
 
 
-def _separator(config: RunConfig) -> str:
+def _prompt_target_separator(config: RunConfig) -> str:
     """Separator of prompt and target: `data.separator`, by default the task's."""
-    separator = _data_config(config).separator
+    separator = _causal_lm_data(config).separator
     return task_from_config(config.data).separator if separator is None else separator
 
 
@@ -418,14 +431,14 @@ def compute_segment_starts(segment_ids: np.ndarray) -> np.ndarray:
     """Start offset of each token's sequence in its sample, int32 [n, length].
 
     Args:
-        segment_ids: int32 [n, length], see `concatenate_sequences`; padding counts as a text.
+        segment_ids: int32 [n, length], see `concatenate_packed_sequences`; padding is a text.
     """
     positions = np.arange(segment_ids.shape[1], dtype=np.int32)
     is_start = np.diff(segment_ids, axis=1, prepend=-1) != 0
     return np.maximum.accumulate(np.where(is_start, positions, 0), axis=1).astype(np.int32)
 
 
-def examples_per_sample(config: RunConfig) -> int:
+def max_sequences_per_sample(config: RunConfig) -> int:
     """Maximum number of sequences packed into a sample."""
     return config.data.examples_per_sample if isinstance(config.data, SegmentsData) else 1
 
@@ -488,8 +501,8 @@ def truncate_pairs(
     fitting_pairs, num_truncated = [], 0
     for pair, size in zip(pairs, sizes, strict=True):
         excess = -(-max(size - limit.tokens, 0) // 2)
-        num_fixed = count_leading_special(tokenizer, pair.sequences[0].ids)
-        removable = min(map(prompt_length, pair.sequences)) - num_fixed
+        num_fixed = count_leading_special_tokens(tokenizer, pair.sequences[0].ids)
+        removable = min(map(count_prompt_tokens, pair.sequences)) - num_fixed
         if excess and (on_long_target == "skip" or excess >= removable):
             continue
         chosen, rejected = (_truncate_left(text, excess, num_fixed) for text in pair.sequences)
@@ -506,7 +519,7 @@ def _truncate_left(text: TokenizedText, num_removed: int, num_fixed: int) -> Tok
 
 
 def truncate_answers(
-    tokens: Sequence[TokenizedText],
+    tokenized: Sequence[TokenizedText],
     examples: Sequence[Example],
     limit: TokenLimit,
     on_long_target: OnLongTarget,
@@ -515,17 +528,21 @@ def truncate_answers(
 
     See `truncate_targets`.
     """
-    answer_starts = [len(text.ids) - _count_trailing_loss_tokens(text.loss_mask) for text in tokens]
+    answer_starts = [
+        len(text.ids) - _count_trailing_loss_tokens(text.loss_mask) for text in tokenized
+    ]
     indices, targets, truncation = truncate_targets(
-        [text.ids[begin:] for text, begin in zip(tokens, answer_starts, strict=True)],
+        [text.ids[begin:] for text, begin in zip(tokenized, answer_starts, strict=True)],
         [example.target for example in examples],
         limit,
         on_long_target,
     )
     texts = []
     for i, target in zip(indices, targets, strict=True):
-        loss_mask = tokens[i].loss_mask[: answer_starts[i] + len(target)]
-        texts.append(TokenizedText(np.append(tokens[i].ids[: answer_starts[i]], target), loss_mask))
+        loss_mask = tokenized[i].loss_mask[: answer_starts[i] + len(target)]
+        texts.append(
+            TokenizedText(np.append(tokenized[i].ids[: answer_starts[i]], target), loss_mask)
+        )
     return texts, truncation
 
 
@@ -534,7 +551,7 @@ def _count_trailing_loss_tokens(loss_mask: np.ndarray) -> int:
     return len(loss_mask) - int(np.flatnonzero(~loss_mask).max(initial=-1)) - 1
 
 
-def join_sequences(
+def concatenate_to_stream(
     texts: Sequence[TokenizedText],
     answers_only: bool = False,
     truncation: Truncation = NO_TRUNCATION,

@@ -91,14 +91,14 @@ class ChatTemplate:
         self.warnings = DataWarnings()
         self._fixes_date = fix_date
         self._rendered_fields: set[tuple[str, str]] = set()
-        self._check()
+        self._check_template()
 
-    def _check(self) -> None:
+    def _check_template(self) -> None:
         """Raise ConfigError unless the tokenizer has a valid template."""
         from jinja2 import TemplateSyntaxError
 
         try:
-            self._source()
+            self._jinja_source()
         except ValueError:  # none, or several of which none is the default
             raise ConfigError(
                 "the tokenizer has no chat template: give one with --data.chat_template FILE, such "
@@ -122,36 +122,38 @@ class ChatTemplate:
         return self.hf_tokenizer.chat_template, self.hf_tokenizer.special_tokens_map, self.variables
 
     # ---- what a model is given --------------------------------------------------------------
-    def prompt(self, conversation: Conversation, location: object = None) -> str:
+    def render_prompt(self, conversation: Conversation, location: object = None) -> str:
         """Render a conversation with the generation prompt, which asks for an answer.
 
         Raises:
             Refused: the template does not take it.
         """
-        text = self._render_text(conversation, self._messages(conversation), True)
-        self._warn_dropped(conversation, text, location, add_generation_prompt=True)
+        text = self._render_text(conversation, self._renderable_messages(conversation), True)
+        self._warn_of_dropped_content(conversation, text, location, add_generation_prompt=True)
         return text
 
-    def read(self, location: FileLocation, conversation: Conversation) -> Example | None:
+    def example_or_none(self, location: FileLocation, conversation: Conversation) -> Example | None:
         """Convert a conversation to an example; None with a warning if rendering fails."""
         try:
-            return self.example(conversation, location)
+            return self.make_example(conversation, location)
         except ConversationError as error:
             self.warnings.refused.append(f"{location}: {error}")
             return None
 
-    def example(self, conversation: Conversation, location: FileLocation | None = None) -> Example:
+    def make_example(
+        self, conversation: Conversation, location: FileLocation | None = None
+    ) -> Example:
         """Convert a conversation to an example with the assistant's turns in the loss.
 
         Raises:
             Refused: see there.
         """
-        messages = self._messages(conversation)
+        messages = self._renderable_messages(conversation)
         answer_indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not answer_indices:
             raise ConversationError("it has no turn of the assistant")
         answer_indices = answer_indices[-1:] if self.loss == "last_turn" else answer_indices
-        text, blocks = self._render_checked(conversation, messages, False)
+        text, blocks = self._render_or_raise(conversation, messages, False)
         locator = TurnLocator(
             lambda part, add_generation_prompt: self._render_text(
                 conversation, part, add_generation_prompt
@@ -160,7 +162,7 @@ class ChatTemplate:
             text,
             self._stop_tokens,
         )
-        spans = self._assistant_spans(locator, answer_indices, blocks, location)
+        spans = self._find_assistant_spans(locator, answer_indices, blocks, location)
         if len(spans) != len(answer_indices) and any(
             messages[i].get(WEIGHT_FIELD) == 0 for i in answer_indices
         ):
@@ -173,12 +175,12 @@ class ChatTemplate:
         )
         answers_follow = messages[first_answer]["role"] == "assistant"
         prompt = (
-            locator.prompt_text(first_answer)
+            locator.render_prompt(first_answer)
             if answers_follow
-            else locator.text_before_turn(first_answer)
+            else locator.render_before_turn(first_answer)
         )
         start = len(prompt) if text.startswith(prompt) else spans[-1].start
-        target = self._strip_special(text[start : max(spans[-1].end, start)])
+        target = self._strip_special_tokens(text[start : max(spans[-1].end, start)])
         if len(spans) == len(answer_indices):
             spans = [
                 r
@@ -187,11 +189,13 @@ class ChatTemplate:
             ]
         if not any(r.end > r.start for r in spans):
             raise ConversationError("nothing of it is learned")
-        self._warn_dropped(conversation, text, location)
-        self._warn_unused(conversation, prompt[start:] if start < len(prompt) else "", location)
-        return Example(prompt, target, _split_spans(text, spans))
+        self._warn_of_dropped_content(conversation, text, location)
+        self._warn_of_unused_settings(
+            conversation, prompt[start:] if start < len(prompt) else "", location
+        )
+        return Example(prompt, target, _split_by_loss(text, spans))
 
-    def _warn_dropped(
+    def _warn_of_dropped_content(
         self,
         conversation: Conversation,
         text: str,
@@ -204,21 +208,21 @@ class ChatTemplate:
             add_generation_prompt: the text ends with the generation prompt.
         """
         add, ignored = (
-            self.warnings.add,
-            self._ignored_fields(conversation, text, add_generation_prompt),
+            self.warnings.count_warning,
+            self._find_ignored_fields(conversation, text, add_generation_prompt),
         )
         for (role, name), value in ignored.items():
             if name == "content":
                 add(NOT_RENDERED, f"messages of the role {role}", location, value)
             elif (role, "content") not in ignored:
                 add(UNUSED_FIELDS, f"{name} (role {role})", location, value)
-        messages = self._messages(conversation)
+        messages = self._renderable_messages(conversation)
         rendered_messages = [
             message for message in messages if (message["role"], "content") not in ignored
         ]
         for name, value in find_dropped_content(rendered_messages, text).items():
             add(NOT_RENDERED, name, location, value)
-        if conversation.tools is not None and self._tools(conversation) is None:
+        if conversation.tools is not None and self._rendered_tools(conversation) is None:
             add(
                 TOOLS_NOT_RENDERED,
                 "those of the rows are left out",
@@ -228,7 +232,7 @@ class ChatTemplate:
         for name, value in conversation.unused_fields.items():
             add(UNUSED_FIELDS, format_name(name), location, value)
 
-    def _warn_unused(
+    def _warn_of_unused_settings(
         self, conversation: Conversation, unused_prompt: str, location: object
     ) -> None:
         """Record warnings about unused loss weights and an unused generation prompt.
@@ -242,19 +246,21 @@ class ChatTemplate:
                 weight == 0 and is_assistant and self.loss == "all"
             ):
                 name = f"weight {weight} of messages of the role {message['role']}"
-                self.warnings.add(UNUSED_WEIGHTS, name, location, message.get("content"))
+                self.warnings.count_warning(UNUSED_WEIGHTS, name, location, message.get("content"))
         if unused_prompt:
             answer = conversation.messages[-1].get("content")
-            self.warnings.add(MISSING_ANSWER_PREFIX, format_value(unused_prompt), location, answer)
+            self.warnings.count_warning(
+                MISSING_ANSWER_PREFIX, format_value(unused_prompt), location, answer
+            )
 
-    def _ignored_fields(
+    def _find_ignored_fields(
         self, conversation: Conversation, text: str, add_generation_prompt: bool
     ) -> dict[tuple[str, str], object]:
         """Message fields whose removal does not change the rendered text.
 
         By role and name, with their first value; the assistant's content is left out.
         """
-        messages, ignored = self._messages(conversation), dict[tuple[str, str], object]()
+        messages, ignored = self._renderable_messages(conversation), dict[tuple[str, str], object]()
         first_values = {
             (message["role"], name): message[name]
             for message in reversed(messages)
@@ -284,7 +290,7 @@ class ChatTemplate:
 
     def warning_lines(self) -> Iterable[str]:
         """Format the warnings about the conversations read so far."""
-        return self.warnings.lines()
+        return self.warnings.format_lines()
 
     @property
     def template_warnings(self) -> list[str]:
@@ -307,14 +313,14 @@ class ChatTemplate:
             compile_alternatives([*special_tokens(self.hf_tokenizer), *stops]),
         )
 
-    def _stop_token_before(self, following: Sequence[Message]) -> str | None:
+    def _stop_token_before(self, next_messages: Sequence[Message]) -> str | None:
         """Special token that ends an answer when the given messages follow it."""
         for head in ([], [make_message("system", "a")]):
             messages = [
                 *head,
                 make_message("user", "a"),
                 make_message("assistant", _SAMPLE_ANSWER),
-                *following,
+                *next_messages,
             ]
             try:
                 text_after = self._render(messages, False)[0].rpartition(_SAMPLE_ANSWER)[2]
@@ -340,10 +346,10 @@ class ChatTemplate:
         )
 
     # ---- rendering --------------------------------------------------------------------------
-    def _render_checked(
+    def _render_or_raise(
         self, conversation: Conversation, messages: Sequence[Message], add_generation_prompt: bool
     ) -> tuple[str, list[CharSpan]]:
-        tools = self._tools(conversation)
+        tools = self._rendered_tools(conversation)
         try:
             text, blocks = self._render(
                 messages, add_generation_prompt, tools, conversation.variables
@@ -352,7 +358,7 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template may raise anything
             raise ConversationError(
-                f"the chat template refuses it: {format_name(_error_message(error), 150)}"
+                f"the chat template refuses it: {format_name(_first_error_line(error), 150)}"
             ) from None
         if len(text) > MAX_CHARACTERS:
             limit = f"{MAX_CHARACTERS:,}"
@@ -364,7 +370,7 @@ class ChatTemplate:
     def _render_text(
         self, conversation: Conversation, messages: Sequence[Message], add_generation_prompt: bool
     ) -> str:
-        return self._render_checked(conversation, messages, add_generation_prompt)[0]
+        return self._render_or_raise(conversation, messages, add_generation_prompt)[0]
 
     def _render(
         self,
@@ -373,7 +379,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         conversation_variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, list[CharSpan]]:
-        source = self._source(tools)
+        source = self._jinja_source(tools)
         variables = {
             **self.hf_tokenizer.special_tokens_map,
             **self.variables,
@@ -385,19 +391,23 @@ class ChatTemplate:
         )
         return text, [CharSpan(*block) for block in blocks]
 
-    def _source(self, tools: object = None) -> str:
+    def _jinja_source(self, tools: object = None) -> str:
         """Jinja source of the template; if the tokenizer has several, transformers' choice."""
         source: str = self.hf_tokenizer.get_chat_template(None, tools)
-        return _with_fixed_date(source) if self._fixes_date and "strftime_now" in source else source
+        return (
+            _fix_template_date(source) if self._fixes_date and "strftime_now" in source else source
+        )
 
-    def _tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
+    def _rendered_tools(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
         """Tool definitions of a conversation, if the template renders tools."""
-        is_rendered = conversation.tools is None or "tools" in self._source(conversation.tools)
+        is_rendered = conversation.tools is None or "tools" in self._jinja_source(
+            conversation.tools
+        )
         return conversation.tools if is_rendered else None
 
-    def _messages(self, conversation: Conversation) -> list[Message]:
+    def _renderable_messages(self, conversation: Conversation) -> list[Message]:
         """Messages of a conversation, with tool calls in a format that the template supports."""
-        if "tool_calls" in self._source(conversation.tools):
+        if "tool_calls" in self._jinja_source(conversation.tools):
             return [self._tool_call_format.apply(message) for message in conversation.messages]
         return [tool_calls_to_text(message) for message in conversation.messages]
 
@@ -420,7 +430,7 @@ class ChatTemplate:
         return TOOL_CALL_FORMATS[0]
 
     # ---- spans in the loss -------------------------------------------------------------------
-    def _assistant_spans(
+    def _find_assistant_spans(
         self,
         locator: TurnLocator,
         answer_indices: Sequence[int],
@@ -429,12 +439,13 @@ class ChatTemplate:
     ) -> list[CharSpan]:
         """Character spans of the assistant's text in the given turns, in order."""
         if not blocks:
-            return [locator.answer_span(answer_index) for answer_index in answer_indices]
+            return [locator.find_answer_span(answer_index) for answer_index in answer_indices]
         blocks = blocks[-1:] if self.loss == "last_turn" else blocks
         text = locator.text
         try:
             expected = [
-                text[slice(*locator.answer_span(answer_index))] for answer_index in answer_indices
+                text[slice(*locator.find_answer_span(answer_index))]
+                for answer_index in answer_indices
             ]
         except ConversationError:  # nothing to compare with
             return list(blocks)
@@ -450,7 +461,7 @@ class ChatTemplate:
             )
         return list(blocks)
 
-    def _strip_special(self, answer: str) -> str:
+    def _strip_special_tokens(self, answer: str) -> str:
         """Remove special tokens from a rendered answer."""
         text = (
             answer.rpartition(self.stop_token)[0]
@@ -498,14 +509,14 @@ def load_chat_template(
 
 
 @cache
-def _with_fixed_date(source: str) -> str:
+def _fix_template_date(source: str) -> str:
     """Template source in which `strftime_now` returns `TRAINING_DATE`."""
     days = {form: TRAINING_DATE.strftime(form) for _, form in _DATE_CALL.findall(source)}
     formatted_date = f"{json.dumps(days)}[form]|default({TRAINING_DATE.strftime('%d %b %Y')!r})"
     return f"{{% macro strftime_now(form) %}}{{{{ {formatted_date} }}}}{{% endmacro %}}\n{source}"
 
 
-def _split_spans(text: str, loss_spans: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
+def _split_by_loss(text: str, loss_spans: Sequence[CharSpan]) -> tuple[TextSpan, ...]:
     """Split a text into spans inside and outside the loss."""
     spans, position = list[TextSpan](), 0
     for start, end in loss_spans:
@@ -515,5 +526,5 @@ def _split_spans(text: str, loss_spans: Sequence[CharSpan]) -> tuple[TextSpan, .
     return tuple(span for span in spans if span.text)
 
 
-def _error_message(error: Exception) -> str:
+def _first_error_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__

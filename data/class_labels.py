@@ -38,13 +38,13 @@ class ClassLabels:
     indexed: bool = False
 
     def __post_init__(self) -> None:
-        if len(self._by_number) < sum(_parse_number(name) is not None for name in self.names):
+        if len(self._name_by_number) < sum(_parse_number(name) is not None for name in self.names):
             raise DataError(
                 f"of the labels {self._formatted_names}, two are the same number: name them apart"
             )
 
     @classmethod
-    def from_text(cls, text: str) -> ClassLabels:
+    def parse(cls, text: str) -> ClassLabels:
         """Parse the setting `data.class_labels`.
 
         Raises:
@@ -58,7 +58,7 @@ class ClassLabels:
             )
         return cls(names)
 
-    def answer(self, text: str, is_value: bool) -> str | None:
+    def label_of_cell(self, text: str, is_column_value: bool) -> str | None:
         """Convert a column's value to its label name; None if the row is unlabeled.
 
         Args:
@@ -67,15 +67,15 @@ class ClassLabels:
         Raises:
             ColumnError: it means none of the labels, or may mean two.
         """
-        leading, value, trailing = _split_space(text)
+        leading, value, trailing = _split_surrounding_space(text)
         name: str | None = value
-        if is_value:
+        if is_column_value:
             name = self._label_of_value(value)
         elif value not in self.names:
-            raise self._label_error(text)
+            raise self._unknown_label_error(text)
         return None if name is None else f"{leading}{name}{trailing}"
 
-    def split(self, answer: str) -> tuple[str, str, str]:
+    def split_at_label(self, answer: str) -> tuple[str, str, str]:
         """Split an answer at its class label into text before, label and text after.
 
         The text before can be a model's reasoning.
@@ -86,12 +86,12 @@ class ClassLabels:
         text = answer.rstrip()
         name = max((name for name in self.names if text.endswith(name)), key=len, default=None)
         if name is None:
-            raise self._label_error(answer)
+            raise self._unknown_label_error(answer)
         return text.removesuffix(name), name, answer[len(text) :]
 
-    def with_name(self, answer: str, name: str) -> str:
+    def replace_label(self, answer: str, name: str) -> str:
         """Replace the class label in an answer."""
-        prefix, _, suffix = self.split(answer)
+        prefix, _, suffix = self.split_at_label(answer)
         return f"{prefix}{name}{suffix}"
 
     def parse_answer(self, text: str, expected: str) -> str | None:
@@ -99,7 +99,7 @@ class ClassLabels:
 
         White space and the prefix of the expected answer are removed.
         """
-        prefix = self.split(expected)[0].strip()
+        prefix = self.split_at_label(expected)[0].strip()
         name = text.strip().removeprefix(prefix).strip()
         return name if name in self.names else None
 
@@ -111,25 +111,27 @@ class ClassLabels:
         if value.lower() in BOOLEAN_NAMES:
             return self._label_of_boolean(value)
         if number is None:
-            raise self._label_error(value)
-        if not self.indexed and number in self._by_number:
-            return self._by_number[number]
+            raise self._unknown_label_error(value)
+        if not self.indexed and number in self._name_by_number:
+            return self._name_by_number[number]
         if number == UNLABELED:
             return None
-        if self._by_number and not self.indexed:
-            raise self._label_error(value, "names that are numbers are not numbered from 0")
+        if self._name_by_number and not self.indexed:
+            raise self._unknown_label_error(value, "names that are numbers are not numbered from 0")
         if number.is_integer() and 0 <= number < len(self.names):
             return self.names[int(number)]
-        raise self._label_error(value, f"{len(self.names)} labels are numbered from 0")
+        raise self._unknown_label_error(value, f"{len(self.names)} labels are numbered from 0")
 
     def _label_of_boolean(self, value: str) -> str:
         """Label name for a boolean value, in upper or lower case."""
         label = next((name for name in self.names if name.lower() == value.lower()), None)
         if label is None:
-            raise self._label_error(value, "name them false,true to label rows by truth values")
+            raise self._unknown_label_error(
+                value, "name them false,true to label rows by truth values"
+            )
         return label
 
-    def _label_error(self, value: str, reason: str = "") -> ColumnError:
+    def _unknown_label_error(self, value: str, reason: str = "") -> ColumnError:
         return ColumnError(
             f"the label {format_value(value)} is none of "
             f"{self._formatted_names}{f': {reason}' if reason else ''}"
@@ -140,24 +142,24 @@ class ClassLabels:
         return format_name(", ".join(self.names), 150)
 
     @cached_property
-    def _by_number(self) -> dict[float, str]:
+    def _name_by_number(self) -> dict[float, str]:
         numbers = {name: _parse_number(name) for name in self.names}
         return {number: name for name, number in numbers.items() if number is not None}
 
     @property
-    def have_shared_prefix(self) -> bool:
+    def has_label_prefixing_another(self) -> bool:
         """True if one label name is a prefix of another."""
         return any(a != b and a.startswith(b) for a in self.names for b in self.names)
 
 
-def _split_space(text: str) -> tuple[str, str, str]:
+def _split_surrounding_space(text: str) -> tuple[str, str, str]:
     """Split a text into leading white space, content and trailing white space."""
     match = _SURROUNDING_SPACE.fullmatch(text)
     assert match is not None
     return match[1], match[2], match[3]
 
 
-def labels_of_column(
+def match_column_labels(
     names: Sequence[str], task_labels: Sequence[str], are_user_labels: bool, source_name: str
 ) -> ClassLabels:
     """Match the names of a ClassLabel column with the task's labels.

@@ -78,13 +78,13 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     unused_fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_system(self, system: str | None) -> Conversation:
+    def with_system_message(self, system: str | None) -> Conversation:
         """Add a system message unless the conversation has one."""
         if system is None or (self.messages and self.messages[0]["role"] == "system"):
             return self
         return replace(self, messages=(make_message("system", system), *self.messages))
 
-    def without_answer(self) -> Conversation:
+    def without_last_answer(self) -> Conversation:
         """Remove the assistant's messages at the end of the conversation."""
         end = len(self.messages)
         while end and self.messages[end - 1]["role"] == "assistant":
@@ -139,27 +139,31 @@ def read_conversation(
         )
     if row[column] is None and not null_as_empty:
         raise NullError(f"column {format_value(column)} holds null, but must hold messages")
-    messages_in_row = _read_list(row, column) if row[column] or not null_as_empty else []
+    messages_in_row = _read_list_column(row, column) if row[column] or not null_as_empty else []
     if column == "prompt" and "completion" in row:
         answer = row["completion"]
         is_text = isinstance(answer, str) and not _is_message_list(answer)
         messages_in_row = [
             *messages_in_row,
-            *([make_message("assistant", answer)] if is_text else _read_list(row, "completion")),
+            *(
+                [make_message("assistant", answer)]
+                if is_text
+                else _read_list_column(row, "completion")
+            ),
         ]
     messages = [
         _normalize_message(message, number, null_as_empty)
         for number, message in enumerate(messages_in_row, 1)
     ]
-    tools = (_read_list(row, "tools") or None) if row.get("tools") else None
+    tools = (_read_list_column(row, "tools") or None) if row.get("tools") else None
     if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
         raise ColumnError("column 'tools' must hold objects, the JSON schemas of functions")
-    return _with_row_settings(
-        row, Conversation(messages, tools, unused_fields=unused_fields(messages_in_row))
+    return _add_row_settings(
+        row, Conversation(messages, tools, unused_fields=find_unused_fields(messages_in_row))
     )
 
 
-def unused_fields(messages: object) -> dict[str, Any]:
+def find_unused_fields(messages: object) -> dict[str, Any]:
     """Message fields that are not read, each with one of its values."""
     return {
         name: value
@@ -180,7 +184,7 @@ QUESTION_COLUMNS = {"history", "system", VARIABLES_COLUMN}
 """Columns that `make_conversation` uses."""
 
 
-def _with_row_settings(row: Row, conversation: Conversation) -> Conversation:
+def _add_row_settings(row: Row, conversation: Conversation) -> Conversation:
     """Add a row's system message and chat template variables to its conversation."""
     system, variables = row.get("system"), row.get(VARIABLES_COLUMN) or {}
     if isinstance(variables, str):
@@ -196,7 +200,7 @@ def _with_row_settings(row: Row, conversation: Conversation) -> Conversation:
             f"column {VARIABLES_COLUMN} must not say {format_value(reserved_name)}: leave it out"
         )
     conversation = replace(conversation, variables=dict(variables))
-    return conversation.with_system(system if isinstance(system, str) and system else None)
+    return conversation.with_system_message(system if isinstance(system, str) and system else None)
 
 
 def make_conversation(row: Row, question: str, answer: str | None) -> Conversation:
@@ -204,61 +208,67 @@ def make_conversation(row: Row, question: str, answer: str | None) -> Conversati
 
     The turns of the column `history` (LLaMA-Factory) come first.
     """
-    history = _read_list(row, "history") if row.get("history") else []
+    history = _read_list_column(row, "history") if row.get("history") else []
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
         raise ColumnError("column 'history' must hold pairs of a question and an answer")
     turns = [(role, text) for pair in history
              for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
     turns += [("user", question), *([] if answer is None else [("assistant", answer)])]
-    return _with_row_settings(
+    return _add_row_settings(
         row, Conversation([_normalize_message({"role": r, "content": t}, 1) for r, t in turns])
     )
 
 
-def _normalize_message(message: object, number: int, null_as_empty: bool = False) -> Message:
+def _normalize_message(
+    message: object, message_number: int, null_as_empty: bool = False
+) -> Message:
     """Convert a message of any supported format to role, content and tool calls."""
     if not isinstance(message, Mapping):
-        raise ColumnError(f"message {number} is {format_value(message)}, but must be an object")
+        raise ColumnError(
+            f"message {message_number} is {format_value(message)}, but must be an object"
+        )
     role, content = (
         message.get("role", message.get("from")),
         message.get("content", message.get("value")),
     )
     if not isinstance(role, str):
-        raise ColumnError(f"message {number} must have a role, or from, that is text")
+        raise ColumnError(f"message {message_number} must have a role, or from, that is text")
     fields: dict[str, Any] = {"role": _ROLES.get(role, role)}
-    calls = _normalize_tool_calls(message, content if role == "function_call" else None, number)
+    calls = _normalize_tool_calls(
+        message, content if role == "function_call" else None, message_number
+    )
     if calls is not None and role == "function_call":
         content = None
-    text = _message_text(content, number)
+    text = _content_to_text(content, message_number)
     if text is not None:
         fields["content"] = text
     elif calls is None and null_as_empty:
         fields["content"] = ""
     elif calls is None:
-        raise NullError(f"message {number} has neither content nor tool calls")
+        raise NullError(f"message {message_number} has neither content nor tool calls")
     if calls is not None:
         fields["tool_calls"] = calls
     copied_fields = (*REASONING_FIELDS, *OPTIONAL_FIELDS)
     fields |= {name: message[name] for name in copied_fields if message.get(name) is not None}
     flags = [
-        _loss_weight(message[name], name, number)
+        _parse_loss_weight(message[name], name, message_number)
         for name in _WEIGHT_FIELDS
         if message.get(name) is not None
     ]
     return fields | ({WEIGHT_FIELD: min(flags)} if flags else {})
 
 
-def _loss_weight(value: object, name: str, number: int) -> int:
+def _parse_loss_weight(value: object, name: str, message_number: int) -> int:
     """Parse a message's loss weight: 0 or 1."""
     if not isinstance(value, int | float) or value not in (0, 1):
         raise ColumnError(
-            f"message {number} has {name} {format_value(value)}, but it must be 0 or 1, or false "
-            "or true"
+            f"message {message_number} has {name} {format_value(value)}, but it must be 0 or 1, or "
+            "false or true"
         )
     return int(value)
 
 
-def _message_text(content: object, number: int) -> str | None:
+def _content_to_text(content: object, message_number: int) -> str | None:
     """Text of a message's content: a string, or a list of parts as in OpenAI's API."""
     if content is None or isinstance(content, str):
         return content
@@ -268,12 +278,14 @@ def _message_text(content: object, number: int) -> str | None:
         for content_part in content_parts
     ]
     if not all(isinstance(text, str) for text in texts):
-        raise ColumnError(f"message {number} holds {format_value(content)}, but must hold text")
+        raise ColumnError(
+            f"message {message_number} holds {format_value(content)}, but must hold text"
+        )
     return "".join(map(str, texts))
 
 
 def _normalize_tool_calls(
-    message: Message, value: object, number: int
+    message: Message, value: object, message_number: int
 ) -> list[dict[str, Any]] | None:
     """Tool calls of a message, normalized.
 
@@ -291,21 +303,23 @@ def _normalize_tool_calls(
         return None
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise ColumnError(
-            f"message {number} has tool_calls {format_value(calls)}, but must have objects"
+            f"message {message_number} has tool_calls {format_value(calls)}, but must have objects"
         )
-    return [_normalize_call(call, number) for call in calls]
+    return [_normalize_tool_call(call, message_number) for call in calls]
 
 
-def _normalize_call(call: Message, number: int) -> dict[str, Any]:
+def _normalize_tool_call(tool_call: Message, message_number: int) -> dict[str, Any]:
     """Convert a tool call to OpenAI's format, with arguments as an object."""
-    function = call.get("function", call)
+    function = tool_call.get("function", tool_call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ColumnError(f"message {number} calls a tool without a name: {format_value(call)}")
+        raise ColumnError(
+            f"message {message_number} calls a tool without a name: {format_value(tool_call)}"
+        )
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         parsed = _parse_json(arguments)
         arguments = arguments if parsed is None else parsed  # templates can write text too
-    call_id = {"id": call["id"]} if call.get("id") else {}
+    call_id = {"id": tool_call["id"]} if tool_call.get("id") else {}
     named_function = {"name": function["name"], "arguments": arguments}
     return {**call_id, "type": "function", "function": named_function}
 
@@ -325,7 +339,7 @@ def _is_message_list(value: object) -> bool:
     return isinstance(value, list) and (not value or isinstance(value[0], Mapping))
 
 
-def _read_list(row: Row, column: str) -> list[Any]:
+def _read_list_column(row: Row, column: str) -> list[Any]:
     value = row.get(column)
     if isinstance(value, str):
         value = _parse_json(value)

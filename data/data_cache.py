@@ -21,7 +21,7 @@ class DataCache:
     """Cache of tokenizers by name, and of examples by split until they are tokenized.
 
     Attributes:
-        warnings: warnings that were printed; see `DataWarnings.lines`.
+        warnings: warnings that were printed; see `DataWarnings.format_lines`.
     """
 
     def __init__(self) -> None:
@@ -30,21 +30,21 @@ class DataCache:
         self._source_caches: dict[str, DataCache] = {}
         self.warnings: set[tuple[str, str]] = set()
 
-    def tokenizer(self, name: str) -> PreTrainedTokenizerFast:
+    def get_tokenizer(self, name: str) -> PreTrainedTokenizerFast:
         """Load a tokenizer once. Raises as `hub.load_tokenizer`."""
         if name not in self._tokenizers:
             self._tokenizers[name] = hub.load_tokenizer(name)
         return self._tokenizers[name]
 
-    def for_source(self, name: str) -> DataCache:
+    def sharing_tokenizers(self, name: str) -> DataCache:
         """Create a cache for one source of a mixture; tokenizers are shared."""
         if name not in self._source_caches:
             self._source_caches[name] = DataCache()
             self._source_caches[name]._tokenizers = self._tokenizers
         return self._source_caches[name]
 
-    def corpus(
-        self, split: Split, settings: object, read: Callable[[], Mapping[Split, Corpus]]
+    def get_corpus(
+        self, split: Split, settings: object, read_splits: Callable[[], Mapping[Split, Corpus]]
     ) -> Corpus:
         """Read the examples of a split once per settings.
 
@@ -54,13 +54,13 @@ class DataCache:
         """
         cached = self._corpora.get(split)
         if cached is None or cached[0] != settings:
-            self._corpora |= {name: (settings, corpus) for name, corpus in read().items()}
+            self._corpora |= {name: (settings, corpus) for name, corpus in read_splits().items()}
         return self._corpora[split][1]
 
     def replace_corpus(self, split: Split, corpus: Corpus) -> None:
         """Replace the cached examples of a split, such as by tokenized ones."""
         self._corpora[split] = (self._corpora[split][0], corpus)
 
-    def drop(self, split: Split) -> None:
+    def drop_corpus(self, split: Split) -> None:
         """Remove the cached examples of a split to free memory."""
         self._corpora.pop(split, None)

@@ -52,7 +52,7 @@ class DataWarnings:
     template_warnings: list[str] = field(default_factory=list)
     counts: dict[tuple[str, str], WarningCount] = field(default_factory=dict)
 
-    def add(self, sentence: str, name: str, location: object, value: object) -> None:
+    def count_warning(self, sentence: str, name: str, location: object, value: object) -> None:
         """Count one more row for a warning.
 
         Args:
@@ -68,43 +68,43 @@ class DataWarnings:
         elif location is None or location != count.last:
             self.counts[sentence, name] = WarningCount(count.rows + 1, count.example, location)
 
-    def add_row(
+    def check_row(
         self, location: object, row: Mapping[str, Any], used_columns: Collection[str]
     ) -> None:
         """Record warnings about unused columns of a row and special tokens in used ones."""
         for column, value in row.items():
             if column not in used_columns:
                 if value is not None and value != "" and value != []:
-                    self.add(UNUSED_COLUMNS, format_name(column), location, value)
+                    self.count_warning(UNUSED_COLUMNS, format_name(column), location, value)
             elif self.control:
-                for token, context in self._control_tokens(value).items():
-                    self.add(CONTROL_TOKENS, format_value(token), location, context)
+                for token, context in self._find_special_tokens(value).items():
+                    self.count_warning(CONTROL_TOKENS, format_value(token), location, context)
 
-    def _control_tokens(self, value: object) -> dict[str, str]:
+    def _find_special_tokens(self, value: object) -> dict[str, str]:
         """Find special tokens in a value's strings, each with its context."""
         if isinstance(value, str):
             return {
                 tokens[0]: value[
                     max(0, tokens.start() - CONTEXT_CHARACTERS) : tokens.end() + CONTEXT_CHARACTERS
                 ]
-                for tokens in self._control.finditer(value)
+                for tokens in self._special_token_regex.finditer(value)
             }
         if isinstance(value, Mapping):
             value = list(value.values())
         tokens = dict[str, str]()
         for inner in value if isinstance(value, list) else ():
-            tokens |= self._control_tokens(inner)
+            tokens |= self._find_special_tokens(inner)
         return tokens
 
     @cached_property
-    def _control(self) -> re.Pattern[str]:
+    def _special_token_regex(self) -> re.Pattern[str]:
         return compile_alternatives(self.control)
 
-    def merge(self, other: DataWarnings) -> None:
+    def merge(self, later_warnings: DataWarnings) -> None:
         """Add the warnings about later rows to these."""
-        self.refused += other.refused
-        self.template_warnings += other.template_warnings
-        for key, count in other.counts.items():
+        self.refused += later_warnings.refused
+        self.template_warnings += later_warnings.template_warnings
+        for key, count in later_warnings.counts.items():
             count_so_far = self.counts.get(key)
             rows, example = (
                 (count_so_far.rows, count_so_far.example) if count_so_far else (0, count.example)
@@ -120,7 +120,7 @@ class DataWarnings:
         held = {(sentence, name): WarningCount(*count) for sentence, name, *count in data["held"]}
         return cls((), list(data["refused"]), list(data["template_warnings"]), held)
 
-    def lines(self, printed: set[tuple[str, str]] | None = None) -> Iterator[str]:
+    def format_lines(self, printed: set[tuple[str, str]] | None = None) -> Iterator[str]:
         """Format the warnings as sentences.
 
         Args:

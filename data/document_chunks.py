@@ -41,7 +41,7 @@ class DocumentChunkRow(dict[str, Any]):
         return DocumentChunkRow, (self["text"], self.doc_chunk)
 
 
-def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]:
+def split_into_chunks(text_pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]:
     """Split a document's text into chunks; concatenated, they are the document.
 
     A part ends with a line or, where there is none, before the space in front of a word: there
@@ -51,17 +51,17 @@ def split_document(pieces: Iterable[str]) -> Iterator[tuple[str, DocumentChunk]]
         pieces: the document, cut anywhere.
     """
     context, buffer = "", ""
-    for piece in chain(pieces, [""]):
+    for piece in chain(text_pieces, [""]):
         buffer += piece
         while len(buffer) > (2 * CHUNK_CHARACTERS if piece else CHUNK_CHARACTERS):
-            end = _chunk_end(buffer)
+            end = _find_chunk_end(buffer)
             yield buffer[:end], DocumentChunk(context, False)
             context, buffer = buffer[max(0, end - CONTEXT_CHARACTERS) : end], buffer[end:]
     if buffer:
         yield buffer, DocumentChunk(context, True)
 
 
-def _chunk_end(text: str) -> int:
+def _find_chunk_end(text: str) -> int:
     """End offset of the first chunk of a text."""
     for ends in (_LINE_END, _WORD_END):
         positions = [

@@ -23,16 +23,16 @@ class MessageText:
     """
 
     def __init__(self, name: str, value: str) -> None:
-        self.name, self.value, self.text = name, value, _remove_spaces(value)
+        self.name, self.value, self.text = name, value, _remove_white_space(value)
 
     @cached_property
-    def escaped(self) -> str:
+    def json_escaped(self) -> str:
         """The string as JSON, without white space."""
-        return _remove_spaces(json.dumps(self.value, ensure_ascii=False)[1:-1])
+        return _remove_white_space(json.dumps(self.value, ensure_ascii=False)[1:-1])
 
-    def count_in(self, rendered: str) -> int:
+    def count_occurrences(self, rendered: str) -> int:
         """Number of occurrences in a rendered text without white space."""
-        return max(rendered.count(self.text), rendered.count(self.escaped))
+        return max(rendered.count(self.text), rendered.count(self.json_escaped))
 
 
 def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, str]:
@@ -40,14 +40,14 @@ def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, st
 
     White space is not compared, nor whether a piece stands at the right place.
     """
-    rendered, dropped = _remove_spaces(text), dict[str, str]()
-    texts_by_message = [(message["role"], list(_message_texts(message))) for message in messages]
+    rendered, dropped = _remove_white_space(text), dict[str, str]()
+    texts_by_message = [(message["role"], list(_texts_to_render(message))) for message in messages]
     counts = Counter(text_piece.text for _, texts in texts_by_message for text_piece in texts)
     missing = {
         text_piece.text
         for _, texts in texts_by_message
         for text_piece in texts
-        if text_piece.count_in(rendered) < counts[text_piece.text]
+        if text_piece.count_occurrences(rendered) < counts[text_piece.text]
     }
     roles: dict[str, list[MessageText]] = {}
     for role, texts in texts_by_message:
@@ -62,7 +62,7 @@ def find_dropped_content(messages: Sequence[Message], text: str) -> dict[str, st
     return dropped
 
 
-def _message_texts(message: Message) -> Iterator[MessageText]:
+def _texts_to_render(message: Message) -> Iterator[MessageText]:
     """Texts of a message that a chat template should render."""
     content, role = message.get("content") or "", message["role"]
     thoughts, closing_tag, answer = content.rpartition(THINK_TAGS[1])
@@ -77,21 +77,21 @@ def _message_texts(message: Message) -> Iterator[MessageText]:
     ]
     for call in message.get("tool_calls") or ():
         function = [call["function"]["name"], call["function"]["arguments"]]
-        named_texts += [("tool calls", text) for text in _strings_in(function)]
+        named_texts += [("tool calls", text) for text in _iter_json_strings(function)]
     for name, value in named_texts:
         if isinstance(value, str) and value.strip():
             yield MessageText(name, value)
 
 
-def _strings_in(value: Any) -> Iterator[str]:
+def _iter_json_strings(value: Any) -> Iterator[str]:
     """Collect all strings in a JSON value."""
     if isinstance(value, str):
         yield value
     children = value.values() if isinstance(value, Mapping) else value
     if isinstance(value, Mapping | list):
         for child in children:
-            yield from _strings_in(child)
+            yield from _iter_json_strings(child)
 
 
-def _remove_spaces(text: str) -> str:
+def _remove_white_space(text: str) -> str:
     return "".join(text.split())

@@ -47,24 +47,24 @@ class Example(NamedTuple):
     doc_chunk: DocumentChunk | None = None
     desirable: bool | None = None
 
-    def spans(self) -> tuple[TextSpan, ...]:
+    def text_spans(self) -> tuple[TextSpan, ...]:
         """Text spans of prompt and target, for a decoder-only model.
 
         A space goes between prompt and target unless one of them has white space there.
         """
         return self.rendered_spans or (
             TextSpan(self.prompt, False),
-            TextSpan(self.separated_target(), True),
+            TextSpan(self.target_after_space(), True),
         )
 
-    def separated_target(self) -> str:
+    def target_after_space(self) -> str:
         """The target, after a space unless prompt or target has white space there."""
         has_space = self.target[:1].isspace() or self.prompt[-1:].isspace()
         return self.target if has_space else f" {self.target}"
 
-    def prompt_and_answer(self) -> tuple[str, str]:
+    def split_prompt_and_answer(self) -> tuple[str, str]:
         """Split the example into prompt and answer, which concatenate to its full text."""
-        return self.prompt, self.target if self.rendered_spans else self.separated_target()
+        return self.prompt, self.target if self.rendered_spans else self.target_after_space()
 
     def with_target(self, target: str, rendered_spans: tuple[TextSpan, ...] = ()) -> Example:
         """Copy with another target, and other rendered spans if given."""
@@ -74,11 +74,11 @@ class Example(NamedTuple):
         """Copy with another prompt."""
         return self._replace(prompt=prompt)
 
-    def with_desirable(self, desirable: bool | None) -> Example:
+    def with_kto_label(self, desirable: bool | None) -> Example:
         """Copy with this KTO label: True for a desirable answer."""
         return self._replace(desirable=desirable)
 
-    def concatenated(self) -> Example:
+    def with_joined_target(self) -> Example:
         """Copy with prompt and target joined without a separator."""
         return self._replace(
             rendered_spans=(TextSpan(self.prompt, False), TextSpan(self.target, True))
@@ -107,22 +107,22 @@ class Corpus:
     characters: str | None = None
     digest: str = ""
 
-    def map_examples(self, change: Callable[[Example], Example]) -> Corpus:
+    def map_examples(self, function: Callable[[Example], Example]) -> Corpus:
         """Apply a function to every example of the corpus."""
-        return replace(self, examples=[change(example) for example in self.examples])
+        return replace(self, examples=[function(example) for example in self.examples])
 
-    def first(self, count: int | None) -> Corpus:
+    def first_examples(self, count: int | None) -> Corpus:
         """Corpus of the first `count` examples; None selects all."""
         tokens = None if self.tokens is None else self.tokens[:count]
         examples, locations = self.examples[:count], self.locations[:count]
         return replace(self, examples=examples, locations=locations, tokens=tokens)
 
-    def location(self, index: int) -> FileLocation | None:
+    def row_location(self, index: int) -> FileLocation | None:
         """File location of an example's row, if known."""
         return self.locations[index] if self.locations else None
 
     @property
-    def drop_messages(self) -> list[str]:
+    def dropped_row_messages(self) -> list[str]:
         """Messages about the number of dropped rows, by reason."""
         counts = ((self.unlabeled, "without a label"), (self.nulls, "with null"))
         return [f"{count} {reason} left out" for count, reason in counts if count]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from config.errors import UserError
-from data.document_chunks import CHUNK_CHARACTERS, DocumentChunkRow, split_document
+from data.document_chunks import CHUNK_CHARACTERS, DocumentChunkRow, split_into_chunks
 from files.errors import FileError
 from files.file_location import FileLocation
 from files.formatting import format_name, format_path, format_value
@@ -32,7 +32,7 @@ SEPARATORS = ",;\t|"
 _QUOTED = re.compile(r'"[^"]*"')
 
 
-def drop_filled_nulls(value: Any) -> Any:
+def drop_arrow_nulls(value: Any) -> Any:
     """Remove null fields that Arrow adds to objects with different fields.
 
     In a table all objects of a column have the same fields: those that a row's object lacks are
@@ -40,18 +40,18 @@ def drop_filled_nulls(value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {
-            name: drop_filled_nulls(field_value)
+            name: drop_arrow_nulls(field_value)
             for name, field_value in value.items()
             if field_value is not None
         }
     if isinstance(value, list):
-        return [drop_filled_nulls(field_value) for field_value in value]
+        return [drop_arrow_nulls(field_value) for field_value in value]
     return value
 
 
-def row_from_arrow(row: Row) -> Row:
+def row_without_arrow_nulls(arrow_row: Row) -> Row:
     """Convert an Arrow table's row to plain data without added nulls."""
-    return {column: drop_filled_nulls(value) for column, value in row.items()}
+    return {column: drop_arrow_nulls(value) for column, value in arrow_row.items()}
 
 
 class DataError(UserError, ValueError):
@@ -99,13 +99,13 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
         raise DataError(f"{name} is not UTF-8 text: save it in that encoding") from error
 
 
-def _read_json_lines(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+def _read_jsonl_rows(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
     for number, row in parse_json_lines(path, lines):
-        yield _check_object(row, FileLocation(path, number))
+        yield _check_row_is_object(row, FileLocation(path, number))
 
 
-def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+def _read_json_rows(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise DataError(
@@ -118,7 +118,7 @@ def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]
     except FileError:
         if not text.lstrip().startswith("{"):
             raise
-        yield from _read_json_lines(path, io.BytesIO(content))  # JSON Lines under this name
+        yield from _read_jsonl_rows(path, io.BytesIO(content))  # JSON Lines under this name
         return
     if isinstance(rows, dict):  # one row alone
         rows = [rows]
@@ -127,24 +127,24 @@ def _read_json(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]
             f"{format_path(path)} is {format_value(rows)}, but must be an array of objects"
         )
     for number, row in enumerate(rows):
-        yield _check_object(row, FileLocation(path, number, "row"))
+        yield _check_row_is_object(row, FileLocation(path, number, "row"))
 
 
-def _check_object(row: Any, location: FileLocation) -> tuple[FileLocation, Row]:
-    if not isinstance(row, dict):
-        raise DataError(f"{location} is {format_value(row)}, but must be an object")
-    return location, row
+def _check_row_is_object(value: Any, location: FileLocation) -> tuple[FileLocation, Row]:
+    if not isinstance(value, dict):
+        raise DataError(f"{location} is {format_value(value)}, but must be an object")
+    return location, value
 
 
-def _read_csv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    return _read_separated(path, file, SEPARATORS)
+def _read_csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+    return _read_separated_rows(path, file, SEPARATORS)
 
 
-def _read_tsv(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
-    return _read_separated(path, file, "\t")
+def _read_tsv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+    return _read_separated_rows(path, file, "\t")
 
 
-def _read_separated(
+def _read_separated_rows(
     path: Path, file: BinaryIO, separators: str
 ) -> Iterator[tuple[FileLocation, Row]]:
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
@@ -153,7 +153,7 @@ def _read_separated(
         separator = max(separators, key=_QUOTED.sub("", header).count)
         try:
             columns = [c.strip() for c in next(csv.reader([header], delimiter=separator), [])]
-            _check_header(path, columns)
+            _check_column_names(path, columns)
             reader = csv.DictReader(lines, columns, delimiter=separator, strict=True)
             for row in reader:
                 number = reader.line_num + 1
@@ -174,7 +174,7 @@ def _read_lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
         yield line
 
 
-def _check_header(path: Path, columns: Sequence[str]) -> None:
+def _check_column_names(path: Path, columns: Sequence[str]) -> None:
     duplicate = next((name for name in columns if columns.count(name) > 1), None)
     if duplicate is not None:
         raise DataError(
@@ -182,16 +182,16 @@ def _check_header(path: Path, columns: Sequence[str]) -> None:
         )
 
 
-def _read_document(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+def _read_document_chunks(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     """Read a text file as rows of document chunks."""
     number = 1
     with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-        for chunk_text, chunk in split_document(iter(lambda: text.read(CHUNK_CHARACTERS), "")):
+        for chunk_text, chunk in split_into_chunks(iter(lambda: text.read(CHUNK_CHARACTERS), "")):
             yield FileLocation(path, number), DocumentChunkRow(chunk_text, chunk)
             number += chunk_text.count("\n")
 
 
-def _read_parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
+def _read_parquet_rows(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Row]]:
     import pyarrow
     from pyarrow import parquet
 
@@ -201,7 +201,7 @@ def _read_parquet(path: Path, file: BinaryIO) -> Iterator[tuple[FileLocation, Ro
             for batch in opened.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
-                    yield FileLocation(path, number, "row"), row_from_arrow(row)
+                    yield FileLocation(path, number, "row"), row_without_arrow_nulls(row)
     except pyarrow.ArrowException as error:
         raise DataError(
             f"{format_path(path)} is not a Parquet file: {format_name(str(error))}"
@@ -225,10 +225,10 @@ def read_class_names(path: Path, column: str) -> tuple[str, ...] | None:
 
 
 READERS: dict[str, Callable[[Path, BinaryIO], Iterator[tuple[FileLocation, Row]]]] = {
-    ".jsonl": _read_json_lines,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
-    ".txt": _read_document,
-    ".parquet": _read_parquet,
+    ".jsonl": _read_jsonl_rows,
+    ".json": _read_json_rows,
+    ".csv": _read_csv_rows,
+    ".tsv": _read_tsv_rows,
+    ".txt": _read_document_chunks,
+    ".parquet": _read_parquet_rows,
 }

@@ -44,26 +44,28 @@ class LabelCandidates:
     cut: int
 
     @classmethod
-    def from_examples(cls, data: Pipeline, corpus: Corpus, names: Sequence[str]) -> LabelCandidates:
+    def from_examples(
+        cls, data: Pipeline, corpus: Corpus, label_names: Sequence[str]
+    ) -> LabelCandidates:
         """Build the samples of all examples with each class label.
 
         Raises:
             ConfigError: the tokenizer or the chat template does not tell labels apart.
         """
-        labels = ClassLabels(tuple(names))
+        labels = ClassLabels(tuple(label_names))
         _check_labels_differ(data, labels)
-        paired_names = [*names, *names[-1:]] if len(names) % 2 else names
+        paired_names = [*label_names, *label_names[-1:]] if len(label_names) % 2 else label_names
         examples = [
-            _example_with_label(e, labels, name) for e in corpus.examples for name in paired_names
+            _replace_target_label(e, labels, name) for e in corpus.examples for name in paired_names
         ]
-        tokens = data.tokenize(examples)
-        if not (labels.have_shared_prefix or data.tokenizer.chat):  # a chat's spans say it
+        tokens = data.tokenize_examples(examples)
+        if not (labels.has_label_prefixing_another or data.tokenizer.chat):  # a chat's spans say it
             tokens = [TokenizedText(text.ids[:-1], text.loss_mask[:-1]) for text in tokens]
         config = data.config.with_values(
-            {"training.objective": OBJECTIVE} | _without_packing(data.config)
+            {"training.objective": OBJECTIVE} | _disabled_packing_fields(data.config)
         )
         all_pairs = PreferencePair.from_examples(examples, tokens, False)
-        config, pairs = data.sample_format.fit_pairs(config, all_pairs, data.tokenizer)
+        config, pairs = data.sample_format.fit_length_to_pairs(config, all_pairs, data.tokenizer)
         samples = data.sample_format.make_pair_samples(config, pairs, data.tokenizer)
         is_shorter = (
             len(pair.sequences[0].ids) < len(full_pair.sequences[0].ids)
@@ -72,7 +74,7 @@ class LabelCandidates:
         num_truncated = sum(is_shorter) + samples.truncation.prompts
         return cls(config, samples, labels, 2 * num_truncated // len(paired_names))
 
-    def scores(self, logps: np.ndarray) -> np.ndarray:
+    def logps_by_example(self, logps: np.ndarray) -> np.ndarray:
         """Log-probabilities of the class labels, float32 [examples, labels].
 
         Args:
@@ -85,13 +87,13 @@ class LabelCandidates:
         return pair_scores.reshape(-1, count + count % 2)[:, :count]
 
 
-def _without_packing(config: RunConfig) -> dict[str, bool]:
+def _disabled_packing_fields(config: RunConfig) -> dict[str, bool]:
     return {"data.packing": False} if hasattr(config.data, "packing") else {}
 
 
 def _check_labels_differ(data: Pipeline, labels: ClassLabels) -> None:
     name_of_ids: dict[tuple[int, ...], str] = {}
-    for name, ids in zip(labels.names, data.label_tokens(labels.names), strict=True):
+    for name, ids in zip(labels.names, data.encode_labels(labels.names), strict=True):
         previous = name_of_ids.setdefault(tuple(ids.tolist()), name)
         if previous != name:
             raise ConfigError(
@@ -100,17 +102,19 @@ def _check_labels_differ(data: Pipeline, labels: ClassLabels) -> None:
             )
 
 
-def _example_with_label(example: Example, labels: ClassLabels, name: str) -> Example:
+def _replace_target_label(example: Example, labels: ClassLabels, label_name: str) -> Example:
     """Replace the class label in an example's target."""
-    relabeled = example.with_target(labels.with_name(example.target, name))
+    relabeled = example.with_target(labels.replace_label(example.target, label_name))
     if not example.rendered_spans:
         return relabeled
-    if example.rendered_spans == example.concatenated().rendered_spans:
-        return relabeled.concatenated()
-    return example.with_target(relabeled.target, _spans_with_label(example, labels, name))
+    if example.rendered_spans == example.with_joined_target().rendered_spans:
+        return relabeled.with_joined_target()
+    return example.with_target(relabeled.target, _replace_last_label(example, labels, label_name))
 
 
-def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple[TextSpan, ...]:
+def _replace_last_label(
+    example: Example, labels: ClassLabels, label_name: str
+) -> tuple[TextSpan, ...]:
     """Replace the class label in the last answer of a rendered conversation.
 
     Only the label is in the loss; if a label is a prefix of another, the rest of its span too.
@@ -124,8 +128,8 @@ def _spans_with_label(example: Example, labels: ClassLabels, name: str) -> tuple
             "out --eval.constrained"
         )
     leading, _, trailing = spans[last_index].text.partition(target)
-    thought, _, space = labels.split(target)
+    thought, _, space = labels.split_at_label(target)
     prompt_text = "".join(span.text for span in spans[:last_index]) + leading + thought
     following_spans = [TextSpan(span.text, False) for span in spans[last_index + 1 :]]
-    end = TextSpan(space + trailing, labels.have_shared_prefix)
-    return (TextSpan(prompt_text, False), TextSpan(name, True), end, *following_spans)
+    end = TextSpan(space + trailing, labels.has_label_prefixing_another)
+    return (TextSpan(prompt_text, False), TextSpan(label_name, True), end, *following_spans)

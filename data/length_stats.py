@@ -45,8 +45,10 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
         other_splits = [split for split in splits if split != "train"]
         stats = [measure_lengths(source, ["train"]) for source in data.source_pipelines.values()]
         stats += [measure_lengths(data, other_splits)] if other_splits else []
-        return _merge_stats(stats, len(data.source_pipelines))
-    lengths_by_split = [_example_lengths(data, data.tokenized_corpus(split)) for split in splits]
+        return _merge_length_stats(stats, len(data.source_pipelines))
+    lengths_by_split = [
+        _count_tokens_per_example(data, data.read_tokenized_corpus(split)) for split in splits
+    ]
     training_lengths = [tokens for tokens, _ in lengths_by_split[0]]
     if data.task.row_format == "language_modeling":
         total = sum(training_lengths) + len(training_lengths)
@@ -61,7 +63,7 @@ def measure_lengths(data: Pipeline, splits: Sequence[Split]) -> LengthStats:
     return LengthStats(len(training_lengths), longest, fmean(training_lengths), target)
 
 
-def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
+def _count_tokens_per_example(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
     """Count each example's tokens in a sample, and its target tokens."""
     tokens, preference_type, length = (
         corpus.tokens or (),
@@ -80,9 +82,9 @@ def _example_lengths(data: Pipeline, corpus: Corpus) -> list[tuple[int, int]]:
     ]
 
 
-def _merge_stats(stats: Sequence[LengthStats], sources: int) -> LengthStats:
-    """Merge length statistics; the first `sources` of them are of training data."""
-    training_stats = stats[:sources]
+def _merge_length_stats(stats: Sequence[LengthStats], num_training_sources: int) -> LengthStats:
+    """Merge length statistics; the first `num_training_sources` of them are of training data."""
+    training_stats = stats[:num_training_sources]
     examples = sum(source_stats.examples for source_stats in training_stats)
     return LengthStats(
         examples,

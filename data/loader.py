@@ -44,16 +44,18 @@ class Loader:
         self._samples = samples
         self._batch_size = batch_size
         self._seed, self._own = seed, local_indices
-        self._start_at(epoch=0, position=0)
+        self._seek(epoch=0, position=0)
 
     @classmethod
     def from_config(cls, config: RunConfig, samples: Samples) -> Loader:
         """Loader of a run's training batches, for this process's replicas."""
         size, seed = config.training.global_batch_size, config.data.seed
         seed = config.model.seed if seed is None else seed
-        return cls(samples, size, seed, BatchSharding.from_config(config).local_indices(size))
+        return cls(
+            samples, size, seed, BatchSharding.from_config(config).local_sample_indices(size)
+        )
 
-    def peek(self, count: int) -> np.ndarray:
+    def peek_indices(self, count: int) -> np.ndarray:
         """Indices of the next `count` samples, at most those left in the epoch."""
         return self._permutation[self._position : self._position + count]
 
@@ -63,7 +65,7 @@ class Loader:
         return len(self._samples)
 
     @property
-    def samples_seen(self) -> int:
+    def num_samples_seen(self) -> int:
         """Number of samples returned since the start of the first epoch."""
         return self._epoch * len(self._samples) + self._position
 
@@ -77,12 +79,12 @@ class Loader:
             missing -= len(chunk)
             self._position += len(chunk)
             if self._position == len(self._permutation):
-                self._start_at(self._epoch + 1, 0)
+                self._seek(self._epoch + 1, 0)
         batch = np.concatenate(chunks)
         return self._samples.take(batch if self._own is None else batch[self._own])
 
     @cached_property
-    def _digest(self) -> str:
+    def _samples_digest(self) -> str:
         return self._samples.digest
 
     def state(self) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class Loader:
             "epoch": self._epoch,
             "position": self._position,
             "samples": len(self._samples),
-            "digest": self._digest,
+            "digest": self._samples_digest,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -112,7 +114,7 @@ class Loader:
                 f"{len(self._samples)}: give the same data, or --checkpoint.load_optimizer false "
                 "for a new run from its weights, with another --save"
             )
-        if "digest" in state and fields.text("digest") != self._digest:
+        if "digest" in state and fields.text("digest") != self._samples_digest:
             raise ValueError(
                 "the run that is continued had other training data: give the same, or "
                 "--checkpoint.load_optimizer false for a new run from its weights, with another "
@@ -121,9 +123,9 @@ class Loader:
         if position >= samples:
             raise ValueError(f"the saved data position {position} is not among {samples} samples")
         self._seed = seed
-        self._start_at(epoch, position)
+        self._seek(epoch, position)
 
-    def _start_at(self, epoch: int, position: int) -> None:
+    def _seek(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position
         indices = epoch_indices(self._samples, self._seed, epoch)
         self._permutation = indices[epoch_permutation(self._seed, epoch, len(indices))]
@@ -168,15 +170,15 @@ class BatchSharding:
         )
 
     @property
-    def _copy_of_replica(self) -> np.ndarray:
+    def _dp_ranks_of_replicas(self) -> np.ndarray:
         """Data-parallel rank of each local replica, int [n]."""
         return np.repeat(np.arange(self.data_parallel), self.tensor_parallel)[self.local_replicas]
 
     @property
-    def _num_local_copies(self) -> int:
-        return int(self._copy_of_replica[-1] - self._copy_of_replica[0]) + 1
+    def _num_local_dp_ranks(self) -> int:
+        return int(self._dp_ranks_of_replicas[-1] - self._dp_ranks_of_replicas[0]) + 1
 
-    def local_indices(self, count: int) -> np.ndarray:
+    def local_sample_indices(self, count: int) -> np.ndarray:
         """Indices of this process's samples in a global batch, int64 [n], in order.
 
         Raises:
@@ -188,22 +190,24 @@ class BatchSharding:
                 f"micro-batches for each of {self.data_parallel} data-parallel copies"
             )
         by_copy = np.arange(count).reshape(self.micro_batches, self.data_parallel, -1)
-        first_copy = self._copy_of_replica[0]
-        return by_copy[:, first_copy : first_copy + self._num_local_copies].reshape(-1)
+        first_copy = self._dp_ranks_of_replicas[0]
+        return by_copy[:, first_copy : first_copy + self._num_local_dp_ranks].reshape(-1)
 
-    def to_replicas(self, samples: np.ndarray) -> np.ndarray:
+    def distribute_to_replicas(self, samples: np.ndarray) -> np.ndarray:
         """Distribute this process's samples over its replicas and micro-batches.
 
         Args:
-            samples: [own samples, ...], those at `local_indices`; an array may have several rows
-                for a sample.
+            samples: [local samples, ...], at `local_sample_indices`; an array can have several
+                rows for a sample.
 
         Returns:
             [micro_batches, own replicas, micro_batch, ...], as host streams take it.
         """
-        return self._group_by_replica(samples)[:, self._copy_of_replica - self._copy_of_replica[0]]
+        return self._group_by_dp_rank(samples)[
+            :, self._dp_ranks_of_replicas - self._dp_ranks_of_replicas[0]
+        ]
 
-    def from_replicas(self, outputs: np.ndarray) -> np.ndarray:
+    def gather_in_batch_order(self, outputs: np.ndarray) -> np.ndarray:
         """Reorder the outputs of all replicas to the order of the batch's samples.
 
         Args:
@@ -216,23 +220,23 @@ class BatchSharding:
         first_of_copy = outputs.reshape(*shape, *outputs.shape[2:])[:, :, 0]
         return first_of_copy.reshape(-1, *first_of_copy.shape[3:])
 
-    def local_samples(self, rows: np.ndarray) -> np.ndarray:
+    def select_local_rows(self, rows: np.ndarray) -> np.ndarray:
         """Select this process's rows from an array in the order of a global batch."""
         by_copy = rows.reshape(self.micro_batches, self.data_parallel, -1, *rows.shape[1:])
-        first_copy = self._copy_of_replica[0]
-        return by_copy[:, first_copy : first_copy + self._num_local_copies].reshape(
+        first_copy = self._dp_ranks_of_replicas[0]
+        return by_copy[:, first_copy : first_copy + self._num_local_dp_ranks].reshape(
             -1, *rows.shape[1:]
         )
 
-    def drop_replicated(self, batch: Batch) -> Batch:
+    def drop_replicated_samples(self, batch: Batch) -> Batch:
         """Drop samples that a lower-ranked process has too, so that each counts once."""
         first_replica = self.local_replicas.start or 0
         if first_replica % self.tensor_parallel == 0:
             return batch
-        later_copies = {name: self._group_by_replica(array)[:, 1:] for name, array in batch.items()}
+        later_copies = {name: self._group_by_dp_rank(array)[:, 1:] for name, array in batch.items()}
         return {name: array.reshape(-1, *array.shape[3:]) for name, array in later_copies.items()}
 
-    def _group_by_replica(self, samples: np.ndarray) -> np.ndarray:
+    def _group_by_dp_rank(self, samples: np.ndarray) -> np.ndarray:
         """Reshape samples to [micro_batches, local data-parallel ranks, micro_batch, ...]."""
-        sizes = self.micro_batches, self._num_local_copies
+        sizes = self.micro_batches, self._num_local_dp_ranks
         return samples.reshape(*sizes, len(samples) // (sizes[0] * sizes[1]), *samples.shape[1:])

@@ -67,7 +67,9 @@ def read_mixture(data: Data) -> list[MixtureSource]:
         UserError: the file cannot be read, or says something else.
     """
     path = Path(data.train or "")
-    sources = [_parse_source(data, path, name, values) for name, values in read_yaml(path).items()]
+    sources = [
+        _parse_mixture_source(data, path, name, values) for name, values in read_yaml(path).items()
+    ]
     without_weight = [source.name for source in sources if source.weight is None]
     if not sources or 0 < len(without_weight) < len(sources):
         problem = (
@@ -81,7 +83,7 @@ def read_mixture(data: Data) -> list[MixtureSource]:
     return sources
 
 
-def _parse_source(data: Data, path: Path, name: str, values: Any) -> MixtureSource:
+def _parse_mixture_source(data: Data, path: Path, name: str, values: Any) -> MixtureSource:
     location = f"{format_path(path)}: {format_name(name)}"
     if not isinstance(values, LocatedDict) or not isinstance(values.get("train"), str):
         raise DataError(f"{location} must be a section that says train: FILE")
@@ -97,7 +99,7 @@ def _parse_source(data: Data, path: Path, name: str, values: Any) -> MixtureSour
             f"{location_prefix(values, WEIGHT)}the weight is {format_value(weight)}, but must be a "
             "positive number"
         )
-    train = _resolve_files(path.parent, values["train"])
+    train = _resolve_file_names(path.parent, values["train"])
     if Path(train).suffix.lower() in YAML_SUFFIXES:
         raise DataError(f"{location} is a mixture, but a mixture has files, folders and data sets")
     overrides = {field: value for field, value in values.items() if field != WEIGHT}
@@ -110,14 +112,14 @@ def _parse_source(data: Data, path: Path, name: str, values: Any) -> MixtureSour
     )
 
 
-def _resolve_files(folder: Path, names: str) -> str:
+def _resolve_file_names(folder: Path, names: str) -> str:
     """Resolve file names relative to a folder; names that are no files are unchanged."""
 
-    def resolve(name: str) -> str:
+    def resolve_name(name: str) -> str:
         path = str(folder / name)
         return path if Path(path).exists() or glob(path, recursive=True) else name
 
-    return ",".join(resolve(name.strip()) for name in names.split(","))
+    return ",".join(resolve_name(name.strip()) for name in names.split(","))
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class MixtureSamples:
     samples_per_epoch: Sequence[int]
 
     @classmethod
-    def from_weights(
+    def mix_by_weights(
         cls, sources: Sequence[Samples], weights: Sequence[float | None]
     ) -> MixtureSamples:
         """Mix sources by weights; without weights, an epoch has each sample once."""
@@ -161,7 +163,7 @@ class MixtureSamples:
         return sum(self.samples_per_epoch)
 
     @cached_property
-    def _sample_indices(self) -> np.ndarray:
+    def _source_and_sample_indices(self) -> np.ndarray:
         """Source number and sample index of each position in an epoch, int64 [n, 2].
 
         Each source repeats; its last repetition is cut off.
@@ -194,7 +196,7 @@ class MixtureSamples:
 
     def take(self, indices: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order."""
-        pairs = self._sample_indices[np.asarray(indices, np.int64)]
+        pairs = self._source_and_sample_indices[np.asarray(indices, np.int64)]
         arrays: dict[str, np.ndarray] = {}
         for source, samples in enumerate(self.sources):
             (rows_of_source,) = np.nonzero(pairs[:, 0] == source)

@@ -42,7 +42,7 @@ def pack_sequences(
         length = int(lengths[index])
         fitting_bits = room_bits >> length
         if fitting_bits:
-            free = length + _lowest_set_bit(fitting_bits)
+            free = length + _lowest_set_bit_index(fitting_bits)
             sample = open_samples[free].pop()
             if not open_samples[free]:
                 room_bits ^= 1 << free
@@ -59,13 +59,16 @@ def pack_sequences(
     return out
 
 
-def _lowest_set_bit(bits: int) -> int:
+def _lowest_set_bit_index(bits: int) -> int:
     """Index of the lowest set bit of an integer."""
     return (bits & -bits).bit_length() - 1
 
 
-def concatenate_sequences(
-    samples: np.ndarray, tokens_of: Callable[[int], np.ndarray], capacity: int, pad: int
+def concatenate_packed_sequences(
+    sequence_indices: np.ndarray,
+    get_token_ids: Callable[[int], np.ndarray],
+    capacity: int,
+    pad: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Concatenate each sample's sequences; returns token ids and segment ids.
 
@@ -77,12 +80,12 @@ def concatenate_sequences(
         The tokens, and the number of each one's place in the sample, from 1 (0: padding), int32
         [samples, capacity] both.
     """
-    input_ids = np.full((len(samples), capacity), pad, np.int32)
+    input_ids = np.full((len(sequence_indices), capacity), pad, np.int32)
     segment_ids = np.zeros_like(input_ids)
-    for sample, indices in enumerate(samples):
+    for sample, indices in enumerate(sequence_indices):
         start = 0
         for number, index in enumerate(indices[indices != EMPTY_SLOT], 1):
-            tokens = tokens_of(index)
+            tokens = get_token_ids(index)
             end = start + len(tokens)
             input_ids[sample, start:end], segment_ids[sample, start:end] = tokens, number
             start = end

@@ -85,7 +85,7 @@ class Pipeline:
             UserError: it is unavailable, lacks what training needs, or has tokens that the model
                 does not.
         """
-        rows, (_, base) = self.user_config.model.vocab_size, self._named_tokenizer
+        rows, (_, base) = self.user_config.model.vocab_size, self._tokenizer_name_and_tokenizer
         template = self._load_chat_template(base) if self.is_chat else None
         try:
             if template is not None and self.sample_format.trains_whole_chats:
@@ -106,7 +106,7 @@ class Pipeline:
         return tokenizer
 
     @cached_property
-    def _named_tokenizer(self) -> tuple[str | None, PreTrainedTokenizerFast]:
+    def _tokenizer_name_and_tokenizer(self) -> tuple[str | None, PreTrainedTokenizerFast]:
         """Value of `data.tokenizer`, and the loaded tokenizer.
 
         A resumed run whose tokenizer is gone loads the copy in its run folder.
@@ -117,17 +117,21 @@ class Pipeline:
             default = str(SAMPLE_FOLDER / self.sample_format.sample_tokenizer)
         name = data.tokenizer or default
         try:
-            return data.tokenizer, self._add_model_tokens(self.data_cache.tokenizer(name))
+            return data.tokenizer, self._add_configured_tokens(self.data_cache.get_tokenizer(name))
         except hub.DataUnavailable:
             saved = None if save is None else find_saved_tokenizer(RunFolder(Path(save)))
             if saved is None or Path(name).exists():
                 raise
             say(f"tokenizer {name} is gone: the run's copy in {saved} is used")
-            return str(saved), self._add_model_tokens(self.data_cache.tokenizer(str(saved)))
+            return str(saved), self._add_configured_tokens(
+                self.data_cache.get_tokenizer(str(saved))
+            )
 
-    def _add_model_tokens(self, base: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-        add_tokens(base, split_names(self.user_config.model.add_tokens))
-        return base
+    def _add_configured_tokens(
+        self, hf_tokenizer: PreTrainedTokenizerFast
+    ) -> PreTrainedTokenizerFast:
+        add_tokens(hf_tokenizer, split_names(self.user_config.model.add_tokens))
+        return hf_tokenizer
 
     @cached_property
     def task(self) -> Task:
@@ -155,7 +159,7 @@ class Pipeline:
             source: replace(
                 self,
                 user_config=replace(self.user_config, data=source.data),
-                data_cache=self.data_cache.for_source(source.name),
+                data_cache=self.data_cache.sharing_tokenizers(source.name),
             )
             for source in read_mixture(self.user_config.data)
         }
@@ -179,21 +183,21 @@ class Pipeline:
         return self._load_chat_template(self.tokenizer.hf_tokenizer, fix_date=False)
 
     def _load_chat_template(
-        self, base: PreTrainedTokenizerFast, fix_date: bool = True
+        self, hf_tokenizer: PreTrainedTokenizerFast, fix_date: bool = True
     ) -> ChatTemplate:
         data = self.user_config.data
         loss_scope = self.sample_format.loss_scope(
             replace(self.user_config, data=replace(data, format="conversational"))
         )
         return load_chat_template(
-            base, data.chat_template, data.chat_variables, loss_scope, fix_date
+            hf_tokenizer, data.chat_template, data.chat_variables, loss_scope, fix_date
         )
 
     @cached_property
     def config(self) -> RunConfig:
         """Configuration completed with the tokenizer, its special tokens and the row format."""
         end, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
-        data = replace(self._resolved_config.data, tokenizer=self._named_tokenizer[0])
+        data = replace(self._resolved_config.data, tokenizer=self._tokenizer_name_and_tokenizer[0])
         model = replace(self.user_config.model, eos_token_id=end, pad_token_id=pad)
         return replace(self.user_config, model=model, data=data)
 
@@ -205,23 +209,27 @@ class Pipeline:
             first_pipeline = next(
                 (p for p in self.source_pipelines.values() if p.task.row_format == row_format), self
             )
-            return self.sample_format.resolve(self.user_config, first_pipeline.task.separator)
+            return self.sample_format.with_data_settings(
+                self.user_config, first_pipeline.task.separator
+            )
         return replace(self.user_config, data=replace(self.user_config.data, format=row_format))
 
-    def corpus(self, split: Split) -> Corpus:
+    def read_corpus(self, split: Split) -> Corpus:
         """Read the examples of a split, with prompts as the model reads them.
 
         Raises:
             UserError: the data are unavailable, or do not fit the task.
         """
-        return self.data_cache.corpus(split, self._memory_key, lambda: self._read_splits(split))
+        return self.data_cache.get_corpus(
+            split, self._memory_cache_key, lambda: self._read_splits_of_source(split)
+        )
 
-    def tokenized_corpus(self, split: Split) -> Corpus:
+    def read_tokenized_corpus(self, split: Split) -> Corpus:
         """Read and tokenize the examples of a split.
 
-        Raises as `corpus` and `tokenizer`.
+        Raises as `read_corpus` and `tokenizer`.
         """
-        corpus = self.corpus(split)
+        corpus = self.read_corpus(split)
         if corpus.tokens is None:
             corpus = self.tokenize_corpus(corpus)
             self.data_cache.replace_corpus(split, corpus)
@@ -232,14 +240,14 @@ class Pipeline:
         if corpus.tokens is not None:
             return corpus
         try:
-            return replace(corpus, tokens=self.tokenize(corpus.examples))
+            return replace(corpus, tokens=self.tokenize_examples(corpus.examples))
         except MissingRowError as error:
             texts = ("".join(example[:2]) for example in corpus.examples)
             index = next((i for i, text in enumerate(texts) if error.token in text), None)
-            location = None if index is None else corpus.location(index)
+            location = None if index is None else corpus.row_location(index)
             raise error if location is None else ConfigError(f"{location}: {error}") from error
 
-    def tokenize(self, examples: Sequence[Example]) -> list[TokenizedText]:
+    def tokenize_examples(self, examples: Sequence[Example]) -> list[TokenizedText]:
         """Tokenize examples to token ids and loss masks."""
         return list(self.sample_format.tokenize(self._resolved_config, examples, self.tokenizer))
 
@@ -249,13 +257,15 @@ class Pipeline:
         Conversations are rendered already.
         """
         return (
-            example if self.is_chat else self.sample_format.render(self._resolved_config, example)
+            example
+            if self.is_chat
+            else self.sample_format.render_example(self._resolved_config, example)
         )
 
     @cached_property
-    def _memory_key(self) -> tuple[object, ...]:
+    def _memory_cache_key(self) -> tuple[object, ...]:
         """Key of the examples in this process's memory cache."""
-        return self.cache_key, id(self._named_tokenizer[1]) if self.is_chat else None
+        return self.cache_key, id(self._tokenizer_name_and_tokenizer[1]) if self.is_chat else None
 
     @property
     def cache_key(self) -> tuple[object, ...]:
@@ -267,12 +277,12 @@ class Pipeline:
             return (
                 settings,
                 self.task.row_format,
-                self.sample_format.prompt_text(self._resolved_config, ""),
+                self.sample_format.render_prompt(self._resolved_config, ""),
             )
-        template = self._load_chat_template(self._named_tokenizer[1])
+        template = self._load_chat_template(self._tokenizer_name_and_tokenizer[1])
         return settings, template.loss, template.cache_key
 
-    def _read_splits(self, split: Split) -> dict[Split, Corpus]:
+    def _read_splits_of_source(self, split: Split) -> dict[Split, Corpus]:
         task = self.task
         if task.row_format == "language_modeling" and not self.sample_format.trains_whole_chats:
             raise DataError(
@@ -289,28 +299,30 @@ class Pipeline:
             and self.sample_format.name in SAMPLE_FORMAT_NAMES
             and (tokenized := load_or_tokenize(self, split))
         ):
-            return self._read_tokenized(split, tokenized)
+            return self._corpora_from_tokenized(split, tokenized)
         if not self.is_chat:
-            notes = self.new_warnings()
+            notes = self.new_data_warnings()
             corpora = task.read_splits(split, data_warnings=notes).items()
-            self._print_warnings(notes)
+            self._print_data_warnings(notes)
             return {name: corpus.map_examples(self.render_example) for name, corpus in corpora}
         chat = self.training_template()
         splits = task.read_splits(split, chat, chat.warnings)
-        self._check_chats(split, chat, splits)
+        self._check_conversations(split, chat, splits)
         return splits
 
-    def _read_tokenized(self, split: Split, tokenized: TokenizedSplits) -> dict[Split, Corpus]:
+    def _corpora_from_tokenized(
+        self, split: Split, tokenized: TokenizedSplits
+    ) -> dict[Split, Corpus]:
         """Convert a split's cached tokenized data to corpora."""
         splits = {name: corpus for name, (corpus, _) in tokenized.items()}
         self.task.check_examples_left(split, splits)
         if self.is_chat:
             template = self.training_template()
             template.warnings = DataWarnings.from_dict(tokenized[split][1].mapping("notes"))
-            self._check_chats(split, template, splits)
+            self._check_conversations(split, template, splits)
             self.task.check_validation_split(splits)
             return splits
-        self._print_warnings(DataWarnings.from_dict(tokenized[split][1].mapping("notes")))
+        self._print_data_warnings(DataWarnings.from_dict(tokenized[split][1].mapping("notes")))
         if not any(corpus.examples for corpus in splits.values()):
             name = self.task.source(split).name
             raise DataError(f"{name} holds no examples: give data that has some")
@@ -320,25 +332,25 @@ class Pipeline:
     def training_template(self) -> ChatTemplate:
         """Chat template for training conversations."""
         template = self._load_chat_template(self.tokenizer.hf_tokenizer)
-        template.warnings = self.new_warnings()
+        template.warnings = self.new_data_warnings()
         return template
 
-    def new_warnings(self) -> DataWarnings:
+    def new_data_warnings(self) -> DataWarnings:
         """Create an empty collection of warnings about data rows."""
         return DataWarnings(
             special_tokens(self.tokenizer.hf_tokenizer) if self.task.is_user_data else ()
         )
 
-    def _print_warnings(self, notes: DataWarnings) -> None:
+    def _print_data_warnings(self, notes: DataWarnings) -> None:
         """Print data warnings, once for all splits."""
-        for note in notes.lines(self.data_cache.warnings):
+        for note in notes.format_lines(self.data_cache.warnings):
             say(note)
 
-    def _check_chats(
+    def _check_conversations(
         self, split: Split, template: ChatTemplate, splits: Mapping[Split, Corpus]
     ) -> None:
         """Print warnings about conversations; raise DataError if none of them is left."""
-        self._print_warnings(template.warnings)
+        self._print_data_warnings(template.warnings)
         if template.stop_token is None and self.sample_format.trains_whole_chats:
             say(
                 "warning: the chat template ends answers with no special token: the model will not "
@@ -347,7 +359,7 @@ class Pipeline:
         if not splits[split].examples:
             raise DataError(f"the data for {split} hold no conversation to learn from")
 
-    def check_agreement(self, corpus: Corpus) -> None:
+    def check_processes_agree(self, corpus: Corpus) -> None:
         """Check that all processes have the same examples and tokenizer.
 
         Raises:
@@ -363,7 +375,7 @@ class Pipeline:
                 }
             )
 
-    def training_samples(self, name: str = "") -> Samples:
+    def make_training_samples(self, source_name: str = "") -> Samples:
         """Make the training samples; prints counts of dropped and truncated examples.
 
         Args:
@@ -373,12 +385,12 @@ class Pipeline:
             UserError: the data or the tokenizer are unavailable, or do not fit the model.
         """
         if self.source_pipelines:
-            return self._mixed_samples()
-        corpus = self.tokenized_corpus("train")
-        self.check_agreement(corpus)
-        self._check_targets(corpus)
+            return self._make_mixture_samples()
+        corpus = self.read_tokenized_corpus("train")
+        self.check_processes_agree(corpus)
+        self._check_target_lengths(corpus)
         samples = self.make_samples(corpus)
-        notes = [f"{name}{': ' if name else ''}{len(samples)} training samples"]
+        notes = [f"{source_name}{': ' if source_name else ''}{len(samples)} training samples"]
         preference_type = self.task.preference_type
         answers = 2 if preference_type == "paired" else 1
         rows = len(corpus.examples) // answers
@@ -387,7 +399,7 @@ class Pipeline:
         if num_equal := preference_type == "paired" and count_equal_pairs(corpus.examples):
             notes.append(f"{num_equal} pairs of equal answers, which teach no preference")
         if self.task.validation_fraction is not None:
-            num_held_out = len(self.corpus("validation").examples) // answers
+            num_held_out = len(self.read_corpus("validation").examples) // answers
             notes.append(
                 f"{num_held_out} held out by --data.validation {self.task.validation_fraction:g}"
             )
@@ -395,7 +407,7 @@ class Pipeline:
             ", ".join(
                 [
                     *notes,
-                    *corpus.drop_messages,
+                    *corpus.dropped_row_messages,
                     *samples.truncation.messages(self.config.model.sequence_length),
                 ]
             )
@@ -403,18 +415,18 @@ class Pipeline:
         if self.task.labels is not None and self.task.user_labels is None:
             say(f"the data name the labels: {format_name(', '.join(self.task.labels), 150)}")
         self._warn_of_lost_characters(corpus)
-        for hint in self._find_hints(corpus.examples):
+        for hint in self._prompt_format_hints(corpus.examples):
             say(hint)
-        self.data_cache.drop("train")
+        self.data_cache.drop_corpus("train")
         return samples
 
-    def _mixed_samples(self) -> Samples:
-        self._check_targets(Corpus([]))
+    def _make_mixture_samples(self) -> Samples:
+        self._check_target_lengths(Corpus([]))
         samples_by_source = [
-            pipeline.training_samples(format_name(source.name))
+            pipeline.make_training_samples(format_name(source.name))
             for source, pipeline in self.source_pipelines.items()
         ]
-        mixed = MixtureSamples.from_weights(
+        mixed = MixtureSamples.mix_by_weights(
             samples_by_source, [source.weight for source in self.source_pipelines]
         )
         say(
@@ -428,7 +440,7 @@ class Pipeline:
         )
         return mixed
 
-    def _check_targets(self, training: Corpus) -> None:
+    def _check_target_lengths(self, training_corpus: Corpus) -> None:
         """Check before training that the longest targets of both splits fit.
 
         Raises:
@@ -443,9 +455,9 @@ class Pipeline:
             return
         if self.task.preference_type:
             return
-        splits = [training, self.corpus("validation")]
+        splits = [training_corpus, self.read_corpus("validation")]
         targets = [
-            (example.target, corpus.location(i))
+            (example.target, corpus.row_location(i))
             for corpus in splits
             for i, example in enumerate(corpus.examples)
         ]
@@ -453,9 +465,11 @@ class Pipeline:
         texts = [text for text, _ in longest_targets]
         tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
         try:
-            truncate_targets(tokens, texts, self.sample_format.target_limit(self.config), "error")
+            truncate_targets(
+                tokens, texts, self.sample_format.target_token_limit(self.config), "error"
+            )
         except TooLongError as error:
-            raise _with_location(error, longest_targets[error.index][1]) from error
+            raise _located_error(error, longest_targets[error.index][1]) from error
 
     def make_samples(self, corpus: Corpus, for_eval: bool = False) -> Samples:
         """Convert examples to samples; `for_eval` as in `SampleFormat.make_samples`.
@@ -475,11 +489,11 @@ class Pipeline:
                 self.config, examples, tokens, self.tokenizer, for_eval
             )
         except TooLongError as error:
-            raise _with_location(error, corpus.location(error.index)) from error
+            raise _located_error(error, corpus.row_location(error.index)) from error
 
-    def label_tokens(self, names: Sequence[str]) -> list[np.ndarray]:
+    def encode_labels(self, label_names: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each class label as an answer, int32 [n] each."""
-        return self.sample_format.encode_targets(self._resolved_config, names, self.tokenizer)
+        return self.sample_format.encode_targets(self._resolved_config, label_names, self.tokenizer)
 
     def make_prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
         """Tokenize prompts; returns them with a configuration that fits their lengths.
@@ -513,7 +527,7 @@ class Pipeline:
             labels, distinct_targets = ClassLabels(names), dict.fromkeys(texts)
             texts = [
                 *dict.fromkeys(
-                    labels.with_name(text, name) for text in distinct_targets for name in names
+                    labels.replace_label(text, name) for text in distinct_targets for name in names
                 )
             ]
         tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
@@ -526,13 +540,13 @@ class Pipeline:
         try:
             truncate_targets(tokens, texts, limit, self.user_config.data.on_long_target)
         except TooLongError as error:
-            location = None if names else corpus.location(error.index)
-            raise _with_location(error, location) from error
+            location = None if names else corpus.row_location(error.index)
+            raise _located_error(error, location) from error
         if names and self.user_config.generation.max_tokens is None:
             max_new_tokens = min(max_new_tokens, max(map(len, tokens)))
         return self.sample_format.with_output_length(config, max_new_tokens), prompts
 
-    def _find_hints(self, examples: Sequence[Example]) -> Iterator[str]:
+    def _prompt_format_hints(self, examples: Sequence[Example]) -> Iterator[str]:
         """Hints about suspicious prompts and targets, such as a missing separator."""
         data = self.user_config.data
         if (
@@ -553,7 +567,7 @@ class Pipeline:
         example = examples[0]
         prompt_end, target_start = example.prompt[-1:], example.target[:1]
         if (
-            not self.sample_format.prompt_text(self._resolved_config, "")
+            not self.sample_format.render_prompt(self._resolved_config, "")
             and prompt_end
             and target_start
             and not (prompt_end.isspace() or target_start.isspace())
@@ -581,21 +595,21 @@ class Pipeline:
             )
         if unknown:
             say(
-                f"warning: the tokenizer does not know {_list_characters(unknown)}: the model "
+                f"warning: the tokenizer does not know {_format_characters(unknown)}: the model "
                 "will not read or write it"
             )
         if changed:
             say(
-                f"the tokenizer reads {_list_characters(changed)} as small letters or without "
+                f"the tokenizer reads {_format_characters(changed)} as small letters or without "
                 "accents: the model will not write them"
             )
 
 
-def _list_characters(characters: Sequence[str]) -> str:
+def _format_characters(characters: Sequence[str]) -> str:
     """Format the first few characters of a list for a message."""
     return ", ".join(map(repr, characters[:5])) + (" and others" if len(characters) > 5 else "")
 
 
-def _with_location(error: TooLongError, location: FileLocation | None) -> ConfigError:
+def _located_error(error: TooLongError, location: FileLocation | None) -> ConfigError:
     """Message of an error about a too long example, with the location of its row."""
     return ConfigError(str(error) if location is None else f"{location}: {error}")

@@ -16,9 +16,9 @@ from data.conversations import (
     WEIGHT_FIELD,
     Conversation,
     Message,
+    find_unused_fields,
     make_message,
     read_conversation,
-    unused_fields,
 )
 from data.examples import Example
 from data.prompt_template import ColumnError, NullError, Template
@@ -71,7 +71,7 @@ def read_answers(
         ColumnError: the row is of another form; NullError: it lacks a value.
     """
     if unpaired and "label" in row:
-        labels: Sequence[tuple[str, bool | None]] = [("completion", _read_label(row))]
+        labels: Sequence[tuple[str, bool | None]] = [("completion", _read_desirable_label(row))]
     elif PAIR_COLUMNS[0] in row and PAIR_COLUMNS[1] in row:
         _check_not_null(row)
         labels = [("chosen", True if unpaired else None), ("rejected", False if unpaired else None)]
@@ -79,9 +79,9 @@ def read_answers(
         raise ColumnError(_missing_columns_message(row, unpaired))
     columns = [name for name, _ in labels]
     answers: Iterable[Example | Conversation] = (
-        _read_conversations(row, columns, prompt)
+        _read_answer_conversations(row, columns, prompt)
         if are_conversations
-        else _read_texts(row, columns, prompt)
+        else _read_text_answers(row, columns, prompt)
     )
     return [
         PreferenceAnswer(answer, desirable)
@@ -108,7 +108,7 @@ def _check_not_null(row: Row) -> None:
             raise NullError(f"column '{name}' holds null, but must hold an answer")
 
 
-def _read_label(row: Row) -> bool:
+def _read_desirable_label(row: Row) -> bool:
     label: Any = row["label"]
     if label is None:
         raise NullError("column 'label' holds null, but must be true or false")
@@ -119,7 +119,7 @@ def _read_label(row: Row) -> bool:
 
 
 # ---- texts --------------------------------------------------------------------------------------
-def _read_texts(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
+def _read_text_answers(row: Row, columns: Sequence[str], prompt: str | None) -> Iterator[Example]:
     texts = [Template(f"{{{name}}}").render(row) for name in columns]
     if prompt is None and "prompt" in row:
         prompt = Template("{prompt}").render(row)
@@ -139,7 +139,9 @@ def _common_prefix(first: str, second: str = "") -> str:
 
 
 # ---- conversations ------------------------------------------------------------------------------
-def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) -> list[Conversation]:
+def _read_answer_conversations(
+    row: Row, columns: Sequence[str], prompt: str | None
+) -> list[Conversation]:
     """Read the conversations of a row; the answers of a pair start where the two differ."""
     conversations = [_answer_messages(row, name) for name in columns]
     prompt_messages = _prompt_messages(row, prompt, conversations)
@@ -161,7 +163,7 @@ def _read_conversations(row: Row, columns: Sequence[str], prompt: str | None) ->
         **{name: row.get(name) for name in ("tools", "system", VARIABLES_COLUMN)},
     }
     unused = {
-        k: v for name in ("prompt", *columns) for k, v in unused_fields(row.get(name)).items()
+        k: v for name in ("prompt", *columns) for k, v in find_unused_fields(row.get(name)).items()
     }
     prompt_conversation = replace(read_conversation(prompt_row), unused_fields=unused)
     num_shared = _count_common_messages(conversations) if len(conversations) > 1 else 0

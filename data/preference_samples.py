@@ -44,7 +44,7 @@ def answers_per_example(config: RunConfig) -> int:
     return 2 if config.training.preference_type else 1
 
 
-def sequences_per_sample(config: RunConfig) -> int:
+def max_sequences_per_sample(config: RunConfig) -> int:
     """Maximum number of token sequences in a decoder sample."""
     if isinstance(config.data, Seq2SeqData):
         return 1
@@ -71,12 +71,18 @@ class PreferencePair:
                 for i in range(0, len(examples), 2)
             ]
         return [
-            cls((tokens[i], _with_answer_of(tokens[i], tokens[j])), (examples[i], examples[j]), i)
-            for i, j in enumerate(_mismatched_answers([example.prompt for example in examples]))
+            cls(
+                (tokens[i], _combine_prompt_and_answer(tokens[i], tokens[j])),
+                (examples[i], examples[j]),
+                i,
+            )
+            for i, j in enumerate(
+                _assign_mismatched_answers([example.prompt for example in examples])
+            )
         ]
 
 
-def _mismatched_answers(prompts: Sequence[str]) -> list[int]:
+def _assign_mismatched_answers(prompts: Sequence[str]) -> list[int]:
     """Choose the index of another prompt's answer for each prompt, for KTO's KL term.
 
     Every answer is used once if all prompts have equally many; if all prompts are equal, the next
@@ -106,16 +112,18 @@ def count_equal_pairs(examples: Sequence[Example]) -> int:
     )
 
 
-def prompt_length(text: TokenizedText) -> int:
+def count_prompt_tokens(text: TokenizedText) -> int:
     """Number of prompt tokens: the index of the first loss token."""
     return int(np.argmax(text.loss_mask)) if text.loss_mask.any() else len(text.ids)
 
 
-def _with_answer_of(prompt_source: TokenizedText, answer_source: TokenizedText) -> TokenizedText:
+def _combine_prompt_and_answer(
+    prompt_source: TokenizedText, answer_source: TokenizedText
+) -> TokenizedText:
     """Combine one tokenized sequence's prompt with another's answer."""
     prompt, answer = (
-        slice(None, prompt_length(prompt_source)),
-        slice(prompt_length(answer_source), None),
+        slice(None, count_prompt_tokens(prompt_source)),
+        slice(count_prompt_tokens(answer_source), None),
     )
     ids, masks = zip(prompt_source, answer_source, strict=True)
     return TokenizedText(np.concatenate([ids[0][prompt], ids[1][answer]]),
@@ -207,6 +215,6 @@ class SamplesWithRefLogps:
         return batch | {REF_LOGPS: self.ref_logps[np.asarray(indices, np.int64)].reshape(-1, 2)}
 
 
-def preference_inputs(batch: Batch) -> dict[str, np.ndarray]:
+def select_preference_inputs(batch: Batch) -> dict[str, np.ndarray]:
     """Arrays of a batch that only preference objectives read."""
     return {name: batch[name] for name in PREFERENCE_INPUTS if name in batch}

@@ -19,7 +19,7 @@ LOSS_BRACKETS = "⟪", "⟫"
 """Brackets around loss tokens where there are no colors."""
 
 
-def preview(
+def format_samples(
     samples: Samples,
     indices: Sequence[int],
     sample_format: SampleFormat,
@@ -31,7 +31,7 @@ def preview(
     yield f"the first samples: {TOKEN_SEPARATOR} separates tokens, learned ones are {style}"
     for number, index in enumerate(indices, 1):
         batch = samples.take(np.asarray([index]))
-        texts = sample_format.tokens_in_loss(batch)
+        texts = sample_format.sequences_with_loss_mask(batch)
         tokens = sum(len(text) for text in texts)
         num_in_loss = sum(in_loss for text in texts for _, in_loss in text)
         noun = "text" if len(texts) == 1 else "texts"
@@ -40,10 +40,12 @@ def preview(
             yield format_sequence(text, tokenizer, colored)
 
 
-def format_sequence(text: Sequence[TokenInLoss], tokenizer: Tokenizer, colored: bool) -> str:
+def format_sequence(
+    tokens_in_loss: Sequence[TokenInLoss], tokenizer: Tokenizer, colored: bool
+) -> str:
     """Format a token sequence as indented lines; a line ends after a newline token."""
     runs = list[tuple[bool, list[str]]]()
-    for token, in_loss in text:
+    for token, in_loss in tokens_in_loss:
         if not runs or runs[-1][0] != in_loss:
             runs.append((in_loss, []))
         runs[-1][1].append(_format_token(token, tokenizer))

@@ -32,10 +32,10 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.
 
 
 def encode_examples(
-    tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]
+    tokenizer: Tokenizer, prompt_answer_pairs: Iterable[tuple[str, str]]
 ) -> Iterator[TokenizedText]:
     """Token ids and loss masks of prompts followed by their answers and the end token."""
-    for chunk in split_chunks(pairs):
+    for chunk in split_chunks(prompt_answer_pairs):
         prompts = encode_prompts(tokenizer, (prompt for prompt, _ in chunk))
         answers = _encode_answers(tokenizer, chunk)
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -44,10 +44,10 @@ def encode_examples(
 
 
 def _encode_answers(
-    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
+    tokenizer: Tokenizer, prompt_answer_pairs: Sequence[tuple[str, str]]
 ) -> Iterator[Sequence[int]]:
     """Token ids of answers, tokenized together with the end of their prompts."""
-    split_pairs = [_move_spaces(prompt, answer) for prompt, answer in pairs]
+    split_pairs = [_move_spaces_to_answer(prompt, answer) for prompt, answer in prompt_answer_pairs]
     encodings = tokenizer.encode_fast(
         [prompt_end + answer for prompt_end, answer in split_pairs], False
     )
@@ -63,13 +63,13 @@ def _encode_answers(
         yield encoding.ids[start:]
 
 
-def _move_spaces(prompt: str, answer: str) -> tuple[str, str]:
+def _move_spaces_to_answer(prompt: str, answer: str) -> tuple[str, str]:
     """Move the prompt's trailing spaces to the answer; returns both texts."""
     stripped = prompt.rstrip(" ")
     return stripped[-CONTEXT_CHARACTERS:], prompt[len(stripped) :] + answer
 
 
-def count_leading_special(tokenizer: Tokenizer, ids: np.ndarray) -> int:
+def count_leading_special_tokens(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     """Count the leading special tokens, such as `<bos>`, that truncation keeps."""
     special_ids = {*tokenizer.affix_ids[0], tokenizer.hf_tokenizer.bos_token_id}
     return next((i for i, token in enumerate(ids.tolist()) if token not in special_ids), len(ids))

@@ -48,7 +48,7 @@ class Template:
         return tuple(dict.fromkeys(m[1] for m in _PLACEHOLDER.finditer(self.text) if m[1]))
 
     @property
-    def value_column(self) -> str | None:
+    def single_placeholder_column(self) -> str | None:
         """Column of a template that is a single placeholder; None for other templates."""
         match = _PLACEHOLDER.fullmatch(self.text.strip())
         return match[1] if match is not None else None
@@ -60,10 +60,10 @@ class Template:
             ColumnError: a column is missing or holds no text.
         """
 
-        def value(match: re.Match[str]) -> str:
-            return column_text(row, match[1]) if match[1] else match[0][0]
+        def column_value(match: re.Match[str]) -> str:
+            return column_to_text(row, match[1]) if match[1] else match[0][0]
 
-        return _PLACEHOLDER.sub(value, self.text)
+        return _PLACEHOLDER.sub(column_value, self.text)
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Instruction:
 
     def render(self, row: Mapping[str, Any]) -> str:
         """The instruction, followed by the optional input on a new line."""
-        text = column_text(row, "instruction")
-        extra = next((column_text(row, n) for n in self.optional if row.get(n) is not None), "")
+        text = column_to_text(row, "instruction")
+        extra = next((column_to_text(row, n) for n in self.optional if row.get(n) is not None), "")
         return f"{text}\n{extra}" if extra else text
 
 
-def column_text(row: Mapping[str, Any], column: str) -> str:
+def column_to_text(row: Mapping[str, Any], column: str) -> str:
     """Value of a row's column as text; numbers and booleans as in JSON."""
     if column not in row:
         columns = format_name(", ".join(map(str, row)) or "none")

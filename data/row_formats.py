@@ -71,7 +71,7 @@ DOCUMENT_TEMPLATE = Template("{text}")
 """Template of plain documents, all of whose tokens are in the loss."""
 
 
-def detect_format(location: FileLocation, row: Row) -> DataFormat:
+def detect_row_format(location: FileLocation, row: Row) -> DataFormat:
     """Detect the row format of a data set from one of its rows.
 
     Raises:
@@ -83,12 +83,12 @@ def detect_format(location: FileLocation, row: Row) -> DataFormat:
         raise DataError(
             f"{location}: the columns chosen and rejected are preferences: learn them with "
             "--training.objective dpo, or, to learn the chosen answers alone, give "
-            f"{_suggest_chosen(row)}"
+            f"{_suggest_chosen_as_target(row)}"
         )
     return "conversational" if has_conversation(row) else "prompt_completion"
 
 
-def find_prompt_target(
+def complete_prompt_target(
     location: FileLocation,
     row: Row,
     prompt: TextTemplate | None = None,
@@ -124,7 +124,7 @@ def _suggest_templates(row: Row) -> str:
     return f"--data.prompt '{{{prompt_column}}}' --data.target '{{{target_column}}}'"
 
 
-def _suggest_chosen(row: Row) -> str:
+def _suggest_chosen_as_target(row: Row) -> str:
     """Suggest flags that train on the chosen answer, for an error message."""
     if isinstance(row["chosen"], list):
         return "--data.messages chosen"

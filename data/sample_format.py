@@ -41,15 +41,15 @@ class SampleFormat(ABC):
     output_field: str
     trains_whole_chats: bool = False
 
-    def prompt_text(self, config: RunConfig, prompt: str) -> str:
+    def render_prompt(self, config: RunConfig, prompt: str) -> str:
         """Prompt text as the model reads it."""
         return prompt
 
-    def render(self, config: RunConfig, example: Example) -> Example:
+    def render_example(self, config: RunConfig, example: Example) -> Example:
         """Convert a task's example to the text that the model reads."""
-        return example.with_prompt(self.prompt_text(config, example.prompt))
+        return example.with_prompt(self.render_prompt(config, example.prompt))
 
-    def resolve(self, config: RunConfig, separator: str) -> RunConfig:
+    def with_data_settings(self, config: RunConfig, separator: str) -> RunConfig:
         """Complete the configuration with settings that only the data determine.
 
         Args:
@@ -72,7 +72,7 @@ class SampleFormat(ABC):
         self,
         config: RunConfig,
         examples: Sequence[Example],
-        tokens: Sequence[TokenizedText],
+        tokenized: Sequence[TokenizedText],
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
@@ -93,7 +93,7 @@ class SampleFormat(ABC):
         """Convert preference pairs to samples. Raises as `make_samples`."""
 
     @abstractmethod
-    def fit_pairs(
+    def fit_length_to_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
         """Choose sequence lengths that fit all preference pairs.
@@ -114,15 +114,17 @@ class SampleFormat(ABC):
         """Token ids of targets as the model generates them, the end token included."""
 
     @abstractmethod
-    def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
+    def count_example_tokens(self, tokenized: TokenizedText) -> tuple[int, int]:
         """Count the tokens of an example in a sample, and of its target."""
 
     @abstractmethod
-    def num_predictions(self, config: RunConfig) -> int:
+    def count_predicted_positions(self, config: RunConfig) -> int:
         """Number of positions in a sample that predict a token."""
 
     @abstractmethod
-    def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
+    def make_random_samples(
+        self, config: RunConfig, count: int, mean_tokens: float | None
+    ) -> Samples:
         """Make samples of random tokens, for benchmarks.
 
         Args:
@@ -130,18 +132,18 @@ class SampleFormat(ABC):
         """
 
     @abstractmethod
-    def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
+    def to_program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
         """Arrays of a batch by the program input stream that reads them.
 
         A program uses the streams that it has.
         """
 
     @abstractmethod
-    def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
+    def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
         """Sequences of a batch as token ids with their loss masks, for a preview."""
 
     @abstractmethod
-    def count_tokens(self, batch: Batch) -> int:
+    def count_non_padding_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch that are not padding."""
 
     def output_length(self, config: RunConfig) -> int:
@@ -160,7 +162,7 @@ class SampleFormat(ABC):
             max(limit, config.model.sequence_length) if is_user_data else limit
         )
 
-    def target_limit(self, config: RunConfig) -> TokenLimit:
+    def target_token_limit(self, config: RunConfig) -> TokenLimit:
         """Maximum number of target tokens in training."""
         max_positions = config.model.max_position_embeddings
         return TokenLimit(self.output_length(config), self.output_field, max_positions)

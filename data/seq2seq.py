@@ -16,16 +16,16 @@ import numpy as np
 from config.sections import RunConfig
 from config.task import OnLongTarget, Seq2SeqData
 from data.examples import Example
-from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
+from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.preference_samples import (
     NUM_LOSS_TOKENS,
     PreferencePair,
     PreferenceSamples,
     answers_per_example,
     make_kto_labels,
-    preference_inputs,
+    select_preference_inputs,
 )
-from data.prompt_boundary import count_leading_special
+from data.prompt_boundary import count_leading_special_tokens
 from data.sample_format import SampleFormat, TokenInLoss, length_multiple, pad_right
 from data.samples import (
     IGNORE_INDEX,
@@ -143,11 +143,11 @@ class PackedExamples:
         """Batch of the samples at `indices`, in their order: int32 arrays [n, length].
 
         `input_ids` and `segment_ids` are [n, sequence_length], the mask with the places' numbers
-        as in `concatenate_sequences`; `decoder_input_ids` and `labels` have a sequence for each
-        target of each place, [n * places * answers, decoder_sequence_length].
+        as in `concatenate_packed_sequences`; `decoder_input_ids` and `labels` have a sequence for
+        each target of each place, [n * places * answers, decoder_sequence_length].
         """
         encoded, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
-        input_ids, segment_ids = concatenate_sequences(
+        input_ids, segment_ids = concatenate_packed_sequences(
             samples, encoded.prompt, encoded.sequence_length, encoded.pad
         )
         example_indices = samples.reshape(-1)
@@ -179,13 +179,13 @@ class Seq2Seq(SampleFormat):
         self,
         config: RunConfig,
         examples: Sequence[Example],
-        tokens: Sequence[TokenizedText],
+        tokenized: Sequence[TokenizedText],
         tokenizer: Tokenizer,
         for_eval: bool,
     ) -> Samples:
-        max_per_sample = examples_per_sample(config)
+        max_per_sample = max_examples_per_sample(config)
         encoded = truncate_examples(
-            tokens,
+            tokenized,
             examples,
             tokenizer,
             config.model.sequence_length,
@@ -235,11 +235,11 @@ class Seq2Seq(SampleFormat):
             truncation,
             start,
         )
-        packed = PackedExamples.from_examples(pair_examples, examples_per_sample(config))
+        packed = PackedExamples.from_examples(pair_examples, max_examples_per_sample(config))
         counts = np.count_nonzero(targets != IGNORE_INDEX, axis=2).astype(np.float32)
         return PreferenceSamples(packed, packed.samples, counts, make_kto_labels(fitting_pairs))
 
-    def fit_pairs(
+    def fit_length_to_pairs(
         self, config: RunConfig, pairs: Sequence[PreferencePair], tokenizer: Tokenizer
     ) -> tuple[RunConfig, list[PreferencePair]]:
         longest = max(_longest_target_length(pair) for pair in pairs)
@@ -253,7 +253,7 @@ class Seq2Seq(SampleFormat):
         Prompts are truncated on the right, conversations on the left.
         """
         max_tokens = config.model.sequence_length
-        multiple = max_tokens if examples_per_sample(config) > 1 else length_multiple(config)
+        multiple = max_tokens if max_examples_per_sample(config) > 1 else length_multiple(config)
         is_chat = config.data.format == "conversational"
         rows, num_truncated = _truncate_prompts(
             list(_encode_with_eos(texts, tokenizer)), tokenizer, max_tokens, is_chat
@@ -268,20 +268,24 @@ class Seq2Seq(SampleFormat):
     ) -> list[np.ndarray]:
         return list(_encode_distinct(texts, tokenizer))
 
-    def count_example_tokens(self, tokens: TokenizedText) -> tuple[int, int]:
+    def count_example_tokens(self, tokenized: TokenizedText) -> tuple[int, int]:
         """Count the tokens of an example's prompt and of its target."""
-        prompt, target = _split_target(tokens)
+        prompt, target = _split_target(tokenized)
         return len(prompt), len(target)
 
-    def num_predictions(self, config: RunConfig) -> int:
+    def count_predicted_positions(self, config: RunConfig) -> int:
         """Number of predicted tokens of a sample: one for each target position."""
         return (
-            self.output_length(config) * examples_per_sample(config) * answers_per_example(config)
+            self.output_length(config)
+            * max_examples_per_sample(config)
+            * answers_per_example(config)
         )
 
-    def random_samples(self, config: RunConfig, count: int, mean_tokens: float | None) -> Samples:
+    def make_random_samples(
+        self, config: RunConfig, count: int, mean_tokens: float | None
+    ) -> Samples:
         """Make samples of random tokens; without a mean length, examples have equal lengths."""
-        model, max_per_sample = config.model, examples_per_sample(config)
+        model, max_per_sample = config.model, max_examples_per_sample(config)
         prompt_length = (
             model.sequence_length if mean_tokens else model.sequence_length // max_per_sample
         )
@@ -302,16 +306,16 @@ class Seq2Seq(SampleFormat):
         indices = np.linspace(0, len(packed) - 1, count).astype(np.int64)  # full ones come first
         return replace(packed, samples=packed.samples[indices])
 
-    def program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
+    def to_program_inputs(self, batch: Batch) -> dict[str, np.ndarray]:
         return {
             "input_ids": batch["input_ids"],
             "mask": get_segment_ids(batch),
             "decoder_input_ids": batch["decoder_input_ids"],
             "labels": batch["labels"],
-            **preference_inputs(batch),
+            **select_preference_inputs(batch),
         }
 
-    def tokens_in_loss(self, batch: Batch) -> list[list[TokenInLoss]]:
+    def sequences_with_loss_mask(self, batch: Batch) -> list[list[TokenInLoss]]:
         sequences = list[list[TokenInLoss]]()
         slots = len(batch["labels"]) // len(batch["input_ids"])
         for row, labels in enumerate(batch["labels"]):
@@ -324,7 +328,7 @@ class Seq2Seq(SampleFormat):
                 sequences.append([*prompt, *target])
         return sequences
 
-    def count_tokens(self, batch: Batch) -> int:
+    def count_non_padding_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch's prompts and targets, end tokens included."""
         return int(np.count_nonzero(get_segment_ids(batch))) + count_loss_tokens(batch)
 
@@ -473,14 +477,16 @@ def _truncate_prompts(
             num_truncated += 1
             if truncate_left:
                 truncated[i] = ids[
-                    left_truncated_indices(len(ids), length, count_leading_special(tokenizer, ids))
+                    left_truncated_indices(
+                        len(ids), length, count_leading_special_tokens(tokenizer, ids)
+                    )
                 ]
             else:
                 truncated[i] = np.append(ids[: length - 1], ids[-1])
     return truncated, num_truncated
 
 
-def examples_per_sample(config: RunConfig) -> int:
+def max_examples_per_sample(config: RunConfig) -> int:
     """Maximum number of examples packed into a sample."""
     assert isinstance(config.data, Seq2SeqData)
     return config.data.examples_per_sample

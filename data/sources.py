@@ -18,7 +18,7 @@ from data.file_readers import (
     is_data_file,
     read_class_names,
     read_rows,
-    row_from_arrow,
+    row_without_arrow_nulls,
 )
 from data.file_readers import DataError as DataError
 from data.file_readers import Row as Row
@@ -173,7 +173,7 @@ class SavedDataset:
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         rows: Iterable[Row] = self._dataset
         for index, row in enumerate(rows):
-            yield FileLocation(self.name, index, "row"), row_from_arrow(row)
+            yield FileLocation(self.name, index, "row"), row_without_arrow_nulls(row)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class HubDataset:
     def rows(self) -> Iterator[tuple[FileLocation, Row]]:
         rows: Iterable[Row] = self._dataset
         for index, row in enumerate(rows):
-            yield FileLocation(self.name, index, "row"), row_from_arrow(row)
+            yield FileLocation(self.name, index, "row"), row_without_arrow_nulls(row)
 
 
 def _file_size(path: Path) -> int:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from config.sections import Data
 from config.task import DataFormat, OnNull
-from data.class_labels import UNLABELED, ClassLabels, labels_of_column
+from data.class_labels import UNLABELED, ClassLabels, match_column_labels
 from data.conversations import (
     QUESTION_COLUMNS,
     Conversation,
@@ -25,7 +25,7 @@ from data.conversations import (
     read_conversation,
 )
 from data.data_warnings import DataWarnings
-from data.document_chunks import DocumentChunkRow, split_document
+from data.document_chunks import DocumentChunkRow, split_into_chunks
 from data.examples import MAX_CHARACTERS, Corpus, Example
 from data.mixture import is_mixture, read_mixture
 from data.preference_rows import detect_answer_format, preference_columns, read_answers
@@ -36,8 +36,8 @@ from data.row_formats import (
     PromptTarget,
     RowSchema,
     TextTemplate,
-    detect_format,
-    find_prompt_target,
+    complete_prompt_target,
+    detect_row_format,
 )
 from data.sources import DataError, FileSource, HubDataset, Row, Source, source_from_name
 from files.file_location import FileLocation
@@ -55,7 +55,7 @@ NULL_VALUE = -2
 class ConversationReader(Protocol):
     """Interface of the converter from conversations to examples."""
 
-    def read(self, place: FileLocation, conversation: Conversation) -> Example | None:
+    def example_or_none(self, location: FileLocation, conversation: Conversation) -> Example | None:
         """Convert a conversation to an example; None, with a warning, if it is dropped."""
         ...
 
@@ -108,7 +108,9 @@ class Task:
             return "prompt_completion"
         if self.messages is not None:
             return "conversational"
-        return "prompt_completion" if self._first_row is None else detect_format(*self._first_row)
+        return (
+            "prompt_completion" if self._first_row is None else detect_row_format(*self._first_row)
+        )
 
     @property
     def is_user_data(self) -> bool:
@@ -149,7 +151,7 @@ class Task:
         first_row = next(iter(source.rows()), None)
         if first_row is None or self._has_conversation(first_row[1]):
             return None
-        column = getattr(self._prompt_target(*first_row).target, "value_column", None)
+        column = getattr(self._prompt_target(*first_row).target, "single_placeholder_column", None)
         return None if column is None else source.read_class_names(column)
 
     def _class_labels(self, source: Source) -> ClassLabels | None:
@@ -159,7 +161,7 @@ class Task:
         names = self._class_names(source)
         if names is None:
             return ClassLabels(self.labels)
-        return labels_of_column(names, self.labels, self.user_labels is not None, source.name)
+        return match_column_labels(names, self.labels, self.user_labels is not None, source.name)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -168,7 +170,7 @@ class Task:
             return ()
         return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
 
-    def corpus(self, split: Split) -> Corpus:
+    def read_corpus(self, split: Split) -> Corpus:
         """Read the examples of a split whose rows are texts.
 
         See `read_splits`.
@@ -247,7 +249,7 @@ class Task:
                 for example in self._examples_of_row(location, row, row_schema, reader):
                     yield location, example
                 if data_warnings is not None and self.is_user_data:
-                    data_warnings.add_row(
+                    data_warnings.check_row(
                         location,
                         row,
                         self._used_columns(location, row, row_schema.pair, reader),
@@ -275,10 +277,10 @@ class Task:
             example = (
                 conversation
                 if isinstance(conversation, int)
-                else reader.read(location, conversation)
+                else reader.example_or_none(location, conversation)
             )
             if isinstance(example, Example) and row_schema.labels is not None:
-                row_schema.labels.split(example.target)  # its last answer must be one
+                row_schema.labels.split_at_label(example.target)  # its last answer must be one
             return [] if example is None else [example]
         if self.row_format == "language_modeling":
             return self._document_chunk_examples(row)
@@ -318,12 +320,12 @@ class Task:
         """Conversation of a row, or the reason why the row is dropped."""
         if self._has_conversation(row):
             conversation = read_conversation(row, self.messages, self.on_null == "empty")
-            return conversation.with_system(self.system)
+            return conversation.with_system_message(self.system)
         example = self._text_example(row, self._prompt_target(location, row), labels)
         if isinstance(example, int):
             return example
         conversation = make_conversation(row, example.prompt, example.target)
-        return conversation.with_system(self.system)
+        return conversation.with_system_message(self.system)
 
     def _preference_examples(
         self, location: FileLocation, row: Row, reader: ConversationReader | None
@@ -335,23 +337,23 @@ class Task:
         for answer, desirable in read_answers(row, unpaired, prompt, reader is not None):
             if isinstance(answer, Conversation):
                 assert reader is not None
-                example = reader.read(location, answer.with_system(self.system))
+                example = reader.example_or_none(location, answer.with_system_message(self.system))
                 if example is None:
                     return []
                 answer = example
             for text in (answer.prompt, answer.target):
                 _check_length(text)
-            examples.append(answer.with_desirable(desirable))
+            examples.append(answer.with_kto_label(desirable))
         return examples
 
     def _document_chunk_examples(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):
             return [Example("", row["text"], doc_chunk=row.doc_chunk)]
         text = (self.target or DOCUMENT_TEMPLATE).render(row)
-        return [Example("", piece, doc_chunk=part) for piece, part in split_document([text])]
+        return [Example("", piece, doc_chunk=part) for piece, part in split_into_chunks([text])]
 
     def _prompt_target(self, location: FileLocation, row: Row) -> PromptTarget:
-        return find_prompt_target(location, row, self.prompt, self.target)
+        return complete_prompt_target(location, row, self.prompt, self.target)
 
     def prompt_conversation(self, row: Row) -> Conversation:
         """Conversation of a row up to the answer to generate.
@@ -360,12 +362,12 @@ class Task:
             ColumnError: it has neither messages nor a prompt.
         """
         if has_conversation(row, self.messages):
-            conversation = read_conversation(row, self.messages).without_answer()
+            conversation = read_conversation(row, self.messages).without_last_answer()
             if not conversation.messages:
                 raise ColumnError("there are no messages to answer")
         else:
             conversation = make_conversation(row, self.render_prompt(row), None)
-        return conversation.with_system(self.system)
+        return conversation.with_system_message(self.system)
 
     def _suggest_fraction(self, split: Split) -> str:
         """Suggest a validation fraction of the training data, where possible."""
@@ -446,8 +448,8 @@ class Task:
     ) -> Example | int:
         answer: str | None = _check_length(pair.target.render(row))
         if labels is not None:
-            is_value = getattr(pair.target, "value_column", None) is not None
-            answer = labels.answer(str(answer), is_value)
+            is_value = getattr(pair.target, "single_placeholder_column", None) is not None
+            answer = labels.label_of_cell(str(answer), is_value)
         return (
             UNLABELED if answer is None else Example(_check_length(pair.prompt.render(row)), answer)
         )
@@ -531,7 +533,7 @@ def task_from_config(
             task = replace(task, target=Template(data.target))
     except ValueError as error:
         raise DataError(str(error)) from None
-    labels = None if data.class_labels is None else ClassLabels.from_text(data.class_labels).names
+    labels = None if data.class_labels is None else ClassLabels.parse(data.class_labels).names
     return task if labels is None else replace(task, user_labels=labels)
 
 

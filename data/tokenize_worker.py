@@ -68,7 +68,7 @@ class TokenizeContext(NamedTuple):
 
     def tokenize(self, chunk: Chunk) -> ChunkResult:
         """Tokenize a chunk of rows."""
-        template, data, data_warnings = self.chat_template, self.data, self.data.new_warnings()
+        template, data, data_warnings = self.chat_template, self.data, self.data.new_data_warnings()
         if template is not None:
             template.warnings = data_warnings
         results = list(data.task.examples(chunk, self.row_schema, template, data_warnings))
@@ -79,7 +79,7 @@ class TokenizeContext(NamedTuple):
             (location, example) for location, example in results if isinstance(example, Example)
         ]
         examples = [data.render_example(example) for _, example in kept_examples]
-        tokens = data.tokenize(examples)
+        tokens = data.tokenize_examples(examples)
         texts = (text for example in examples for text in example[:2])
         return ChunkResult(
             [(location, Example(*example[:2], doc_chunk=example.doc_chunk), ids)

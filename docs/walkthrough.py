@@ -62,7 +62,7 @@ for row in sorted(plan.rows, key=lambda row: -row.part.flops)[:3]:
 # %%
 family = get_family(config)
 data = Pipeline(config, family.sample_format)
-samples = data.training_samples()
+samples = data.make_training_samples()
 loader = Loader(samples, config.training.global_batch_size, config.model.seed)
 batch = loader.next_batch()
 print({name: array.shape for name, array in batch.items()})

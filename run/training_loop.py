@@ -22,7 +22,7 @@ from config.sections import RunConfig
 from data.data_cache import DataCache
 from data.loader import Loader
 from data.pipeline import Pipeline
-from data.preview import preview
+from data.preview import format_samples
 from files.atomic_writing import check_can_write_folder
 from files.folder_lock import lock_folder
 from files.formatting import format_path
@@ -149,11 +149,13 @@ def _set_up_and_train(
     data = Pipeline(config, family.sample_format, data_cache)
     if config.eval.steps is not None:
         resolve_metrics(config, data.task)
-    samples = data.training_samples()
+    samples = data.make_training_samples()
     loader = Loader.from_config(config, samples)
     if options.preview:
-        first = loader.peek(options.preview).tolist()
-        sequences = preview(samples, first, family.sample_format, data.tokenizer, supports_color())
+        first = loader.peek_indices(options.preview).tolist()
+        sequences = format_samples(
+            samples, first, family.sample_format, data.tokenizer, supports_color()
+        )
         say("\n".join(sequences))
     weight_map, notes = family.weight_map(data.config), data_warnings(data.config, samples)
     for note in (
@@ -186,7 +188,7 @@ def _set_up_and_train(
     evaluator = Evaluator(config, model, data_cache, add_ref_logps) if evaluates else None
     if reference is not None:
         reference.remove_drafts()
-    data_cache.drop("validation")
+    data_cache.drop_corpus("validation")
     with ExitStack() as stack:
         loaded, _ = start.load_with_fallback(partial(_enter_session, stack, model))
         if loaded is not start:
@@ -359,7 +361,7 @@ class _TrainingRun:
             watchdog.mark("evaluation", f"the evaluation after step {step}")
             validation = self._evaluate(step)
             watchdog.mark("records", f"the records of step {step}", is_storage=True)
-            before = self.loader.samples_seen - iterations * config.training.global_batch_size
+            before = self.loader.num_samples_seen - iterations * config.training.global_batch_size
             for s, learning_rate, result in zip(steps, learning_rates, results, strict=True):
                 seen = before + (s + 1 - steps.start) * config.training.global_batch_size
                 self.skipped.count(result)
@@ -439,5 +441,5 @@ def _restore_data_and_steps(
             loader.restore(start.data)
         except ValueError as error:
             raise UserError(str(error)) from error
-    config = resolve_epochs(config, loader.samples_per_epoch, start.step, loader.samples_seen)
+    config = resolve_epochs(config, loader.samples_per_epoch, start.step, loader.num_samples_seen)
     return shorten_to_profile(config, options, start.step)

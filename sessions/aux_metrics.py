@@ -21,7 +21,7 @@ def tally_of(
         sums: loss statistics of all processes' samples, in the order of a global batch.
         batch: this process's samples.
     """
-    unique = sharding.drop_replicated({**batch, _SUMS: sharding.local_samples(sums)})
+    unique = sharding.drop_replicated_samples({**batch, _SUMS: sharding.select_local_rows(sums)})
     return objective.metric_sums(unique[_SUMS], unique)
 
 

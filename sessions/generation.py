@@ -10,7 +10,7 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from data.loader import BatchSharding
-from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
+from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from modelling.generation import DecodingStrategy
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
@@ -96,8 +96,8 @@ class GenerationSession(ModelSession):
         for start in range(0, len(packed), self.samples_per_run):
             run_prompts = np.full((self.samples_per_run, packed.shape[1]), EMPTY_SLOT)
             run_prompts[: len(packed) - start] = packed[start : start + self.samples_per_run]
-            local = run_prompts[self._sharding.local_indices(len(run_prompts))]
-            samples = concatenate_sequences(
+            local = run_prompts[self._sharding.local_sample_indices(len(run_prompts))]
+            samples = concatenate_packed_sequences(
                 local, lambda i: input_ids[i, : lengths[i]], capacity, pad=0
             )
             prompt_indices = run_prompts.reshape(-1)
@@ -121,15 +121,15 @@ class GenerationSession(ModelSession):
             return
         prompts = np.full((self.samples_per_run, program.prompts_per_sample), EMPTY_SLOT)
         prompts[0, 0] = 0
-        local = prompts[self._sharding.local_indices(len(prompts))]
+        local = prompts[self._sharding.local_sample_indices(len(prompts))]
         inputs = self._run_inputs(
             local.reshape(-1),
-            *concatenate_sequences(
+            *concatenate_packed_sequences(
                 local, lambda i: input_ids[i, :length], input_ids.shape[1], pad=0
             ),
         )
         for position in range(program.tokens.shape[1]):
-            starts = self._sharding.to_replicas(np.full(len(local), position == 0))
+            starts = self._sharding.distribute_to_replicas(np.full(len(local), position == 0))
             outputs = self._run({**inputs, program.starts_stream: starts})
             yield self._from_replicas(outputs[program.tokens])[:1]
             if not outputs[program.unfinished_stream].any():
@@ -151,7 +151,7 @@ class GenerationSession(ModelSession):
         self, prompt_indices: np.ndarray, input_ids: np.ndarray, mask: np.ndarray
     ) -> dict[popxl.HostToDeviceStream, np.ndarray]:
         """Input arrays of a run by stream; arguments as for `_run_prompts`."""
-        program, to_replicas = self.program, self._sharding.to_replicas
+        program, to_replicas = self.program, self._sharding.distribute_to_replicas
         inputs = {program.input_ids: to_replicas(input_ids), program.mask: to_replicas(mask)}
         arrays = self._strategy.input_arrays(prompt_indices, program.tokens.shape[1])
         for name, array in arrays.items():

@@ -81,7 +81,7 @@ class LossSession(ModelSession):
         for indices, batch in self._batches(samples):
             loss, sums = self._run_batch(batch)
             total += loss
-            tokens += self.objective.normalizer(self._sharding.drop_replicated(batch))
+            tokens += self.objective.normalizer(self._sharding.drop_replicated_samples(batch))
             if sums is not None:
                 local = tally_of(self.objective, self._sharding, sums, batch)
                 aux_metrics = add_sums(aux_metrics, local)
@@ -115,7 +115,7 @@ class LossSession(ModelSession):
     ) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield batches: the sample indices, and this process's samples."""
         size = self.config.training.global_batch_size
-        local = self._sharding.local_indices(size)
+        local = self._sharding.local_sample_indices(size)
         for start in range(first_sample, len(samples), size):
             indices = np.arange(start, min(start + size, len(samples)))
             batch = samples.take(np.resize(indices, size)[local])
@@ -124,15 +124,17 @@ class LossSession(ModelSession):
     def _run_batch(self, batch: Batch) -> tuple[float, np.ndarray | None]:
         """Run one batch; returns its loss and the loss statistics of all processes' samples."""
         c = self.config
-        arrays = self._family.sample_format.program_inputs(batch)
+        arrays = self._family.sample_format.to_program_inputs(batch)
         local, streams = self._sharding.local_replicas, self.program.inputs
         by_stream = {streams[name]: x for name, x in arrays.items() if name in streams}
-        inputs = {stream: self._sharding.to_replicas(x) for stream, x in by_stream.items()}
+        inputs = {
+            stream: self._sharding.distribute_to_replicas(x) for stream, x in by_stream.items()
+        }
         inputs[streams[LOSS_WEIGHT]] = np.ones(
             (c.gradient_accumulation, local.stop - local.start), np.float32
         )
         outputs = self._run(inputs)
-        losses = self._sharding.from_replicas(outputs[self.program.loss][..., None])
+        losses = self._sharding.gather_in_batch_order(outputs[self.program.loss][..., None])
         sums = self.program.sums
-        loss_stats = None if sums is None else self._sharding.from_replicas(outputs[sums])
+        loss_stats = None if sums is None else self._sharding.gather_in_batch_order(outputs[sums])
         return float(losses.astype(np.float64).sum()), loss_stats

@@ -192,9 +192,9 @@ class TrainingSession(ModelSession):
 
     def _count_tokens(self, batches: Sequence[Batch]) -> list[tuple[int, int]]:
         """Count tokens and target tokens per global batch over all processes."""
-        unique = [self._sharding.drop_replicated(batch) for batch in batches]
+        unique = [self._sharding.drop_replicated_samples(batch) for batch in batches]
         local = [
-            [self._family.sample_format.count_tokens(b), self._objective.normalizer(b)]
+            [self._family.sample_format.count_non_padding_tokens(b), self._objective.normalizer(b)]
             for b in unique
         ]
         totals = np.sum(popdist.all_gather_object(local), axis=0).tolist()
@@ -203,9 +203,9 @@ class TrainingSession(ModelSession):
     def _arrays(self, batch: Batch, target_tokens: int) -> dict[str, np.ndarray]:
         """Arrange samples by stream name: arrays (micro-batches, local replicas, ...) each."""
         c, local = self.config, self._sharding.local_replicas
-        samples = self._family.sample_format.program_inputs(batch)
+        samples = self._family.sample_format.to_program_inputs(batch)
         names = self.program.inputs.keys() & samples.keys()
-        arrays = {name: self._sharding.to_replicas(samples[name]) for name in names}
+        arrays = {name: self._sharding.distribute_to_replicas(samples[name]) for name in names}
         share = c.gradient_accumulation * c.execution.data_parallel
         weight = share / max(target_tokens, 1)
         shape = (c.gradient_accumulation, local.stop - local.start)
@@ -265,7 +265,7 @@ class TrainingSession(ModelSession):
             return [{} for _ in batches]
         local = list[MetricSums]()
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
-            local.append(tally_of(objective, sharding, sharding.from_replicas(sums), batch))
+            local.append(tally_of(objective, sharding, sharding.gather_in_batch_order(sums), batch))
         by_process = popdist.all_gather_object(local)
         totals = [reduce(add_sums, tallies) for tallies in zip(*by_process, strict=True)]
         aux_metrics = list[dict[str, Any]]()

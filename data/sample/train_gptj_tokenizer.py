@@ -63,7 +63,7 @@ def train_byte_level_bpe(
 
 def write(folder: Path) -> None:
     """Train on the sample's training split and write the tokenizer's files into `folder`."""
-    examples = TASKS["sample"].corpus("train").examples
+    examples = TASKS["sample"].read_corpus("train").examples
     texts = [f"{e.prompt} target: {e.target} " for e in examples]
     build_tokenizer(texts).save_pretrained(folder)
 

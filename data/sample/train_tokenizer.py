@@ -111,7 +111,7 @@ def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
 
 def write(folder: Path) -> None:
     """Train on the sample's training split and write the tokenizer's files into `folder`."""
-    examples = TASKS["sample"].corpus("train").examples
+    examples = TASKS["sample"].read_corpus("train").examples
     build_tokenizer(train_pieces(training_lines(examples))).save_pretrained(folder)
 
 

@@ -19,7 +19,7 @@ from data.preference_samples import (
     NUM_LOSS_TOKENS,
     REF_LOGPS,
     SEGMENT_IDS,
-    sequences_per_sample,
+    max_sequences_per_sample,
 )
 from data.samples import IGNORE_INDEX, Batch
 from modelling.objectives.cross_entropy import token_losses
@@ -159,7 +159,7 @@ class PreferenceObjective(Objective):
         self.name = config.training.objective
         self.preference_loss = PREFERENCE_LOSSES[self.name]
         self.metrics = OBJECTIVES[self.name]
-        self._sequences_per_sample = sequences_per_sample(config)
+        self._sequences_per_sample = max_sequences_per_sample(config)
 
         def pair_spec(width: int) -> Callable[[TensorSpec], TensorSpec]:
             """Returns the spec function of an input (pairs, width)."""

@@ -223,8 +223,8 @@ class ChatSession:
 
     def _prompt(self) -> str:
         try:
-            return self._chat.prompt(
-                Conversation(self._messages).with_system(self._config.data.system)
+            return self._chat.render_prompt(
+                Conversation(self._messages).with_system_message(self._config.data.system)
             )
         except ConversationError as error:
             raise DataError(str(error)) from None

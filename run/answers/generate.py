@@ -199,7 +199,12 @@ def _render_conversations(
     for (location, conversation), row in zip(conversations, rows, strict=True):
         try:
             prompts.append(
-                PromptRow(row, chat.prompt(conversation.with_system(config.data.system), location))
+                PromptRow(
+                    row,
+                    chat.render_prompt(
+                        conversation.with_system_message(config.data.system), location
+                    ),
+                )
             )
         except ConversationError as error:
             raise DataError(f"{location}: {error}") from None
@@ -262,7 +267,7 @@ def uses_no_template(config: RunConfig) -> bool:
 
 def _render_prompt(config: RunConfig, prompt: str, raw: bool) -> str:
     """Render a prompt for the model, unless it is raw."""
-    return prompt if raw else get_family(config).sample_format.prompt_text(config, prompt)
+    return prompt if raw else get_family(config).sample_format.render_prompt(config, prompt)
 
 
 def _limit_micro_batch(config: RunConfig, num_prompts: int) -> RunConfig:

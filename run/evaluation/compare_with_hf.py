@@ -89,7 +89,7 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
     weight_map = family.weight_map(config)
     start = load_weights(config, weight_map)
     data = Pipeline(config, family.sample_format, data_cache or DataCache())
-    corpus = data.corpus("validation").first(e.micro_batch_size)
+    corpus = data.read_corpus("validation").first_examples(e.micro_batch_size)
     resolved_config, prompts = data.make_eval_prompts(corpus)
     model = compile_session(
         lambda: GenerationSession(resolved_config, Greedy()), "the program that generates"

@@ -52,11 +52,13 @@ class Evaluator:
         task = task_from_config(config.data, config.training.preference_type)
         self.metrics = resolve_metrics(config, task)
         data = Pipeline(config, get_family(config).sample_format, data_cache or DataCache())
-        corpus = data.corpus("validation")  # first, as its errors have advice for offline use
+        corpus = data.read_corpus("validation")  # first, as its errors have advice for offline use
         config = data.config
         rows = config.eval.samples
-        corpus = corpus.first(rows and rows * (2 if task.preference_type == "paired" else 1))
-        data.check_agreement(corpus)
+        corpus = corpus.first_examples(
+            rows and rows * (2 if task.preference_type == "paired" else 1)
+        )
+        data.check_processes_agree(corpus)
         self._labels = None if task.labels is None else ClassLabels(task.labels)
         self._prompts = [example.prompt for example in corpus.examples]
         self._targets = [example.target for example in corpus.examples]
@@ -113,7 +115,9 @@ class Evaluator:
         if self._labels is None:
             return Prediction(prompt, text, target)
         label = self._labels.parse_answer(text, target)
-        return Prediction(prompt, text if label is None else label, self._labels.split(target)[1])
+        return Prediction(
+            prompt, text if label is None else label, self._labels.split_at_label(target)[1]
+        )
 
     def _text_metrics(self, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Compute the metrics of predictions."""

@@ -91,4 +91,4 @@ class LabelPredictor:
                 logps[batch] = batch_logps
                 if on_progress is not None:
                     on_progress(batch.stop - batch.start)
-        return self._candidates.scores(logps)
+        return self._candidates.logps_by_example(logps)

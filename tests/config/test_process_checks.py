@@ -44,7 +44,7 @@ def run(changes):
 
 def read(examples, more=""):
     tokenizer = SimpleNamespace(state=["tokens" + more * index])
-    Pipeline.check_agreement(SimpleNamespace(tokenizer=tokenizer), Corpus(examples))
+    Pipeline.check_processes_agree(SimpleNamespace(tokenizer=tokenizer), Corpus(examples))
 
 def sources(own=process_checks._hash_source_files):
     process_checks._hash_source_files = lambda: str(index)

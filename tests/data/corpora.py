@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from data.causal_lm import TokenStream, join_sequences
+from data.causal_lm import TokenStream, concatenate_to_stream
 from data.class_labels import ClassLabels
 from data.examples import Example
 from data.row_formats import PromptTarget
@@ -62,8 +62,8 @@ def token_stream(
     examples: Sequence[Example], tokenizer: Tokenizer, answers_only: bool = False
 ) -> TokenStream:
     """The examples' texts as one stream."""
-    texts = list(tokenizer.encode_with_loss_mask(example.spans() for example in examples))
-    return join_sequences(texts, answers_only)
+    texts = list(tokenizer.encode_with_loss_mask(example.text_spans() for example in examples))
+    return concatenate_to_stream(texts, answers_only)
 
 
 def encode(

@@ -34,7 +34,7 @@ def tokenizer() -> RunTokenizer:
 
 
 def text_of(example: Example) -> str:
-    return "".join(span.text for span in example.spans())
+    return "".join(span.text for span in example.text_spans())
 
 
 def test_texts_are_the_documented_ones() -> None:
@@ -43,7 +43,7 @@ def test_texts_are_the_documented_ones() -> None:
         "premise: Your contribution helped make it possible for us to provide our students with a "
         "quality education. target:"
     )
-    asked = CAUSAL_LM.prompt_text(GPTJConfig(), SEED_DOCUMENT_EXAMPLE.prompt)
+    asked = CAUSAL_LM.render_prompt(GPTJConfig(), SEED_DOCUMENT_EXAMPLE.prompt)
     assert text_of(Example(asked, SEED_DOCUMENT_EXAMPLE.target)) == f"{prompt} contradiction"
 
 
@@ -296,6 +296,10 @@ def test_samples_without_a_mask_are_one_text_each(named):
     input_ids = np.arange(12, dtype=np.int32).reshape(2, 6)
     plain = {"input_ids": input_ids, "labels": input_ids}
     masked = plain | {named: np.ones_like(input_ids)}
-    for name, array in CAUSAL_LM.program_inputs(masked).items():
-        np.testing.assert_array_equal(CAUSAL_LM.program_inputs(plain)[name], array)
-    assert CAUSAL_LM.count_tokens(plain) == CAUSAL_LM.count_tokens(masked) == input_ids.size
+    for name, array in CAUSAL_LM.to_program_inputs(masked).items():
+        np.testing.assert_array_equal(CAUSAL_LM.to_program_inputs(plain)[name], array)
+    assert (
+        CAUSAL_LM.count_non_padding_tokens(plain)
+        == CAUSAL_LM.count_non_padding_tokens(masked)
+        == input_ids.size
+    )

@@ -99,7 +99,7 @@ def of_transformers(
 
 
 def ours(base: Any, example: Example) -> tuple[list[int], list[int]]:
-    (found,) = Tokenizer(base, chat=True).encode_with_loss_mask([example.spans()])
+    (found,) = Tokenizer(base, chat=True).encode_with_loss_mask([example.text_spans()])
     return found.ids.tolist(), found.loss_mask.astype(int).tolist()
 
 
@@ -116,7 +116,7 @@ def compare(form: Any, name: str, variables: dict[str, Any], draws: int, seed: i
             continue  # it asks with the same characters
         expected = of_transformers(template, drawn, variables)
         try:
-            found = ours(base, chat.example(drawn))
+            found = ours(base, chat.make_example(drawn))
         except ConversationError as error:
             if expected is not None and any(expected[1]):
                 assert is_lost(error), (drawn, error)  # noqa: PT017
@@ -172,7 +172,7 @@ def talk(*texts: str, **more: Any) -> Conversation:
 
 
 def learned(chat: ChatTemplate, conversation: Conversation) -> list[str]:
-    return [span.text for span in chat.example(conversation).rendered_spans if span.in_loss]
+    return [span.text for span in chat.make_example(conversation).rendered_spans if span.in_loss]
 
 
 def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
@@ -182,10 +182,10 @@ def test_the_loss_is_on_the_answers_on_the_last_or_on_weighted_ones():
     assert learned(ChatTemplate(base), talk("a", "b", "c", "d", weight=0)) == ["d<|im_end|>"]
     for nothing, why in (
         (talk("a", "b", weight=0), "nothing"),
-        (talk("a", "b").without_answer(), "no"),
+        (talk("a", "b").without_last_answer(), "no"),
     ):
         with pytest.raises(ConversationError, match=why):
-            ChatTemplate(base).example(nothing)
+            ChatTemplate(base).make_example(nothing)
 
 
 TOOLS_LATE = (
@@ -201,15 +201,15 @@ TOOLS_LATE = (
 def test_the_last_answer_is_found_where_earlier_ones_cannot_be():
     base, two = chat_tokenizer(TOOLS_LATE), talk("a", "b", "c", "d")
     with pytest.raises(ConversationError, match="differently .*: try --data.loss_on last_turn"):
-        ChatTemplate(base).example(two)
+        ChatTemplate(base).make_example(two)
     assert learned(ChatTemplate(base, loss="last_turn"), two) == ["d<|endoftext|>"]
 
 
 def test_the_prompt_asks_and_the_target_is_what_people_see():
     chat = ChatTemplate(chat_tokenizer(plain(TEMPLATES["qwen3"])))
-    example = chat.example(talk("a", "b", "c", "d"))
+    example = chat.make_example(talk("a", "b", "c", "d"))
     assert example.prompt.endswith("c<|im_end|>\n<|im_start|>assistant\n")
-    assert example.prompt == chat.prompt(talk("a", "b", "c", "d").without_answer())
+    assert example.prompt == chat.render_prompt(talk("a", "b", "c", "d").without_last_answer())
     assert example.target == "<think>\n\n</think>\n\nd"
 
 
@@ -230,7 +230,7 @@ def test_the_token_that_ends_an_answer_is_found(name):
 def test_blocks_that_mark_something_else_than_what_answers_add_are_named(after, doubted):
     inner = "⟦{{- (message.content or '') + '<|im_end|>' }}⟧"
     chat = ChatTemplate(chat_tokenizer(marked(TEMPLATES["chatml"].replace(inner, after))))
-    assert chat.read("rows, line 7", talk("a", "b"))
+    assert chat.example_or_none("rows, line 7", talk("a", "b"))
     assert len(chat.template_warnings) == doubted
     if doubted:
         (note,) = chat.warning_lines()
@@ -239,18 +239,18 @@ def test_blocks_that_mark_something_else_than_what_answers_add_are_named(after, 
 
 def test_the_day_is_the_same_tomorrow_where_runs_are_trained():
     base = chat_tokenizer(plain(DATED))
-    example = ChatTemplate(base).example(talk("a", "b"))
+    example = ChatTemplate(base).make_example(talk("a", "b"))
     assert "Today: 01 Jan 2026\n<|start_header_id|>user" in example.prompt
-    (message,) = talk("a", "b").without_answer().messages
+    (message,) = talk("a", "b").without_last_answer().messages
     theirs = base.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
-    assert ChatTemplate(base, fix_date=False).prompt(Conversation([message])) == theirs
+    assert ChatTemplate(base, fix_date=False).render_prompt(Conversation([message])) == theirs
 
 
 def test_tool_calls_become_text_for_templates_that_would_pass_over_them():
     called = [{"type": "function", "function": CALL}]
     chat = ChatTemplate(chat_tokenizer(plain(TEMPLATES["chatml"])))
     both = [*talk("a", "b").messages, *talk("c", "d", tool_calls=called).messages]
-    example = chat.example(Conversation(both, TOOLS))
+    example = chat.make_example(Conversation(both, TOOLS))
     call = '{"name": "find", "arguments": {"what": "lamp ☃"}}'
     assert example.rendered_spans[-2].text == f"d\n<tool_call>\n{call}\n</tool_call><|im_end|>"
     assert "writes no tools" in " ".join(chat.warning_lines())
@@ -291,7 +291,7 @@ def test_templates_that_take_too_much(monkeypatch, template, message):
     with pytest.raises(ConfigError, match=message):
         ChatTemplate(chat_tokenizer(template))
     chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))  # by another process
-    assert chat.prompt(talk("a", "b")) == "a"
+    assert chat.render_prompt(talk("a", "b")) == "a"
 
 
 def test_a_template_that_ends_its_process_is_told():
@@ -300,8 +300,8 @@ def test_a_template_that_ends_its_process_is_told():
     process.terminate()
     process.wait()  # or it may still answer
     with pytest.raises(ConfigError, match=r"ended the process that reads it \(exit code -15\)"):
-        chat.prompt(talk("a", "b"))
-    assert chat.prompt(talk("a", "b")) == "a"
+        chat.render_prompt(talk("a", "b"))
+    assert chat.render_prompt(talk("a", "b")) == "a"
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")  # where another test of the process runs JAX
@@ -310,16 +310,16 @@ def test_forks_and_threads_have_their_answers():
     chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
     texts = [str(n) for n in range(200)]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda text: chat.prompt(talk(text, "b")), texts)) == texts
+        assert list(pool.map(lambda text: chat.render_prompt(talk(text, "b")), texts)) == texts
     read, write = os.pipe()
     if (child := os.fork()) == 0:
-        os.write(write, chat.prompt(talk("of a fork", "b")).encode())
+        os.write(write, chat.render_prompt(talk("of a fork", "b")).encode())
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert os.read(read, 99) == b"of a fork"
     os.close(read)
     os.close(write)
-    assert chat.prompt(talk("a", "b")) == "a"
+    assert chat.render_prompt(talk("a", "b")) == "a"
 
 
 def test_an_interruption_leaves_no_answer_behind(monkeypatch):
@@ -334,8 +334,8 @@ def test_an_interruption_leaves_no_answer_behind(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(template_sandbox, "_send_line", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            chat.prompt(talk("a", "b"))
-    assert chat.prompt(talk("c", "d")) == "c"
+            chat.render_prompt(talk("a", "b"))
+    assert chat.render_prompt(talk("c", "d")) == "c"
 
 
 def test_a_conversation_that_takes_too_long_ends_the_reading(monkeypatch):
@@ -343,19 +343,19 @@ def test_a_conversation_that_takes_too_long_ends_the_reading(monkeypatch):
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.1)
     chat = ChatTemplate(chat_tokenizer(LATER))
     with pytest.raises(ConfigError, match="takes more than"):
-        chat.read(FileLocation("rows", 1), talk("a", "b"))
+        chat.example_or_none(FileLocation("rows", 1), talk("a", "b"))
 
 
 def test_what_only_looks_like_a_power_is_none():
     template = "{% macro f(a) %}{{ a }}{% endmacro %}**{{ '2**3' }}{{ f(**{'a': 5}) }}"
-    assert ChatTemplate(chat_tokenizer(template)).prompt(talk("a", "b")) == "**2**35"
+    assert ChatTemplate(chat_tokenizer(template)).render_prompt(talk("a", "b")) == "**2**35"
 
 
 def test_a_template_and_its_variables_can_be_given(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{{ more }}{% endfor %}")
     chat = load_chat_template(chat_tokenizer(None), str(file), '{"more": "!"}', "answers")
-    assert chat.prompt(talk("a", "b")) == "a<|endoftext|>!b<|endoftext|>!"
+    assert chat.render_prompt(talk("a", "b")) == "a<|endoftext|>!b<|endoftext|>!"
     for wrong in ("[]", "{", '"'):
         with pytest.raises(ConfigError, match="must be a JSON object"):
             load_chat_template(chat_tokenizer(None), str(file), wrong, "answers")
@@ -396,7 +396,7 @@ ROWS = {
 def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
     needed = {"format": "conversational"} if form in ("alpaca", "pair") else {}
     data = run_of(tmp_path, [ROWS[form]], **needed)
-    samples = data.training_samples()
+    samples = data.make_training_samples()
     batch, base = samples.take([0]), data.tokenizer.hf_tokenizer
     whole = base.apply_chat_template(TURNS, tokenize=True)["input_ids"]
     np.testing.assert_array_equal(batch["input_ids"][0][: len(whole) - 1], whole[:-1])
@@ -409,12 +409,12 @@ def test_rows_of_every_form_are_the_same_conversation(tmp_path, form):
 
 def test_a_system_message_is_added_where_there_is_none(tmp_path):
     data = run_of(tmp_path, [ROWS["messages"]], system="Be brief.")
-    (example,) = data.corpus("train").examples
+    (example,) = data.read_corpus("train").examples
     assert example.prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>")
 
 
 def test_everything_is_learned_if_asked(tmp_path):
-    batch = run_of(tmp_path, [ROWS["messages"]], loss_on="all").training_samples().take([0])
+    batch = run_of(tmp_path, [ROWS["messages"]], loss_on="all").make_training_samples().take([0])
     there = batch["segment_ids"] > 0
     assert (batch["labels"][there] >= 0).all()
 
@@ -422,13 +422,13 @@ def test_everything_is_learned_if_asked(tmp_path):
 def test_rows_that_the_template_refuses_are_named(tmp_path, capsys):
     bad = {"messages": TURNS[::-1]}
     data = run_of(tmp_path, [ROWS["messages"], *[bad] * 5], template="gemma")
-    assert len(data.corpus("train").examples) == 1
+    assert len(data.read_corpus("train").examples) == 1
     said = capsys.readouterr().err
     assert "5 conversations are left out: " in said
     assert "rows.jsonl, line 2: the chat template refuses it: Conversation roles must" in said
     assert "; and 2 more" in said
     with pytest.raises(DataError, match="no conversation to learn from"):
-        run_of(tmp_path, [bad], template="gemma").corpus("train")
+        run_of(tmp_path, [bad], template="gemma").read_corpus("train")
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_rows_that_the_template_refuses_are_named(tmp_path, capsys):
 def test_rows_that_are_no_conversations_are_refused(tmp_path, row, message):
     with pytest.raises(DataError, match=f"line 1: .*{message}"):
         run_of(tmp_path, [row], messages="messages" if "messages" in row else None,
-               format="conversational").corpus("train")  # fmt: skip
+               format="conversational").read_corpus("train")  # fmt: skip
 
 
 NULLS = [
@@ -460,17 +460,17 @@ NULLS = [
 def test_nulls_in_conversations(tmp_path, row, capsys):
     rows = [ROWS["messages"], row]
     with pytest.raises(DataError, match="line 2: .* --data.on_null skip leaves such rows out"):
-        run_of(tmp_path, rows).training_samples()
-    assert len(run_of(tmp_path, rows, on_null="skip").training_samples()) == 1
+        run_of(tmp_path, rows).make_training_samples()
+    assert len(run_of(tmp_path, rows, on_null="skip").make_training_samples()) == 1
     assert "1 with null left out" in capsys.readouterr().err
-    read = run_of(tmp_path, rows, on_null="empty").corpus("train").examples
+    read = run_of(tmp_path, rows, on_null="empty").read_corpus("train").examples
     assert len(read) == (1 if row == NULLS[0] else 2)  # no messages: there is no answer
 
 
 @pytest.mark.parametrize("row", [{"messages": []}, {"conversations": "[]"}])
 def test_a_conversation_without_messages_is_one_without_an_answer(tmp_path, row, capsys):
     data = run_of(tmp_path, [ROWS["messages"], row], format="conversational")
-    assert len(data.corpus("train").examples) == 1
+    assert len(data.read_corpus("train").examples) == 1
     assert "line 2: it has no turn of the assistant" in capsys.readouterr().err
 
 
@@ -489,8 +489,8 @@ def test_conversations_that_are_too_long(tmp_path, on_long_target, kept):
     lost = {"messages": [{"role": "user", "content": "the lamp " * 60}, TURNS[1]]}
     rows = [ROWS["messages"], long, lost]
     with pytest.raises(ConfigError, match=r"rows.jsonl, line 2: 2 of 3 conversations are too long"):
-        run_of(tmp_path, rows).training_samples()
-    samples = run_of(tmp_path, rows, on_long_target=on_long_target).training_samples()
+        run_of(tmp_path, rows).make_training_samples()
+    samples = run_of(tmp_path, rows, on_long_target=on_long_target).make_training_samples()
     assert (len(samples), samples.truncation.dropped) == (kept, 3 - kept)
     assert (samples.take(np.arange(kept))["labels"] >= 0).any(axis=1).all()
 
@@ -501,12 +501,12 @@ def test_an_encoder_decoder_answers_what_precedes_the_last_answer(tmp_path):
     template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
                         "{% if add_generation_prompt %}assistant: {% endif %}")  # fmt: skip
     data = run_of(tmp_path, rows, SEQ2SEQ, chat_template=str(template))
-    (example,) = data.corpus("train").examples
+    (example,) = data.read_corpus("train").examples
     assert example[:2] == (
         "user: Who took the lamp?\nassistant: Anna\nuser: Who took the lamp?\nassistant: ", "Anna",
     )  # fmt: skip
     short = encode([example], data.tokenizer, 8, 8, truncate_left=True).take([0])["input_ids"]
     whole = next(data.tokenizer.encode([example.prompt]))
     np.testing.assert_array_equal(short[0], [whole[0], *whole[-6:], data.tokenizer.eos_token_id])
-    batch = data.make_samples(data.corpus("train")).take([0])
+    batch = data.make_samples(data.read_corpus("train")).take([0])
     assert data.tokenizer.decode(batch["labels"].clip(0))[0].startswith("Anna")

@@ -25,7 +25,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") 
 def answers(folder: Path, values: list[Any], labels: str | None, target: str = "{l}") -> list[str]:
     rows = [{"t": f"text {i}", "l": value} for i, value in enumerate(values)]
     data = Data(train=written(folder, rows), prompt="{t}", target=target, class_labels=labels)
-    return [example.target for example in task_from_config(data).corpus("train").examples]
+    return [example.target for example in task_from_config(data).read_corpus("train").examples]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_class_labels_have_names(how, names, labels, expected, tmp_path):
     task = task_from_config(data)
     assert task.metrics == ("accuracy", "macro_f1")
     assert {*(task.labels or ())} == {*expected}
-    found = task.corpus("train")
+    found = task.read_corpus("train")
     assert [example.target for example in found.examples] == expected
     assert found.unlabeled == 1
     if labels != "bad,good":  # renamed by position: each split by its own
-        of_validation = task_from_config(data).corpus("validation").examples
+        of_validation = task_from_config(data).read_corpus("validation").examples
         assert [example.target for example in of_validation] == expected
 
 
@@ -135,7 +135,7 @@ def test_class_labels_that_differ_are_refused(tmp_path):
         (Data(train=f"{train},{other}", prompt="{t}", target="{l}"), "train"),
     ):
         with pytest.raises(DataError, match=r"has (the|other) labels"):
-            task_from_config(data).corpus(split)
+            task_from_config(data).read_corpus(split)
 
 
 # ---- a split without labels ---------------------------------------------------------------------
@@ -164,4 +164,4 @@ def test_a_split_of_nulls_is_one_sentence(tmp_path):
         data = Data(train=written(tmp_path, rows), validation=validation, prompt="{t}",
                     target="{l}", class_labels="no,yes", on_null="skip")  # fmt: skip
         with pytest.raises(DataError, match="all 3 rows of .* have null where text is needed"):
-            task_from_config(data).corpus("train")
+            task_from_config(data).read_corpus("train")

@@ -67,7 +67,7 @@ def run_of(
 
 def said(capsys: pytest.CaptureFixture[str], data: Pipeline) -> str:
     capsys.readouterr()
-    data.training_samples()
+    data.make_training_samples()
     return capsys.readouterr().err
 
 
@@ -157,7 +157,7 @@ def test_columns_and_fields_that_nobody_reads_are_said_once(tmp_path, capsys):
     marked = message("user", "Why?", id="x7", created=3, refusal=None, tags=[])
     rows = [row(marked, ANNA, source="web", score=None), row(ASKS, ANNA, source="book", n=0)]
     data = run_of(tmp_path, rows, chat_of("chatml"), validation=str(tmp_path / "rows.jsonl"))
-    data.corpus("validation")
+    data.read_corpus("validation")
     found = capsys.readouterr().err + said(capsys, data)
     assert found.count("columns that are not read:") == 1
     assert "not read: source (2 rows, such as " in found
@@ -218,7 +218,7 @@ def test_flags_of_others_keep_a_message_from_being_learned(tmp_path, flag, value
         talk = [{"from": one["role"], "value": one["content"], **one} for one in talk]
         talk = [{k: v for k, v in one.items() if k not in ("role", "content")} for one in talk]
     data = run_of(tmp_path, [{form: talk}], chat_of("chatml"))
-    labels = data.training_samples().take(np.arange(1))["labels"]
+    labels = data.make_training_samples().take(np.arange(1))["labels"]
     assert data.tokenizer.hf_tokenizer.decode(labels[labels >= 0]) == "In the garden.<|im_end|>"
 
 
@@ -230,7 +230,7 @@ def test_weights_that_change_nothing_are_said_and_fractions_refused(tmp_path, ca
     assert "not used: weight 0 of messages of the role assistant" in said(capsys, data)
     half = run_of(tmp_path, [row(ASKS, {**ANNA, "weight": 0.5})], chat_of("chatml"))
     with pytest.raises(DataError, match="line 1: message 2 has weight 0.5, but it must be 0 or 1"):
-        half.training_samples()
+        half.make_training_samples()
 
 
 # ---- variables of a row -------------------------------------------------------------------------
@@ -241,13 +241,13 @@ def test_a_rows_own_variables_are_its_templates(tmp_path, written):
     variables = {"enable_thinking": False}
     rows = [row(ASKS, ANNA, chat_template_kwargs=written(variables)), row(ASKS, ANNA)]
     data = run_of(tmp_path, rows, base)
-    for example, own in zip(data.corpus("train").examples, (variables, {}), strict=True):
+    for example, own in zip(data.read_corpus("train").examples, (variables, {}), strict=True):
         expected = base.apply_chat_template(
             [ASKS], tokenize=False, add_generation_prompt=True, **own
         )
         assert example.prompt == expected
     asked = prompts_from_file(data.config, str(tmp_path / "rows.jsonl"), False, DataCache())
-    assert [one.text for one in asked] == [e.prompt for e in data.corpus("train").examples]
+    assert [one.text for one in asked] == [e.prompt for e in data.read_corpus("train").examples]
 
 
 def test_a_rows_variables_win_over_the_runs_and_reach_preferences(tmp_path):
@@ -260,7 +260,7 @@ def test_a_rows_variables_win_over_the_runs_and_reach_preferences(tmp_path):
     expected = base.apply_chat_template(
         [ASKS], tokenize=False, add_generation_prompt=True, **variables
     )
-    assert {example.prompt for example in data.corpus("train").examples} == {expected}
+    assert {example.prompt for example in data.read_corpus("train").examples} == {expected}
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_rows_variables_win_over_the_runs_and_reach_preferences(tmp_path):
 def test_variables_that_cannot_be_meant(tmp_path, value, why):
     data = run_of(tmp_path, [row(ASKS, ANNA, chat_template_kwargs=value)], chat_of("chatml"))
     with pytest.raises(DataError, match=f"line 1: column chat_template_kwargs .*{why}"):
-        data.training_samples()
+        data.make_training_samples()
 
 
 # ---- characters ---------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_damaged_gzip_is_one_sentence(tmp_path, kind, damage):
 # ---- what rows hold -----------------------------------------------------------------------------
 def corpus(folder: Path, rows: list[dict], split: str = "train", **data: str):
     given = Data(train=written(folder, "own.jsonl", rows), **data)
-    return task_from_config(given).corpus(split)
+    return task_from_config(given).read_corpus(split)
 
 
 def test_truth_values_are_text(tmp_path):
@@ -116,7 +116,7 @@ def test_nulls(tmp_path):
         corpus(tmp_path, rows)
     skipped = corpus(tmp_path, rows, on_null="skip")
     assert len(skipped.examples) == 3
-    assert skipped.drop_messages == ["2 with null left out"]
+    assert skipped.dropped_row_messages == ["2 with null left out"]
     empty = corpus(tmp_path, rows, on_null="empty")
     assert [e[:2] for e in empty.examples[3:]] == [("", "b"), ("a", "")]
 
@@ -145,4 +145,4 @@ def test_what_is_no_fraction_is_refused(tmp_path, fraction):
 
 def test_a_fraction_of_the_sample_corpus():
     sample = Data(dataset="sample", validation="0.01")
-    assert 100 < len(task_from_config(sample).corpus("validation").examples) < 200
+    assert 100 < len(task_from_config(sample).read_corpus("validation").examples) < 200

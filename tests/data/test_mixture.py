@@ -83,7 +83,7 @@ def stream(first: int, samples: int) -> TokenBlocks:
 def test_shares_are_those_of_interleave_datasets_and_every_sample_is_there():
     sizes, weights = (30, 5, 200), (3.0, 1.0, 4.0)
     starts = (0, 1000, 2000)
-    mixed = MixtureSamples.from_weights(
+    mixed = MixtureSamples.mix_by_weights(
         [stream(*one) for one in zip(starts, sizes, strict=True)], weights
     )
     tokens = mixed.take(np.arange(len(mixed)))["input_ids"][:, 0]
@@ -107,7 +107,7 @@ def epochs_of(mixed: Samples, seed: int, epochs: int) -> np.ndarray:
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "with a reference"])
 def test_another_part_comes_again_in_each_epoch_and_all_equally_often(wrapped):
-    mixed: Samples = MixtureSamples.from_weights([stream(0, 100), stream(1000, 10)], [10.0, 1.4])
+    mixed: Samples = MixtureSamples.mix_by_weights([stream(0, 100), stream(1000, 10)], [10.0, 1.4])
     assert isinstance(mixed, MixtureSamples)
     assert mixed.samples_per_epoch == [100, 14]
     if wrapped:
@@ -127,7 +127,7 @@ def test_another_part_comes_again_in_each_epoch_and_all_equally_often(wrapped):
 
 
 def test_without_weights_each_is_read_once():
-    mixed = MixtureSamples.from_weights([stream(0, 30), stream(1000, 5)], [None, None])
+    mixed = MixtureSamples.mix_by_weights([stream(0, 30), stream(1000, 5)], [None, None])
     assert mixed.samples_per_epoch == [30, 5]
 
 
@@ -137,10 +137,10 @@ def test_samples_of_several_rows_keep_together():
         PackedExamples.from_examples(drawn, 3),
         PackedExamples.from_examples(random_examples(9, 50, 8, 4, 1), 3),
     ]
-    mixed = MixtureSamples.from_weights(parts, [1.0, 1.0])
+    mixed = MixtureSamples.mix_by_weights(parts, [1.0, 1.0])
     chosen = np.random.default_rng(0).permutation(len(mixed))[:10]
     batch = mixed.take(chosen)
-    places = SEQ2SEQ.program_inputs(batch)["labels"].reshape(10, 3, 4)
+    places = SEQ2SEQ.to_program_inputs(batch)["labels"].reshape(10, 3, 4)
     for index, input_ids, labels in zip(chosen, batch["input_ids"], places, strict=True):
         one = mixed.take([index])
         np.testing.assert_array_equal(input_ids, one["input_ids"][0])
@@ -150,7 +150,7 @@ def test_samples_of_several_rows_keep_together():
 # ---- sources ------------------------------------------------------------------------------------
 def test_each_source_is_read_as_it_says(tmp_path, capsys):
     data = run_of(folder_of(tmp_path), loss_on="completion")
-    samples = data.training_samples()
+    samples = data.make_training_samples()
     found = texts_of(samples.take(np.arange(len(samples))), data)
     assert ("Anna 7 took lamp 7", " took lamp 7<|im_end|>") in found
     assert ("Q: Where? A: garden", " garden<|im_end|>") in found
@@ -171,12 +171,12 @@ def test_what_a_run_filled_in_does_not_become_a_sources(tmp_path):
     """A run that is continued begins from its config.yml."""
     first = run_of(folder_of(tmp_path))
     again = Pipeline(first.config, CAUSAL_LM)
-    assert first.training_samples().digest == again.training_samples().digest
+    assert first.make_training_samples().digest == again.make_training_samples().digest
 
 
 def test_the_order_follows_from_the_seed_and_continues_bit_for_bit(tmp_path):
     mix = folder_of(tmp_path)
-    whole, begun, continued = (Loader(run_of(mix).training_samples(), 7, 3) for _ in range(3))
+    whole, begun, continued = (Loader(run_of(mix).make_training_samples(), 7, 3) for _ in range(3))
     batches = [whole.next_batch() for _ in range(20)]  # more than an epoch
     for _ in range(9):
         begun.next_batch()
@@ -185,7 +185,7 @@ def test_the_order_follows_from_the_seed_and_continues_bit_for_bit(tmp_path):
         again = continued.next_batch()
         for name, array in batch.items():
             np.testing.assert_array_equal(again[name], array)
-    other = Loader(run_of(folder_of_weight(mix, 5)).training_samples(), 7, 3)
+    other = Loader(run_of(folder_of_weight(mix, 5)).make_training_samples(), 7, 3)
     with pytest.raises(ValueError, match="the run that is continued had"):
         other.restore(begun.state())
 
@@ -228,5 +228,5 @@ def test_a_fraction_of_a_mixture_is_refused_and_a_file_validates(tmp_path):
     with pytest.raises(UserError, match="no fraction of a mixture is held out: name a file"):
         check_data(run_of(mix, validation="0.1").user_config.data)
     data = run_of(mix, validation=str(tmp_path / "chats.jsonl"))
-    assert len(data.corpus("validation").examples) == 5
-    assert len(data.training_samples()) > 0
+    assert len(data.read_corpus("validation").examples) == 5
+    assert len(data.make_training_samples()) > 0

@@ -48,10 +48,10 @@ def test_the_longest_target_of_both_splits_is_named_at_once(tmp_path, preset):
     data = own(tmp_path, preset, LONG, validation=str(longer))
     texts = ["the red lamp " * 30]
     (needed,) = map(len, data.sample_format.encode_targets(data.config, texts, data.tokenizer))
-    limit = data.sample_format.target_limit(data.config)
+    limit = data.sample_format.target_token_limit(data.config)
     said = f"{limit.field} is {limit.tokens}: give --{limit.field} {needed} or more"
     with pytest.raises(ConfigError, match=said):
-        data.training_samples()
+        data.make_training_samples()
 
 
 def test_no_length_is_proposed_that_the_model_was_not_made_for(tmp_path):
@@ -63,30 +63,30 @@ def test_no_length_is_proposed_that_the_model_was_not_made_for(tmp_path):
         model = replace(data.user_config.model, max_position_embeddings=made_for)
         short = replace(data, user_config=replace(data.user_config, model=model))
         with pytest.raises(ConfigError, match=f"{said} --data.on_long_target truncate or skip"):
-            short.training_samples()
+            short.make_training_samples()
 
 
 def test_rows_of_empty_texts_are_rows(tmp_path):
-    assert len(own(tmp_path, "tiny", [("", "")] * 3).training_samples()) == 3
+    assert len(own(tmp_path, "tiny", [("", "")] * 3).make_training_samples()) == 3
 
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_targets_that_validation_would_refuse_are_refused_before_training(tmp_path, packing):
     data = own(tmp_path, "gptj_tiny", LONG, packing=packing, loss_on="completion")
     with pytest.raises(ConfigError, match="has 62 tokens .* is 32: give --sequence_length 62 or"):
-        data.training_samples()
+        data.make_training_samples()
 
 
 def test_a_language_model_keeps_the_prompts_of_targets_that_were_cut(tmp_path):
     data = own(
         tmp_path, "gptj_tiny", LONG, packing=False, loss_on="completion", on_long_target="truncate"
     )
-    samples = data.training_samples()
+    samples = data.make_training_samples()
     assert samples.truncation.targets == 1
     labels = samples.take(np.arange(2))["labels"]
     assert labels[0][labels[0] >= 0][-1] == data.tokenizer.eos_token_id
     dropped = own(tmp_path, "gptj_tiny", LONG, packing=False, on_long_target="skip")
-    assert len(dropped.training_samples()) == 1
+    assert len(dropped.make_training_samples()) == 1
 
 
 @pytest.mark.parametrize(("preset", "given"), [("tiny", 4), ("gptj_tiny", 5)])
@@ -115,10 +115,10 @@ def test_answers_that_were_cut_are_counted(capsys):
 # ---- characters ---------------------------------------------------------------------------------
 def test_characters_that_the_tokenizer_loses_are_named(tmp_path, capsys):
     rows = [("Anna ☃\nwent", "Paul")]
-    own(tmp_path, "tiny", rows).training_samples()
+    own(tmp_path, "tiny", rows).make_training_samples()
     said = capsys.readouterr().err
     assert r"warning: the tokenizer does not know '\n', '☃'" in said
-    own(tmp_path, "gptj_tiny", rows * 20).training_samples()
+    own(tmp_path, "gptj_tiny", rows * 20).make_training_samples()
     assert "does not know" not in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_letters_that_the_tokenizer_makes_small_are_named(tmp_path, capsys):
     data = own(tmp_path, "tiny", [("Anna WENT up to Paul", "it")] * 3)
     backend = data.tokenizer.hf_tokenizer.backend_tokenizer
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), backend.normalizer])
-    data.training_samples()
+    data.make_training_samples()
     said = capsys.readouterr().err
     assert "does not know" not in said
     assert "the tokenizer reads 'A', 'E', 'N', 'P', 'T' and others as small letters" in said
@@ -138,13 +138,13 @@ def test_letters_that_the_tokenizer_makes_small_are_named(tmp_path, capsys):
 def test_the_rows_that_a_fraction_holds_out_are_counted(tmp_path, preset, fraction, capsys):
     rows = [(f"Anna took {i}", "lamp") for i in range(80)]
     data = own(tmp_path, preset, rows, validation=fraction)
-    data.training_samples()
+    data.make_training_samples()
     said = capsys.readouterr().err
-    held_out = len(data.corpus("validation").examples)
+    held_out = len(data.read_corpus("validation").examples)
     assert 80 * float(fraction) / 3 < held_out < 80 * float(fraction) * 2
     assert f", {held_out} held out by --data.validation {fraction}" in said
     assert f"{80 - held_out} " in said
-    own(tmp_path, preset, rows).training_samples()
+    own(tmp_path, preset, rows).make_training_samples()
     assert "held out" not in capsys.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_a_run_continues_with_the_same_content_alone(tmp_path, preset):
     rows = [(f"Anna took {word}", word) for word in ("lamp", "kite", "hat", "clock")] * 5
 
     def loader(rows: list[tuple[str, str]]) -> Loader:
-        return Loader(own(tmp_path, preset, rows).training_samples(), 2, seed=0)
+        return Loader(own(tmp_path, preset, rows).make_training_samples(), 2, seed=0)
 
     state = loader(rows).state()
     loader(rows).restore(state)

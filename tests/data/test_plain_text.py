@@ -18,7 +18,7 @@ from config.errors import UserError
 from config.gptj import GPTJConfig
 from config.t5 import T5Config
 from data.causal_lm import CAUSAL_LM
-from data.document_chunks import CHUNK_CHARACTERS, split_document
+from data.document_chunks import CHUNK_CHARACTERS, split_into_chunks
 from data.length_stats import measure_lengths
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
@@ -45,7 +45,7 @@ def run_of(train: Path, length: int = 64, **data: Any) -> Pipeline:
 
 def stream_of(data: Pipeline) -> tuple[list[int], list[int]]:
     """All tokens that samples read, and all that they predict."""
-    samples = data.training_samples()
+    samples = data.make_training_samples()
     batch = samples.take(np.arange(len(samples)))
     there = batch["segment_ids"].astype(bool)
     assert (batch["labels"][~there] == -100).all()
@@ -89,7 +89,7 @@ def llama_tokenizer() -> Tokenizer:
 )
 @pytest.mark.parametrize("piece", [100, CHUNK_CHARACTERS, 10**9])
 def test_the_parts_of_a_document_are_the_document(text, piece):
-    found = list(split_document(text[i : i + piece] for i in range(0, len(text), piece)))
+    found = list(split_into_chunks(text[i : i + piece] for i in range(0, len(text), piece)))
     assert "".join(part for part, _ in found) == text
     assert [where.is_last for _, where in found] == [*[False] * (len(found) - 1), True][
         : len(found)
@@ -106,7 +106,7 @@ def test_the_parts_of_a_document_are_the_document(text, piece):
     "tokenizer", [run_tokenizer("gptj"), llama_tokenizer()], ids=["gptj", "llama"]
 )
 def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
-    found = list(tokenizer.encode_doc_chunks(split_document([PROSE])))
+    found = list(tokenizer.encode_doc_chunks(split_into_chunks([PROSE])))
     assert len(found) > 5
     ids = np.concatenate([tokens.ids for tokens in found]).tolist()
     assert ids == [*tokenizer.hf_tokenizer(PROSE)["input_ids"], tokenizer.eos_token_id]
@@ -119,7 +119,7 @@ def test_tokens_of_parts_are_those_of_the_whole(tokenizer):
 def test_nothing_is_lost_where_there_is_no_place_to_cut(tokenizer):
     text = "".join("好é☃ab"[i * i % 5] for i in range(3 * CHUNK_CHARACTERS))
     ids = np.concatenate(
-        [tokens.ids for tokens in tokenizer.encode_doc_chunks(split_document([text]))]
+        [tokens.ids for tokens in tokenizer.encode_doc_chunks(split_into_chunks([text]))]
     )
     assert (
         tokenizer.hf_tokenizer.decode(ids, skip_special_tokens=True)
@@ -175,13 +175,13 @@ def test_saved_data_sets_are_read_and_other_splits_named(tmp_path):
     one, several = (
         task_from_config(run_of(tmp_path / n).user_config.data) for n in ("one", "several/test")
     )
-    assert [e.target for e in one.corpus("train").examples] == ["Anna left.", "Paul left."]
-    assert one.corpus("train").examples == several.corpus("train").examples
+    assert [e.target for e in one.read_corpus("train").examples] == ["Anna left.", "Paul left."]
+    assert one.read_corpus("train").examples == several.read_corpus("train").examples
     with pytest.raises(UserError, match="has no split train, but test: name one, such as .*/test"):
-        run_of(tmp_path / "several").corpus("train")
+        run_of(tmp_path / "several").read_corpus("train")
     (tmp_path / "one" / "state.json").write_text("{")
     with pytest.raises(UserError, match="holds no data set that datasets can load"):
-        run_of(tmp_path / "one").corpus("train")
+        run_of(tmp_path / "one").read_corpus("train")
 
 
 @pytest.mark.parametrize(
@@ -192,26 +192,26 @@ def test_folders_that_do_not_say_what_is_meant(tmp_path, files, said):
     for name in files:
         (tmp_path / name).write_text("")
     with pytest.raises(UserError, match=said):
-        run_of(tmp_path).corpus("train")
+        run_of(tmp_path).read_corpus("train")
 
 
 def test_an_encoder_decoder_says_that_it_learns_no_documents(tmp_path):
     (tmp_path / "a.txt").write_text(PROSE)
     given = T5Config.from_dict({"data": {"train": str(tmp_path / "a.txt")}})
     with pytest.raises(UserError, match="plain text is for models with a decoder alone"):
-        Pipeline(given, SEQ2SEQ).training_samples()
+        Pipeline(given, SEQ2SEQ).make_training_samples()
 
 
 def test_a_fraction_holds_out_parts(tmp_path):
     (tmp_path / "a.txt").write_text(PROSE)
     data = run_of(tmp_path / "a.txt", validation="0.3")
-    train, held_out = (data.corpus(split).examples for split in ("train", "validation"))
+    train, held_out = (data.read_corpus(split).examples for split in ("train", "validation"))
     assert train
     assert held_out
     assert sorted(e.target for e in [*train, *held_out]) == sorted(
-        t for t, _ in split_document([PROSE])
+        t for t, _ in split_into_chunks([PROSE])
     )
-    samples = data.make_samples(data.corpus("validation"), for_eval=True)
+    samples = data.make_samples(data.read_corpus("validation"), for_eval=True)
     assert (samples.take([0])["labels"] >= 0).all()
     assert resolve_metrics(data.config, data.task) == ("loss", "perplexity")
 
@@ -219,6 +219,6 @@ def test_a_fraction_holds_out_parts(tmp_path):
 def test_samples_of_documents_are_as_long_as_usual(tmp_path):
     (tmp_path / "a.txt").write_text(PROSE)
     data = run_of(tmp_path / "a.txt")
-    tokens = sum(len(t.ids) for t in data.tokenized_corpus("train").tokens or ())
+    tokens = sum(len(t.ids) for t in data.read_tokenized_corpus("train").tokens or ())
     found = measure_lengths(data, ["train"])
     assert (found.longest, found.target, found.examples * found.mean) == (1024, 256, tokens)

@@ -68,14 +68,14 @@ PAIR = [("Anna took", " the lamp"), ("Anna took", " a cat")]
     ],
 )
 def test_texts_with_a_prompt_or_what_both_begin_with(tmp_path: Path, row: Any) -> None:
-    examples = data_of(tmp_path, "gptj_tiny", [row]).corpus("train").examples
+    examples = data_of(tmp_path, "gptj_tiny", [row]).read_corpus("train").examples
     assert [example[:2] for example in examples] == PAIR
 
 
 def test_a_template_says_the_prompt(tmp_path: Path) -> None:
     row = {"q": "Anna", "chosen": " the lamp", "rejected": " a cat"}
     data = data_of(tmp_path, "gptj_tiny", [row], prompt="{q} took")
-    assert [example[:2] for example in data.corpus("train").examples] == PAIR
+    assert [example[:2] for example in data.read_corpus("train").examples] == PAIR
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_template_says_the_prompt(tmp_path: Path) -> None:
     ],
 )
 def test_answers_that_are_liked_or_not(tmp_path, row, objective, desirable) -> None:
-    examples = data_of(tmp_path, "gptj_tiny", [row], objective).corpus("train").examples
+    examples = data_of(tmp_path, "gptj_tiny", [row], objective).read_corpus("train").examples
     assert [example.desirable for example in examples] == desirable
 
 
@@ -111,7 +111,7 @@ def test_messages_with_a_prompt_or_what_both_begin_with(tmp_path: Path, row: Any
     """All of them are one conversation, of which the answer and what ends it are learned."""
     tokenizer = "data/sample/chat_tokenizer"
     data = data_of(tmp_path, "qwen3_tiny", [row], format="conversational", tokenizer=tokenizer)
-    one, other = data.corpus("train").examples
+    one, other = data.read_corpus("train").examples
     asks = f"<|im_start|>user\n{ASKED}<|im_end|>\n<|im_start|>assistant\n"
     assert one.prompt == other.prompt == asks
     for example, answer in ((one, "garden"), (other, "bus")):
@@ -128,7 +128,7 @@ def test_what_was_answered_before_is_not_learned(tmp_path: Path) -> None:
         data = data_of(
             tmp_path, "qwen3_tiny", [row], tokenizer=tokenizer, loss_on=loss_on, length=128
         )
-        for example in data.corpus("train").examples:
+        for example in data.read_corpus("train").examples:
             learned = [span.text for span in example.rendered_spans if span.in_loss]
             assert learned in (["Ben<|im_end|>"], ["Eva<|im_end|>"])
 
@@ -157,7 +157,7 @@ MARK = {"prompt": "Anna took", "completion": " the lamp", "label": True}
 def test_a_row_that_breaks_the_form_is_named(tmp_path, preset, row, objective, said) -> None:
     good = MARK if objective == "kto" else GOOD
     with pytest.raises(DataError, match=f"rows.jsonl, line 2: .*{said}"):
-        data_of(tmp_path, preset, [good, row], objective).corpus("train")
+        data_of(tmp_path, preset, [good, row], objective).read_corpus("train")
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_a_conversation_that_breaks_the_form_is_named(tmp_path, row, said) -> No
     data = data_of(tmp_path, "qwen3_tiny", [CHATS[0], row], format="conversational",
                    tokenizer="data/sample/chat_tokenizer")  # fmt: skip
     with pytest.raises(DataError, match=f"rows.jsonl, line 2: .*{said}"):
-        data.corpus("train")
+        data.read_corpus("train")
 
 
 def test_rows_with_null_are_left_out_if_wanted(tmp_path: Path) -> None:
     rows = [GOOD, {**GOOD, "chosen": None}, {**GOOD, "rejected": None}, GOOD]
-    corpus = data_of(tmp_path, "gptj_tiny", rows, on_null="skip").corpus("train")
+    corpus = data_of(tmp_path, "gptj_tiny", rows, on_null="skip").read_corpus("train")
     assert (len(corpus.examples), corpus.nulls) == (4, 2)
-    assert [corpus.location(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
+    assert [corpus.row_location(i).number for i in range(4)] == [1, 1, 4, 4]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_pairs_of_equal_answers_are_taken_and_counted(tmp_path, capsys, preset, 
     given = {"format": "conversational", "tokenizer": "data/sample/chat_tokenizer"} if chat else {}
     given |= {"on_long_target": "truncate"} if preset == "tiny" else {}
     data = data_of(tmp_path, preset, [good, row, row, good], length=128, **given)
-    batch = data.training_samples().take(np.arange(4))
+    batch = data.make_training_samples().take(np.arange(4))
     assert (batch["num_loss_tokens"] > 0).all()
     assert np.count_nonzero(batch["num_loss_tokens"][:, 0] == batch["num_loss_tokens"][:, 1]) >= 2
     assert "2 pairs of equal answers, which teach no preference" in capsys.readouterr().err
@@ -251,7 +251,7 @@ def test_histories_that_differ_belong_to_the_answers(tmp_path: Path, row: Any) -
     shared = common_beginning(*both.values())
     data = data_of(tmp_path, "qwen3_tiny", [row], format="conversational",
                    tokenizer="data/sample/chat_tokenizer")  # fmt: skip
-    examples = data.corpus("train").examples
+    examples = data.read_corpus("train").examples
     template = data.tokenizer.hf_tokenizer.apply_chat_template
     asks = shared[-1]["role"] == "user"
     for example, messages in zip(examples, both.values(), strict=True):
@@ -273,7 +273,7 @@ def test_an_encoder_reads_what_both_conversations_begin_with(tmp_path: Path, row
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     data = data_of(tmp_path, "tiny", [row], format="conversational", chat_template=str(template))
-    one, other = data.corpus("train").examples
+    one, other = data.read_corpus("train").examples
     assert one.prompt == other.prompt
     for example, name in ((one, "chosen"), (other, "rejected")):
         given = row[name] if isinstance(row.get("prompt", ""), str) else row["prompt"] + row[name]
@@ -289,7 +289,7 @@ TEXTS = [
 
 
 def samples_of(data: Pipeline) -> PreferenceSamples:
-    samples = data.make_samples(data.tokenized_corpus("train"))
+    samples = data.make_samples(data.read_tokenized_corpus("train"))
     assert isinstance(samples, PreferenceSamples)
     return samples
 
@@ -375,7 +375,7 @@ def test_the_divergence_is_of_answers_to_other_prompts(tmp_path, preset, sizes) 
         rows = [{"prompt": name, "completion": f" {i}", "label": True}
                 for i, name in enumerate(names)]  # fmt: skip
     data = data_of(tmp_path, preset, rows, "kto")
-    corpus = data.tokenized_corpus("train")
+    corpus = data.read_tokenized_corpus("train")
     units = PreferencePair.from_examples(corpus.examples, corpus.tokens or (), unpaired=True)
     pairs = [unit.examples for unit in units]
     assert [one for one, _ in pairs] == list(corpus.examples)
@@ -390,7 +390,7 @@ def test_pairs_that_are_too_long_are_named_dropped_or_cut(tmp_path: Path) -> Non
     long = {"prompt": "the red lamp " * 5, "chosen": "and the clock", "rejected": "and the bus"}
     data = data_of(tmp_path, "gptj_tiny", [*TEXTS, long], length=24)
     with pytest.raises(ConfigError, match=r"line 6: the two texts have \d+ tokens together"):
-        data.training_samples()
+        data.make_training_samples()
     settings = replace(data.user_config.data, on_long_target="skip")
     dropped = samples_of(replace(data, user_config=replace(data.user_config, data=settings)))
     assert (len(dropped.num_loss_tokens), dropped.truncation.dropped) == (5, 1)
@@ -432,7 +432,7 @@ def test_a_mixture_keeps_what_the_reference_says_with_its_texts(tmp_path: Path) 
     mix = tmp_path / "mix.yml"
     mix.write_text("one: {train: a.jsonl, weight: 1}\ntwo: {train: b.jsonl, weight: 1}\n")
     data = data_of(tmp_path, "gptj_tiny", [], train=str(mix), examples_per_sample=1)
-    samples = data.training_samples()
+    samples = data.make_training_samples()
     assert len(samples) == 6
     marks = np.arange(12, dtype=np.float32).reshape(6, 1, 2)
     batch = SamplesWithRefLogps(samples, marks).take(np.asarray([4, 0, 5]))

@@ -13,7 +13,7 @@ from data.causal_lm import CAUSAL_LM, PackedSequences, TokenBlocks
 from data.examples import Example, TextSpan
 from data.loader import Loader
 from data.pipeline import Pipeline
-from data.preview import format_sequence, preview
+from data.preview import format_samples, format_sequence
 from data.seq2seq import SEQ2SEQ, PackedExamples
 from data.task import SAMPLE_FOLDER
 from tests.data.corpora import encode, run_tokenizer, token_stream
@@ -23,7 +23,7 @@ WHOLE = (TextSpan("Anna:\n", False), TextSpan("the lamp", True), TextSpan(" ☃"
 
 
 def lines_of(samples, shape, tokenizer, indices=(0,), colored=False):
-    return "\n".join(preview(samples, indices, shape, tokenizer, colored)).splitlines()
+    return "\n".join(format_samples(samples, indices, shape, tokenizer, colored)).splitlines()
 
 
 def test_learned_tokens_of_a_text_are_marked():
@@ -57,7 +57,7 @@ def test_pairs_show_prompt_and_target(places):
         samples = PackedExamples.from_examples(samples, places)
     batch = samples.take(np.arange(len(samples)))
     found = []
-    for text in SEQ2SEQ.tokens_in_loss(batch):
+    for text in SEQ2SEQ.sequences_with_loss_mask(batch):
         parts = [[token for token, learned in text if learned == mark] for mark in (False, True)]
         found.append(Example(*tokenizer.decode(parts)))
     assert sorted(found) == sorted(examples)
@@ -69,7 +69,7 @@ def test_every_token_that_follows_is_shown_once():
     samples = TokenBlocks.from_stream(
         token_stream([Example("Anna took", "the lamp")] * 9, tokenizer), 16, tokenizer.pad_token_id
     )
-    (text,) = CAUSAL_LM.tokens_in_loss(samples.take([0]))
+    (text,) = CAUSAL_LM.sequences_with_loss_mask(samples.take([0]))
     assert [token for token, _ in text] == samples.tokens[:17].tolist()
     assert [learned for _, learned in text] == [False] + [True] * 16
 
@@ -86,7 +86,7 @@ def test_the_tutorial_shows_what_its_command_prints():
         "execution": {"micro_batch_size": 16},
     }
     data = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
-    samples = data.training_samples()
-    first = Loader.from_config(data.config, samples).peek(1).tolist()
-    said = "\n".join(preview(samples, first, CAUSAL_LM, data.tokenizer, colored=False))
+    samples = data.make_training_samples()
+    first = Loader.from_config(data.config, samples).peek_indices(1).tolist()
+    said = "\n".join(format_samples(samples, first, CAUSAL_LM, data.tokenizer, colored=False))
     assert f"{said}\n" in blocks(ROOT / "docs" / "own_task.md", "text")

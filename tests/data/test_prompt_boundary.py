@@ -91,7 +91,7 @@ def run_of(
 
 def trained(data: Pipeline) -> tuple[list[int], list[int]]:
     """What precedes the first label of the first sample, and the labels."""
-    batch = {name: array[0] for name, array in data.training_samples().take([0]).items()}
+    batch = {name: array[0] for name, array in data.make_training_samples().take([0]).items()}
     learned = np.flatnonzero(batch["labels"] >= 0)
     first, last = learned[0], learned[-1]
     return batch["input_ids"][: first + 1].tolist(), batch["labels"][first : last + 1].tolist()
@@ -99,7 +99,7 @@ def trained(data: Pipeline) -> tuple[list[int], list[int]]:
 
 def asked(data: Pipeline) -> list[int]:
     """The tokens that an evaluation of the first example reads."""
-    (example,) = data.corpus("train").examples
+    (example,) = data.read_corpus("train").examples
     _, prompts = data.make_prompts([example.prompt])
     return prompts.input_ids[0][prompts.mask[0] == 1].tolist()
 
@@ -159,7 +159,7 @@ def test_both_answers_of_a_pair_continue_the_same_prompt(tmp_path):
     base = byte_level("<s>", "</s>")
     row = {"prompt": "Who? A:", "chosen": "\nAnna", "rejected": " Ben"}
     data = run_of(tmp_path, base, row, training={"objective": "dpo"})
-    batch = data.training_samples().take([0])
+    batch = data.make_training_samples().take([0])
     texts = [batch["input_ids"][0][batch["segment_ids"][0] == number].tolist() for number in (1, 2)]
     prompt = base("Who? A:")["input_ids"][:-1]
     assert all(text[: len(prompt)] == prompt for text in texts)
@@ -172,11 +172,11 @@ def test_an_encoder_decoder_reads_and_writes_an_end_whatever_the_tokenizer_adds(
     base = sample_tokenizer("t5")
     row = {"prompt": "Who took the lamp?", "completion": "Anna"}
     expected = run_of(tmp_path, base, row, shape=SEQ2SEQ)
-    batch, answer = expected.training_samples().take([0]), asked(expected)
+    batch, answer = expected.make_training_samples().take([0]), asked(expected)
     base.backend_tokenizer.post_processor = processors.Sequence([])
     bare = run_of(tmp_path / "bare", base, row, shape=SEQ2SEQ)
     assert 1 not in bare.tokenizer.hf_tokenizer("Who")["input_ids"]
-    for name, array in bare.training_samples().take([0]).items():
+    for name, array in bare.make_training_samples().take([0]).items():
         np.testing.assert_array_equal(array, batch[name])
     assert asked(bare) == answer
     assert answer[-1] == bare.tokenizer.eos_token_id
@@ -206,7 +206,7 @@ def test_a_long_pair_loses_what_follows_its_first_token(tmp_path):
     data = run_of(
         tmp_path, base, row, length=64, on_long_target="truncate", training={"objective": "dpo"}
     )
-    batch = data.training_samples().take([0])
+    batch = data.make_training_samples().take([0])
     for number in (1, 2):
         text = batch["input_ids"][0][batch["segment_ids"][0] == number]
         assert text[0] == base.bos_token_id
@@ -217,7 +217,7 @@ def test_a_question_to_a_chat_model_keeps_its_first_token(tmp_path):
     base = chat_tokenizer(plain(TEMPLATES["llama3"]))
     row = {"messages": [{"role": "user", "content": LONG}, {"role": "assistant", "content": "A"}]}
     data = run_of(tmp_path, base, row, length=256, format="conversational")
-    (example,) = data.corpus("train").examples
+    (example,) = data.read_corpus("train").examples
     whole = base(example.prompt, add_special_tokens=False)["input_ids"]
     more = {"format": "conversational", "on_long_target": "truncate"}
     short = run_of(tmp_path, base, row, length=16, **more)

@@ -128,10 +128,10 @@ def learned(name: str, talk: Conversation, template: str | None = None) -> list[
     base = published_tokenizer(name)
     base.chat_template = template or base.chat_template
     try:
-        example = ChatTemplate(base).example(talk)
+        example = ChatTemplate(base).make_example(talk)
     except ConversationError:
         return None
-    (tokens,) = Tokenizer(base, chat=True).encode_with_loss_mask([example.spans()])
+    (tokens,) = Tokenizer(base, chat=True).encode_with_loss_mask([example.text_spans()])
     text = "".join(span.text for span in example.rendered_spans)
     assert tokens.ids.tolist() == base(text, add_special_tokens=False)["input_ids"]
     return runs(base, tokens.ids.tolist(), tokens.loss_mask.tolist())

@@ -37,8 +37,8 @@ def pipeline(file: str, **data: Any) -> Pipeline:
 
 
 def text_of(data: Pipeline) -> str:
-    (example,) = data.corpus("train").examples
-    return "".join(span.text for span in example.spans())
+    (example,) = data.read_corpus("train").examples
+    return "".join(span.text for span in example.text_spans())
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_goes_between_usual_columns(tmp_path, row, whole):
     assert text_of(data) == whole
     # Prompts at generation end as they do in training.
     assert whole.startswith(
-        data.sample_format.prompt_text(data.config, data.task.render_prompt(row))
+        data.sample_format.render_prompt(data.config, data.task.render_prompt(row))
     )
     assert data.config.data.separator == ("" if "completion" in row else "\n")
 
@@ -73,7 +73,7 @@ def test_templates_of_ones_own_are_joined_as_they_are_and_a_separator_brings_a_s
 def test_the_sample_keeps_its_separator():
     config = GPTJConfig.from_dict({"model": MODEL, "data": {"dataset": "sample"}})
     data = Pipeline(config, CAUSAL_LM)
-    assert data.corpus("train").examples[0].prompt.endswith(" target:")
+    assert data.read_corpus("train").examples[0].prompt.endswith(" target:")
     assert data.config.data.separator == " target:"
 
 
@@ -88,7 +88,7 @@ def test_tokens_and_what_is_learned_are_trls(tmp_path, prompt, completion):
     asked = base(prompt)["input_ids"]
     whole = base(prompt + completion + base.eos_token)["input_ids"]
     row = {"prompt": prompt, "completion": completion}
-    samples = pipeline(file_of(tmp_path, row), loss_on="completion").training_samples()
+    samples = pipeline(file_of(tmp_path, row), loss_on="completion").make_training_samples()
     batch = {name: array[0] for name, array in samples.take([0]).items()}
     there = batch["segment_ids"] == 1
     np.testing.assert_array_equal(batch["input_ids"][there], whole[:-1])
@@ -99,12 +99,12 @@ def test_tokens_and_what_is_learned_are_trls(tmp_path, prompt, completion):
 def test_a_border_without_white_space_and_a_chat_template_are_said(tmp_path, capsys):
     chat_tokenizer(TEMPLATES["chatml"]).save_pretrained(tmp_path / "chat")
     row = {"prompt": "Who took it? A:", "completion": "Anna"}
-    pipeline(file_of(tmp_path, row), tokenizer=str(tmp_path / "chat")).training_samples()
+    pipeline(file_of(tmp_path, row), tokenizer=str(tmp_path / "chat")).make_training_samples()
     said = capsys.readouterr().err
     assert "has a chat template: --data.format conversational" in said
     assert "joined as they are, such as 'Who took it? A:Anna': --data.separator ' '" in said
     spaced = {"prompt": "Who took it? A:", "completion": " Anna"}
-    pipeline(file_of(tmp_path, spaced)).training_samples()
+    pipeline(file_of(tmp_path, spaced)).make_training_samples()
     said = capsys.readouterr().err
     assert "chat template" not in said
     assert "joined" not in said
@@ -140,7 +140,7 @@ def test_a_border_without_white_space_and_a_chat_template_are_said(tmp_path, cap
 )
 def test_advice_names_the_rows_own_columns(tmp_path, row, said):
     with pytest.raises(UserError, match=said) as error:
-        task_from_config(Data(train=file_of(tmp_path, row))).corpus("train")
+        task_from_config(Data(train=file_of(tmp_path, row))).read_corpus("train")
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 350
 
@@ -154,4 +154,4 @@ def test_the_advice_for_preferences_trains(tmp_path):
 def test_a_target_that_is_too_long_has_its_place(tmp_path, preset):
     rows = [{"prompt": f"{i}", "completion": " a" * (99 if i == 2 else 1)} for i in range(9)]
     with pytest.raises(UserError, match=r"rows.jsonl, line 3: the target .* has 100 tokens"):
-        pipeline(file_of(tmp_path, *rows), **preset).training_samples()
+        pipeline(file_of(tmp_path, *rows), **preset).make_training_samples()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.packing import EMPTY_SLOT, concatenate_sequences, pack_sequences
+from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.samples import IGNORE_INDEX
 from data.seq2seq import EncodedExamples, PackedExamples
 from data.truncation import Truncation
@@ -58,7 +58,7 @@ def test_a_long_sequence_is_filled_up_with_short_ones() -> None:
 
 def test_samples_hold_the_tokens_and_their_places() -> None:
     given = sequences([3, 2, 4])
-    input_ids, segment_ids = concatenate_sequences(
+    input_ids, segment_ids = concatenate_packed_sequences(
         np.array([[2, 0], [1, EMPTY_SLOT]]), given.__getitem__, 8, pad=7
     )
     np.testing.assert_array_equal(

@@ -147,7 +147,7 @@ def test_mnli_is_asked_for_its_mismatched_validation_split_and_loses_unlabelled_
         return datasets.Dataset.from_dict(rows | {"label": [2, -1, 0]})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    corpus = task_from_config(Data(dataset="mnli")).corpus("validation")
+    corpus = task_from_config(Data(dataset="mnli")).read_corpus("validation")
     assert asked == [("glue", "mnli", "validation_mismatched")]
     assert corpus.examples == [
         Example("mnli hypothesis: d premise: a", "contradiction"),
@@ -171,7 +171,10 @@ transformers.AutoTokenizer  # imported on first use
 from huggingface.hub import DataUnavailable
 from huggingface.hub import load_tokenizer
 from data.task import TASKS
-for ask in (lambda: TASKS["mnli"].corpus("train"), lambda: load_tokenizer("google/flan-t5-small")):
+for ask in (
+    lambda: TASKS["mnli"].read_corpus("train"),
+    lambda: load_tokenizer("google/flan-t5-small"),
+):
     try:
         ask()
     except DataUnavailable as error:
@@ -220,7 +223,7 @@ def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.Mo
     monkeypatch.setattr(hub, "is_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(DataUnavailable, match=r"hub \(it moved\): check the name") as error:
-        TASKS["mnli"].corpus("train")
+        TASKS["mnli"].read_corpus("train")
     assert "\n" not in str(error.value)
 
 

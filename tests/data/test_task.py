@@ -36,7 +36,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def examples_of(file: str, **fields: str) -> list[Example]:
-    return task_from_config(Data(train=file, **fields)).corpus("train").examples
+    return task_from_config(Data(train=file, **fields)).read_corpus("train").examples
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
@@ -68,7 +68,7 @@ def test_labels_are_words_or_their_numbers(tmp_path):
         train=write(tmp_path / "r.jsonl", rows), prompt="{t}", target="{l}", class_labels="yes, no"
     )
     task = task_from_config(data)
-    corpus = task.corpus("train")
+    corpus = task.read_corpus("train")
     assert corpus.examples == [Example("x", "no"), Example("y", "yes")]
     assert corpus.unlabeled == 1
     assert task.metrics == ("accuracy", "macro_f1")
@@ -159,7 +159,7 @@ def test_an_unknown_label_is_named(tmp_path):
 def test_a_missing_split_names_its_flag(tmp_path):
     task = task_from_config(Data(train=write(tmp_path / "r.jsonl", ROWS)))
     with pytest.raises(UserError, match="no data for validation: give --data.validation FILE"):
-        task.corpus("validation")
+        task.read_corpus("validation")
 
 
 @pytest.mark.parametrize(

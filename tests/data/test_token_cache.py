@@ -69,15 +69,15 @@ def large(monkeypatch):
 def read(data: Pipeline) -> tuple[Any, ...]:
     """All that a pipeline makes of its data."""
     splits = ("train", "validation") if data.user_config.data.validation else ("train",)
-    corpora = [data.tokenized_corpus(split) for split in splits]
+    corpora = [data.read_tokenized_corpus(split) for split in splits]
     plain = data.task.row_format == "language_modeling"
     return (
         [[e.prompt if plain else e[:2] for e in corpus.examples] for corpus in corpora],
         [[str(place) for place in corpus.locations] for corpus in corpora],
         [(t.ids.tolist(), t.loss_mask.tolist()) for c in corpora for t in c.tokens or ()],
-        [corpus.drop_messages for corpus in corpora],
+        [corpus.dropped_row_messages for corpus in corpora],
         measure_lengths(data, splits),
-        data.training_samples().digest,
+        data.make_training_samples().digest,
     )
 
 
@@ -111,10 +111,10 @@ def test_what_is_prepared_is_the_same_and_a_second_run_prepares_nothing(
 
 def test_other_data_and_settings_are_read_anew(tmp_path, large, capsys):
     rows = ROWS["text"]
-    first = run_of(tmp_path, rows).training_samples().digest
-    assert run_of(tmp_path, rows, separator=" so:").training_samples().digest != first
+    first = run_of(tmp_path, rows).make_training_samples().digest
+    assert run_of(tmp_path, rows, separator=" so:").make_training_samples().digest != first
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    assert len(run_of(tmp_path, rows).training_samples()) == 1
+    assert len(run_of(tmp_path, rows).make_training_samples()) == 1
     assert "are ready" not in capsys.readouterr().err
 
 
@@ -125,7 +125,7 @@ def texts_of(folder: Path, tokenizer: Path, **data: Any) -> str:
     """What the first conversation's tokens say."""
     run = run_of(folder, ROWS["chat"], tokenizer=str(tokenizer), **data)
     return str(
-        run.tokenizer.hf_tokenizer.decode((run.tokenized_corpus("train").tokens or ())[0].ids)
+        run.tokenizer.hf_tokenizer.decode((run.read_tokenized_corpus("train").tokens or ())[0].ids)
     )
 
 
@@ -155,9 +155,9 @@ def test_another_chat_template_is_read_anew(tmp_path, large):
 
 
 def test_another_version_of_a_library_is_read_anew(tmp_path, large, monkeypatch, capsys):
-    run_of(tmp_path, ROWS["text"]).training_samples()
+    run_of(tmp_path, ROWS["text"]).make_training_samples()
     monkeypatch.setattr(token_cache, "version", lambda name: "0")
-    run_of(tmp_path, ROWS["text"]).training_samples()
+    run_of(tmp_path, ROWS["text"]).make_training_samples()
     assert "are ready" not in capsys.readouterr().err
 
 
@@ -165,12 +165,12 @@ def test_another_version_of_a_library_is_read_anew(tmp_path, large, monkeypatch,
     "damage", [lambda b: b[:-1] + bytes([b[-1] ^ 1]), lambda b: b[:9], lambda b: b""]
 )
 def test_damaged_files_are_made_again(tmp_path, large, damage, capsys):
-    first = run_of(tmp_path, ROWS["text"]).training_samples().digest
+    first = run_of(tmp_path, ROWS["text"]).make_training_samples().digest
     (kept,) = RunFolder(tmp_path / "run").tokenized_data.rglob("*.safetensors")
     kept.write_bytes(damage(kept.read_bytes()))
-    assert run_of(tmp_path, ROWS["text"]).training_samples().digest == first
+    assert run_of(tmp_path, ROWS["text"]).make_training_samples().digest == first
     assert "the data are read anew" in capsys.readouterr().err
-    again = run_of(tmp_path, ROWS["text"]).training_samples()
+    again = run_of(tmp_path, ROWS["text"]).make_training_samples()
     assert again.digest == first
     assert "are ready in" in capsys.readouterr().err
 
@@ -193,7 +193,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
 
     monkeypatch.setattr(token_cache, "_run_worker", rewritten)
     with pytest.raises(UserError, match=r"rows.jsonl has changed while it was read: start again"):
-        data.training_samples()
+        data.make_training_samples()
     assert not list(RunFolder(tmp_path / "run").tokenized_data.iterdir())
 
 
@@ -202,7 +202,7 @@ def test_mistakes_that_processes_find_are_the_same_sentence(tmp_path, monkeypatc
     monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     rows = [*ROWS["text"], {"prompt": "a", "completion": None}]
     with pytest.raises(UserError, match="rows.jsonl, line 41: column 'completion' holds null"):
-        run_of(tmp_path, rows).training_samples()
+        run_of(tmp_path, rows).make_training_samples()
     assert not list(RunFolder(tmp_path / "run").tokenized_data.iterdir())
 
 
@@ -210,14 +210,14 @@ def test_processes_that_die_are_said(tmp_path, monkeypatch):
     monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     monkeypatch.setattr(token_cache.sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="the processes that read the data broke off"):
-        run_of(tmp_path, ROWS["text"]).training_samples()
+        run_of(tmp_path, ROWS["text"]).make_training_samples()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path, large):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o500)
-    assert len(run_of(tmp_path, ROWS["text"]).training_samples()) > 0
+    assert len(run_of(tmp_path, ROWS["text"]).make_training_samples()) > 0
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -251,8 +251,8 @@ def test_a_full_disk_of_the_processes_is_one_too(tmp_path):
 
 
 def test_what_is_read_lazily_is_a_sequence(tmp_path, large):
-    corpus = run_of(tmp_path, ROWS["text"]).tokenized_corpus("train")
-    first = corpus.first(3)
+    corpus = run_of(tmp_path, ROWS["text"]).read_tokenized_corpus("train")
+    first = corpus.first_examples(3)
     assert [e.prompt for e in first.examples] == ["Anna 0", "Anna 1", "Anna 2"]
     assert corpus.examples[-1] == corpus.examples[39]
     np.testing.assert_array_equal((first.tokens or ())[2].ids, (corpus.tokens or ())[2].ids)

@@ -70,7 +70,7 @@ def read(folder: Path, kind: str, rows: list[dict[str, Any]]) -> list[str]:
     data = {"train": str(write(folder, kind, rows)), "tokenizer": str(folder / "tokenizer")}
     given = {"data": data, "model": {"vocab_size": 640, "sequence_length": 512}}
     run = Pipeline(load_config(LlamaConfig, "finetuning", "qwen3_tiny", given), CAUSAL_LM)
-    examples = run.corpus("train").examples
+    examples = run.read_corpus("train").examples
     return ["".join(span.text for span in example.rendered_spans) for example in examples]
 
 

@@ -136,7 +136,7 @@ def test_the_loss_of_a_published_model_is_transformers(name: str, tmp_path: Path
     lengths = LENGTHS | ({"decoder_sequence_length": 6} if config.family == "t5" else {})
     config = replace(config, model=replace(config.model, **lengths))
     family = get_family(config)
-    samples = family.sample_format.random_samples(config, 3, None)
+    samples = family.sample_format.make_random_samples(config, 3, None)
     with LossSession(config) as model:
         model.write(read_weights(config, family.weight_map(config), str(tmp_path))[0])
         found = model.compute(samples).mean

@@ -324,7 +324,7 @@ def plain_results() -> dict[str, np.ndarray]:
 
 def samples_of(config: RunConfig) -> Samples:
     count = config.training.global_batch_size
-    return get_family(config).sample_format.random_samples(config, count, None)
+    return get_family(config).sample_format.make_random_samples(config, count, None)
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ def test_evaluation_reads_the_training_state() -> None:
     config = config_of("8bit_residual8")
     model = fine_tuning(config)
     model.write(initial(config))
-    samples = get_family(config).sample_format.random_samples(config, 16, None)
+    samples = get_family(config).sample_format.make_random_samples(config, 16, None)
     with model:
         train(model, 0, 1)
         losses = LossSession(config, weight_source=model)

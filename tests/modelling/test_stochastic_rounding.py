@@ -150,7 +150,7 @@ def final_loss(precision: str, rounding: bool, steps: int = 200) -> float:
         "execution": {"micro_batch_size": 32, "device": "cpu"},
     }
     config = load_config(T5Config, "finetuning", "tiny", overrides)
-    loader = Loader(Pipeline(config, SEQ2SEQ).training_samples(), 32, seed=0)
+    loader = Loader(Pipeline(config, SEQ2SEQ).make_training_samples(), 32, seed=0)
     model = fine_tuning(config)
     model.write(initial(config))
     with model:

@@ -108,7 +108,7 @@ def test_preferences_go_slowly_and_both_texts_have_room(kind, chosen, models, tm
     assert rates[0] == pytest.approx(0.05 * rates[1])
     lengths = config.model.sequence_length, alone.model.sequence_length
     assert lengths[0] > lengths[1] if kind == "gptj" else lengths[0] == lengths[1]
-    Pipeline(config, get_family(config).sample_format).training_samples()
+    Pipeline(config, get_family(config).sample_format).make_training_samples()
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.jsonl"])

@@ -69,7 +69,7 @@ def refused(capsys, monkeypatch) -> Callable[..., str]:
     def no_data(*_: object) -> None:
         raise AssertionError("data are read before the mistake is said")
 
-    monkeypatch.setattr(Pipeline, "training_samples", no_data)
+    monkeypatch.setattr(Pipeline, "make_training_samples", no_data)
 
     def run(main: Callable[..., int], *arguments: str) -> str:
         assert main([*TINY, *arguments]) == 2

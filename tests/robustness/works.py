@@ -75,8 +75,8 @@ def _accept(*_: object, **__: object) -> None:
 terminal.entry_point.LONGEST = 10**9
 
 # The work begins where weights and data are read; what is checked before stays.
-training_samples = Pipeline.training_samples
-Pipeline.training_samples = _accept
+training_samples = Pipeline.make_training_samples
+Pipeline.make_training_samples = _accept
 for module_of_work, loader in (
     ("answers.generate", "load_inference_weights"),
     ("evaluation.compare_with_hf", "load_weights"),
@@ -168,7 +168,7 @@ def _tokenizer(path: Path) -> None:
 def _rows(path: Path) -> None:
     """Read rows of one's own as those of the sample task."""
     task = replace(TASKS["sample"], sources={"train": FileSource(str(path))})
-    print(len(task.corpus("train").examples))
+    print(len(task.read_corpus("train").examples))
 
 
 def own(family: str, path: str) -> int:

@@ -58,7 +58,7 @@ def train(case: str, folder: Path) -> dict[str, object]:
     """Train a few steps, evaluate, and save; what was found."""
     config = config_of(case)
     family = get_family(config)
-    samples = family.sample_format.random_samples(config, 16, None)
+    samples = family.sample_format.make_random_samples(config, 16, None)
     loader = Loader.from_config(config, samples)
     model = TrainingSession(config)
     model.write(family.weight_map(config).init_weights(0))

@@ -61,7 +61,7 @@ def test_steps_of_epochs_after_other_batch_sizes(done, size, iterations, steps):
         for _ in range(count):
             loader.next_batch()
     loader, before = again(loader, size), sum(count for _, count in done)
-    seen = loader.samples_seen
+    seen = loader.num_samples_seen
     config = T5Config.from_dict(
         {
             "training": {"epochs": 8, "global_batch_size": size},
@@ -71,7 +71,7 @@ def test_steps_of_epochs_after_other_batch_sizes(done, size, iterations, steps):
     assert resolve_epochs(config, loader.samples_per_epoch, before, seen).training.steps == steps
     for _ in range(steps - before):
         loader.next_batch()
-    assert 8 * 101 <= loader.samples_seen < max(8 * 101 + size * iterations, seen + 1)
+    assert 8 * 101 <= loader.num_samples_seen < max(8 * 101 + size * iterations, seen + 1)
 
 
 def test_a_run_resumed_with_another_batch_trains_its_epochs(few, tmp_path):

@@ -57,7 +57,7 @@ model = fine_tuning(config)
 # Weights, gradients and two moments, float32.
 state = 4 * 4 * sum(math.prod(w.shape) for w in table.weights)
 found = {"random weights": peak_of(lambda: start_from(None)) / state}
-model.run([family.sample_format.random_samples(config, 8, None).take(np.arange(8))], [1e-3], 0)
+model.run([family.sample_format.make_random_samples(config, 8, None).take(np.arange(8))], [1e-3], 0)
 found["saving at once"] = peak_of(lambda: save("run", True)) / state
 found["saving in the background"] = peak_of(lambda: save("again", False)) / state
 write_hf_directory(folder / "hf", model.tensors(optimizer=False), family.to_config_json(config))
@@ -117,7 +117,7 @@ ctypes.CDLL(None).malloc_trim(0)
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 model.write(family.weight_map(config).init_weights(0))
-batch = family.sample_format.random_samples(config, 8, None).take(np.arange(8))
+batch = family.sample_format.make_random_samples(config, 8, None).take(np.arange(8))
 with model:
     for step in range(3):
         model.run([batch], [1e-3], step)

@@ -91,7 +91,7 @@ def samples(run: Path, rows: Path) -> Samples:
     """The run's samples."""
     config = T5Config.from_dict(yaml.safe_load((run / "config.yml").read_text()))
     data = Pipeline(config, SEQ2SEQ)
-    return data.make_samples(data.tokenized_corpus("train"))
+    return data.make_samples(data.read_tokenized_corpus("train"))
 
 
 def weights_of(folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def trained(config: RunConfig) -> Iterator[TrainingSession]:
     family = get_family(config)
     model = TrainingSession(config)
     model.write(family.weight_map(config).init_weights(1))
-    loader = Loader.from_config(config, family.sample_format.random_samples(config, 32, None))
+    loader = Loader.from_config(config, family.sample_format.make_random_samples(config, 32, None))
     with model:
         model.run([loader.next_batch()], [1e-2])
         yield model
@@ -60,7 +60,7 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
     family = get_family(config)
     generation = replace(config.generation, weights="streamed", micro_batches=2)
     writing = replace(config, generation=generation)
-    samples = family.sample_format.random_samples(config, 32, None)
+    samples = family.sample_format.make_random_samples(config, 32, None)
     input_ids = np.random.default_rng(0).integers(
         3, 30, (8, config.model.sequence_length), np.int32
     )
@@ -92,7 +92,7 @@ def test_the_state_may_be_on_disk(tmp_path, monkeypatch):
     for execution in (config.execution, limited):
         given = replace(config, execution=execution)
         family = get_family(given)
-        samples = family.sample_format.random_samples(given, 32, None)
+        samples = family.sample_format.make_random_samples(given, 32, None)
         monkeypatch.setattr("planning.hardware.disk_offload.check_memory", lambda *args: None)
         with trained(given) as model:
             model.run([Loader.from_config(given, samples).next_batch()], [1e-2], 1)

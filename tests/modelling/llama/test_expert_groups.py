@@ -178,7 +178,7 @@ def test_evaluation_and_generation_read_what_is_trained() -> None:
         config = with_groups(our_config(hf_cfg), groups)
         config = replace(config, generation=replace(config.generation, weights="streamed"))
         family = get_family(config)
-        samples = family.sample_format.random_samples(config, 16, None)
+        samples = family.sample_format.make_random_samples(config, 16, None)
         model = TrainingSession(config)
         model.write(base_weight_map(config).from_hf(start))
         with model:

@@ -217,7 +217,7 @@ def test_a_run_keeps_the_template_of_a_file_that_is_gone(tmp_path):
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
     found = LlamaConfig.from_dict(CONFIG_LOADER.from_load(str(tmp_path / "run")) or {})
     again = Pipeline(found, CAUSAL_LM)
-    assert again.chat_template.prompt(Conversation([ASKED])).startswith(
+    assert again.chat_template.render_prompt(Conversation([ASKED])).startswith(
         "<|endoftext|><start_of_turn>user"
     )
     assert again.config.model.eos_token_id == tokenizer.eos_token_id

@@ -106,7 +106,7 @@ def test_scores_are_those_of_transformers(preset, labels, target, tmp_path):
     line = read_command_line("", "inference", "tiny", flags, loader=CONFIG_LOADER)
     family, config = get_family(line.config), line.config
     data = Pipeline(config, family.sample_format, DataCache())
-    corpus = data.corpus("validation")
+    corpus = data.read_corpus("validation")
     candidates = LabelCandidates.from_examples(data, corpus, data.task.labels)
     weights = load_weights(config, family.weight_map(config)).tensors
     found = LabelPredictor(candidates).scores(weights)
@@ -183,7 +183,7 @@ def test_scores_on_four_devices(preset, tmp_path):
         family, config = get_family(line.config), line.config
         data = Pipeline(config, family.sample_format, DataCache())
         candidates = LabelCandidates.from_examples(
-            data, data.corpus("validation"), data.task.labels
+            data, data.read_corpus("validation"), data.task.labels
         )
         weights = load_weights(config, family.weight_map(config)).tensors
         return LabelPredictor(candidates).scores(weights)
@@ -224,7 +224,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
         over = {"data": data, "model": model}
         config = load_config(LlamaConfig, "inference", "qwen3_tiny", over)
         pipeline = Pipeline(config, CAUSAL_LM, DataCache())
-        return pipeline, pipeline.corpus("validation")
+        return pipeline, pipeline.read_corpus("validation")
 
     data, corpus = corpus_of(names)
     candidates = LabelCandidates.from_examples(data, corpus, names)
@@ -233,7 +233,7 @@ def test_labels_in_a_chat_template(template, labels, tmp_path):
     each = len(names) + len(names) % 2
     for index, name in enumerate(names):
         whole, of_label = corpus_of([name])
-        expected = whole.tokenize(of_label.examples)
+        expected = whole.tokenize_examples(of_label.examples)
         for example, tokens in zip(units[index::each], expected, strict=True):
             assert stream.tokens[example].tolist() == tokens.ids.tolist()
             scored = stream.targets[example][stream.targets[example] != IGNORE_INDEX]
@@ -247,7 +247,7 @@ def test_long_prompts_are_cut_as_for_generation(preset, shape, tmp_path):
     over = {"data": data | {"class_labels": "hat,lamp,box"}, "model": {"sequence_length": 8}}
     kind = {"tiny": T5Config, "gptj_tiny": GPTJConfig}[preset]
     pipeline = Pipeline(load_config(kind, "inference", preset, over), shape, DataCache())
-    corpus = pipeline.corpus("validation")
+    corpus = pipeline.read_corpus("validation")
     candidates = LabelCandidates.from_examples(pipeline, corpus, ["hat", "lamp", "box"])
     _, prompts = pipeline.make_prompts([example.prompt for example in corpus.examples])
     assert candidates.cut == prompts.num_truncated > 3
