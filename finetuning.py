@@ -126,7 +126,7 @@ def measure(
     return TrainingThroughput(
         samples,
         startup,
-        model.session.startup.seconds,
+        model.session.startup_stats.seconds,
         per_step,
         samples / per_step,
         statistics.mean(tokens) / per_step,

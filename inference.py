@@ -86,7 +86,7 @@ def measure(config: RunConfig, runs: int) -> GenerationThroughput:
         length,
         tokens.shape[1],
         startup,
-        inference.session.startup.seconds,
+        inference.session.startup_stats.seconds,
         per_run,
         samples / per_run,
         np.count_nonzero(tokens) / per_run,

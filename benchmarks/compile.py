@@ -107,7 +107,7 @@ def compile_program(config: RunConfig) -> Compilation:
         build_seconds=built - start,
         plan_seconds=planned - built,
         compile_seconds=done - planned,
-        from_cache=session.startup.from_cache,
+        from_cache=session.startup_stats.from_cache,
         peak_rss=peak_host_bytes(),
         xla=DeviceBytes.from_memory(session.memory_use()),
         plan=DeviceBytes.from_memory(plan),

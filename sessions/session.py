@@ -159,11 +159,11 @@ def compile_session(create: Callable[[], Model], name: str) -> Model:
     start = time.perf_counter()
     model = create()
     seconds = time.perf_counter() - start
-    say(f"ready after {seconds:.1f} s: {format_startup(model.session.startup)}")
+    say(f"ready after {seconds:.1f} s: {format_startup(model.session.startup_stats)}")
     return model
 
 
-def format_startup(startup: popxl.session.Startup) -> str:
+def format_startup(startup: popxl.session.StartupStats) -> str:
     """Format the origin of a program's executables: compiler or cache."""
     how = "compiled"
     if startup.from_cache:

@@ -141,7 +141,7 @@ def compiled_once() -> Iterator[None]:
         key = cache.key(segment), cpu.backend_epoch()
         if (found := known.get(key)) is not None:
             for what in ("traces", "compiles"):
-                cache.count(what)
+                cache.increment_counter(what)
             return found
         made = compile_anew(cache, segment)
         with changing:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from popdist._relay import Relay
+from popdist._relay import CoordinatorRelay
 from tests.children import PYTHON_PATH, child, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_each_process_says_that_the_service_is_gone(number, what):
 def test_jaxs_connection_stays_open_when_nothing_can_be_handed_on():
     """The relay survives a write by JAX to a service that is gone, which closes both directions."""
     service, ours = socket.socketpair()
-    address = Relay(ours).address.removeprefix("unix-abstract:")
+    address = CoordinatorRelay(ours).address.removeprefix("unix-abstract:")
     del ours
     with socket.socket(socket.AF_UNIX) as jax:
         jax.connect(f"\0{address}")

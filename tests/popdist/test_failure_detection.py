@@ -86,7 +86,7 @@ class Survivor:
     def _live(self) -> None:
         monitor = PeerMonitor(3, self, self._closed, (), 60.0)
         with suppress(_Over):
-            while (lost := monitor.check(1.0)) is None:
+            while (lost := monitor.find_lost_peer(1.0)) is None:
                 pass
             if self.declare_lost(lost) is None:
                 self._world.named.append(lost)
@@ -197,11 +197,11 @@ def test_many_processes_read_the_board_less_often():
     connection is still noticed at the next check."""
     board, closed = Counting(), [set(), set(), {5}]
     monitor = PeerMonitor(1024, board, lambda: closed.pop(0) if closed else set(), (), 60.0)
-    assert [monitor.check(1.0) for _ in range(3)] == [None, None, 5]
+    assert [monitor.find_lost_peer(1.0) for _ in range(3)] == [None, None, 5]
     assert (board.beats, board.reads) == (3, 1)
     board = Counting()
     monitor = PeerMonitor(1024, board, set, (), 60.0)
-    found = [monitor.check(1.0) for _ in range(34)]
+    found = [monitor.find_lost_peer(1.0) for _ in range(34)]
     assert (board.beats, board.reads) == (34, 2)
     assert found.index(5) <= 20  # seconds, besides those of silence
 
@@ -264,6 +264,6 @@ def test_a_process_may_be_silent_for_as_long_as_is_given(count, seconds):
     """With many processes for three readings of the board, else those would take living ones for
     gone."""
     monitor = PeerMonitor(count, Told(count), set, (), 8.0)
-    lost = next(check for check in range(1, 200) if monitor.check(1.0) == 1)
+    lost = next(check for check in range(1, 200) if monitor.find_lost_peer(1.0) == 1)
     assert seconds < lost <= seconds + 2 * (1 + count // 64)
-    assert monitor.exit_reason(1) == f"not been heard of for {seconds} s (POPDIST_SILENCE)"
+    assert monitor.loss_reason(1) == f"not been heard of for {seconds} s (POPDIST_SILENCE)"

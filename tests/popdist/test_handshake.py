@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from popdist import DistributedError, _coordination_service
-from popdist._handshake import connect, reachable_address
+from popdist._handshake import connect_to_coordinator, reachable_address
 from popdist._process_info import ProcessInfo, process_info_from_args
 from tests.children import PYTHON_PATH, child, free_port
 
@@ -47,7 +47,7 @@ def serving(
 
 def lifeline(port: int, index: int, count: int, run: str = "mine", secret: str = "ours", **more):
     info = ProcessInfo(index, count, None, run, secret)
-    return connect(
+    return connect_to_coordinator(
         "127.0.0.1",
         port,
         info,
@@ -207,9 +207,9 @@ def test_a_secret_in_a_file_that_others_can_read_is_refused(tmp_path, monkeypatc
 
 
 def test_only_the_coordinators_address_is_listened_at():
-    assert next(iter(_coordination_service._addresses("127.0.0.1"))) == "127.0.0.1"
-    assert next(iter(_coordination_service._addresses("localhost"))) in ("127.0.0.1", "::1")
-    assert next(iter(_coordination_service._addresses("10.1.2.3"))) == "10.1.2.3"
+    assert next(iter(_coordination_service._listen_addresses("127.0.0.1"))) == "127.0.0.1"
+    assert next(iter(_coordination_service._listen_addresses("localhost"))) in ("127.0.0.1", "::1")
+    assert next(iter(_coordination_service._listen_addresses("10.1.2.3"))) == "10.1.2.3"
 
 
 def test_a_name_that_is_this_machines_loopback(monkeypatch):
@@ -217,7 +217,7 @@ def test_a_name_that_is_this_machines_loopback(monkeypatch):
     tell them that address."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    assert list(_coordination_service._addresses("node01")) == [""]
+    assert list(_coordination_service._listen_addresses("node01")) == [""]
     monkeypatch.undo()
     monkeypatch.setattr("popdist._handshake.local_address", lambda host, port: f"reaches {host}")
     assert reachable_address(0, ["127.0.1.1", "10.0.0.2"]) == "reaches 10.0.0.2"

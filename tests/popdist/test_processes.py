@@ -165,7 +165,7 @@ def test_the_launcher_names_the_one_that_a_signal_ended(monkeypatch):
         processes = ended(*codes)
         for process in processes:
             process.wait()
-        assert popdist.run._wait(processes) == code
+        assert popdist.run._wait_for_processes(processes) == code
         assert (said.pop() if text else "").startswith(text)
     assert not said
 

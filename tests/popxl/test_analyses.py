@@ -74,7 +74,7 @@ def test_building_and_analysing_takes_time_linear_in_the_number_of_graphs(monkey
         seen.clear()
         ir, _ = _fan(depth, changes)
         program_effects(ir)
-        _ = ir.main_graph.functional.transfers
+        _ = ir.main_graph.functional.transfer_counts
         found.append(dict(seen))
     for name, visits in found[1].items():
         assert visits <= 2 * found[0][name] + 10, (name, found)
@@ -98,13 +98,13 @@ def test_a_graph_that_changes_later_is_looked_at_anew(ir):
     stream, out = popxl.h2d_stream((2,), popxl.float32), popxl.d2h_stream((2,), popxl.float32)
     assert outer.functional.changed == ()
     assert not graph_effects(outer)
-    assert not outer.functional.transfers
+    assert not outer.functional.transfer_counts
     with inner:
         ops.add_(inner.inputs[0], ops.host_load(stream))
     assert inner.functional.changed == (0,)
     assert outer.functional.changed == ()  # by value
     assert list(graph_effects(outer).loads) == [stream]
-    assert outer.functional.transfers == {stream: 1}
+    assert outer.functional.transfer_counts == {stream: 1}
     call.set_parent_input_modified(call.parent_input(0))
     assert outer.functional.changed == (0,)
     with outer:
@@ -129,7 +129,7 @@ def test_moved_ops_count_where_they_are_now(ir):
     assert not graph_effects(body)
     with inner:
         ops.host_store(stream, inner.inputs[0])
-    assert graph.functional.transfers == {stream: 2}
+    assert graph.functional.transfer_counts == {stream: 2}
     assert list(graph_effects(body).stores) == [stream]
 
 

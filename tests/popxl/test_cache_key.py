@@ -11,7 +11,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import cache_key
-from popxl._compile.cache_key import Uncacheable, segment_key, segment_lines
+from popxl._compile.cache_key import UncacheableError, segment_key, segment_lines
 from popxl._devices import cpu
 from popxl._devices.mesh import replica_mesh
 from popxl._ir.op_registry import define
@@ -126,7 +126,7 @@ def test_flags_of_xla_and_switches_change_the_key(monkeypatch):
     before = _keys(program)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     with_flags = _keys(program)
-    monkeypatch.setitem(cache_key.__dict__, "_processor", lambda: "another processor")
+    monkeypatch.setitem(cache_key.__dict__, "_cpu_description", lambda: "another processor")
     with_processor = _keys(program)
     assert len({before, with_flags, with_processor}) == 3
 
@@ -284,13 +284,13 @@ HOLDS = define("holds_anything_for_test", lambda x, **attrs: x, infer=lambda spe
 @pytest.mark.parametrize("value", [object(), lambda: 0, {1, 2}])
 def test_an_attribute_that_cannot_be_written_down_makes_a_program_uncacheable(value):
     ir = _ir(lambda ir: emit(HOLDS, [popxl.variable(1.0)], {"value": value}))
-    with pytest.raises(Uncacheable, match=r"holds_anything_for_test at .*test_cache_key.py"):
+    with pytest.raises(UncacheableError, match=r"holds_anything_for_test at .*test_cache_key.py"):
         _keys(_program(ir))
 
 
 def _attribute_key(value) -> str:
-    text = cache_key._SegmentWriter("cpu", {}).attribute(value)
-    assert text == cache_key._SegmentWriter("cpu", {}).attribute(value)
+    text = cache_key._SegmentWriter("cpu", {}).attribute_text(value)
+    assert text == cache_key._SegmentWriter("cpu", {}).attribute_text(value)
     return text
 
 

@@ -111,7 +111,7 @@ def test_only_a_cpu_needs_it():
     node, arrays = Mock(), [np.zeros(2)]
     for target in ("gpu 9.0", "tpu"):
         with tracing_platform(target):
-            assert fusion_limit.FusionLimiter().limit(node, arrays, arrays) is arrays
+            assert fusion_limit.FusionLimiter().limit_fusion(node, arrays, arrays) is arrays
 
 
 @pytest.mark.slow  # seconds, or without a bound minutes

@@ -35,5 +35,5 @@ def test_no_cuda_graphs_unless_they_are_asked_for(given: str, monkeypatch: pytes
     """XLA would record CUDA graphs again for the addresses of each call."""
     monkeypatch.setenv("XLA_FLAGS", given)
     lowered = jax.jit(lambda x: x).lower(1.0)
-    options = get_platform("gpu").options(lowered)
+    options = get_platform("gpu").compiler_options_for(lowered)
     assert options.get("xla_gpu_enable_command_buffer") == (None if given else "")

@@ -642,7 +642,7 @@ def test_segments_of_equal_graphs_share_an_executable():
 )
 def test_the_number_of_compiles_does_not_depend_on_the_number_of_layers(write, monkeypatch):
     monkeypatch.delenv("POPXL_CACHE_DIR")
-    counts = {started(write(layers))[0].startup.compiles for layers in (4, 12)}
+    counts = {started(write(layers))[0].startup_stats.compiles for layers in (4, 12)}
     assert len(counts) == 1
 
 

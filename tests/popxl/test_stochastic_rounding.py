@@ -234,7 +234,7 @@ def test_an_executable_from_the_cache_rounds_alike(tmp_path, monkeypatch):
     for from_cache in (False, True):
         ir, a, _ = counters()
         with popxl.Session(ir) as session:
-            assert session.startup.from_cache is from_cache
+            assert session.startup_stats.from_cache is from_cache
             session.run()
             found.append(session.get_tensor_data(a).astype(np.float32))
     np.testing.assert_array_equal(*found)

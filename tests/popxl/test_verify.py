@@ -7,7 +7,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._analysis.verify import VerificationError, verify, verify_ir
+from popxl._analysis.verify import VerificationError, verify_graph, verify_ir
 from popxl._ir.op import Op
 from popxl._ir.op_registry import registry
 from popxl.errors import popart_exception
@@ -137,14 +137,14 @@ BREAKS = [
 def test_a_broken_graph_is_found_and_the_op_named(graph, break_it):
     name = break_it(graph)
     with pytest.raises(popart_exception, match=name) as error:
-        verify(graph)
+        verify_graph(graph)
     assert __file__ in str(error.value)
 
 
 def test_an_output_that_nothing_defines_is_found(graph):
     graph._outputs.append(popxl.Tensor._make(graph, graph.inputs[0].spec, "ghost"))
     with pytest.raises(VerificationError, match="returns %ghost, which nothing defines"):
-        verify(graph)
+        verify_graph(graph)
 
 
 def test_sessions_and_transforms_verify_when_asked(graph, monkeypatch):

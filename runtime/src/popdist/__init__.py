@@ -134,15 +134,15 @@ def local_process_count() -> int:
     return 1 if _joined is None else _joined.local_process_count
 
 
-def fail(text: str, code: int) -> NoReturn:
+def fail(message: str, exit_code: int) -> NoReturn:
     """Prints an error and exits this process; the other processes of the run then exit too.
 
     If several processes fail with the same text, only the first one prints it.
     """
     if _joined is None:
-        _sys.stderr.write(f"{text}\n")
-        exit_process(code)
-    _joined.fail(text, code)
+        _sys.stderr.write(f"{message}\n")
+        exit_process(exit_code)
+    _joined.fail(message, exit_code)
 
 
 def collective_section() -> AbstractContextManager[None]:
@@ -156,7 +156,7 @@ def shutdown() -> None:
         _joined.shutdown()
 
 
-def exit_process(code: int) -> NoReturn:
+def exit_process(exit_code: int) -> NoReturn:
     """Exits this process at once, after a failure or on a signal.
 
     The other processes notice, and exit too.
@@ -165,8 +165,8 @@ def exit_process(code: int) -> NoReturn:
         with _suppress(OSError):
             _sys.stdout.flush()
             _sys.stderr.flush()
-        _os._exit(code)
-    _joined.exit_process(code)
+        _os._exit(exit_code)
+    _joined.exit_process(exit_code)
 
 
 def _process_info() -> _ProcessInfo:

@@ -236,7 +236,7 @@ def _forward_and_shutdown(source: socket.socket, target: socket.socket) -> None:
 
 
 # ---- sockets ------------------------------------------------------------------------------------
-def _addresses(host: str) -> Iterator[str]:
+def _listen_addresses(host: str) -> Iterator[str]:
     """Yields the addresses to listen on, best first: those of the host's name, then all interfaces.
 
     All of the machine's come last: for a name that is this machine's loopback in its own list of
@@ -256,7 +256,7 @@ def _listen(host: str, port: int) -> socket.socket | None:
     end = time.monotonic() + silence_timeout() + LINGER + _PORT_WAIT
     while True:
         busy = False
-        for address in _addresses(host):
+        for address in _listen_addresses(host):
             try:
                 return _bound_socket(address, port)
             except OSError as error:

@@ -28,11 +28,11 @@ def is_started_by_launcher() -> bool:
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
-def exit_with_message(text: str) -> NoReturn:
-    """Exits this process; a non-empty `text` is its last line on standard error."""
-    if text:
+def exit_with_message(message: str) -> NoReturn:
+    """Exits this process; a non-empty `message` is its last line on standard error."""
+    if message:
         with suppress(OSError, ValueError):  # nobody reads, or it is closed
-            print(f"error: {text}", file=sys.stderr, flush=True)
+            print(f"error: {message}", file=sys.stderr, flush=True)
     os._exit(FOLLOWED_PEER if is_started_by_launcher() else PEER_LOST)
 
 
@@ -59,7 +59,7 @@ class CoordinatorMonitor:
         self._lifeline = select.poll()
         self._lifeline.register(lifeline, select.POLLRDHUP)
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, name="overseer", daemon=True).start()
+        threading.Thread(target=self._exit_when_silent, name="overseer", daemon=True).start()
 
     def reset(self) -> None:
         """Restarts the silence timeout, since the coordination service has answered."""
@@ -69,7 +69,7 @@ class CoordinatorMonitor:
         """Stops the monitor thread."""
         self._stopped.set()
 
-    def _run(self) -> None:
+    def _exit_when_silent(self) -> None:
         previous = time.monotonic()
         while not self._stopped.wait(CHECK_INTERVAL):
             # A process that was paused could not receive anything from the service.

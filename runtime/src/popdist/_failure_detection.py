@@ -116,16 +116,16 @@ class PeerMonitor:
         self._heartbeat = 0
         self._now = self._wait_seconds = self._last_read = 0.0  # seconds
 
-    def exit_reason(self, index: int) -> str:
+    def loss_reason(self, process: int) -> str:
         """Returns why a lost process returned by `check` is lost, as a phrase to follow "has"."""
-        status = self._last_status[index][0]
+        status = self._last_status[process][0]
         if status.startswith(ENDED):
             return status
-        if index in self._closed or status == LEFT:
+        if process in self._closed or status == LEFT:
             return ENDED
         return f"not been heard of for {self._silence:.0f} s ({SILENCE})"
 
-    def check(self, elapsed: float) -> int | None:
+    def find_lost_peer(self, elapsed: float) -> int | None:
         """Publishes a heartbeat, and returns the lost process because of which to exit, if any.
 
         Args:

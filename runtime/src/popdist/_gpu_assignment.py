@@ -34,11 +34,11 @@ def assign_gpus(index: int, processes: Sequence[tuple[str, Sequence[str]]]) -> l
 def visible_gpus() -> list[str]:
     """Returns the NVIDIA GPUs that this process can use, by UUID where it is known."""
     files = os.listdir("/dev") if os.path.isdir("/dev") else []
-    return list_gpu_names(os.environ, files, _parse_uuids(_nvidia_smi()))
+    return list_gpu_names(os.environ, files, _parse_uuids(_run_nvidia_smi()))
 
 
 def list_gpu_names(
-    environment: Mapping[str, str], files: Sequence[str], uuids: Mapping[str, str]
+    environment: Mapping[str, str], device_files: Sequence[str], uuids: Mapping[str, str]
 ) -> list[str]:
     """Returns GPU names from CUDA_VISIBLE_DEVICES, else from `nvidia-smi`, else from /dev.
 
@@ -49,7 +49,9 @@ def list_gpu_names(
     if cuda_visible is not None:
         return [uuids.get(name, name) for name in cuda_visible.split(",") if name]
     numbers = sorted(uuids, key=int)
-    return [uuids[n] for n in numbers] or sorted(f for f in files if re.fullmatch(r"nvidia\d+", f))
+    return [uuids[n] for n in numbers] or sorted(
+        f for f in device_files if re.fullmatch(r"nvidia\d+", f)
+    )
 
 
 def _parse_uuids(nvidia_smi_output: str) -> dict[str, str]:
@@ -57,7 +59,7 @@ def _parse_uuids(nvidia_smi_output: str) -> dict[str, str]:
     return dict(_GPU_LINE.findall(nvidia_smi_output))
 
 
-def _nvidia_smi() -> str:
+def _run_nvidia_smi() -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

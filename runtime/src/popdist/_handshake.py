@@ -15,7 +15,9 @@ _RETRY_INTERVAL = 0.3  # seconds between attempts
 _CONNECT_TIMEOUT = 10.0  # seconds that one may take
 
 
-def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: float) -> socket.socket:
+def connect_to_coordinator(
+    host: str, port: int, info: ProcessInfo, request: int, timeout: float
+) -> socket.socket:
     """Connects to the coordinator, for its LIFELINE or SERVICE request (`_coordination_service`).
 
     Raises:
@@ -28,7 +30,7 @@ def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: floa
         except OSError:  # it is not there yet, or its name is not known yet
             time.sleep(_RETRY_INTERVAL)
             continue
-        status = _handshake(sock, info, request)
+        status = _authenticate(sock, info, request)
         if status == _coordination_service.WELCOME:
             sock.settimeout(None)
             return sock
@@ -44,7 +46,7 @@ def connect(host: str, port: int, info: ProcessInfo, request: int, timeout: floa
     )
 
 
-def _handshake(sock: socket.socket, info: ProcessInfo, request: int) -> int:
+def _authenticate(sock: socket.socket, info: ProcessInfo, request: int) -> int:
     """Authenticates at the coordinator and returns its answer; -1 if another program answers."""
     number = secrets.token_bytes(16)
     try:

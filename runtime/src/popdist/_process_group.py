@@ -30,10 +30,10 @@ from popdist._coordinator_monitor import (
 )
 from popdist._failure_detection import CHECK_INTERVAL, ENDED, LEFT, PeerMonitor, StatusBoard
 from popdist._gpu_assignment import assign_gpus, visible_gpus
-from popdist._handshake import connect, local_address, reachable_address
+from popdist._handshake import connect_to_coordinator, local_address, reachable_address
 from popdist._process_info import SECRET, SILENCE, DistributedError, ProcessInfo
-from popdist._relay import Relay
-from popdist._rpc_stats import CountingClient, RpcStats
+from popdist._relay import CoordinatorRelay
+from popdist._rpc_stats import RpcStats, _CountingRpcClient
 from popdist._stdout_filter import GlooOutputFilter
 
 RENDEZVOUS_TIMEOUT = 120  # seconds that all processes have to come
@@ -71,7 +71,7 @@ class ProcessGroup:
         # Collectives connect each process to every other one.
         _coordination_service.raise_open_file_limit()
         client, reached = self._connect(info)
-        self._client, monitor_client = CountingClient(client), CountingClient(client)
+        self._client, monitor_client = _CountingRpcClient(client), _CountingRpcClient(client)
         self._status_board = StatusBoard(monitor_client, self.index)
         self._rpc_clients = {"exchange": self._client, "watch": monitor_client}
         local_value = [socket.gethostname(), os.getpid(), visible_gpus(), reached, self._silence]
@@ -81,7 +81,7 @@ class ProcessGroup:
         ]  # process 0's holds for all
         self.members: list[Any] = [one[:3] for one in gathered]
         self.local_process_count = sum(host == local_value[0] for host, _, _ in self.members)
-        self._choose_devices()
+        self._choose_gpus()
         _set_gloo_address(client, reachable_address(self.index, [one[3] for one in gathered]))
         self._output = GlooOutputFilter()
         self._monitor_thread = threading.Thread(
@@ -121,12 +121,16 @@ class ProcessGroup:
         if info.index == 0:
             self._start_coordinator(host.strip("[]"), int(port), info)
         address = host.strip("[]"), int(port)
-        self._lifeline = connect(*address, info, _coordination_service.LIFELINE, RENDEZVOUS_TIMEOUT)
+        self._lifeline = connect_to_coordinator(
+            *address, info, _coordination_service.LIFELINE, RENDEZVOUS_TIMEOUT
+        )
         self._lifeline.setblocking(False)
         try:
-            service = connect(*address, info, _coordination_service.SERVICE, RENDEZVOUS_TIMEOUT)
+            service = connect_to_coordinator(
+                *address, info, _coordination_service.SERVICE, RENDEZVOUS_TIMEOUT
+            )
             client = _jax.get_distributed_runtime_client(
-                Relay(service).address, info.index, init_timeout=RENDEZVOUS_TIMEOUT,
+                CoordinatorRelay(service).address, info.index, init_timeout=RENDEZVOUS_TIMEOUT,
                 shutdown_timeout=_DISCONNECT_TIMEOUT, heartbeat_timeout=_NEVER,
                 use_compression=True,
             )  # fmt: skip
@@ -167,9 +171,9 @@ class ProcessGroup:
                 f"the processes cannot meet at port {port} of {host}: "
                 f"{reply or 'the service ended'}; give another --coordinator"
             )
-        threading.Thread(target=self._forward_notes, name="door", daemon=True).start()
+        threading.Thread(target=self._print_rejections, name="door", daemon=True).start()
 
-    def _forward_notes(self) -> None:
+    def _print_rejections(self) -> None:
         """Prints the connections that the coordination service rejects, until its output closes."""
         assert self._server is not None
         assert self._server.stdout is not None
@@ -178,7 +182,7 @@ class ProcessGroup:
                 print(f"note: {line.strip()}, at the coordinator's port", file=sys.stderr)
         self._is_last_process.set()
 
-    def _newly_ended(self) -> set[int]:
+    def _newly_ended_processes(self) -> set[int]:
         """Returns the processes whose connections were closed since the last call."""
         with suppress(OSError):  # there are none
             self._ended_indices += self._lifeline.recv(
@@ -199,7 +203,7 @@ class ProcessGroup:
         }
         return ended & set(range(self.count))
 
-    def _choose_devices(self) -> None:
+    def _choose_gpus(self) -> None:
         import jax
 
         device_ids = os.environ.get("JAX_LOCAL_DEVICE_IDS")
@@ -224,7 +228,7 @@ class ProcessGroup:
         key_prefix, client = f"popdist/{channel}/{round_index % 2}", self._client
         local_value = json.dumps(value)
         client.key_value_set(f"{key_prefix}/{self.index:06d}", local_value, allow_overwrite=True)
-        with self.collective_section(), self._needs_peers():
+        with self.collective_section(), self._wait_on_peers():
             client.wait_at_barrier(f"popdist/{channel}", _NEVER * 1000)
             # The service takes time for each value that it looks up: one process asks for all.
             if self.index:
@@ -260,7 +264,7 @@ class ProcessGroup:
         monitor = PeerMonitor(
             self.count,
             self._status_board,
-            self._newly_ended,
+            self._newly_ended_processes,
             self._waiting_on_peers,
             self._silence,
             lambda: self.activity,
@@ -269,19 +273,19 @@ class ProcessGroup:
         while not self._is_shutting_down.wait(CHECK_INTERVAL):
             elapsed, previous = time.monotonic() - previous, time.monotonic()
             try:
-                lost = monitor.check(elapsed)
+                lost = monitor.find_lost_peer(elapsed)
             except Exception:  # a busy service
                 continue
             self._coordinator_monitor.reset()
             if lost is not None:
-                self._exit_with_lost_peer(lost, monitor.exit_reason(lost))
+                self._exit_with_lost_peer(lost, monitor.loss_reason(lost))
 
-    def _exit_with_lost_peer(self, lost: int, exit_reason: str) -> NoReturn:
+    def _exit_with_lost_peer(self, lost: int, loss_reason: str) -> NoReturn:
         """Exits this process because another process is lost.
 
         Only the first process to exit names it; a process that was itself declared lost says so.
         """
-        text = f"{self._describe_process(lost)} has {exit_reason}, and the others end with it"
+        text = f"{self._describe_process(lost)} has {loss_reason}, and the others end with it"
         if is_started_by_launcher():  # the launcher says it
             text = ""
         unanswered = threading.Timer(_REPLY_TIMEOUT, exit_with_message, [text])
@@ -303,9 +307,9 @@ class ProcessGroup:
             )
             exit_with_message("" if is_started_by_launcher() else silent)
 
-    def _describe_process(self, index: int) -> str:
-        host, pid, _ = self.members[index]
-        return f"process {index} of {self.count} (pid {pid} on {host})"
+    def _describe_process(self, process: int) -> str:
+        host, pid, _ = self.members[process]
+        return f"process {process} of {self.count} (pid {pid} on {host})"
 
     @contextmanager
     def collective_section(self) -> Iterator[None]:
@@ -322,12 +326,12 @@ class ProcessGroup:
             return
         if self._failed is None:
             self._failed = time.monotonic()
-        with self._needs_peers():
+        with self._wait_on_peers():
             end = self._failed + self._silence + _EXTRA_CHECKS * CHECK_INTERVAL
             time.sleep(max(end - time.monotonic(), 0.0))
 
     @contextmanager
-    def _needs_peers(self) -> Iterator[None]:
+    def _wait_on_peers(self) -> Iterator[None]:
         """Context for waits that end only if all other processes are running."""
         token = object()
         self._waiting_on_peers.add(token)
@@ -356,28 +360,28 @@ class ProcessGroup:
             self._is_last_process.wait(SHUTDOWN_WAIT)
         self._output.close()
 
-    def fail(self, text: str, code: int) -> NoReturn:
+    def fail(self, message: str, exit_code: int) -> NoReturn:
         """Prints an error, unless a process of lower index prints the same one, and exits."""
         failures: dict[int, str] = {}
         with suppress(Exception):  # the service may be gone
-            self._client.key_value_set(f"{_FAILURES}/{self.index:06d}", json.dumps(text))
+            self._client.key_value_set(f"{_FAILURES}/{self.index:06d}", json.dumps(message))
             end = time.monotonic() + _DUPLICATE_WAIT
             while len(failures) < self.count and time.monotonic() < end:
                 entries = self._client.key_value_dir_get(_FAILURES)
                 failures = {int(k.rpartition("/")[2]): json.loads(t) for k, t in entries}
                 time.sleep(0.05)
-        if all(failures.get(i) != text for i in range(self.index)):
+        if all(failures.get(i) != message for i in range(self.index)):
             with suppress(OSError):
-                print(text, file=sys.stderr, flush=True)
-        self.exit_process(code)
+                print(message, file=sys.stderr, flush=True)
+        self.exit_process(exit_code)
 
-    def exit_process(self, code: int) -> NoReturn:
+    def exit_process(self, exit_code: int) -> NoReturn:
         """Exits this process at once; the other processes notice, and exit too."""
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-        self._stop_monitoring(f"{ENDED} with code {code}")
-        os._exit(code)
+        self._stop_monitoring(f"{ENDED} with code {exit_code}")
+        os._exit(exit_code)
 
     def _stop_monitoring(self, status: str) -> None:
         """Publishes how this process ends, and stops monitoring the other processes."""

@@ -101,7 +101,7 @@ def process_info_from_args(processes: int, process: int, coordinator: str) -> Pr
             f"the coordinator {coordinator[:100]!r} is no HOST:PORT: name the host of process 0 "
             "and a free port of it"
         )
-    return _validated_info(
+    return _validate_info(
         ProcessInfo(process, processes, coordinator, os.environ.get(RUN, ""), _read_secret())
     )
 
@@ -128,7 +128,7 @@ def _read_secret() -> str:
     return text
 
 
-def _validated_info(info: ProcessInfo) -> ProcessInfo:
+def _validate_info(info: ProcessInfo) -> ProcessInfo:
     """Returns the process info; raises DistributedError if it is invalid."""
     if not 1 <= info.count <= MAX_PROCESSES:
         raise DistributedError(
@@ -155,25 +155,27 @@ def process_info_from_env() -> ProcessInfo:
         coordinator = os.environ.get(COORDINATOR)
         if coordinator:
             return process_info_from_args(count, index, coordinator)
-        return _validated_info(ProcessInfo(index, count, secret=_read_secret()))
+        return _validate_info(ProcessInfo(index, count, secret=_read_secret()))
     for of_count, of_index in _LAUNCHERS:
         if of_index in os.environ and env_int(of_count, 1) > 1:
             index, count = env_int(of_index, 0), env_int(of_count, 1)
-            info = _validated_info(ProcessInfo(index, count, None, _run_id(), _read_secret()))
-            if _on_one_host():
+            info = _validate_info(
+                ProcessInfo(index, count, None, _launcher_run_id(), _read_secret())
+            )
+            if _runs_on_one_host():
                 return replace(info, coordinator=f"{LOOPBACK}:{info.port}")
             return info
     return ProcessInfo()
 
 
-def _on_one_host() -> bool:
+def _runs_on_one_host() -> bool:
     """True if the MPI or Slurm launcher runs all processes on one host."""
     env = os.environ
     open_mpi = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env.get("OMPI_COMM_WORLD_SIZE", "")
     return open_mpi or env.get("SLURM_STEP_NUM_NODES") == "1"
 
 
-def _run_id() -> str:
+def _launcher_run_id() -> str:
     """Returns the launcher's id of the run, equal in all processes of a run.
 
     Two steps of one job of Slurm are two runs, and so is a job that was put into the queue again.

@@ -17,7 +17,7 @@ from contextlib import suppress
 from popdist._coordination_service import forward_bytes
 
 
-class Relay:
+class CoordinatorRelay:
     """Forwards one connection of this process from a local socket to the service."""
 
     def __init__(self, service: socket.socket) -> None:
@@ -29,9 +29,9 @@ class Relay:
         self._listener.listen()
         self.address = f"unix-abstract:{name}"
         service.settimeout(None)
-        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+        threading.Thread(target=self._accept_connection, name="relay", daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept_connection(self) -> None:
         while not _is_same_process(client := self._listener.accept()[0]):
             client.close()
         self._listener.close()

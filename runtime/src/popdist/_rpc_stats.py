@@ -19,7 +19,7 @@ class RpcStats(NamedTuple):
     received: int
 
 
-class CountingClient:
+class _CountingRpcClient:
     """A client of the coordination service that counts its requests."""
 
     def __init__(self, client: Any) -> None:
@@ -30,41 +30,41 @@ class CountingClient:
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
         """Sets the value of a key."""
-        self._count(len(key) + len(value))
+        self._count_request(len(key) + len(value))
         self._client.key_value_set(key, value, allow_overwrite=allow_overwrite)
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
         """Returns all (key, value) pairs whose keys have a prefix."""
         entries: list[tuple[str, str]] = self._client.key_value_dir_get(key)
-        self._count(len(key), sum(len(name) + len(value) for name, value in entries))
+        self._count_request(len(key), sum(len(name) + len(value) for name, value in entries))
         return entries
 
     def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
         """Waits until a key is set, and returns its value."""
         value: str = self._client.blocking_key_value_get(key, milliseconds)
-        self._count(len(key), len(value))
+        self._count_request(len(key), len(value))
         return value
 
     def key_value_delete(self, key: str) -> None:
         """Deletes a key, if it is set."""
         self._client.key_value_delete(key)
-        self._count(len(key))
+        self._count_request(len(key))
 
-    def key_value_increment(self, key: str, by: int) -> int:
+    def key_value_increment(self, key: str, amount: int) -> int:
         """Increments an integer value and returns it."""
-        self._count(len(key))
-        return int(self._client.key_value_increment(key, by))
+        self._count_request(len(key))
+        return int(self._client.key_value_increment(key, amount))
 
     def wait_at_barrier(self, key: str, milliseconds: int) -> None:
         """Waits until all processes have reached the barrier."""
-        self._count(len(key))
+        self._count_request(len(key))
         self._client.wait_at_barrier(key, milliseconds)
 
     def shutdown(self) -> None:
         """Disconnects from the coordination service."""
         self._client.shutdown()
 
-    def _count(self, sent: int, received: int = 0) -> None:
+    def _count_request(self, sent: int, received: int = 0) -> None:
         with self._lock:
             messages, before, after = self.rpc_stats
             self.rpc_stats = RpcStats(messages + 1, before + sent, after + received)

@@ -44,7 +44,7 @@ MAX_PROCESSES = 1024  # processes on one machine, and replicas
 def main(arguments: Sequence[str] | None = None) -> int:
     """Starts the processes, waits for them, and returns the exit code."""
     try:
-        args = _parser().parse_args(arguments)
+        args = _create_parser().parse_args(arguments)
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it at its end
         return _print_error(f"standard output: {error.strerror}", _USER_ERROR)
@@ -64,14 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_error(str(error), _USER_ERROR)
     started: list[subprocess.Popen[bytes]] = []
 
-    def forward(number: int, frame: object) -> None:
+    def forward_signal(signal_number: int, frame: object) -> None:
         for process in started:
-            process.send_signal(number)
+            process.send_signal(signal_number)
 
     for number in _FORWARDED:
-        signal.signal(number, forward)
+        signal.signal(number, forward_signal)
     run = {
-        COORDINATOR: f"{LOOPBACK}:{_free_port()}",
+        COORDINATOR: f"{LOOPBACK}:{_find_free_port()}",
         RUN: secrets.token_hex(8),
         SECRET: secrets.token_hex(32),
     }
@@ -81,17 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _kill_all(started)
         return _print_error(f"cannot start {command[0]!r}: {error.strerror}", _USER_ERROR)
-    return _wait(started)
+    return _wait_for_processes(started)
 
 
-class _Parser(argparse.ArgumentParser):
+class _LauncherParser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Prints the help like argparse, but fails if standard output cannot be written."""
         print(self.format_help(), end="", file=file, flush=True)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="python3 -m popdist.run", description=__doc__.split("\n")[0])
+def _create_parser() -> _LauncherParser:
+    parser = _LauncherParser(prog="python3 -m popdist.run", description=__doc__.split("\n")[0])
     parser.add_argument("--processes", type=int, required=True, metavar="N", help="how many")
     parser.add_argument(
         "--replicas", type=int, metavar="N",
@@ -123,7 +123,7 @@ def _start_process(
     )
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def _wait_for_processes(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     while codes := [p.poll() for p in processes]:
         if any(codes):
             return _report_failure(processes)
@@ -136,7 +136,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Kills the other processes, and prints which process failed first."""
     end = time.monotonic() + GRACE
-    while (first := _first_failed(processes)) is None and time.monotonic() < end:
+    while (first := _first_failed_process(processes)) is None and time.monotonic() < end:
         time.sleep(0.02)  # those that follow may end before the one they follow
     silent = [str(i) for i, process in enumerate(processes) if process.poll() is None]
     _kill_all(processes, grace=0.0 if first is None else GRACE)
@@ -159,7 +159,7 @@ def _report_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     return _print_error(f"process {first} of {count} {cause}, and the others with it", 128 - code)
 
 
-def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+def _first_failed_process(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Returns the first process that failed by itself, not because of another; None if none did.
 
     Of several that have ended within a moment it is one that a signal ended: no other can be the
@@ -179,15 +179,15 @@ def _kill_all(processes: Sequence[subprocess.Popen[bytes]], grace: float = 0.0) 
         process.wait()
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
-def _print_error(text: str, code: int) -> int:
-    print(f"popdist.run: {text}", file=sys.stderr, flush=True)
-    return code
+def _print_error(message: str, exit_code: int) -> int:
+    print(f"popdist.run: {message}", file=sys.stderr, flush=True)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ import popdist
 from popxl._analysis.dot_export import FINAL, write_dot_checkpoint
 from popxl._analysis.verify import (
     check_calls,
+    check_no_64_bit_types,
     check_remote_variables,
     check_replicas,
-    check_transfers,
-    check_widths,
+    check_transfer_counts,
     verify_if_enabled,
 )
 from popxl._compat.popart_handles import DeviceInfo, SessionHandle
-from popxl._compile.executable_cache import Startup as Startup
+from popxl._compile.executable_cache import StartupStats as StartupStats
 from popxl._compile.executable_cache import StartupTimer
 from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
@@ -120,13 +120,13 @@ class Session:
         check_replicas(ir)
         check_calls(ir)
         check_remote_variables(ir)
-        check_widths(ir)
+        check_no_64_bit_types(ir)
         verify_if_enabled(ir)
-        check_transfers(ir)
+        check_transfer_counts(ir)
         self._compile()
         write_dot_checkpoint(ir, FINAL)
         ir._compiled_changes = ir._changes
-        self._startup = stopwatch.read()
+        self._startup = stopwatch.elapsed_stats()
 
     def _compile(self) -> None:
         mesh = replica_mesh(self._device_desc, self._replicas, self.ir._instances)
@@ -171,7 +171,7 @@ class Session:
         return self._state is not None
 
     @property
-    def startup(self) -> Startup:
+    def startup_stats(self) -> StartupStats:
         """Seconds that creating this session took, and whether it traced and compiled."""
         return self._startup
 

@@ -28,7 +28,7 @@ class AliasAnalysis:
         self.replacements: dict[Tensor, Op] = {}
         self._roots: dict[Tensor, Tensor] = {}
 
-    def root(self, t: Tensor) -> Tensor:
+    def inplace_root(self, t: Tensor) -> Tensor:
         """Returns the tensor that a chain of in-place ops ending in `t` started from."""
         visited = []
         while t not in self._roots:
@@ -47,12 +47,12 @@ class AliasAnalysis:
         op = self.replacements.get(t, t._producer)
         return op if op is not None and op.view else None
 
-    def parents(self, t: Tensor) -> list[Tensor]:
+    def view_parents(self, t: Tensor) -> list[Tensor]:
         """Returns the tensors that `t` is a direct view of; empty if `t` owns its storage."""
         op = self.view_op(t)
-        return [] if op is None else list(map(self.root, op.inputs))
+        return [] if op is None else list(map(self.inplace_root, op.inputs))
 
-    def chain(self, t: Tensor) -> Iterator[Tensor]:
+    def views_and_owners(self, t: Tensor) -> Iterator[Tensor]:
         """Yields `t` and all tensors that it is a view of, each once, parents before views."""
         stack, done = [(t, False)], set()
         while stack:
@@ -62,11 +62,15 @@ class AliasAnalysis:
             elif t not in done:
                 done.add(t)
                 stack.append((t, True))
-                stack += [(p, False) for p in self.parents(t)]
+                stack += [(p, False) for p in self.view_parents(t)]
 
     def owners(self, t: Tensor) -> list[Tensor]:
         """Returns the tensors whose storage the view `t` reads; `t` itself if it is no view."""
-        return [part for part in self.chain(self.root(t)) if self.view_op(part) is None]
+        return [
+            part
+            for part in self.views_and_owners(self.inplace_root(t))
+            if self.view_op(part) is None
+        ]
 
     def evaluate_view(
         self, t: Tensor, evaluate_owner: Callable[[Tensor], np.ndarray]
@@ -77,8 +81,8 @@ class AliasAnalysis:
             evaluate_owner: an owner's numbers, int32 of its shape.
         """
         numbers: dict[Tensor, np.ndarray] = {}
-        parts = list(self.chain(t))
-        pending_uses = Counter(p for part in parts for p in self.parents(part))
+        parts = list(self.views_and_owners(t))
+        pending_uses = Counter(p for part in parts for p in self.view_parents(part))
         with jax.ensure_compile_time_eval():
             for part in parts:
                 op = self.view_op(part)
@@ -86,18 +90,18 @@ class AliasAnalysis:
                     numbers[part] = evaluate_owner(part)
                 else:
                     assert op.defn.lower is not None
-                    inputs = [numbers[p] for p in self.parents(part)]
+                    inputs = [numbers[p] for p in self.view_parents(part)]
                     numbers[part] = np.asarray(op.defn.lower(*inputs, **op.attrs))
-                for p in self.parents(part):
+                for p in self.view_parents(part):
                     pending_uses[p] -= 1
                     if not pending_uses[p]:
                         del numbers[p]
         return numbers[t]
 
 
-def element_numbers(t: Tensor, first: int = 0) -> np.ndarray:
-    """Returns the flat element indices of `t`, counted from `first`: int32, of the shape of `t`."""
-    return np.arange(first, first + t.nelms, dtype=np.int32).reshape(t.shape)
+def element_indices(t: Tensor, first_index: int = 0) -> np.ndarray:
+    """Returns flat element indices of `t`, from `first_index` on: int32, of the shape of `t`."""
+    return np.arange(first_index, first_index + t.nelms, dtype=np.int32).reshape(t.shape)
 
 
 def owners(t: Tensor) -> list[Tensor]:

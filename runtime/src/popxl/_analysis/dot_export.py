@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 FINAL = "Final"
 
 
-def ir_dot(ir: Ir) -> str:
+def ir_to_dot(ir: Ir) -> str:
     """Returns a program in DOT: graphs are clusters, ops are nodes, tensors are edges."""
     lines = ["digraph {", "  node [shape=box];"]
     for number, graph in enumerate(ir._graphs):
-        lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(graph.id)};"]
-        lines += [f"    {line}" for line in _graph_lines(graph, f"g{number}")]
+        lines += [f"  subgraph cluster_{number} {{", f"    label={_quote(graph.id)};"]
+        lines += [f"    {line}" for line in _graph_to_dot(graph, f"g{number}")]
         lines.append("  }")
     return "\n".join([*lines, "}"])
 
 
-def _graph_lines(graph: Graph, prefix: str) -> list[str]:
+def _graph_to_dot(graph: Graph, prefix: str) -> list[str]:
     nodes = {op: f"{prefix}_op{i}" for i, op in enumerate(graph._ops)}
-    lines = [f"{node} [label={_quoted(op.name)}];" for op, node in nodes.items()]
-    ends = {t: _quoted(t.id) for t in graph._tensors.values() if t._producer is None}
+    lines = [f"{node} [label={_quote(op.name)}];" for op, node in nodes.items()]
+    ends = {t: _quote(t.id) for t in graph._tensors.values() if t._producer is None}
     for op, node in nodes.items():
         for t in op.inputs:
             source = ends[t] if t._producer is None else nodes[t._producer]
-            label = _quoted(f"{short_name(t)} {t.dtype.name}{list(t.shape)}")
+            label = _quote(f"{short_name(t)} {t.dtype.name}{list(t.shape)}")
             lines.append(f"{source} -> {node} [label={label}];")
     outputs = (t for t in graph._outputs if t._producer is not None)
-    return [*lines, *(f"{nodes[t._producer]} -> {_quoted(t.id)};" for t in outputs)]  # type: ignore[index]
+    return [*lines, *(f"{nodes[t._producer]} -> {_quote(t.id)};" for t in outputs)]  # type: ignore[index]
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -60,4 +60,4 @@ def write_dot_checkpoint(ir: Ir, name: str) -> None:
     folder = Path(options.logDir or ".")
     folder.mkdir(parents=True, exist_ok=True)
     file = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
-    (folder / f"{file}.dot").write_text(ir_dot(ir), encoding="utf-8")
+    (folder / f"{file}.dot").write_text(ir_to_dot(ir), encoding="utf-8")

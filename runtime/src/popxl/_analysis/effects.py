@@ -46,7 +46,7 @@ class Effects:
 
 
 def combine_effects(
-    ops: Iterable[tuple[Op, Iterable[Region[G]]]], of_graph: Callable[[G], Effects]
+    ops: Iterable[tuple[Op, Iterable[Region[G]]]], effects_of_graph: Callable[[G], Effects]
 ) -> Effects:
     """Returns the effects of ops and of the graphs in their regions."""
     effects = Effects()
@@ -56,7 +56,7 @@ def combine_effects(
         if op.defn.check is not None:
             effects.checks[op] = None
         for region in inside:
-            effects.add(of_graph(region.graph))
+            effects.add(effects_of_graph(region.graph))
     return effects
 
 

@@ -155,12 +155,12 @@ class FunctionalGraph:
         return any(node.is_on_host for node in self.nodes)
 
     @graph_cached_property
-    def num_roundings(self) -> int:
+    def num_stochastic_roundings(self) -> int:
         """Number of stochastic roundings in one execution of the graph (see `Op.is_rounded`)."""
-        return sum(map(count_roundings, self.nodes))
+        return sum(map(count_stochastic_roundings, self.nodes))
 
     @graph_cached_property
-    def transfers(self) -> Counter[Stream]:
+    def transfer_counts(self) -> Counter[Stream]:
         """Number of transfers on each host stream in one execution; the larger branch counts."""
         total: Counter[Stream] = Counter()
         for node in self.nodes:
@@ -168,7 +168,7 @@ class FunctionalGraph:
                 total[node.attrs["stream"]] += 1
             branches: Counter[Stream] = Counter()
             for region in node.regions:
-                inner = region.graph.transfers
+                inner = region.graph.transfer_counts
                 if region.kind == "branch":
                     branches |= inner
                 else:
@@ -181,18 +181,18 @@ class FunctionalGraph:
         """Values that nodes read or the graph returns."""
         return {*self.outputs, *(v for node in self.nodes for v in node.inputs)}
 
-    def with_zeros(self, zeros: Sequence[int]) -> FunctionalGraph:
+    def with_zero_inputs(self, input_indices: Sequence[int]) -> FunctionalGraph:
         """Returns the same graph with some inputs replaced by zeros."""
         given = [Value(v.tensor) for v in self.inputs]
         copy = NodeCopier(dict(zip(self.inputs, given, strict=True)))
-        copy.nodes += [Node("zeros", None, (), [given[i]]) for i in zeros]
+        copy.nodes += [Node("zeros", None, (), [given[i]]) for i in input_indices]
         for node in self.nodes:
             copy.add(node)
-        inputs = [v for i, v in enumerate(given) if i not in zeros]
+        inputs = [v for i, v in enumerate(given) if i not in input_indices]
         return replace(self, inputs=inputs, nodes=copy.nodes, outputs=copy.map_values(self.outputs))
 
     def __str__(self) -> str:
-        return analyses.format_functional(self)
+        return analyses.format_functional_graph(self)
 
 
 class NodeCopier:
@@ -226,7 +226,7 @@ def effects_of_nodes(nodes: Iterable[Node]) -> Effects:
     return combine_effects(ops, lambda graph: graph.effects)
 
 
-def count_roundings(node: Node) -> int:
+def count_stochastic_roundings(node: Node) -> int:
     """Returns the number of stochastic roundings of one execution of a node.
 
     Loops count times their iterations; of branches, the larger number counts.
@@ -235,8 +235,10 @@ def count_roundings(node: Node) -> int:
         return 0
     if node.op.is_rounded:
         return 1
-    branches = [r.graph.num_roundings for r in node.regions if r.kind == "branch"]
-    always = sum(r.count * r.graph.num_roundings for r in node.regions if r.kind != "branch")
+    branches = [r.graph.num_stochastic_roundings for r in node.regions if r.kind == "branch"]
+    always = sum(
+        r.count * r.graph.num_stochastic_roundings for r in node.regions if r.kind != "branch"
+    )
     return always + max(branches, default=0)
 
 
@@ -249,7 +251,7 @@ def functionalize(graph: Graph, *extra_tensors: Tensor) -> FunctionalGraph:
     Args:
         extra_tensors: tensors whose values at the end follow the graph's outputs.
     """
-    return _FunctionalizePass(graph).form(extra_tensors)
+    return _FunctionalizePass(graph).run(extra_tensors)
 
 
 class _GraphWriter:
@@ -264,28 +266,28 @@ class _GraphWriter:
 
     def new_value(self, t: Tensor) -> Value:
         """Returns the next value (SSA version) of `t`."""
-        t = self.views.root(t)
+        t = self.views.inplace_root(t)
         self._versions[t] = self._versions.get(t, -1 if t._producer else 0) + 1
         return Value(t, self._versions[t])
 
-    def add(self, *args: object) -> Node:
+    def add_node(self, *args: object) -> Node:
         node = Node(*args)  # type: ignore[arg-type]
         self.nodes.append(node)
         return node
 
-    def read(self, t: Tensor) -> Value:
+    def read_tensor(self, t: Tensor) -> Value:
         """Returns the current value of `t`; adds view nodes where `t` is a view."""
-        t = self.views.root(t)
+        t = self.views.inplace_root(t)
         values: dict[Tensor, Value] = {}
-        for part in self.views.chain(t):
-            parents = tuple(values[p] for p in self.views.parents(part))
+        for part in self.views.views_and_owners(t):
+            parents = tuple(values[p] for p in self.views.view_parents(part))
             if not parents:
                 values[part] = self.current.setdefault(part, Value(part))
                 continue
             if (part, parents) not in self._view_values:
                 self._view_values[part, parents] = self.new_value(part)
                 inputs = (*parents, *self._element_indices(part))
-                self.add(
+                self.add_node(
                     "view", self.views.view_op(part), inputs, [self._view_values[part, parents]]
                 )
             values[part] = self._view_values[part, parents]
@@ -295,17 +297,17 @@ class _GraphWriter:
         """Returns [constant of element indices] for a view that gathers, else []."""
         return [Value(self.views.elements[t])] if t in self.views.elements else []
 
-    def write(self, t: Tensor, value: Value) -> None:
+    def write_tensor(self, t: Tensor, value: Value) -> None:
         """Makes `value` the current value of `t`; a view also updates the tensors that it reads."""
-        worklist = [(self.views.root(t), value)]
+        worklist = [(self.views.inplace_root(t), value)]
         while worklist:
             t, value = worklist.pop()
-            parents = self.views.parents(t)
+            parents = self.views.view_parents(t)
             if not parents:
                 self.current[t] = value
                 continue
-            inputs = [*map(self.read, parents), *self._element_indices(t)]
-            node = self.add(
+            inputs = [*map(self.read_tensor, parents), *self._element_indices(t)]
+            node = self.add_node(
                 "write", self.views.view_op(t), [*inputs, value], map(self.new_value, parents)
             )
             worklist += reversed(list(zip(parents, node.outputs, strict=True)))
@@ -318,7 +320,7 @@ class _FunctionalizePass(_GraphWriter):
         super().__init__({}, MergedViews())
         self._graph = graph
 
-    def form(self, extra_tensors: Sequence[Tensor]) -> FunctionalGraph:
+    def run(self, extra_tensors: Sequence[Tensor]) -> FunctionalGraph:
         """Runs the pass over all ops of the graph."""
         graph = self._graph
         is_main = graph is graph.ir.main_graph
@@ -326,13 +328,13 @@ class _FunctionalizePass(_GraphWriter):
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
             self.views.add(op) if op.view else self._functionalize_op(op)
-        outputs = [self.read(t) for t in (*graph._outputs, *extra_tensors)]
+        outputs = [self.read_tensor(t) for t in (*graph._outputs, *extra_tensors)]
         last = [self.current[v.tensor] for v in inputs]
         changed = tuple(i for i, (a, b) in enumerate(zip(inputs, last, strict=True)) if a is not b)
         outputs += [last[i] for i in changed]
         form = FunctionalGraph(graph, inputs, self.nodes, outputs, changed)
         if graph._outlined is not None:
-            form.is_outlined, form.saved = True, tuple(map(self.read, graph._outlined.saved))
+            form.is_outlined, form.saved = True, tuple(map(self.read_tensor, graph._outlined.saved))
         return form
 
     # ---- ops ------------------------------------------------------------------------------------
@@ -344,22 +346,22 @@ class _FunctionalizePass(_GraphWriter):
             (region,) = op_regions
             self._functionalize_loop(op, region)
         elif op.inplace is None and op.defn.is_identity is not None and op.defn.is_identity(op):
-            self.current[op.outputs[0]] = self.read(op.inputs[0])
+            self.current[op.outputs[0]] = self.read_tensor(op.inputs[0])
         elif "zeros" in op.defn.tags:
-            self._zeros(op.outputs[0], op)
+            self._functionalize_zeros(op.outputs[0], op)
         else:
             self._functionalize_plain_op(op, op_regions)
 
-    def _zeros(self, t: Tensor, op: Op | None = None) -> None:
-        (self.current[t],) = self.add("zeros", op, (), [self.new_value(t)]).outputs
+    def _functionalize_zeros(self, t: Tensor, op: Op | None = None) -> None:
+        (self.current[t],) = self.add_node("zeros", op, (), [self.new_value(t)]).outputs
 
     def _functionalize_plain_op(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
-        inputs = [self.read(t) for t in op.inputs]
+        inputs = [self.read_tensor(t) for t in op.inputs]
         derived = tuple(self._functionalize_derivative(region) for region in op_regions)
-        node = self.add("op", op, inputs, map(self.new_value, op.outputs), derived)
+        node = self.add_node("op", op, inputs, map(self.new_value, op.outputs), derived)
         first = 0 if op.inplace is None else 1
         if first:
-            self.write(op.outputs[0], node.outputs[0])
+            self.write_tensor(op.outputs[0], node.outputs[0])
         self.current.update(zip(op.outputs[first:], node.outputs[first:], strict=True))
 
     def _functionalize_derivative(self, region: Region[Graph]) -> Region[FunctionalGraph]:
@@ -372,9 +374,9 @@ class _FunctionalizePass(_GraphWriter):
     def _functionalize_loop(self, op: Op, region: Region[Graph]) -> None:
         form = functionalize(region.graph)
         if region.count == 0:
-            self._no_iterations(op, region)
+            self._functionalize_empty_loop(op, region)
             return
-        inputs = [self.read(t) for t in op.inputs]
+        inputs = [self.read_tensor(t) for t in op.inputs]
         num_outputs = len(region.outputs)
         reaching = [
             (num_outputs + k, i) for k, i in enumerate(form.changed) if region.writes_back(op, i)
@@ -390,24 +392,26 @@ class _FunctionalizePass(_GraphWriter):
             (*region.carried, *by_ref),
             region.count,
         )
-        node = self.add("op", op, inputs, map(self.new_value, results), (pure,))
+        node = self.add_node("op", op, inputs, map(self.new_value, results), (pure,))
         values = node.outputs[len(op.outputs) :]
         self.current.update(zip(op.outputs, node.outputs, strict=False))
         for (_, i), value in zip(by_ref, values, strict=True):
-            self.write(op.inputs[region.position(i)], value)
+            self.write_tensor(op.inputs[region.position(i)], value)
         for _, i in reaching:  # a reference that is carried ends with the last iteration's output
             if i in carried:
-                self.write(op.inputs[region.position(i)], self.current[op.outputs[carried[i]]])
+                self.write_tensor(
+                    op.inputs[region.position(i)], self.current[op.outputs[carried[i]]]
+                )
 
-    def _no_iterations(self, op: Op, region: Region[Graph]) -> None:
+    def _functionalize_empty_loop(self, op: Op, region: Region[Graph]) -> None:
         carried = dict(region.carried)
         for k, position in enumerate(region.outputs):
             if position is not None and k in carried:
-                self.current[op.outputs[position]] = self.read(
+                self.current[op.outputs[position]] = self.read_tensor(
                     op.inputs[region.position(carried[k])]
                 )
             elif position is not None:
-                self._zeros(op.outputs[position])
+                self._functionalize_zeros(op.outputs[position])
 
     # ---- branches -------------------------------------------------------------------------------
     def _functionalize_branches(self, op: Op, op_regions: Sequence[Region[Graph]]) -> None:
@@ -419,7 +423,7 @@ class _FunctionalizePass(_GraphWriter):
                     owned = self.views.owners(op.inputs[region.position(i)])
                     changed.update(dict.fromkeys(owned))
         owners = list(changed)
-        inputs = [self.read(t) for t in (*op.inputs, *owners)]
+        inputs = [self.read_tensor(t) for t in (*op.inputs, *owners)]
         first, last = len(op.inputs), len(op.outputs)
         pure = [
             Region(
@@ -430,24 +434,28 @@ class _FunctionalizePass(_GraphWriter):
             )
             for region, form in zip(op_regions, forms, strict=True)
         ]
-        node = self.add("op", op, inputs, map(self.new_value, (*op.outputs, *owners)), tuple(pure))
+        node = self.add_node(
+            "op", op, inputs, map(self.new_value, (*op.outputs, *owners)), tuple(pure)
+        )
         self.current.update(zip((*op.outputs, *owners), node.outputs, strict=True))
 
     def _functionalize_branch(
-        self, op: Op, region: Region[Graph], branch_form: FunctionalGraph, owners: Sequence[Tensor]
+        self, op: Op, region: Region[Graph], branch_graph: FunctionalGraph, owners: Sequence[Tensor]
     ) -> FunctionalGraph:
         """Returns a branch that takes and returns the caller's storage owners as further values."""
         given = [Value(t) for t in owners]
         writer = _GraphWriter(dict(zip(owners, given, strict=True)), self.views)
         num_outputs = len(region.outputs)
-        for k, i in enumerate(branch_form.changed):
+        for k, i in enumerate(branch_graph.changed):
             if region.writes_back(op, i):
-                writer.write(op.inputs[region.position(i)], branch_form.outputs[num_outputs + k])
+                writer.write_tensor(
+                    op.inputs[region.position(i)], branch_graph.outputs[num_outputs + k]
+                )
         return replace(
-            branch_form,
-            inputs=[*branch_form.inputs, *given],
-            nodes=[*branch_form.nodes, *writer.nodes],
-            outputs=[*branch_form.outputs[:num_outputs], *(writer.current[t] for t in owners)],
+            branch_graph,
+            inputs=[*branch_graph.inputs, *given],
+            nodes=[*branch_graph.nodes, *writer.nodes],
+            outputs=[*branch_graph.outputs[:num_outputs], *(writer.current[t] for t in owners)],
             changed=(),
             is_branch=True,
         )

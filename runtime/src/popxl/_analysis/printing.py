@@ -61,12 +61,12 @@ def format_graph(graph: Graph) -> str:
             lines.append(f"  {_format_tensor(t)} = shard of %{short_name(t._of)}")
         elif hasattr(t, "_data"):
             kind = "variable" if isinstance(t, Variable) else "constant"
-            lines.append(f"  {_format_tensor(t)} = {kind} {_format_initial(t)}")
+            lines.append(f"  {_format_tensor(t)} = {kind} {_format_initial_value(t)}")
     lines += [f"  {format_op(op)}" for op in graph._ops]
     return "\n".join([*lines, "}"])
 
 
-def _format_initial(t: Any) -> str:
+def _format_initial_value(t: Any) -> str:
     from popxl.tensor import Variable
 
     if not isinstance(t, Variable):
@@ -95,7 +95,7 @@ def first_error_line(error: BaseException) -> str:
 @register_analysis
 def format_node(node: Node) -> str:
     """Formats a functional node: `%v'1 = add_(%v, %c)`, with the graphs that it runs."""
-    lhs = ", ".join(map(_format_bound, node.outputs))
+    lhs = ", ".join(map(_format_value_with_spec, node.outputs))
     args = ", ".join(map(repr, node.inputs))
     name = node.kind if node.op is None else node.op.defn.name
     if node.kind in ("view", "write"):
@@ -108,18 +108,18 @@ def format_node(node: Node) -> str:
     return f"{lhs + ' = ' if lhs else ''}{' '.join([name, *runs])}({args}){attrs}"
 
 
-def _format_bound(value: Value) -> str:
+def _format_value_with_spec(value: Value) -> str:
     return f"{value!r}: {format_spec(value.spec)}"
 
 
 @register_analysis
-def format_functional(form: FunctionalGraph) -> str:
+def format_functional_graph(graph: FunctionalGraph) -> str:
     """Formats the functional form of a graph."""
-    ins = ", ".join(map(_format_bound, form.inputs))
-    num_outputs = len(form.outputs) - len(form.changed)
-    outs = ", ".join(map(repr, form.outputs[:num_outputs]))
-    pairs = zip(form.changed, form.outputs[num_outputs:], strict=True)
-    changed = ", ".join(f"{form.inputs[i]!r} becomes {v!r}" for i, v in pairs)
+    ins = ", ".join(map(_format_value_with_spec, graph.inputs))
+    num_outputs = len(graph.outputs) - len(graph.changed)
+    outs = ", ".join(map(repr, graph.outputs[:num_outputs]))
+    pairs = zip(graph.changed, graph.outputs[num_outputs:], strict=True)
+    changed = ", ".join(f"{graph.inputs[i]!r} becomes {v!r}" for i, v in pairs)
     outs = "; ".join(filter(None, (outs, changed)))
-    lines = [f"functional @{form.graph.id}({ins}) -> ({outs}) {{"]
-    return "\n".join([*lines, *(f"  {format_node(node)}" for node in form.nodes), "}"])
+    lines = [f"functional @{graph.graph.id}({ins}) -> ({outs}) {{"]
+    return "\n".join([*lines, *(f"  {format_node(node)}" for node in graph.nodes), "}"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from popxl._analysis.alias_analysis import AliasAnalysis, element_numbers
+from popxl._analysis.alias_analysis import AliasAnalysis, element_indices
 from popxl._analysis.functionalization import functionalize
 from popxl._ir.analysis_registry import register_analysis
 from popxl._ir.regions import Region, regions
@@ -32,7 +32,7 @@ def _writable_inputs(op: Op, region: Region[Graph]) -> set[int]:
     return {i for i in range(len(region.inputs)) if region.writes_back(op, i)}
 
 
-def check_references(op: Op) -> None:
+def check_reference_overlap(op: Op) -> None:
     """Raises if tensors that are passed by reference and that the callee modifies overlap.
 
     Raises:
@@ -62,12 +62,12 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
                 )
 
 
-def _views_overlap(views: AliasAnalysis, owner: Tensor, parts: list[Tensor]) -> bool:
+def _views_overlap(views: AliasAnalysis, owner: Tensor, view_tensors: list[Tensor]) -> bool:
     """True if two views share an element of `owner`."""
 
-    def owner_numbers(part: Tensor) -> np.ndarray:
-        numbers = element_numbers(part)
-        return numbers if part is owner else np.full_like(numbers, -1)
+    def elements_in_owner(view: Tensor) -> np.ndarray:
+        numbers = element_indices(view)
+        return numbers if view is owner else np.full_like(numbers, -1)
 
-    a, b = (views.evaluate_view(views.root(t), owner_numbers) for t in parts)
+    a, b = (views.evaluate_view(views.inplace_root(t), elements_in_owner) for t in view_tensors)
     return np.intersect1d(a[a >= 0], b[b >= 0]).size > 0

@@ -59,8 +59,8 @@ def _check_inplace(op: Op, specs: Sequence[TensorSpec]) -> None:
 def infer_by_tracing(op: Op) -> Any:
     """Infers the specs of an op's outputs by `jax.eval_shape` of its lowering (default rule)."""
 
-    def rule(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
-        key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), attr_key(attrs))
+    def infer_output_specs(*specs: TensorSpec, **attrs: Any) -> list[TensorSpec]:
+        key = (op.defn.name, tuple((s.shape, s.dtype) for s in specs), attribute_key(attrs))
         outputs = get_cached(
             _CACHE,
             key,
@@ -68,7 +68,7 @@ def infer_by_tracing(op: Op) -> Any:
         )
         return [_result_spec(shape, dt, specs, op) for shape, dt in outputs]
 
-    return rule
+    return infer_output_specs
 
 
 def abstract_outputs(defn: Any, specs: Sequence[TensorSpec], attrs: Any) -> list[Any]:
@@ -90,12 +90,12 @@ def _result_spec(shape: Any, dtype: Any, inputs: Sequence[TensorSpec], op: Op) -
     return TensorSpec(tuple(shape), dtypes.dtype.as_dtype(np.dtype(dtype)), meta)
 
 
-def attr_key(value: Any) -> Any:
+def attribute_key(value: Any) -> Any:
     """Returns a hashable key of an attribute's value that keeps no object of a program alive."""
     if isinstance(value, ReplicaGrouping):
         return ReplicaGrouping, tuple(value.assignment)
     if isinstance(value, dict):
-        return tuple(sorted((k, attr_key(v)) for k, v in value.items()))
+        return tuple(sorted((k, attribute_key(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):
-        return tuple(attr_key(v) for v in value)
+        return tuple(attribute_key(v) for v in value)
     return type(value), value  # 1, 1.0 and True are equal, but make results of different dtypes

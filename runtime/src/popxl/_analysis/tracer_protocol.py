@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class TracerProtocol(Protocol):
     """Interface of `popxl._compile.lower_to_jax.SegmentTracer` that ops use."""
 
-    def run(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> list[Any]:
+    def run_graph(self, graph: FunctionalGraph, inputs: Sequence[Any]) -> list[Any]:
         """Returns the outputs of a graph for given inputs."""
 
     def host_load(self, stream: Stream) -> Any:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from popxl._analysis.functionalization import functionalize
-from popxl._analysis.reference_overlap import check_references
+from popxl._analysis.reference_overlap import check_reference_overlap
 from popxl._analysis.shape_inference import infer_specs
 from popxl._ir.debug_flags import VERIFY, is_on
 from popxl._ir.regions import Region, regions
@@ -37,10 +37,10 @@ def verify_if_enabled(ir: Ir) -> None:
 def verify_ir(ir: Ir) -> None:
     """Verifies all graphs of `ir`."""
     for graph in ir._graphs:
-        verify(graph)
+        verify_graph(graph)
 
 
-def verify(graph: Graph) -> None:
+def verify_graph(graph: Graph) -> None:
     """Checks the invariants of one graph.
 
     Each tensor is bound once and before its use, specs are as inferred, calls match the graphs they
@@ -103,7 +103,7 @@ def check_replicas(ir: Ir) -> None:
 def check_calls(ir: Ir) -> None:
     """Checks all calls again, since callees can have changed after the call.
 
-    See `check_references`.
+    See `check_reference_overlap`.
 
     Raises:
         ValueError: as it does.
@@ -111,16 +111,16 @@ def check_calls(ir: Ir) -> None:
     for graph in ir._graphs:
         for op in graph._ops:
             if op.called_graphs():
-                check_references(op)
+                check_reference_overlap(op)
 
 
-def check_transfers(ir: Ir) -> None:
+def check_transfer_counts(ir: Ir) -> None:
     """Checks that a run uses each stream at most `ir.num_host_transfers` times.
 
     Raises:
         popart_exception: one is used more often than `ir.num_host_transfers`.
     """
-    for stream, n in functionalize(ir.main_graph).transfers.items():
+    for stream, n in functionalize(ir.main_graph).transfer_counts.items():
         if n > ir.num_host_transfers:
             raise popart_exception(
                 f"stream {stream.tensor_id!r} is used {n} times in a run, but "
@@ -146,7 +146,7 @@ def check_remote_variables(ir: Ir) -> None:
             )
 
 
-def check_widths(ir: Ir) -> None:
+def check_no_64_bit_types(ir: Ir) -> None:
     """Checks that no variable and no tensor has 64-bit elements.
 
     Raises:
@@ -185,12 +185,12 @@ def _check_region(op: Op, region: Region[Graph]) -> None:
     last = max((i for i in region.inputs if i is not None), default=-1)
     _check_invariant(last < len(op.inputs), op, f"passes too little to @{callee.id}")
     args = [op.inputs[region.position(i)] for i in range(len(region.inputs))]
-    _check_same(op, callee, "passes", "takes", callee._inputs, args)
+    _check_specs_match(op, callee, "passes", "takes", callee._inputs, args)
     results = [op.outputs[i] for i in region.outputs if i is not None]
-    _check_same(op, callee, "returns", "returns", callee._outputs, results)
+    _check_specs_match(op, callee, "returns", "returns", callee._outputs, results)
 
 
-def _check_same(
+def _check_specs_match(
     op: Op,
     callee: Graph,
     caller_verb: str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from popxl._analysis.alias_analysis import AliasAnalysis, element_numbers
+from popxl._analysis.alias_analysis import AliasAnalysis, element_indices
 from popxl._ir.op_registry import OpDef, define
 from popxl.tensor import detached_constant
 
@@ -44,13 +44,13 @@ class MergedViews(AliasAnalysis):
     def add(self, op: Op) -> None:
         """Records the output of a view op."""
         (t,) = op.outputs
-        first = super().view_op(self.root(op.inputs[0]))
+        first = super().view_op(self.inplace_root(op.inputs[0]))
         if first is not None and op.defn.merge is not None:
             merged = op.defn.merge(first, op)
             if merged is not None:
                 self.replacements[t] = _copy_op(op, *merged, first.inputs)
         own_bits = t.nelms.bit_length()
-        bits = own_bits + max(self._index_bits.get(p, 0) for p in self.parents(t))
+        bits = own_bits + max(self._index_bits.get(p, 0) for p in self.view_parents(t))
         if bits > _MAX_INDEX_BITS:
             self._far_views[t] = None
         self._index_bits[t] = own_bits if t in self._far_views else bits
@@ -72,7 +72,7 @@ class MergedViews(AliasAnalysis):
         op, owners = super().view_op(t), self._merged.owners(t)
         assert op is not None
         first = dict(zip(owners, accumulate((o.nelms for o in owners), initial=0), strict=False))
-        elements = self._merged.evaluate_view(t, lambda owner: element_numbers(owner, first[owner]))
+        elements = self._merged.evaluate_view(t, lambda owner: element_indices(owner, first[owner]))
         self.elements[t] = detached_constant(t._graph, elements)
         return _copy_op(op, _GATHER, {}, owners)
 
@@ -88,16 +88,16 @@ def _concat_flat(arrays: Sequence[Any]) -> Any:
     return jnp.concatenate([jnp.reshape(x, -1) for x in arrays])
 
 
-def _read(*args: Any) -> Any:
+def _read_elements(*args: Any) -> Any:
     *owners, elements = args
     return _concat_flat(owners).at[elements].get(mode="promise_in_bounds")
 
 
-def _write(args: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+def _write_elements(args: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     *owners, elements = args
     joined = _concat_flat(owners).at[elements].set(value, mode="promise_in_bounds")
     parts = jnp.split(joined, np.cumsum([x.size for x in owners])[:-1])
     return tuple(part.reshape(x.shape) for part, x in zip(parts, owners, strict=True))
 
 
-_GATHER = define("pick", _read, view_write=_write)
+_GATHER = define("pick", _read_elements, view_write=_write_elements)

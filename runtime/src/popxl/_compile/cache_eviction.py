@@ -32,7 +32,7 @@ def max_cache_bytes() -> float:
     )
 
 
-def prune(folder: Path, max_bytes: float) -> None:
+def prune_cache(folder: Path, max_bytes: float) -> None:
     """Deletes the least recently used executables above `max_bytes`, and stale partial files.
 
     Raises:

@@ -53,7 +53,7 @@ _PATH_OPTIONS = {"cachePath", "dotChecks", "enableEngineCaching", "logDir"}
 _BUILTIN_CALLS = re.compile(r"Sharding$|SPMD|TopK$|__gpu\$|tpu_custom_call$")
 
 
-class Uncacheable(Exception):
+class UncacheableError(Exception):
     """Part of the program has no stable text form to hash; the message names it."""
 
 
@@ -63,7 +63,7 @@ def segment_key(program: CompileTarget, segment: Segment) -> str:
     Equal segments have equal keys.
 
     Raises:
-        Uncacheable: the segment acts on the outside world, or an op or attribute has no stable
+        UncacheableError: the segment acts on the outside world, or an op or attribute has no stable
             description.
     """
     digest = hashlib.sha256()
@@ -84,7 +84,7 @@ def _environment_lines(program: CompileTarget) -> Iterator[str]:
     yield f"devices {[d.id for d in devices]}"
     yield f"kinds {sorted({d.device_kind for d in devices})}"
     yield f"process {jax.process_index()} of {jax.process_count()}"
-    yield f"processor {_processor()}"
+    yield f"processor {_cpu_description()}"
     yield f"switches {sorted(_platform_option_flags(program.platform.compiler_options))}"
     yield from (f"{name}={os.environ.get(name, '')}" for name in _ENVIRONMENT)
     yield from jax_settings()
@@ -102,7 +102,7 @@ def jax_settings() -> Iterator[str]:
 
 
 @cache
-def _processor() -> str:
+def _cpu_description() -> str:
     """Returns model and instruction sets of the CPU, which XLA compiles for."""
     names = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
     try:
@@ -137,7 +137,7 @@ def segment_lines(
         with_labels: equal segments also belong to the same parts of a program (`popxl.plan.part`).
     """
     if segment.effects.impure:
-        raise Uncacheable("it calls back to Python (print_tensor)")
+        raise UncacheableError("it calls back to Python (print_tensor)")
     context = program_context(segment)
     text = _SegmentWriter(platform, context.watched, with_labels)
     options = ir._pb_ir.getSessionOptions()
@@ -145,15 +145,15 @@ def segment_lines(
     for name in sorted(SUPPORTED_OPTIONS - _PATH_OPTIONS):
         yield f"option {name}={getattr(options, name)}"
     for i, value in enumerate(segment.args):
-        yield f"argument {text.value(value)} {'number' if i in segment.scalar_args else ''}"
-    yield from (f"stream {text.stream(s)}" for s in segment.streams)
-    yield f"sinks {[text.stream(s) for s in segment.output_streams]}"
-    yield from (f"constant {text.tensor(c)} {_spec_text(c.spec)}" for c in segment.constants)
-    yield from map(text.node, segment.nodes)
+        yield f"argument {text.value_text(value)} {'number' if i in segment.scalar_args else ''}"
+    yield from (f"stream {text.stream_text(s)}" for s in segment.streams)
+    yield f"sinks {[text.stream_text(s) for s in segment.output_streams]}"
+    yield from (f"constant {text.tensor_text(c)} {_spec_text(c.spec)}" for c in segment.constants)
+    yield from map(text.node_text, segment.nodes)
     yield f"checks {[context.checks[op] for op in segment.effects.checks if op in context.checks]}"
-    yield f"return {text.values(segment.results)}"
+    yield f"return {text.value_texts(segment.results)}"
     yield f"donated {donated_argnums(segment)} infinite {context.infinite}"
-    yield from text.graphs()
+    yield from text.graph_texts()
 
 
 class _SegmentWriter:
@@ -164,34 +164,34 @@ class _SegmentWriter:
         self._numbers: dict[Any, int] = {}
         self._graphs: dict[FunctionalGraph, int] = {}
 
-    def stream(self, s: Stream) -> str:
+    def stream_text(self, s: Stream) -> str:
         return f"{self._stable_number('stream', s)} {type(s).__name__} {_spec_text(s.spec)}"
 
     def _stable_number(self, kind: str, obj: Any) -> int:
         return self._numbers.setdefault((kind, obj), len(self._numbers))
 
-    def tensor(self, t: Tensor) -> str:
+    def tensor_text(self, t: Tensor) -> str:
         if isinstance(t, Constant) and t._is_argument:
             return f"%{self._stable_number('content', t._content)}"
         return f"%{self._stable_number('tensor', t)}"
 
-    def value(self, v: Value) -> str:
+    def value_text(self, v: Value) -> str:
         t = v.tensor
         if v.node is None and isinstance(t, Constant):
-            return f"{self.tensor(t)} {_spec_text(t.spec)} {self._data(t)}"
+            return f"{self.tensor_text(t)} {_spec_text(t.spec)} {self._data_text(t)}"
         return f"%{self._stable_number('value', v)} {_spec_text(t.spec)}"
 
-    def values(self, values: Iterable[Value]) -> list[str]:
-        return list(map(self.value, values))
+    def value_texts(self, values: Iterable[Value]) -> list[str]:
+        return list(map(self.value_text, values))
 
     @staticmethod
-    def _data(t: Constant) -> str:
-        return "argument" if t._is_argument else _array_hash(t._data)
+    def _data_text(t: Constant) -> str:
+        return "argument" if t._is_argument else _hash_array(t._data)
 
-    def node(self, node: Node) -> str:
-        ins, outs = self.values(node.inputs), self.values(node.outputs)
+    def node_text(self, node: Node) -> str:
+        ins, outs = self.value_texts(node.inputs), self.value_texts(node.outputs)
         runs = [
-            f"{self._graph(r.graph)} {r.inputs} {r.outputs} {r.carried} {r.count} {r.kind}"
+            f"{self._graph_text(r.graph)} {r.inputs} {r.outputs} {r.carried} {r.count} {r.kind}"
             for r in node.regions
         ]
         meaning = "" if node.op is None else self._lowering_text(node.op)
@@ -202,25 +202,25 @@ class _SegmentWriter:
     def _lowering_text(self, op: Op) -> str:
         try:
             pairs = sorted(op.attrs.items())
-            attrs = ", ".join(f"{k}={self.attribute(v)}" for k, v in pairs)
-        except Uncacheable as error:
-            raise Uncacheable(f"{op.name} at {op.location} has {error}") from None
+            attrs = ", ".join(f"{k}={self.attribute_text(v)}" for k, v in pairs)
+        except UncacheableError as error:
+            raise UncacheableError(f"{op.name} at {op.location} has {error}") from None
         return f"{op.defn.name} {{{attrs}}} {' '.join(_user_op_lines(op, self._target))}"
 
-    def _graph(self, graph: FunctionalGraph) -> str:
+    def _graph_text(self, graph: FunctionalGraph) -> str:
         return f"graph:{self._graphs.setdefault(graph, len(self._graphs))}"
 
-    def graphs(self) -> Iterator[str]:
+    def graph_texts(self) -> Iterator[str]:
         """Yields the text of all graphs that the segment runs, nested ones included."""
         done = 0
         while done < len(self._graphs):
             graph = list(self._graphs)[done]
-            yield f"graph {done} {self.values(graph.inputs)}"
-            yield from map(self.node, graph.nodes)
-            yield f"return {self.values(graph.outputs)}"
+            yield f"graph {done} {self.value_texts(graph.inputs)}"
+            yield from map(self.node_text, graph.nodes)
+            yield f"return {self.value_texts(graph.outputs)}"
             done += 1
 
-    def attribute(self, value: Any) -> str:
+    def attribute_text(self, value: Any) -> str:
         """Returns a text for an attribute; different attributes have different texts."""
         if value is None or isinstance(value, (bool, int, float, str, bytes, Enum)):
             return f"{type(value).__name__}:{value!r}"
@@ -228,32 +228,34 @@ class _SegmentWriter:
             case TensorSpec():  # before mappings, which it is
                 return _spec_text(value)
             case tuple() | list():
-                return f"{type(value).__name__}({', '.join(map(self.attribute, value))})"
+                return f"{type(value).__name__}({', '.join(map(self.attribute_text, value))})"
             case dict():
-                pairs = (f"{self.attribute(k)}: {self.attribute(v)}" for k, v in value.items())
+                pairs = (
+                    f"{self.attribute_text(k)}: {self.attribute_text(v)}" for k, v in value.items()
+                )
                 return f"dict({', '.join(pairs)})"
             case Graph():
                 return "graph"  # the node's regions say what it means
             case Tensor():
-                return f"tensor:{self._region_tensor(value)}"
+                return f"tensor:{self._region_tensor_text(value)}"
             case Stream():
-                return f"stream:{self.stream(value)}"
+                return f"stream:{self.stream_text(value)}"
         for kind, write in _WRITERS:
             if isinstance(value, kind):
                 return write(value)
-        raise Uncacheable(f"an attribute of type {type(value).__name__}")
+        raise UncacheableError(f"an attribute of type {type(value).__name__}")
 
-    def _region_tensor(self, t: Tensor) -> str:
+    def _region_tensor_text(self, t: Tensor) -> str:
         """Returns the text of a called graph's tensor: its input index, or its number."""
         ins = t._graph._inputs
-        return f"input {ins.index(t)}" if t in ins else self.tensor(t)
+        return f"input {ins.index(t)}" if t in ins else self.tensor_text(t)
 
 
 def _spec_text(spec: TensorSpec) -> str:
     return f"{spec.dtype.name}{list(spec.shape)}{list(spec.meta_shape)}"
 
 
-def _array_hash(x: np.ndarray) -> str:
+def _hash_array(x: np.ndarray) -> str:
     data = hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
     return f"{x.dtype.str}{list(x.shape)}:{data}"
 
@@ -261,8 +263,8 @@ def _array_hash(x: np.ndarray) -> str:
 _WRITERS: tuple[tuple[type, Any], ...] = (
     (dtypes.dtype, lambda v: f"dtype:{v.name}"),
     (np.dtype, lambda v: f"np.dtype:{v}"),
-    (np.generic, lambda v: f"np:{_array_hash(np.asarray(v))}"),
-    (np.ndarray, lambda v: f"np:{_array_hash(v)}"),
+    (np.generic, lambda v: f"np:{_hash_array(np.asarray(v))}"),
+    (np.ndarray, lambda v: f"np:{_hash_array(v)}"),
     (ReplicaGrouping, lambda v: f"groups:{v.assignment}"),
 )
 
@@ -281,14 +283,18 @@ def _user_op_lines(op: Op, target: str) -> Iterator[str]:
 
 def _lowering_text(op: Op, target: str) -> str:
     if op.defn.lower is None or op.view:
-        raise Uncacheable(f"{op.name} at {op.location} is a structural op or view of the user's")
+        raise UncacheableError(
+            f"{op.name} at {op.location} is a structural op or view of the user's"
+        )
     specs = [jax.ShapeDtypeStruct(t.shape, t.dtype.as_jax()) for t in op.inputs]
     try:
         traced = jax.jit(partial(op.defn.lower, **op.attrs)).trace(*specs)
         text = traced.lower(lowering_platforms=("cuda" if target == "gpu" else target,)).as_text()
     except Exception as error:  # whatever the user's function raises when it stands alone
-        raise Uncacheable(f"{op.name} at {op.location} cannot be lowered alone") from error
+        raise UncacheableError(f"{op.name} at {op.location} cannot be lowered alone") from error
     for call in re.findall(r"custom_call @(\w+|\"[^\"]+\")", text):
         if not _BUILTIN_CALLS.match(call.strip('"')):
-            raise Uncacheable(f"{op.name} at {op.location} calls {call}, which lives outside XLA")
+            raise UncacheableError(
+                f"{op.name} at {op.location} calls {call}, which lives outside XLA"
+            )
     return f"meaning {hashlib.sha256(text.encode()).hexdigest()}"

@@ -20,10 +20,15 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from popxl._compile.cache_eviction import PARTIAL_SUFFIX, SUFFIX, max_cache_bytes, prune
-from popxl._compile.cache_key import Uncacheable, segment_key
+from popxl._compile.cache_eviction import PARTIAL_SUFFIX, SUFFIX, max_cache_bytes, prune_cache
+from popxl._compile.cache_key import UncacheableError, segment_key
 from popxl._compile.cache_permissions import distrust_reason, folder_distrust_reason
-from popxl._compile.executable_serialization import LoadedSegment, Specs, serialize, signature
+from popxl._compile.executable_serialization import (
+    LoadedSegment,
+    Specs,
+    executable_signature,
+    serialize_executable,
+)
 from popxl._compile.segment_function import lower_segment
 from popxl._compile.xla_compile import compile_lowered
 from popxl._ir.log import logger
@@ -41,7 +46,7 @@ _unwritable: set[Path] = set()
 
 
 @dataclass
-class Statistics:
+class CacheStatistics:
     """Cache hits, misses, traces and compilations of this process.
 
     Attributes:
@@ -57,11 +62,11 @@ class Statistics:
     compiles: int = 0
 
 
-statistics = Statistics()
+statistics = CacheStatistics()
 
 
 @dataclass(frozen=True)
-class Startup:
+class StartupStats:
     """Time, traces and compilations of creating a session.
 
     Attributes:
@@ -78,7 +83,7 @@ class Startup:
 
 
 class StartupTimer:
-    """Measures the `Startup` of a session, from the timer's creation.
+    """Measures the `StartupStats` of a session, from the timer's creation.
 
     It reads the counters of the process: sessions created at once in several threads are counted
     with each other.
@@ -88,9 +93,9 @@ class StartupTimer:
         self._at_start = replace(statistics)
         self._start = time.perf_counter()
 
-    def read(self) -> Startup:
+    def elapsed_stats(self) -> StartupStats:
         """Returns the measurements so far."""
-        return Startup(
+        return StartupStats(
             seconds=time.perf_counter() - self._start,
             from_cache=statistics.hits > self._at_start.hits,
             traces=statistics.traces - self._at_start.traces,
@@ -103,14 +108,17 @@ class SegmentCache:
 
     def __init__(self, program: CompileTarget) -> None:
         self._program = program
-        self._folder, self._max_bytes = _if_trusted(cache_folder(program.ir)), max_cache_bytes()
+        self._folder, self._max_bytes = (
+            _folder_if_trusted(cache_folder(program.ir)),
+            max_cache_bytes(),
+        )
         self._lock = Lock()
 
     def key(self, segment: Segment) -> str:
         """Returns the cache key of a segment; an uncacheable segment gets a unique one."""
         try:
             return segment_key(self._program, segment)
-        except Uncacheable as reason:
+        except UncacheableError as reason:
             logger.info("segment %s is not cached: %s", segment.name, reason)
             return f"uncacheable {id(segment)}"
 
@@ -120,15 +128,15 @@ class SegmentCache:
         if path is None:
             return None
         devices = list(self._program.mesh.devices.flat)
-        return _load_file(self._program.specs_of(segment), devices, path, key)
+        return _load_executable(self._program.specs_of(segment), devices, path, key)
 
     def compile(self, segment: Segment) -> Any:
         """Compiles a segment and stores its executable in the cache."""
         path, key = self._path_and_key(segment)
         compiled = self._compile(segment)
         if path is not None:
-            self.count("misses")
-            _store_file(self._program.specs_of(segment), compiled, path, key, self._max_bytes)
+            self.increment_counter("misses")
+            _store_executable(self._program.specs_of(segment), compiled, path, key, self._max_bytes)
         return compiled
 
     def _path_and_key(self, segment: Segment) -> tuple[Path | None, str]:
@@ -139,14 +147,14 @@ class SegmentCache:
     def _compile(self, segment: Segment) -> Any:
         start = time.perf_counter()
         program = self._program
-        self.count("traces")
+        self.increment_counter("traces")
         lowered = lower_segment(segment, program.mesh, program.specs_of(segment)[0])
-        self.count("compiles")
+        self.increment_counter("compiles")
         compiled = compile_lowered(lowered, program.platform.name)
         logger.info("compiled %s in %.2f s", segment.name, time.perf_counter() - start)
         return compiled
 
-    def count(self, counter: str) -> None:
+    def increment_counter(self, counter: str) -> None:
         """Increments one of the `statistics`."""
         with self._lock:
             setattr(statistics, counter, getattr(statistics, counter) + 1)
@@ -167,7 +175,7 @@ def cache_folder(ir: Ir) -> Path | None:
     return None
 
 
-def _if_trusted(folder: Path | None) -> Path | None:
+def _folder_if_trusted(folder: Path | None) -> Path | None:
     """Returns the cache folder; None, with a warning, if another user can write to it."""
     reason = None if folder is None else folder_distrust_reason(folder)
     if reason is None:
@@ -177,16 +185,18 @@ def _if_trusted(folder: Path | None) -> Path | None:
 
 
 # ---- files --------------------------------------------------------------------------------------
-class _InvalidFile(Exception):
+class _InvalidCacheFile(Exception):
     """A cache file that is damaged, of another format or of another segment."""
 
 
-def _load_file(specs: Specs, devices: list[Any], path: Path, key: str) -> LoadedSegment | None:
+def _load_executable(
+    specs: Specs, devices: list[Any], path: Path, key: str
+) -> LoadedSegment | None:
     start = time.perf_counter()
     try:
         with path.open("rb") as file:
             if reason := distrust_reason(os.fstat(file.fileno())):
-                raise _InvalidFile(reason)
+                raise _InvalidCacheFile(reason)
             payload = _read_payload(file, specs, key)
         loaded = LoadedSegment(specs, devices, payload)
         with suppress(OSError):  # it may belong to somebody else
@@ -206,30 +216,30 @@ def _read_payload(file: Any, specs: Specs, key: str) -> bytes:
     try:
         header = json.loads(file.readline(_HEADER_LIMIT))
     except ValueError as error:
-        raise _InvalidFile("its header is damaged") from error
+        raise _InvalidCacheFile("its header is damaged") from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise _InvalidFile(f"its format is not {_FORMAT!r}")
-    if header.get("key") != key or header.get("signature") != signature(specs):
-        raise _InvalidFile("it belongs to another segment")
+        raise _InvalidCacheFile(f"its format is not {_FORMAT!r}")
+    if header.get("key") != key or header.get("signature") != executable_signature(specs):
+        raise _InvalidCacheFile("it belongs to another segment")
     payload = file.read()
     if hashlib.sha256(payload).hexdigest() != header.get("sha256"):
-        raise _InvalidFile("its contents are damaged")
+        raise _InvalidCacheFile("its contents are damaged")
     return payload
 
 
-def _store_file(specs: Specs, compiled: Any, path: Path, key: str, max_bytes: float) -> None:
+def _store_executable(specs: Specs, compiled: Any, path: Path, key: str, max_bytes: float) -> None:
     """Writes an executable atomically, then prunes the folder to its limit.
 
     Args:
         max_bytes: bytes of all files.
     """
     try:
-        payload = serialize(specs, compiled)
+        payload = serialize_executable(specs, compiled)
         header = {
             "format": _FORMAT,
             "key": key,
             "sha256": hashlib.sha256(payload).hexdigest(),
-            "signature": signature(specs),
+            "signature": executable_signature(specs),
         }
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".", suffix=PARTIAL_SUFFIX, dir=path.parent)
@@ -241,7 +251,7 @@ def _store_file(specs: Specs, compiled: Any, path: Path, key: str, max_bytes: fl
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-        prune(path.parent, max_bytes)
+        prune_cache(path.parent, max_bytes)
     except Exception as reason:  # a cache that cannot be written must not stop the program
         level = logging.INFO if path.parent in _unwritable else logging.WARNING
         logger.log(level, "the executable was not cached in %s: %s", path.parent, reason)

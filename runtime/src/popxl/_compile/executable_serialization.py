@@ -16,7 +16,7 @@ from jax.core import ShapedArray
 Specs = tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]  # arguments, results
 
 
-def serialize(specs: Specs, compiled: Any) -> bytes:
+def serialize_executable(specs: Specs, compiled: Any) -> bytes:
     """Returns the executable of a `jax.stages.Compiled` as bytes.
 
     Raises:
@@ -29,7 +29,7 @@ def serialize(specs: Specs, compiled: Any) -> bytes:
     return executable.serialize()
 
 
-def signature(specs: Specs) -> dict[str, list[list[Any]]]:
+def executable_signature(specs: Specs) -> dict[str, list[list[Any]]]:
     """Returns [shape, dtype, memory kind] of each argument and result of an executable."""
     return {
         name: [[list(s.shape), str(s.dtype), s.sharding.memory_kind] for s in part]
@@ -45,7 +45,7 @@ class LoadedSegment:
 
         Args:
             specs: of the segment that it was compiled from.
-            payload: from `serialize`. Loading it may run any code: it must be trusted.
+            payload: from `serialize_executable`. Loading it may run any code: it must be trusted.
 
         Raises:
             Exception: XLA cannot load it on these devices.

@@ -30,7 +30,9 @@ class FusionLimiter:
         self._ops: dict[int, tuple[Any, frozenset[int]]] = {}
         self._numbers = count()
 
-    def limit(self, node: Node, arrays: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+    def limit_fusion(
+        self, node: Node, arrays: Sequence[Any], results: Sequence[Any]
+    ) -> Sequence[Any]:
         """Returns a node's results, materialized where their kernel would have too many ops."""
         if traced_platform() != "cpu" or not _is_fused(node):
             return results

@@ -85,13 +85,15 @@ class SegmentTracer:
         )
 
     # ---- checks ---------------------------------------------------------------------------------
-    def check(self, op: Op, inputs: Sequence[jax.Array]) -> None:
+    def check_inputs(self, op: Op, inputs: Sequence[jax.Array]) -> None:
         """Records a fault if `inputs` violate the runtime check of `op`."""
         if op in self.checks and op.defn.check is not None:
             broken = jnp.reshape(op.defn.check.broken(*inputs, **op.attrs), ())
             self._record_fault(broken, self.checks[op])
 
-    def watch(self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]) -> None:
+    def check_nonfinite(
+        self, node: Node, inputs: Sequence[jax.Array], results: Sequence[jax.Array]
+    ) -> None:
         """Records a fault if an op makes NaN (or infinity) from finite inputs.
 
         Ops in its regions are watched themselves.
@@ -100,10 +102,10 @@ class SegmentTracer:
         if op is None or node.kind != "op" or op not in self.watched:
             return
         if not node.regions or op.defn.execute is not None:
-            is_new = self._is_broken(results) & ~self._is_broken(inputs)
+            is_new = self._has_nonfinite(results) & ~self._has_nonfinite(inputs)
             self._record_fault(is_new, self.watched[op])
 
-    def _is_broken(self, arrays: Sequence[jax.Array]) -> jax.Array:
+    def _has_nonfinite(self, arrays: Sequence[jax.Array]) -> jax.Array:
         floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
         broken = [~jnp.isfinite(x) if self.infinite else jnp.isnan(x) for x in floats]
         # Never an array of no elements: see `global_function`.
@@ -132,7 +134,7 @@ class SegmentTracer:
         return {"rounding": (self.seed, number)}
 
     # ---- running --------------------------------------------------------------------------------
-    def run(self, graph: FunctionalGraph, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    def run_graph(self, graph: FunctionalGraph, inputs: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the outputs of a graph; nested calls use an explicit stack, no recursion."""
         frame = _GraphFrame(None, graph, inputs)
         callers: list[_GraphFrame] = []
@@ -144,9 +146,9 @@ class SegmentTracer:
                         frame = self._enter_call(node, frame.values)
                         stack.push(frame.scopes)
                         break
-                    self.execute(node, frame.values)
+                    self.execute_node(node, frame.values)
                 else:
-                    outputs = [self.read(v, frame.values) for v in frame.graph.outputs]
+                    outputs = [self.read_value(v, frame.values) for v in frame.graph.outputs]
                     if frame.node is None:
                         return outputs
                     frame.scopes.close()
@@ -159,13 +161,13 @@ class SegmentTracer:
         """Returns the frame of the graph that a call node runs."""
         (region,), op = node.regions, node.op
         assert op is not None
-        arrays = [self.read(v, values) for v in node.inputs]
+        arrays = [self.read_value(v, values) for v in node.inputs]
         frame = _GraphFrame(node, region.graph, [arrays[i] for i in region.inputs if i is not None])
         frame.scopes.enter_context(jax.named_scope(op.name))
         frame.scopes.enter_context(part_scope(node.part))
         return frame
 
-    def read(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
+    def read_value(self, value: Value, values: Mapping[Value, jax.Array]) -> jax.Array:
         """Returns the JAX array of a value or constant."""
         if value in values:
             return values[value]
@@ -174,13 +176,13 @@ class SegmentTracer:
         constant = self.constants.get(t._content)
         return jnp.asarray(device_view(t._data)) if constant is None else constant
 
-    def execute(self, node: Node, values: dict[Value, jax.Array]) -> None:
+    def execute_node(self, node: Node, values: dict[Value, jax.Array]) -> None:
         """Lowers one node; its outputs are added to `values`.
 
         Raises:
             popart_exception: with the op and the user's line, if what it means cannot be computed.
         """
-        arrays = [self.read(v, values) for v in node.inputs]
+        arrays = [self.read_value(v, values) for v in node.inputs]
         op = node.op
         if op is None:
             results = self._lower_node(node, arrays)
@@ -195,8 +197,8 @@ class SegmentTracer:
                     f"graph {op.graph.id!r}: `{op}` ({op.location}) cannot be lowered to XLA: "
                     f"{type(error).__name__}: {first_error_line(error)}"
                 ) from error
-        results = self.fusion_limiter.limit(node, arrays, results)
-        self.watch(node, arrays, results)
+        results = self.fusion_limiter.limit_fusion(node, arrays, results)
+        self.check_nonfinite(node, arrays, results)
         values.update(zip(node.outputs, results, strict=True))
 
     def _lower_node(self, node: Node, arrays: list[jax.Array]) -> Sequence[jax.Array]:
@@ -210,7 +212,7 @@ class SegmentTracer:
             assert op.defn.view_write is not None, f"{op.name} has no rule to write through"
             return op.defn.view_write(tuple(arrays[:-1]), arrays[-1], **op.attrs)
         if op.defn.lower is not None:
-            self.check(op, arrays)
+            self.check_inputs(op, arrays)
             rounding_args = self.rounding_args(op) if node.kind == "op" else {}
             if (
                 "sum" in op.defn.tags
@@ -244,17 +246,17 @@ class SegmentTracer:
         """Lowers a call, or a loop as a `lax.fori_loop` that carries only the values it changes."""
         graph = region.graph
         if region.count == 1:
-            return self.run(graph, arguments)
+            return self.run_graph(graph, arguments)
         used_outputs = [k for k, position in enumerate(region.outputs) if position is not None]
         state = LoopState(self, [graph], region.count)
 
-        def iteration(index: Any, carry: Any) -> Any:
+        def lower_iteration(index: Any, carry: Any) -> Any:
             outs, saved = carry
             with state.restored(saved, index):
                 inputs = list(arguments)
                 for k, i in region.carried:
                     inputs[i] = outs[k]
-                new = self.run(graph, inputs)
+                new = self.run_graph(graph, inputs)
                 return {k: new[k] for k in used_outputs}, state.snapshot()
 
         input_of_output = dict(region.carried)
@@ -264,7 +266,7 @@ class SegmentTracer:
             else _zeros_array(graph.outputs[k].spec)
             for k in used_outputs
         }
-        outs, saved = lax.fori_loop(0, region.count, iteration, (start, state.snapshot()))
+        outs, saved = lax.fori_loop(0, region.count, lower_iteration, (start, state.snapshot()))
         state.set_final(saved)
         return [outs.get(k) for k in range(len(graph.outputs))]
 
@@ -274,16 +276,16 @@ class SegmentTracer:
         """Lowers a conditional to `lax.cond`."""
         state = LoopState(self, [region.graph for region in branches])
 
-        def branch(region: Region[FunctionalGraph]) -> Any:
+        def lower_region(region: Region[FunctionalGraph]) -> Any:
             def run(saved: Any, arrays: Any) -> Any:
                 inputs = [arrays[i] for i in region.inputs if i is not None]
                 with state.restored(saved):
-                    return self.run(region.graph, inputs), state.snapshot()
+                    return self.run_graph(region.graph, inputs), state.snapshot()
 
             return run
 
         condition = arrays[0].reshape(()).astype(bool)
-        outs, saved = lax.cond(condition, *map(branch, branches), state.snapshot(), arrays)
+        outs, saved = lax.cond(condition, *map(lower_region, branches), state.snapshot(), arrays)
         state.set_final(saved)
         return outs
 
@@ -309,7 +311,7 @@ class LoopState:
         self._checks = checked or bool(tracer.watched)
         self._rounding_index, self._count = tracer.rounding_index, count
         self._roundings_per_iteration = (
-            0 if tracer.seed is None else max(graph.num_roundings for graph in graphs)
+            0 if tracer.seed is None else max(graph.num_stochastic_roundings for graph in graphs)
         )
 
     def snapshot(self) -> Any:
@@ -321,27 +323,27 @@ class LoopState:
             [jnp.asarray(tracer.fault, jnp.int32)] if self._checks else [],
         )
 
-    def set_final(self, saved: Any) -> None:
-        """Makes `saved`, the state after a loop's last iteration, the current state."""
-        self._restore(saved)
+    def set_final(self, state: Any) -> None:
+        """Makes `state`, the state after a loop's last iteration, the current state."""
+        self._restore(state)
         self._tracer.rounding_index = (
             self._rounding_index + self._count * self._roundings_per_iteration
         )
 
-    def _restore(self, saved: Any) -> None:
+    def _restore(self, state: Any) -> None:
         tracer = self._tracer
-        stores, positions, fault = saved
+        stores, positions, fault = state
         tracer.streams.update(zip(self._stores, stores, strict=True))
         tracer.positions.update(zip(self._streams, positions, strict=True))
         if self._checks:
             (tracer.fault,) = fault
 
     @contextmanager
-    def restored(self, saved: Any, iteration: Any = 0) -> Iterator[None]:
-        """Context in which the tracer's state is `saved`; restores the earlier state afterwards."""
+    def restored(self, state: Any, iteration: Any = 0) -> Iterator[None]:
+        """Context in which the tracer's state is `state`; restores the earlier state afterwards."""
         tracer = self._tracer
         saved_state = dict(tracer.streams), dict(tracer.positions), tracer.fault
-        self._restore(saved)
+        self._restore(state)
         if self._roundings_per_iteration:
             index = jnp.asarray(iteration).astype(jnp.uint32)
             tracer.rounding_index = self._rounding_index + index * jnp.uint32(

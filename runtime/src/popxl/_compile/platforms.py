@@ -49,11 +49,11 @@ class Platform:
     def check_version(self) -> None:
         """Raises if this version of JAX is known to compute wrong results on the platform."""
 
-    def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
+    def compiler_options_for(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
         """Returns the XLA compiler options for a lowered program."""
         return dict(self.compiler_options)
 
-    def launcher(self, replicas: int, processes: int) -> DirectLauncher | cpu.CpuLauncher:
+    def create_launcher(self, replicas: int, processes: int) -> DirectLauncher | cpu.CpuLauncher:
         """Returns the launcher of a program's executables."""
         return DirectLauncher()
 
@@ -113,8 +113,8 @@ class Gpu(Platform):
     }
     device_put = staticmethod(device_put_interleaved)
 
-    def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
-        options = super().options(lowered)
+    def compiler_options_for(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
+        options = super().compiler_options_for(lowered)
         # XLA records CUDA graphs again when addresses change, as those of entries do in each call
         # (openxla/xla#35315).
         if _CUDA_GRAPHS not in os.environ.get("XLA_FLAGS", ""):
@@ -133,10 +133,10 @@ class Cpu(Platform):
     compiler_options: ClassVar[dict[str, Any]] = cpu.COMPILER_OPTIONS
     check_version = staticmethod(cpu.check_version)
 
-    def options(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
-        return super().options(lowered) | cpu.compiler_options_for(lowered.as_text())
+    def compiler_options_for(self, lowered: jax.stages.Lowered) -> dict[str, Any]:
+        return super().compiler_options_for(lowered) | cpu.compiler_options_for(lowered.as_text())
 
-    def launcher(self, replicas: int, processes: int) -> cpu.CpuLauncher:
+    def create_launcher(self, replicas: int, processes: int) -> cpu.CpuLauncher:
         return cpu.CpuLauncher(replicas, processes)
 
 

@@ -45,8 +45,8 @@ def replica_function(segment: Segment) -> Any:
             tracer.seed, tracer.rounding_index = take(2)
         env = dict(zip(segment.args, arguments, strict=True))
         for node in segment.nodes:
-            tracer.execute(node, env)
-        results = [tracer.read(v, env) for v in segment.results]
+            tracer.execute_node(node, env)
+        results = [tracer.read_value(v, env) for v in segment.results]
         results += [tracer.streams[s] for s in segment.output_streams]
         results += [jnp.asarray(tracer.positions[s], jnp.int32) for s in segment.streams]
         if segment.has_checks:

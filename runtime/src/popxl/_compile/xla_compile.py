@@ -13,4 +13,4 @@ from popxl._compile.platforms import get_platform
 
 def compile_lowered(lowered: Any, platform: str) -> Any:
     """Compiles a `jax.stages.Lowered` with the compiler options of `platform`."""
-    return lowered.compile(compiler_options=get_platform(platform).options(lowered))
+    return lowered.compile(compiler_options=get_platform(platform).compiler_options_for(lowered))

@@ -115,7 +115,7 @@ def make_program_context(
     every = dict.fromkeys(op for graph in ir._graphs for op in graph._ops) if watched else ()
     return ProgramContext(
         checks={op: i for i, op in enumerate(checked, 1)},
-        rounding=options.enableStochasticRounding and schedule.graph.num_roundings > 0,
+        rounding=options.enableStochasticRounding and schedule.graph.num_stochastic_roundings > 0,
         replicas=ir.replication_factor,
         transfers=ir.num_host_transfers,
         target=target,
@@ -139,7 +139,7 @@ class Program:
         for segment in self.schedule.segments:
             segment.context = self.context
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
-        self._launcher = self.platform.launcher(ir.replication_factor, ir._instances)
+        self._launcher = self.platform.create_launcher(ir.replication_factor, ir._instances)
         self._scalars: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
         self._mover: InPlaceMover | PrefetchMover | None = (
@@ -194,7 +194,7 @@ class Program:
                 missing, pool.map(cache.compile, map(first.get, missing)), strict=True
             )
         for _ in range(len(executables) - len(missing)):
-            cache.count("hits")
+            cache.increment_counter("hits")
         self.executables: dict[Segment, Any] = {s: executables[k] for s, k in keys.items()}
         seconds = time.perf_counter() - start
         logger.info("compiled or loaded %d executables in %.2f s", len(executables), seconds)

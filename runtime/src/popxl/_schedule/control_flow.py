@@ -83,7 +83,7 @@ class ControlFlow:
             return new, new
 
         places = [output_register(k) for k in range(len(routine.outputs))]
-        per_iteration = graph.num_roundings
+        per_iteration = graph.num_stochastic_roundings
         step = Loop(
             body=CallArgs(
                 routine=routine,

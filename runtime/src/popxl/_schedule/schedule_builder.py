@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from popxl._analysis.functionalization import count_roundings, functionalize
+from popxl._analysis.functionalization import count_stochastic_roundings, functionalize
 from popxl._analysis.memo import Memo
 from popxl._ir.regions import regions
 from popxl._schedule.buffer_donation import copy_shared_entries, donate
@@ -110,7 +110,7 @@ class _GraphScheduler:
             self._donatable_inputs = {
                 k for k, i in enumerate(passed_inputs) if i in self._donatable_inputs
             }
-            graph = graph.with_zeros(zeros)
+            graph = graph.with_zero_inputs(zeros)
         self._graph, self._arrays = graph, arrays
         self._builder = RoutineBuilder(title, graph.inputs, scalar_inputs)
         self._inputs = tuple(range(len(graph.inputs)))  # the first registers
@@ -148,7 +148,7 @@ class _GraphScheduler:
                 self._schedule_host_node(node)
             else:
                 self._builder.add_node(node)
-            self._builder.rounding_offset += count_roundings(node)
+            self._builder.rounding_offset += count_stochastic_roundings(node)
 
     def _schedule_host_node(self, node: Node) -> None:
         if node.op is not None and node.op.defn is REMOTE_LOAD:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from popxl import dtypes
 from popxl._analysis.effects import Effects
-from popxl._analysis.functionalization import count_roundings, effects_of_nodes
+from popxl._analysis.functionalization import count_stochastic_roundings, effects_of_nodes
 from popxl._ir.debug_flags import STEPWISE, is_on
 from popxl.tensor import Constant, TensorSpec
 
@@ -95,9 +95,9 @@ class Segment:
         return list(constants.values())
 
     @cached_property
-    def num_roundings(self) -> int:
+    def num_stochastic_roundings(self) -> int:
         """Number of stochastic roundings."""
-        return sum(map(count_roundings, self.nodes))
+        return sum(map(count_stochastic_roundings, self.nodes))
 
     @property
     def arg_specs(self) -> list[TensorSpec]:
@@ -118,7 +118,7 @@ class Segment:
     @cached_property
     def rounds_stochastically(self) -> bool:
         """True if the segment rounds stochastically."""
-        return program_context(self).rounding and self.num_roundings > 0
+        return program_context(self).rounding and self.num_stochastic_roundings > 0
 
     @cached_property
     def result_bytes(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popxl import context
-from popxl._analysis.reference_overlap import check_references
+from popxl._analysis.reference_overlap import check_reference_overlap
 from popxl._analysis.shape_inference import infer_specs
 from popxl._ir.op import Op, add_outputs
 from popxl._ir.op_registry import OpDef
@@ -42,7 +42,7 @@ def emit(
         check_placement({f"input {i}": t for i, t in enumerate(inputs)}, defn.name)
     op = Op(defn, graph, inputs, attrs or {}, inplace, view)
     specs = infer_specs(op)
-    check_references(op)
+    check_reference_overlap(op)
     add_outputs(op, specs, names)
     graph._append_op(op)
     return tuple(op.outputs)

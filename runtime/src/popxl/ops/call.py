@@ -7,7 +7,7 @@ from typing import Any
 
 from popxl import context
 from popxl._analysis.printing import format_spec
-from popxl._analysis.reference_overlap import check_references
+from popxl._analysis.reference_overlap import check_reference_overlap
 from popxl._ir.argument_checks import check_type
 from popxl._ir.op import Op
 from popxl._ir.op_registry import define
@@ -135,7 +135,7 @@ class CallSiteInfo:
         op.site_modified = before | {i for i, t in enumerate(op.inputs) if t is parent_tensor}
         op.graph._changes()
         try:
-            check_references(op)
+            check_reference_overlap(op)
         except ValueError:
             op.site_modified = before
             op.graph._changes()

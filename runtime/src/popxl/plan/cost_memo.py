@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from popxl._compile.cache_key import Uncacheable, jax_settings, segment_lines
+from popxl._compile.cache_key import UncacheableError, jax_settings, segment_lines
 from popxl._schedule.segment import program_context
 from popxl.plan.segment_cost import SegmentCost, trace_cost
 
@@ -30,7 +30,7 @@ def costs_of_segments(ir: Ir, segments: Sequence[Segment]) -> dict[Segment, Segm
 def _memoized_cost(ir: Ir, segment: Segment) -> SegmentCost:
     try:
         key = _memo_key(ir, segment)
-    except Uncacheable:
+    except UncacheableError:
         return trace_cost(segment)
     if key not in _memo:
         _memo[key] = trace_cost(segment)

@@ -96,7 +96,7 @@ def _run_gradient_graph(
         else:
             terms = [grads[i] for i in source if i in grads]
             arrays.append(reduce(jnp.add, terms) if terms else _zero(t.spec))
-    outs = zip(targets, tracer.run(graph, arrays), strict=True)
+    outs = zip(targets, tracer.run_graph(graph, arrays), strict=True)
     return {i: array for i, array in outs if i is not None}
 
 
@@ -118,7 +118,7 @@ def _execute_loop(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -> 
     residuals = _residuals(op)
 
     def forward(firsts: Any, _: Any) -> Any:
-        outs = tracer.run(recomputed, [*firsts, *start[carried:]])
+        outs = tracer.run_graph(recomputed, [*firsts, *start[carried:]])
         return outs[:carried], outs[len(body._outputs) :]
 
     def combine(i: int, total: Any, new: Any) -> Any:
@@ -237,7 +237,7 @@ def _execute_branch(tracer: TracerProtocol, node: Node, values: Sequence[Any]) -
         def run(values: Any, given: Any) -> Any:
             dxs: dict[int, Any] = {}
             if gradient is not None:
-                outs = tracer.run(graph, values[first : first + len(graph.inputs)])
+                outs = tracer.run_graph(graph, values[first : first + len(graph.inputs)])
                 residuals = _feed_tensors(feed)
                 known_values = dict(zip(residuals, outs[len(outs) - len(residuals) :], strict=True))
                 dxs = _run_gradient_graph(tracer, gradient, feed, targets, known_values, given)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from popxl._analysis.memo import get_cached, graph_cached
-from popxl._analysis.shape_inference import attr_key
+from popxl._analysis.shape_inference import attribute_key
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, OpDef, define, registry
 from popxl._ir.regions import regions
@@ -146,7 +146,7 @@ _USED: dict[Any, tuple[int, ...]] = {}
 
 def _inputs_used(*key: Any) -> tuple[int, ...]:
     """Returns the inputs of an op on which cotangents depend (see `_find_inputs_used`)."""
-    return get_cached(_USED, attr_key(key), lambda: _find_inputs_used(*key))
+    return get_cached(_USED, attribute_key(key), lambda: _find_inputs_used(*key))
 
 
 def _find_inputs_used(
