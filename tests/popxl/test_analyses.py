@@ -61,7 +61,7 @@ def _visits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, looked)
 
     counted(effects, "op_effects")
-    counted(_FunctionalizePass, "form")
+    counted(_FunctionalizePass, "run")
     counted(Op, "modified_inputs")
     return seen
 
