@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from config.sections import RunConfig
 from modelling.devices import resolve_device_desc
-from modelling.generation.resident_program import GenerationProgram, build_resident
+from modelling.generation.resident_program import GenerationProgram, build_resident_program
 from modelling.generation.search import DecodingStrategy
-from modelling.generation.streamed_program import build_streamed
-from modelling.generation.token_by_token import build_token_by_token
+from modelling.generation.streamed_program import build_streamed_program
+from modelling.generation.token_by_token import build_token_by_token_program
 from planning.hardware.disk_offload import usable_host_bytes
 from planning.hardware.memory_check import NotEnoughMemoryError, check_memory
 
@@ -36,11 +36,11 @@ def build_generation_program(
     """
     weights = config.generation.weights
     if weights != "streamed":
-        build = build_token_by_token if token_by_token else build_resident
+        build = build_token_by_token_program if token_by_token else build_resident_program
         resident = build(config, family.generator, strategy)
         if weights != "auto" or _fits(resident, config, shared_bytes):
             return resident
-    return build_streamed(config, family.generator, family.weight_map(config), strategy)
+    return build_streamed_program(config, family.generator, family.weight_map(config), strategy)
 
 
 def _fits(program: GenerationProgram, config: RunConfig, shared_bytes: int | None) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import popxl
 from config.memory_lower_bound import ITEM_BYTES
 from config.sections import RunConfig
-from modelling.generation import build_resident, build_streamed
+from modelling.generation import build_resident_program, build_streamed_program
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
 from modelling.weights import WeightMap
@@ -126,9 +126,9 @@ def generation_requirements(config: RunConfig, target: str = "cpu") -> Requireme
     streamed = config.generation.weights == "streamed"
     strategy, weight_map = strategy_from_config(config), family.weight_map(config)
     if streamed:
-        program = build_streamed(on_target, family.generator, weight_map, strategy)
+        program = build_streamed_program(on_target, family.generator, weight_map, strategy)
     else:
-        program = build_resident(on_target, family.generator, strategy)
+        program = build_resident_program(on_target, family.generator, strategy)
     execution, count = config.execution, _parameter_count(weight_map)
     batches = program.ir.num_host_transfers * execution.data_parallel
     traced = popxl.plan.trace(program.ir, target)

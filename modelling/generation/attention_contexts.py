@@ -16,7 +16,7 @@ from modelling.layers.layer_wrapper import LayerWrapper
 from popxl import Tensor
 
 
-class PromptContext(BlockContext):
+class PrefillAttentionContext(BlockContext):
     """Attention context of prompts that fills the KV caches of all sequences of each prompt.
 
     Args:
@@ -44,7 +44,7 @@ class PromptContext(BlockContext):
         return k, v
 
 
-class TokenContext(BlockContext):
+class DecodeAttentionContext(BlockContext):
     """Attention context of one new token of each sequence, which reads and updates KV caches.
 
     Args:
@@ -86,11 +86,11 @@ class TokenContext(BlockContext):
         return self.caches[0], self.caches[1]
 
 
-class Prefill(LayerWrapper):
+class PrefillBlock(LayerWrapper):
     """A decoder block that processes whole prompts and returns their KV caches.
 
     Args:
-        prompt_length, max_new_tokens, sequences: see `PromptContext`.
+        prompt_length, max_new_tokens, sequences: see `PrefillAttentionContext`.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class Prefill(LayerWrapper):
         Args:
             last_positions: see `KVCacheLayout`.
         """
-        ctx = PromptContext(
+        ctx = PrefillAttentionContext(
             self._prompt_length, self._max_new_tokens, last_positions, self._sequences
         )
         return self.layer(x, ctx), *ctx.caches
 
 
-class Decode(LayerWrapper):
+class CachedDecoderBlock(LayerWrapper):
     """A decoder block that processes one new token of each sequence and updates the KV caches.
 
     Args:
-        prompt_length, max_new_tokens: see `TokenContext`.
+        prompt_length, max_new_tokens: see `DecodeAttentionContext`.
     """
 
     def __init__(self, layer: Module, prompt_length: int, max_new_tokens: int) -> None:
@@ -129,9 +129,9 @@ class Decode(LayerWrapper):
         """x: (sequences, 1, hidden) -> same shape; K and V including this token.
 
         Args:
-            caches, last_positions, position: see `TokenContext`.
+            caches, last_positions, position: see `DecodeAttentionContext`.
         """
-        ctx = TokenContext(
+        ctx = DecodeAttentionContext(
             caches, self._prompt_length, self._max_new_tokens, last_positions, position
         )
         return self.layer(x, ctx), *ctx.caches

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import popxl
-from modelling.generation.greedy_search import check_vocabulary
+from modelling.generation.greedy_search import check_vocab_size
 from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
 from modelling.generation.prompts import repeat_interleave
-from modelling.generation.search import SearchContext, SearchStep
+from modelling.generation.search import SearchContext, SearchStepResult
 from modelling.generation.single_sequence import StatelessStrategy
 from modelling.layers import cast
 from popxl import Tensor, ops
@@ -29,7 +29,7 @@ MASKED_SCORE = -1.0e9
 
 
 @dataclass(frozen=True)
-class Beam(StatelessStrategy):
+class BeamSearchStrategy(StatelessStrategy):
     """Beam search as a `DecodingStrategy`.
 
     Attributes:
@@ -39,13 +39,13 @@ class Beam(StatelessStrategy):
 
     beams: int
     length_penalty: float = 1.0
-    processors: LogitsProcessors = NO_PROCESSORS
+    logits_processors: LogitsProcessors = NO_PROCESSORS
 
     @property
-    def sequences(self) -> int:
+    def sequences_per_prompt(self) -> int:
         return self.beams
 
-    def search(self, context: SearchContext) -> BeamSearch:
+    def create_search(self, context: SearchContext) -> BeamSearch:
         return BeamSearch(context, self)
 
 
@@ -73,7 +73,7 @@ class BeamSearch:
     """
 
     context: SearchContext
-    strategy: Beam
+    strategy: BeamSearchStrategy
 
     @property
     def num_candidates(self) -> int:
@@ -81,14 +81,14 @@ class BeamSearch:
         extra = len(self.context.special_tokens.extra_eos_token_ids)
         return (2 + extra) * self.strategy.beams
 
-    def start(
+    def init_state(
         self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
         prompts, beams, length = has_prompt.shape[0], self.strategy.beams, self.context.length
         tokens = np.full((prompts, beams * length), self.context.special_tokens.pad_token_id)
         # All beams are equal before the first token: only the first one counts.
         first = np.where(np.arange(beams) == 0, 0.0, MASKED_SCORE)
-        stop_states, history = self.context.processors.start(prompt_tokens)
+        stop_states, history = self.context.logits_processors.init_state(prompt_tokens)
         states = [
             repeat_interleave(state, beams).reshape((prompts, beams)) for state in stop_states
         ]
@@ -105,7 +105,7 @@ class BeamSearch:
             *history,
         ]
 
-    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStep:
+    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStepResult:
         (
             running,
             scores,
@@ -115,14 +115,16 @@ class BeamSearch:
             unfinished_prompts,
             *processor_state,
         ) = state
-        stop_states, history, _ = self.context.processors.split_state(processor_state)
-        top = self._best_candidates(self._scores(logits, position, running, history), scores)
+        stop_states, history, _ = self.context.logits_processors.split_state(processor_state)
+        top = self._best_candidates(self._score_tokens(logits, position, running, history), scores)
         stop_states = [_gather_beams(states, top.beams, 1) for states in stop_states]
-        stop_states, stopped = self.context.processors.advance_stops(stop_states, top.tokens)
+        stop_states, stopped = self.context.logits_processors.advance_stop_states(
+            stop_states, top.tokens
+        )
         continuations = self._append_tokens(running, top, position)
         last = popxl.constant(self.context.length - 1, popxl.int32, "last")
         ends = ops.logical_or(
-            self.context.special_tokens.is_end(top.tokens), ops.equal(position, last)
+            self.context.special_tokens.is_eos(top.tokens), ops.equal(position, last)
         )
         if stopped is not None:
             ends = ops.logical_or(ends, stopped)
@@ -131,21 +133,25 @@ class BeamSearch:
         ranked = popxl.constant(is_ranked[None], popxl.bool, "ranked")
         new = ops.logical_and(ends, ranked)
         penalized = top.scores / self._length_penalty(position)
-        penalized = penalized + _mask_unless(new) + _mask_unless(unfinished_prompts)
+        penalized = penalized + _mask_disallowed(new) + _mask_disallowed(unfinished_prompts)
         merged = ops.concat([finished_scores, penalized], 1)
         finished_scores, best = ops.topk(merged, self.strategy.beams, 1, True, True)
         both = ops.concat([finished, continuations], 1)
         finished = _gather_beams(both, best, self.context.length)
         is_finished = ops.cast(
-            _gather_beams(ops.concat([_as_int(is_finished), _as_int(new)], 1), best, 1), popxl.bool
+            _gather_beams(
+                ops.concat([_cast_to_int32(is_finished), _cast_to_int32(new)], 1), best, 1
+            ),
+            popxl.bool,
         )
 
-        running_scores = top.scores + _mask_unless(ops.logical_not(ends))
+        running_scores = top.scores + _mask_disallowed(ops.logical_not(ends))
         scores, best = ops.topk(running_scores, self.strategy.beams, 1, True, True)
         running = _gather_beams(continuations, best, self.context.length)
         input_ids, beam_idx = _gather_beams(top.tokens, best, 1), _gather_beams(top.beams, best, 1)
         unfinished_prompts = ops.logical_and(
-            unfinished_prompts, self._may_improve(scores, finished_scores, is_finished, position)
+            unfinished_prompts,
+            self._can_beat_finished(scores, finished_scores, is_finished, position),
         )
         stop_states = [_gather_beams(states, best, 1) for states in stop_states]
         state = [
@@ -159,27 +165,27 @@ class BeamSearch:
             *history,
         ]
         sequences = input_ids.nelms
-        return SearchStep(
+        return SearchStepResult(
             input_ids.reshape((sequences, 1)),
             self._batch_indices(beam_idx).reshape((sequences,)),
             state,
         )
 
-    def unfinished(self, state: list[Tensor]) -> Tensor:
+    def unfinished_prompts(self, state: list[Tensor]) -> Tensor:
         return state[5].reshape((state[5].shape[0],))
 
-    def tokens(self, state: list[Tensor]) -> Tensor:
+    def output_tokens(self, state: list[Tensor]) -> Tensor:
         """Return the best finished sequence of each prompt: int32 (prompts, length)."""
         return state[2][:, : self.context.length]
 
     # ---- steps ----------------------------------------------------------------------------------
-    def _scores(
+    def _score_tokens(
         self, logits: Tensor, position: Tensor, running: Tensor, history: list[Tensor]
     ) -> Tensor:
         """Log probabilities after the logits processors, float32 (sequences, local vocabulary)."""
         generated = running.reshape((logits.shape[0], self.context.length))
-        log_probabilities = logits - self._log_normalizer(logits)
-        return self.context.scores(log_probabilities, position, generated, history)
+        log_probabilities = logits - self._log_sum_exp(logits)
+        return self.context.process_scores(log_probabilities, position, generated, history)
 
     def _best_candidates(self, log_probabilities: Tensor, scores: Tensor) -> BeamCandidates:
         groups, beams = self.context.groups, self.strategy.beams
@@ -190,7 +196,7 @@ class BeamSearch:
         best, tokens = (t.reshape((prompts, beams * k)) for t in (best, tokens))
         beam_of_candidate = np.repeat(np.arange(beams), k)
         if groups.tensor_parallel > 1:
-            check_vocabulary(local_size * groups.tensor_parallel)
+            check_vocab_size(local_size * groups.tensor_parallel)
             tokens = tokens + groups.tp_rank() * local_size
             best = self._gather_vocabulary(best)
             tokens = cast(self._gather_vocabulary(cast(tokens, popxl.float32)), popxl.int32)
@@ -199,7 +205,7 @@ class BeamSearch:
         beams_tensor = popxl.constant(beam_of_candidate, popxl.int32, "beams")
         return BeamCandidates(top, _gather_beams(tokens, index, 1), ops.gather(beams_tensor, index))
 
-    def _log_normalizer(self, logits: Tensor) -> Tensor:
+    def _log_sum_exp(self, logits: Tensor) -> Tensor:
         """Log-sum-exp over the full vocabulary: (sequences, local vocabulary) -> (sequences, 1)."""
         total = ops.logsumexp(logits, 1, keepdims=True)
         if self.context.groups.tensor_parallel == 1:
@@ -232,7 +238,7 @@ class BeamSearch:
         table = popxl.constant(lengths**self.strategy.length_penalty, popxl.float32, "penalties")
         return ops.gather(table, position)
 
-    def _may_improve(
+    def _can_beat_finished(
         self, scores: Tensor, finished_scores: Tensor, is_finished: Tensor, position: Tensor
     ) -> Tensor:
         """True where an unfinished sequence can still beat a finished one: bool (prompts, 1)."""
@@ -240,7 +246,7 @@ class BeamSearch:
         worst = -ops.max(-finished_scores, 1, keepdims=True)
         masked = popxl.constant(MASKED_SCORE, popxl.float32)
         better = ops.greater(best, ops.where(is_finished, worst, masked))
-        return ops.cast(ops.max(_as_int(better), 1, keepdims=True), popxl.bool)
+        return ops.cast(ops.max(_cast_to_int32(better), 1, keepdims=True), popxl.bool)
 
     def _batch_indices(self, beam_idx: Tensor) -> Tensor:
         """Convert beam numbers of a prompt to batch indices: int32 (prompts, beams), same shape."""
@@ -260,11 +266,11 @@ def _gather_beams(x: Tensor, index: Tensor, length: int) -> Tensor:
     return rows.reshape((prompts, index.shape[1] * length))
 
 
-def _as_int(t: Tensor) -> Tensor:
+def _cast_to_int32(t: Tensor) -> Tensor:
     return ops.cast(t, popxl.int32)
 
 
-def _mask_unless(allowed: Tensor) -> Tensor:
+def _mask_disallowed(allowed: Tensor) -> Tensor:
     """Mask scores: 0 where `allowed`, else `MASKED_SCORE`; bool -> float32, same shape."""
     zero, masked = (popxl.constant(x, popxl.float32) for x in (0.0, MASKED_SCORE))
     return ops.where(allowed, zero, masked)

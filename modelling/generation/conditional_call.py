@@ -8,7 +8,7 @@ from popxl import Tensor, ops
 from popxl_addons import BoundGraph
 
 
-def any_prompt(mask: Tensor, groups: ParallelGroups) -> Tensor:
+def any_across_replicas(mask: Tensor, groups: ParallelGroups) -> Tensor:
     """Reduce a mask over prompts: bool (batch,) -> bool scalar, true if any replica has a true one.
 
     The flag decides whether collectives run, so all replicas get the same one.
@@ -19,7 +19,7 @@ def any_prompt(mask: Tensor, groups: ParallelGroups) -> Tensor:
     return cast(largest, popxl.bool)
 
 
-def call_if(enabled: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
+def call_graph_if(enabled: Tensor, graph: BoundGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Call a graph if `enabled`; otherwise return zeros in the shapes of its outputs.
 
     XLA runs a conditional as a unit and keeps only its outputs. It schedules the ops of other calls

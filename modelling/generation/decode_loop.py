@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import popxl
-from modelling.generation.conditional_call import any_prompt
+from modelling.generation.conditional_call import any_across_replicas
 from modelling.generation.search import Search
 from modelling.layers import ParallelGroups
 from popxl import Tensor, ops
 from popxl_addons import BoundGraph
 
 
-class DecodeStart(NamedTuple):
+class InitialDecodeState(NamedTuple):
     """Prefill results from which the decoding loop starts: caches, first tokens, prompts.
 
     Attributes:
@@ -23,7 +23,7 @@ class DecodeStart(NamedTuple):
         caches: initial caches of `decode`, (sequences, ...) each.
         first_tokens: int32 (sequences, 1), the tokens read at the first position.
         has_prompt: bool (prompts,), false for rows that only fill up the batch.
-        prompt_tokens: see `Search.start`.
+        prompt_tokens: see `Search.init_state`.
     """
 
     decode: BoundGraph
@@ -34,46 +34,47 @@ class DecodeStart(NamedTuple):
 
 
 def generate_tokens(
-    start: DecodeStart,
+    initial_state: InitialDecodeState,
     length: int,
     search: Search,
     inputs: Sequence[Tensor],
     groups: ParallelGroups,
 ) -> Tensor:
-    """Generate `length` tokens for each prompt: int32 (prompts, length), see `Search.tokens`.
+    """Generate `length` tokens for each prompt: int32 (prompts, length), see
+    `Search.output_tokens`.
 
     Once the search has finished all prompts of all replicas, the remaining positions cost nothing.
 
     Args:
-        inputs: see `Search.start`.
+        inputs: see `Search.init_state`.
     """
-    state = search.start(start.has_prompt, start.prompt_tokens, inputs)
+    state = search.init_state(initial_state.has_prompt, initial_state.prompt_tokens, inputs)
     loop_state = [
-        any_prompt(search.unfinished(state), groups),
-        start.first_tokens,
+        any_across_replicas(search.unfinished_prompts(state), groups),
+        initial_state.first_tokens,
         *state,
-        *start.caches,
+        *initial_state.caches,
     ]
     first = popxl.constant(0, popxl.int32, "first_position")
-    _, _, _, *final = decode_more(
-        start.decode, first, loop_state, len(state), length, search, groups
+    _, _, _, *final = continue_decoding(
+        initial_state.decode, first, loop_state, len(state), length, search, groups
     )
-    return search.tokens(final[: len(state)])
+    return search.output_tokens(final[: len(state)])
 
 
-def decode_more(
-    decode: BoundGraph,
+def continue_decoding(
+    decode_graph: BoundGraph,
     position: Tensor,
     loop_state: Sequence[Tensor],
     num_states: int,
-    count: int,
+    num_tokens: int,
     search: Search,
     groups: ParallelGroups,
 ) -> tuple[Tensor, ...]:
-    """Continue the decoding loop by `count` more tokens of each sequence.
+    """Continue the decoding loop by `num_tokens` more tokens of each sequence.
 
     Args:
-        decode: see `DecodeStart`.
+        decode_graph: see `InitialDecodeState`.
         position: position of the next token, int32 scalar.
         loop_state: a flag that is true if a prompt needs more tokens, bool scalar; the tokens to
             read; the search's state; the caches.
@@ -82,28 +83,35 @@ def decode_more(
     Returns:
         The next position and the updated `loop_state`.
     """
-    loop_constants, ir = list(decode.args.values()), popxl.gir()
+    loop_constants, ir = list(decode_graph.args.values()), popxl.gir()
 
-    def advance(
+    def decode_token(
         position: Tensor, loop_state: list[Tensor], loop_constants: list[Tensor]
     ) -> list[Tensor]:
         _, input_ids, *state_and_caches = loop_state
-        bound = BoundGraph(decode.graph, dict(zip(decode.args, loop_constants, strict=True)))
+        bound = BoundGraph(
+            decode_graph.graph, dict(zip(decode_graph.args, loop_constants, strict=True))
+        )
         logits, *caches = bound.call(position, input_ids, *state_and_caches[num_states:])
         input_ids, beam_idx, new = search.advance(logits, position, state_and_caches[:num_states])
         if beam_idx is not None:
             caches = [ops.gather(cache, beam_idx) for cache in caches]
-        return [any_prompt(search.unfinished(new), groups), input_ids, *new, *caches]
+        return [
+            any_across_replicas(search.unfinished_prompts(new), groups),
+            input_ids,
+            *new,
+            *caches,
+        ]
 
-    def one_position(
+    def loop_body(
         position: Tensor, loop_state: list[Tensor], loop_constants: list[Tensor]
     ) -> list[Tensor]:
-        then = ir.create_graph(advance, position, loop_state, loop_constants)
+        then = ir.create_graph(decode_token, position, loop_state, loop_constants)
         otherwise = ir.create_graph(lambda loop_state: loop_state, loop_state)
         new = ops.conditional(
             loop_state[0], then, otherwise, [position, *loop_state, *loop_constants], loop_state
         )
         return [position + 1, *new]
 
-    loop = ir.create_graph(one_position, position, [*loop_state], loop_constants)
-    return ops.repeat(loop, count, position, *loop_state, *loop_constants)
+    loop = ir.create_graph(loop_body, position, [*loop_state], loop_constants)
+    return ops.repeat(loop, num_tokens, position, *loop_state, *loop_constants)

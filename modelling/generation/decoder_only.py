@@ -12,16 +12,16 @@ from typing import Any
 import popxl
 from config.sections import RunConfig
 from modelling.decoder import DecoderSpec
-from modelling.generation.attention_contexts import Decode, Prefill
+from modelling.generation.attention_contexts import CachedDecoderBlock, PrefillBlock
 from modelling.generation.generator import (
     Caches,
-    Executor,
+    LayerExecutor,
     LayerInputs,
     MicroBatchTensor,
     PreparedPrompts,
 )
 from modelling.generation.prompts import last_tokens, pad_left, repeat_interleave
-from modelling.generation.search import SpecialTokens
+from modelling.generation.search import SpecialTokenIds
 from modelling.layers import Embeddings, LayerAdapters, LMHeadLoss
 from popxl import Tensor, TensorSpec
 
@@ -47,7 +47,7 @@ class DecoderOnlyGenerator:
             decoder.layer_names, decoder.layer_types, decoder.block
         )
         self.prompt_length, self.output_length = model.sequence_length, model.output_length
-        self.special_tokens = SpecialTokens.from_model(model)
+        self.special_tokens = SpecialTokenIds.from_model_config(model)
         batch = config.execution.micro_batch_size
         self.sequences = batch * sequences
         self.prompt_state: Sequence[TensorSpec] = [TensorSpec((batch,), popxl.int32)]
@@ -60,13 +60,13 @@ class DecoderOnlyGenerator:
 
     def prefill(
         self,
-        executor: Executor,
+        executor: LayerExecutor,
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
-        x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
+        x = executor.run_layer(EMBEDDINGS, self._make_embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
-        layers = self._layers.map_modules(lambda layer: Prefill(layer, *lengths, self._copies))
+        layers = self._layers.map_modules(lambda layer: PrefillBlock(layer, *lengths, self._copies))
         _, caches = executor.run_layers(
             LAYER,
             layers,
@@ -78,28 +78,28 @@ class DecoderOnlyGenerator:
 
     def decode(
         self,
-        executor: Executor,
+        executor: LayerExecutor,
         input_ids: MicroBatchTensor,
         position: Tensor,
         caches: Caches,
         prompt_state: Sequence[MicroBatchTensor],
         loop_invariants: Sequence[Tensor],
     ) -> tuple[MicroBatchTensor, Caches]:
-        x = executor.run(EMBEDDINGS, self._embeddings(), input_ids)
+        x = executor.run_layer(EMBEDDINGS, self._make_embeddings(), input_ids)
         lengths = self.prompt_length, self.output_length
-        layers = self._layers.map_modules(lambda layer: Decode(layer, *lengths))
+        layers = self._layers.map_modules(lambda layer: CachedDecoderBlock(layer, *lengths))
         return executor.run_layers(
-            LAYER, layers, x, caches, prompt_state, [position], self._decode_inputs
+            LAYER, layers, x, caches, prompt_state, [position], self._decode_block_inputs
         )
 
-    def head(self) -> LMHeadLoss:
+    def make_head(self) -> LMHeadLoss:
         return self._adapters.attach_to_head(self._decoder.head())
 
-    def _embeddings(self) -> Embeddings:
+    def _make_embeddings(self) -> Embeddings:
         return self._adapters.attach_to_embeddings(self._decoder.embeddings())
 
-    def _decode_inputs(
-        self, type_index: int, last_positions: Tensor, position: Tensor
+    def _decode_block_inputs(
+        self, layer_type: int, last_positions: Tensor, position: Tensor
     ) -> LayerInputs:
-        """Inputs of a `Decode` block besides x and the KV caches."""
+        """Inputs of a `CachedDecoderBlock` block besides x and the KV caches."""
         return [repeat_interleave(last_positions, self._copies), position]

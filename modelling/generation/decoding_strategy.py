@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from config.sections import RunConfig
 from data.tokenizer import Tokenizer
-from modelling.generation.beam_search import Beam
-from modelling.generation.greedy_search import Greedy
+from modelling.generation.beam_search import BeamSearchStrategy
+from modelling.generation.greedy_search import GreedyStrategy
 from modelling.generation.logits_processors import LogitsProcessors
-from modelling.generation.sampling import Sampling
+from modelling.generation.sampling import SamplingStrategy
 from modelling.generation.search import DecodingStrategy
 from modelling.generation.stop_strings import StopStringAutomaton
 
@@ -20,20 +20,26 @@ def strategy_from_config(config: RunConfig, tokenizer: Tokenizer | None = None) 
     """
     settings = config.generation
     processors = LogitsProcessors(
-        settings.repetition_penalty, settings.no_repeat_ngram_size, _stop_strings(config, tokenizer)
+        settings.repetition_penalty,
+        settings.no_repeat_ngram_size,
+        _build_stop_automaton(config, tokenizer),
     )
     match settings.search:
         case "sample" if settings.temperature > 0:
-            return Sampling(
+            return SamplingStrategy(
                 settings.seed, settings.temperature, settings.top_k, settings.top_p, processors
             )
         case "beam":
-            return Beam(settings.num_beams, settings.length_penalty, processors)
-    return Greedy(processors)
+            return BeamSearchStrategy(settings.num_beams, settings.length_penalty, processors)
+    return GreedyStrategy(processors)
 
 
-def _stop_strings(config: RunConfig, tokenizer: Tokenizer | None) -> StopStringAutomaton | None:
+def _build_stop_automaton(
+    config: RunConfig, tokenizer: Tokenizer | None
+) -> StopStringAutomaton | None:
     texts = config.generation.stops()
     if not texts or tokenizer is None:
         return None
-    return StopStringAutomaton.from_texts(texts, tokenizer.token_bytes(config.model.vocab_size))
+    return StopStringAutomaton.from_stop_strings(
+        texts, tokenizer.token_bytes(config.model.vocab_size)
+    )

@@ -23,13 +23,13 @@ from modelling.encoder_decoder import (
 )
 from modelling.generation.generator import (
     Caches,
-    Executor,
+    LayerExecutor,
     LayerInputs,
     MicroBatchTensor,
     PreparedPrompts,
 )
 from modelling.generation.kv_cache import update_cache
-from modelling.generation.search import SpecialTokens
+from modelling.generation.search import SpecialTokenIds
 from modelling.layers import CrossAttention, LayerAdapters, LayerModules, LMHeadLoss, Module
 from modelling.layers.encoder_decoder import (
     DecoderContext,
@@ -112,7 +112,7 @@ class EncoderBlockWithBias(LayerWrapper):
         return y
 
 
-class InitialCaches(LayerWrapper):
+class CacheInitializer(LayerWrapper):
     """Initial caches of a decoder block: K and V of cross-attention, empty ones for itself.
 
     Args:
@@ -173,7 +173,7 @@ class EncoderDecoderGenerator:
         batch = config.execution.micro_batch_size
         self._model, self._adapters = model, adapters
         self._packing = Packing.from_config(config, sequences)
-        self.special_tokens = SpecialTokens.from_model(config.model)
+        self.special_tokens = SpecialTokenIds.from_model_config(config.model)
         self.prompt_length = config.model.sequence_length
         self.output_length = SEQ2SEQ.output_length(config)
         self.prompts_per_sample = self._packing.examples_per_sample
@@ -192,7 +192,7 @@ class EncoderDecoderGenerator:
 
     def prefill(
         self,
-        executor: Executor,
+        executor: LayerExecutor,
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
@@ -202,25 +202,27 @@ class EncoderDecoderGenerator:
         for each query and key.
         """
         start = with_packed_positions(self._adapters.attach_to_embeddings(self._model.embeddings()))
-        x = executor.run(
+        x = executor.run_layer(
             EMBEDDINGS,
             start,
             input_ids,
             prompt_state if isinstance(start, PackedEncoderEmbeddings) else (),
         )
-        bias = self._position_bias(executor, "encoder", self.prompt_length)
-        layers = self._layers("encoder").map_modules(EncoderBlockWithBias)
-        x, _ = executor.run_layers("encoder", layers, x, None, prompt_state, bias, _encoder_inputs)
+        bias = self._compute_position_bias(executor, "encoder", self.prompt_length)
+        layers = self._make_blocks("encoder").map_modules(EncoderBlockWithBias)
+        x, _ = executor.run_layers(
+            "encoder", layers, x, None, prompt_state, bias, _encoder_block_inputs
+        )
         if self._model.encoder_head is not None:
-            x = executor.run(ENCODER_HEAD, self._model.encoder_head(), x)
+            x = executor.run_layer(ENCODER_HEAD, self._model.encoder_head(), x)
         sizes = self.sequences, self.output_length
-        prepared = self._layers("decoder").map_modules(lambda b: InitialCaches(b, *sizes))
+        prepared = self._make_blocks("decoder").map_modules(lambda b: CacheInitializer(b, *sizes))
         caches = executor.init_caches("decoder", prepared, x)
-        return caches, self._position_bias(executor, "decoder", self.output_length)
+        return caches, self._compute_position_bias(executor, "decoder", self.output_length)
 
     def decode(
         self,
-        executor: Executor,
+        executor: LayerExecutor,
         input_ids: MicroBatchTensor,
         position: Tensor,
         caches: Caches,
@@ -233,42 +235,44 @@ class EncoderDecoderGenerator:
         )
         name = EMBEDDINGS if decoder_embeddings is None else DECODER_EMBEDDINGS
         if start.has_positions:
-            x = executor.run(
+            x = executor.run_layer(
                 name, DecoderTokenEmbeddings(start), input_ids, loop_invariants=[position]
             )
         else:
-            x = executor.run(name, start, input_ids)
+            x = executor.run_layer(name, start, input_ids)
         bias = [ops.dynamic_slice(t, position, [2], [1], no_overlap=True) for t in loop_invariants]
-        layers = self._layers("decoder").map_modules(lambda b: DecodeBlock(b, self._packing))
+        layers = self._make_blocks("decoder").map_modules(lambda b: DecodeBlock(b, self._packing))
         loop_invariants = [position, *bias]
         return executor.run_layers(
-            "decoder", layers, x, caches, prompt_state, loop_invariants, self._decoder_inputs
+            "decoder", layers, x, caches, prompt_state, loop_invariants, self._decoder_block_inputs
         )
 
-    def head(self) -> LMHeadLoss:
+    def make_head(self) -> LMHeadLoss:
         return self._adapters.attach_to_head(self._model.head())
 
-    def _layers(self, name: str) -> LayerModules:
+    def _make_blocks(self, stack_name: str) -> LayerModules:
         """Create a stack's blocks without the position bias, which is passed as an input."""
-        stack = self._model.stacks[name]
-        names = [layer_name(name, i) for i in range(stack.num_layers)]
+        stack = self._model.stacks[stack_name]
+        names = [layer_name(stack_name, i) for i in range(stack.num_layers)]
         return self._adapters.build_layers(names, [False] * stack.num_layers, stack.block)
 
-    def _position_bias(self, executor: Executor, stack: str, length: int) -> list[Tensor]:
+    def _compute_position_bias(
+        self, executor: LayerExecutor, stack: str, length: int
+    ) -> list[Tensor]:
         """Position bias between `length` positions, computed with the first layer's variables."""
         module = self._model.stacks[stack].find_position_bias()
         return (
             []
             if module is None
-            else [executor.run_with_first_layer(stack, *module, length, length)]
+            else [executor.run_first_layer_submodule(stack, *module, length, length)]
         )
 
-    def _decoder_inputs(
-        self, type_index: int, mask: Tensor, position: Tensor, *bias: Tensor
+    def _decoder_block_inputs(
+        self, layer_type: int, mask: Tensor, position: Tensor, *bias: Tensor
     ) -> LayerInputs:
         return [position, self._packing.cross_bias(mask, length=1), *bias]
 
 
-def _encoder_inputs(type_index: int, *inputs: Tensor) -> LayerInputs:
+def _encoder_block_inputs(layer_type: int, *inputs: Tensor) -> LayerInputs:
     """Inputs of an encoder block besides x: padding mask and position bias."""
     return inputs

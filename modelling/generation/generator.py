@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from modelling.generation.search import SpecialTokens
+from modelling.generation.search import SpecialTokenIds
 from modelling.layers import LayerModules, LMHeadLoss
 from popxl import Tensor, TensorSpec
 from popxl_addons import Module
@@ -36,10 +36,10 @@ def no_layer_inputs(layer_type: int, *tensors: Tensor) -> LayerInputs:
     return []
 
 
-class Executor(Protocol):
+class LayerExecutor(Protocol):
     """Runs the layers of a model by their names in the weight map."""
 
-    def run(
+    def run_layer(
         self,
         name: str,
         module: Module,
@@ -52,7 +52,7 @@ class Executor(Protocol):
 
     def run_layers(
         self,
-        name: str,
+        stack: str,
         layers: LayerModules,
         x: MicroBatchTensor,
         caches: Caches | None = None,
@@ -73,11 +73,13 @@ class Executor(Protocol):
         """
         ...
 
-    def init_caches(self, name: str, layers: LayerModules, x: MicroBatchTensor) -> Caches:
+    def init_caches(self, stack: str, layers: LayerModules, x: MicroBatchTensor) -> Caches:
         """Compute the initial KV caches of a stack; a layer's `build(x)` returns its own."""
         ...
 
-    def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+    def run_first_layer_submodule(
+        self, stack: str, path: str, module: Module, *args: Any
+    ) -> Tensor:
         """Run the submodule at `path` of a stack's first layer, with that layer's variables."""
         ...
 
@@ -88,7 +90,7 @@ class PreparedPrompts(NamedTuple):
     Attributes:
         has_prompt: bool (prompts,), false for rows that only fill up the batch.
         first_tokens: int32 (sequences, 1), the tokens read at the first position.
-        prompt_tokens: see `Search.start`.
+        prompt_tokens: see `Search.init_state`.
         prompt_state: tensors that prefill and every position need.
     """
 
@@ -114,7 +116,7 @@ class Generator(Protocol):
     prompts_per_sample: int
     sequences: int
     output_length: int
-    special_tokens: SpecialTokens
+    special_tokens: SpecialTokenIds
     prompt_state: Sequence[TensorSpec]
 
     def prepare_prompts(self, input_ids: Tensor, mask: Tensor) -> PreparedPrompts:
@@ -129,7 +131,7 @@ class Generator(Protocol):
 
     def prefill(
         self,
-        executor: Executor,
+        executor: LayerExecutor,
         input_ids: MicroBatchTensor,
         prompt_state: Sequence[MicroBatchTensor],
     ) -> tuple[Caches, list[Tensor]]:
@@ -138,7 +140,7 @@ class Generator(Protocol):
 
     def decode(
         self,
-        executor: Executor,
+        executor: LayerExecutor,
         input_ids: MicroBatchTensor,
         position: Tensor,
         caches: Caches,
@@ -157,7 +159,7 @@ class Generator(Protocol):
         """
         ...
 
-    def head(self) -> LMHeadLoss:
+    def make_head(self) -> LMHeadLoss:
         """Create the LM head."""
         ...
 

@@ -16,14 +16,14 @@ LARGEST_EXACT_INTEGER = 2**24  # float32 holds every integer up to it
 
 
 @dataclass(frozen=True)
-class Greedy(StatelessStrategy):
+class GreedyStrategy(StatelessStrategy):
     """Greedy search as a `DecodingStrategy`."""
 
-    processors: LogitsProcessors = NO_PROCESSORS
+    logits_processors: LogitsProcessors = NO_PROCESSORS
 
-    sequences = 1
+    sequences_per_prompt = 1
 
-    def search(self, context: SearchContext) -> GreedySearch:
+    def create_search(self, context: SearchContext) -> GreedySearch:
         return GreedySearch(context)
 
 
@@ -35,19 +35,19 @@ class GreedySearch(SingleSequenceSearch):
     def groups(self) -> ParallelGroups:
         return self.context.groups
 
-    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    def choose_tokens(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         token = ops.argmax(logits, 1)
         if self.groups.tensor_parallel == 1:
             return token
         local_size = logits.shape[1]
-        check_vocabulary(local_size * self.groups.tensor_parallel)
+        check_vocab_size(local_size * self.groups.tensor_parallel)
         token = token + self.groups.tp_rank() * local_size
-        return self._best_of_group(ops.max(logits, 1), token)
+        return self._argmax_over_tp(ops.max(logits, 1), token)
 
-    def _best_of_group(self, logit: Tensor, token: Tensor) -> Tensor:
+    def _argmax_over_tp(self, logit: Tensor, token: Tensor) -> Tensor:
         """Argmax over the tensor-parallel group: each member's (batch,) -> int32 (batch,)."""
         # One collective for both: messages this small cost only latency.
-        pair = ops.concat([_as_row(logit), _as_row(cast(token, popxl.float32))])
+        pair = ops.concat([_reshape_to_row(logit), _reshape_to_row(cast(token, popxl.float32))])
         pairs = ops.collectives.replicated_all_gather(
             pair, group=self.groups.tp, output_shape="new_axis"
         )
@@ -58,15 +58,15 @@ class GreedySearch(SingleSequenceSearch):
         return cast(first, popxl.int32)
 
 
-def check_vocabulary(size: int) -> None:
+def check_vocab_size(vocab_size: int) -> None:
     """Raise ValueError if the vocabulary is too large for token ids to be sent as float32."""
-    if size > LARGEST_EXACT_INTEGER:
+    if vocab_size > LARGEST_EXACT_INTEGER:
         raise ValueError(
-            f"a vocabulary of {size} tokens is too large: tokens travel as float32, which is "
+            f"a vocabulary of {vocab_size} tokens is too large: tokens travel as float32, which is "
             f"exact up to {LARGEST_EXACT_INTEGER}"
         )
 
 
-def _as_row(x: Tensor) -> Tensor:
+def _reshape_to_row(x: Tensor) -> Tensor:
     """Reshape (batch,) -> (1, batch)."""
     return x.reshape((1, x.shape[0]))

@@ -18,21 +18,21 @@ EMPTY_POSITION = 2**30
 
 
 def update_cache(
-    caches: Sequence[Tensor], cache_index: Tensor, new: Sequence[Tensor]
+    caches: Sequence[Tensor], cache_index: Tensor, new_kv: Sequence[Tensor]
 ) -> list[Tensor]:
     """Write K and V of one new position to a layer's caches.
 
     Args:
         caches: K and V, (batch, heads, positions, head_dim) each.
         cache_index: index along the positions, int32 scalar.
-        new: K and V of the position, (batch, heads, 1, head_dim) each.
+        new_kv: K and V of the position, (batch, heads, 1, head_dim) each.
 
     Returns:
         The updated K and V.
     """
     return [
         ops.dynamic_update(cache, cache_index, t, [POSITIONS], [1], no_overlap=True)
-        for cache, t in zip(caches, new, strict=True)
+        for cache, t in zip(caches, new_kv, strict=True)
     ]
 
 
@@ -40,7 +40,8 @@ def reorder_cache(caches: Sequence[Tensor], beam_idx: Sequence[Tensor]) -> list[
     """Gather the caches of the sequences that each beam continues: (sequences, ...), same shapes.
 
     Args:
-        beam_idx: `SearchStep.beam_idx` as the only element; empty: each sequence keeps its own.
+        beam_idx: `SearchStepResult.beam_idx` as the only element; empty: each sequence keeps its
+            own.
     """
     return [ops.gather(cache, idx) for cache in caches for idx in beam_idx] or list(caches)
 
@@ -97,7 +98,9 @@ class KVCacheLayout:
         old = popxl.constant(np.minimum(index, self.prompt_length), popxl.int32, "prompt_entries")
         new = popxl.constant(np.maximum(index - self.prompt_length, 0), popxl.int32, "new_entries")
         is_new = popxl.constant(index >= self.prompt_length, popxl.bool, "is_new")
-        prompt_positions = ops.where(ops.greater(last_positions, old), old, _empty_position())
+        prompt_positions = ops.where(
+            ops.greater(last_positions, old), old, _empty_position_tensor()
+        )
         return ops.where(is_new, last_positions + new, prompt_positions)
 
 
@@ -131,8 +134,8 @@ class SlidingWindowCacheLayout(KVCacheLayout):
         zero, age = popxl.constant(0, popxl.int32), self.cache_index(position) - entries
         age = ops.where(ops.greater(zero, age), age + self.window, age)
         positions = last_positions.reshape((-1, 1)) + position - age
-        return ops.where(ops.greater(zero, positions), _empty_position(), positions)
+        return ops.where(ops.greater(zero, positions), _empty_position_tensor(), positions)
 
 
-def _empty_position() -> Tensor:
+def _empty_position_tensor() -> Tensor:
     return popxl.constant(EMPTY_POSITION, popxl.int32, "empty_position")

@@ -23,15 +23,15 @@ from popxl_addons.transforms.batch_serialisation import (
 LayerIOs = LayerIO | Sequence[LayerIO]
 
 
-def _shared_row_io(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
+def _shared_buffer_io(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
     """Buffers of a layer input with one entry per micro-batch, shared by all layers."""
     buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
     return LayerIO(spec, RemoteHandle(buffer, None))
 
 
-def _per_layer_io(t: Tensor, settings: PhaseSettings, rows: int) -> LayerIO:
+def _per_layer_buffer_io(t: Tensor, settings: PhaseSettings, num_layers: int) -> LayerIO:
     """Buffers of a layer input with one entry per layer and micro-batch, such as a KV cache."""
-    return LayerIO(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, rows)))
+    return LayerIO(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, num_layers)))
 
 
 class LayerPass:
@@ -69,7 +69,9 @@ class LayerPass:
         pairs = zip(inner.outputs, stores, strict=False)
         self.outputs = [io for t, io in pairs if t.spec == io.spec]
         self.outputs += [
-            _shared_row_io(t.spec, settings) if rows == 1 else _per_layer_io(t, settings, rows)
+            _shared_buffer_io(t.spec, settings)
+            if rows == 1
+            else _per_layer_buffer_io(t, settings, rows)
             for t in inner.outputs[len(self.outputs) :]
         ]
         assert len(set(inner.outputs)) == len(inner.outputs), "an output has one place"
@@ -85,6 +87,6 @@ class LayerPass:
             io_mode="compute",
         ).graph
 
-    def call(self, row: Tensor, weights: NamedTensors, *loop_invariants: Tensor) -> None:
+    def run_layer(self, row: Tensor, weights: NamedTensors, *loop_invariants: Tensor) -> None:
         """Run all micro-batches through layer `row`, with the given weights."""
         self._serialised.bind(weights).call(row, *loop_invariants)

@@ -39,7 +39,7 @@ class LogitsProcessors:
         """True if a processor depends on the earlier tokens."""
         return self.repetition_penalty != 1.0 or self.no_repeat_ngram_size is not None
 
-    def start(self, prompt_tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def init_state(self, prompt_tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Initial state of the processors, carried through the decoding loop.
 
         Args:
@@ -50,7 +50,9 @@ class LogitsProcessors:
             The states of the stop strings, int32 (prompts,), and the prompt tokens; each list is
             empty if no processor needs it.
         """
-        stop_states = [] if self.stop_strings is None else [self.stop_strings.start(prompt_tokens)]
+        stop_states = (
+            [] if self.stop_strings is None else [self.stop_strings.init_states(prompt_tokens)]
+        )
         return stop_states, [prompt_tokens] if self.needs_history else []
 
     def split_state(self, state: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -59,7 +61,7 @@ class LogitsProcessors:
         end = stop + self.needs_history
         return state[:stop], state[stop:end], state[end:]
 
-    def scores(
+    def process_scores(
         self,
         scores: Tensor,
         position: Tensor,
@@ -72,7 +74,7 @@ class LogitsProcessors:
         Args:
             position: position of the token to choose, int32 scalar.
             generated: int32 (sequences, length), of which the first `position` tokens count.
-            history: the prompt tokens, see `start`.
+            history: the prompt tokens, see `init_state`.
         """
         if not self.needs_history:
             return scores
@@ -84,13 +86,13 @@ class LogitsProcessors:
         scores = self._penalize_repetition(scores, _vocabulary_mask(seen, scores, groups))
         if self.no_repeat_ngram_size is None:
             return scores
-        repeating = _repeating_tokens(
+        repeating = _ngram_repeating_tokens(
             seen, position + prompt_tokens.shape[1], self.no_repeat_ngram_size
         )
         forbidden = popxl.constant(-np.inf, popxl.float32, "forbidden")
         return ops.where(_vocabulary_mask(repeating, scores, groups), forbidden, scores)
 
-    def advance_stops(
+    def advance_stop_states(
         self, states: list[Tensor], tokens: Tensor
     ) -> tuple[list[Tensor], Tensor | None]:
         """Advance the stop-string automaton of each sequence by one token.
@@ -101,10 +103,10 @@ class LogitsProcessors:
         """
         if self.stop_strings is None:
             return states, None
-        state, stopped = self.stop_strings.step(states[0], tokens)
+        state, stopped = self.stop_strings.advance_states(states[0], tokens)
         return [state], stopped
 
-    def _penalize_repetition(self, scores: Tensor, present: Tensor) -> Tensor:
+    def _penalize_repetition(self, scores: Tensor, is_repeated: Tensor) -> Tensor:
         if self.repetition_penalty == 1.0:
             return scores
         zero = popxl.constant(0.0, popxl.float32)
@@ -113,7 +115,7 @@ class LogitsProcessors:
             scores * self.repetition_penalty,
             scores / self.repetition_penalty,
         )
-        return ops.where(present, penalized, scores)
+        return ops.where(is_repeated, penalized, scores)
 
 
 NO_PROCESSORS = LogitsProcessors()
@@ -142,22 +144,22 @@ def _vocabulary_mask(tokens: Tensor, scores: Tensor, groups: ParallelGroups) -> 
     return ops.cast(ops.scatter_reduce(ones, tokens, "max", none, axis=1), popxl.bool)
 
 
-def _repeating_tokens(seen: Tensor, count: Tensor, size: int) -> Tensor:
+def _ngram_repeating_tokens(history: Tensor, count: Tensor, ngram_size: int) -> Tensor:
     """Find tokens that would repeat an n-gram: int32 (sequences, width) -> same shape, else -1.
 
-    A token repeats one if the `size` - 1 tokens before an earlier occurrence equal the last ones.
-    Positions before the first token count as -1, which matches nothing by mistake, since they occur
-    once.
+    A token repeats one if the `ngram_size` - 1 tokens before an earlier occurrence equal the last
+    ones. Positions before the first token count as -1, which matches nothing by mistake, since they
+    occur once.
 
     Args:
-        count: number of filled columns of `seen`, int32 scalar.
+        count: number of filled columns of `history`, int32 scalar.
     """
-    sequences, width = seen.shape
-    before = popxl.constant(np.full((sequences, size - 1), -1), popxl.int32, "before")
-    padded = ops.concat([before, seen], 1) if size > 1 else seen
+    sequences, width = history.shape
+    before = popxl.constant(np.full((sequences, ngram_size - 1), -1), popxl.int32, "before")
+    padded = ops.concat([before, history], 1) if ngram_size > 1 else history
     matches: Tensor = popxl.constant(np.ones((sequences, width)), popxl.bool, "matches")
-    for back in range(1, size):
-        start = size - 1 - back
+    for back in range(1, ngram_size):
+        start = ngram_size - 1 - back
         last = ops.dynamic_slice(padded, count + start, [1], [1], no_overlap=True)
         matches = ops.logical_and(matches, ops.equal(padded[:, start : start + width], last))
-    return ops.where(matches, seen, popxl.constant(-1, popxl.int32))
+    return ops.where(matches, history, popxl.constant(-1, popxl.int32))

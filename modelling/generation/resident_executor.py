@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import popxl
 from modelling.decoder import EMBEDDINGS
 from modelling.encoder_decoder import TOKENS
-from modelling.generation.conditional_call import any_prompt, call_if
-from modelling.generation.decode_loop import DecodeStart
+from modelling.generation.conditional_call import any_across_replicas, call_graph_if
+from modelling.generation.decode_loop import InitialDecodeState
 from modelling.generation.generator import (
     NUM_KV_TENSORS,
     Generator,
@@ -31,7 +31,8 @@ Caches = list[list[Tensor]]
 
 
 class ResidentExecutor:
-    """An `Executor` that adds all layers to the graph of one module, which owns their variables.
+    """An `LayerExecutor` that adds all layers to the graph of one module, which owns their
+    variables.
 
     Args:
         stage: "prompt" or "token", the label in plans.
@@ -41,7 +42,7 @@ class ResidentExecutor:
     def __init__(self, module: Module, stage: str, enabled: Tensor | None = None) -> None:
         self._module, self._stage, self._enabled = module, stage, enabled
 
-    def run(
+    def run_layer(
         self,
         name: str,
         module: Module,
@@ -67,7 +68,7 @@ class ResidentExecutor:
 
     def run_layers(
         self,
-        name: str,
+        stack: str,
         layers: LayerModules,
         x: Tensor,
         caches: Caches | None = None,
@@ -84,7 +85,7 @@ class ResidentExecutor:
             [[]] * len(layers.type_of_layer) if caches is None else [[t] for t in caches]
         )
         new: Caches = []
-        with popxl.plan.part(f"{name}/{self._stage}"):
+        with popxl.plan.part(f"{stack}/{self._stage}"):
             graphs = [
                 module.create_graph(x, *first, *inputs)
                 for module, first, inputs in zip(
@@ -100,22 +101,24 @@ class ResidentExecutor:
                     for t in (*cache_inputs[i], *type_inputs[type_index])
                     if not isinstance(t, list) or t
                 ]
-                x, *changed = self._call_layer(f"{name}.{i}", *graphs[type_index], x, *inputs)
+                x, *changed = self._call_layer(f"{stack}.{i}", *graphs[type_index], x, *inputs)
                 new.append([*([] if caches is None else caches[i][:-NUM_KV_TENSORS]), *changed])
         return x, new
 
-    def init_caches(self, name: str, layers: LayerModules, x: Tensor) -> Caches:
-        with popxl.plan.part(f"{name}/{self._stage}"):
+    def init_caches(self, stack: str, layers: LayerModules, x: Tensor) -> Caches:
+        with popxl.plan.part(f"{stack}/{self._stage}"):
             graphs = [module.create_graph(x) for module in layers.modules]
             return [
-                list(self._call_layer(f"{name}.{i}", *graphs[type_index], x))
+                list(self._call_layer(f"{stack}.{i}", *graphs[type_index], x))
                 for i, type_index in enumerate(layers.type_of_layer)
             ]
 
-    def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+    def run_first_layer_submodule(
+        self, stack: str, path: str, module: Module, *args: Any
+    ) -> Tensor:
         facts, graph = module.create_graph(*args)
-        with popxl.plan.part(f"{name}/{self._stage}"):
-            return graph.bind(self._add_layer_variables(f"{name}.0.{path}", facts)).call()[0]
+        with popxl.plan.part(f"{stack}/{self._stage}"):
+            return graph.bind(self._add_layer_variables(f"{stack}.0.{path}", facts)).call()[0]
 
     def _call_layer(
         self, name: str, facts: NamedVariableFactories, graph: GraphWithNamedArgs, *inputs: Any
@@ -128,7 +131,7 @@ class ResidentExecutor:
         bound = graph.bind(self._add_layer_variables(name, facts))
         if self._enabled is None or len(graph.graph.outputs) == 1:
             return bound.call(*inputs)
-        return call_if(self._enabled, bound, *inputs)
+        return call_graph_if(self._enabled, bound, *inputs)
 
     def _add_layer_variables(self, prefix: str, facts: NamedVariableFactories) -> NamedTensors:
         """Add a layer's variables to the module; returns them as arguments of its graph."""
@@ -137,7 +140,7 @@ class ResidentExecutor:
         return NamedTensors.from_dict(inputs)
 
 
-class _Prefill(Module):
+class _PrefillModule(Module):
     """Graph of prefill: from prompts to KV caches and loop invariants."""
 
     def __init__(self, model: Generator) -> None:
@@ -151,7 +154,7 @@ class _Prefill(Module):
         return [*(t for layer in self.caches for t in layer), *loop_invariants]
 
 
-class _Decode(Module):
+class _DecodeModule(Module):
     """Graph of a decoding step: from the token at one position to the next token's logits."""
 
     def __init__(self, model: Generator) -> None:
@@ -163,7 +166,7 @@ class _Decode(Module):
         position: Tensor,
         input_ids: Tensor,
         caches: Caches,
-        fixed: Caches,
+        fixed_caches: Caches,
         prompt_state: list[Tensor],
         loop_invariants: list[Tensor],
     ) -> tuple[Tensor, ...]:
@@ -172,14 +175,14 @@ class _Decode(Module):
         Args:
             position: position of the tokens, int32 scalar.
             caches: K and V of the earlier positions, by layer.
-            fixed: caches that do not change, by layer.
+            fixed_caches: caches that do not change, by layer.
         """
         executor = ResidentExecutor(self, "token")
-        all_caches = [[*f, *c] for f, c in zip(fixed, caches, strict=True)]
+        all_caches = [[*f, *c] for f, c in zip(fixed_caches, caches, strict=True)]
         x, new = self._model.decode(
             executor, input_ids, position, all_caches, prompt_state, loop_invariants
         )
-        logits = executor.run_head(self._model.head(), x)
+        logits = executor.run_head(self._model.make_head(), x)
         return logits, *(t for layer in new for t in layer[-NUM_KV_TENSORS:])
 
 
@@ -187,7 +190,7 @@ class PrefillResult(NamedTuple):
     """Outputs of prefill: prepared prompts, KV caches, further inputs of decoding.
 
     Attributes:
-        caches: the caches that decoding updates, see `DecodeStart`.
+        caches: the caches that decoding updates, see `InitialDecodeState`.
         decode_inputs: the other inputs of the decoding graph.
     """
 
@@ -211,14 +214,14 @@ class ResidentModel:
         """
         self._model, self._groups = model, groups
         input_ids = TensorSpec((batch, model.prompt_length), popxl.int32)
-        prefill, enabled = _Prefill(model), TensorSpec((), popxl.bool)
+        prefill, enabled = _PrefillModule(model), TensorSpec((), popxl.bool)
         prefill_facts, self._prefill = prefill.create_graph(
             input_ids, list(model.prompt_state), enabled
         )
         self._counts = [len(layer) for layer in prefill.caches]
         outputs = [t.spec for t in self._prefill.graph.outputs]
         caches, loop_invariants = self._split_outputs(outputs)
-        decode_facts, self._decode = _Decode(model).create_graph(
+        decode_facts, self._decode = _DecodeModule(model).create_graph(
             TensorSpec((), popxl.int32),
             TensorSpec((model.sequences, 1), popxl.int32),
             [layer[-NUM_KV_TENSORS:] for layer in caches],
@@ -230,15 +233,15 @@ class ResidentModel:
             prefill_facts.to_dict() | decode_facts.to_dict()  # both have the embeddings
         )
 
-    def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> DecodeStart:
-        """Add prefill to the current graph; arguments as for `read_prompts`."""
-        prompts, caches, decode_inputs = self.read_prompts(weights, input_ids, mask)
+    def prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> InitialDecodeState:
+        """Add prefill to the current graph; arguments as for `run_prefill`."""
+        prompts, caches, decode_inputs = self.run_prefill(weights, input_ids, mask)
         decode = self.bind_decode(weights, decode_inputs)
-        return DecodeStart(
+        return InitialDecodeState(
             decode, caches, prompts.first_tokens, prompts.has_prompt, prompts.prompt_tokens
         )
 
-    def read_prompts(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> PrefillResult:
+    def run_prefill(self, weights: NamedTensors, input_ids: Tensor, mask: Tensor) -> PrefillResult:
         """Prepare the prompts and add prefill to the current graph.
 
         Args:
@@ -246,7 +249,7 @@ class ResidentModel:
             input_ids, mask: see `Generator.prepare_prompts`.
         """
         prompts = self._model.prepare_prompts(input_ids, mask)
-        enabled = any_prompt(prompts.has_prompt, self._groups)
+        enabled = any_across_replicas(prompts.has_prompt, self._groups)
         outputs = self._prefill.bind(weights).call(input_ids, *prompts.prompt_state, enabled)
         caches, loop_invariants = self._split_outputs(outputs)
         kv = [t for layer in caches for t in layer[-NUM_KV_TENSORS:]]

@@ -9,7 +9,7 @@ import popxl
 from config.sections import RunConfig
 from modelling.generation.decode_loop import generate_tokens
 from modelling.generation.generator import Generator, GeneratorFactory
-from modelling.generation.greedy_search import Greedy
+from modelling.generation.greedy_search import GreedyStrategy
 from modelling.generation.resident_executor import ResidentModel
 from modelling.generation.search import DecodingStrategy, SearchContext
 from modelling.ir_building import build_ir
@@ -51,7 +51,7 @@ class GenerationProgram:
         return self.tokens.shape[0] // self.input_ids.shape[0]
 
 
-def build_resident(
+def build_resident_program(
     config: RunConfig, make_generator: GeneratorFactory, strategy: DecodingStrategy | None = None
 ) -> GenerationProgram:
     """Build the generation program with resident weights; all variables start as zeros.
@@ -60,17 +60,17 @@ def build_resident(
         config: needs `model.eval`.
         strategy: decoding strategy; None: greedy search.
     """
-    strategy = strategy or Greedy()
+    strategy = strategy or GreedyStrategy()
     with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.execution.device_iterations
-        generator = make_generator(config, strategy.sequences)
+        generator = make_generator(config, strategy.sequences_per_prompt)
         batch = config.execution.micro_batch_size
         model = ResidentModel(generator, batch, groups)
         length = generator.output_length
-        search = strategy.search(
-            SearchContext(groups, generator.special_tokens, length, strategy.processors)
+        search = strategy.create_search(
+            SearchContext(groups, generator.special_tokens, length, strategy.logits_processors)
         )
-        program = declare_program(ir, generator, batch, strategy, model)
+        program = create_streams_and_variables(ir, generator, batch, strategy, model)
         names, values = program.variables.unpack()  # type: ignore[union-attr]
 
         def generate_batch(values: list[Tensor]) -> None:
@@ -85,18 +85,22 @@ def build_resident(
     return program
 
 
-def declare_program(
-    ir: popxl.Ir, generator: Generator, batch: int, strategy: DecodingStrategy, model: ResidentModel
+def create_streams_and_variables(
+    ir: popxl.Ir,
+    generator: Generator,
+    batch_size: int,
+    strategy: DecodingStrategy,
+    model: ResidentModel,
 ) -> GenerationProgram:
     """Create a generation program's streams and variables at the start of its main graph."""
-    prompts, length = (batch, generator.prompt_length), generator.output_length
-    count = batch * generator.prompts_per_sample
+    prompts, length = (batch_size, generator.prompt_length), generator.output_length
+    count = batch_size * generator.prompts_per_sample
     input_ids, mask = (
         popxl.h2d_stream(prompts, popxl.int32, name) for name in ("input_ids", "mask")
     )
     inputs = {
         name: popxl.h2d_stream(spec.shape, spec.dtype, name)
-        for name, spec in strategy.inputs(count, length).items()
+        for name, spec in strategy.input_specs(count, length).items()
     }
     return GenerationProgram(
         ir,

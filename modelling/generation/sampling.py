@@ -26,7 +26,7 @@ UNIFORMS = "uniforms"
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingStrategy:
     """Sampling as a `DecodingStrategy`.
 
     Attributes:
@@ -40,30 +40,30 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
-    processors: LogitsProcessors = NO_PROCESSORS
+    logits_processors: LogitsProcessors = NO_PROCESSORS
 
-    sequences = 1
+    sequences_per_prompt = 1
 
-    def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
-        return {UNIFORMS: TensorSpec((prompts, length), popxl.float32)}
+    def input_specs(self, num_prompts: int, length: int) -> Mapping[str, TensorSpec]:
+        return {UNIFORMS: TensorSpec((num_prompts, length), popxl.float32)}
 
-    def input_arrays(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
-        drawn = np.zeros((len(prompts), length), np.float32)
-        for row, prompt in zip(drawn, prompts, strict=True):
+    def input_arrays(self, prompt_indices: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+        drawn = np.zeros((len(prompt_indices), length), np.float32)
+        for row, prompt in zip(drawn, prompt_indices, strict=True):
             if prompt >= 0:
-                row[:] = uniforms(self.seed, int(prompt), length)
+                row[:] = draw_uniforms(self.seed, int(prompt), length)
         return {UNIFORMS: drawn}
 
-    def search(self, context: SearchContext) -> SamplingSearch:
+    def create_search(self, context: SearchContext) -> SamplingSearch:
         return SamplingSearch(context, self)
 
 
-def uniforms(seed: int, prompt: int, length: int) -> np.ndarray:
+def draw_uniforms(seed: int, prompt_index: int, length: int) -> np.ndarray:
     """Draw a uniform number in [0, 1) for each token of a prompt: float32 (length,).
 
     Raw output of the Philox generator, which numpy guarantees to stay the same.
     """
-    bits = np.random.Philox(np.random.SeedSequence([seed, prompt])).random_raw(length)
+    bits = np.random.Philox(np.random.SeedSequence([seed, prompt_index])).random_raw(length)
     return ((bits >> np.uint64(40)) / np.float64(2**24)).astype(np.float32)
 
 
@@ -71,9 +71,9 @@ def uniforms(seed: int, prompt: int, length: int) -> np.ndarray:
 class SamplingSearch(SingleSequenceSearch):
     """Draws one token per prompt from uniform random numbers, float32 (prompts, length)."""
 
-    strategy: Sampling
+    strategy: SamplingStrategy
 
-    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    def choose_tokens(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         strategy, (uniform,) = self.strategy, inputs
         logits = self._gather_vocabulary(logits) / strategy.temperature
         batch, vocabulary = logits.shape
@@ -85,9 +85,9 @@ class SamplingSearch(SingleSequenceSearch):
         if strategy.top_p < 1:
             before = ops.cumsum(probabilities, 1) - probabilities
             nucleus = ops.greater(popxl.constant(strategy.top_p, popxl.float32), before)
-            probabilities = ops.where(nucleus, probabilities, _zero())
+            probabilities = ops.where(nucleus, probabilities, _zero_scalar())
         drawn = ops.dynamic_slice(uniform, position, [1], [1], no_overlap=True)
-        index = _inverse_transform(ops.cumsum(probabilities, 1), drawn)
+        index = _sample_inverse_cdf(ops.cumsum(probabilities, 1), drawn)
         if tokens is None:
             return index
         rows = popxl.constant(np.arange(batch) * k, popxl.int32, "rows")
@@ -105,17 +105,17 @@ class SamplingSearch(SingleSequenceSearch):
         return ops.transpose(parts, (1, 0, 2)).reshape((batch, groups.tensor_parallel * part))
 
 
-def _inverse_transform(cumulative: Tensor, drawn: Tensor) -> Tensor:
+def _sample_inverse_cdf(cumulative: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse transform sampling: cumulative (batch, n), drawn (batch, 1) -> int32 (batch,).
 
-    That is the index of the token whose interval `drawn` lies in: int32 (batch,).
+    That is the index of the token whose interval `uniforms` lies in: int32 (batch,).
     """
     total = ops.max(cumulative, 1, keepdims=True)
-    passed = ops.logical_not(ops.greater(cumulative, total * drawn))
+    passed = ops.logical_not(ops.greater(cumulative, total * uniforms))
     # The product may round up to the total, and the last tokens may have no weight.
     possible = ops.greater(total, cumulative)
     return ops.sum(ops.cast(ops.logical_and(passed, possible), popxl.int32), 1)
 
 
-def _zero() -> Tensor:
+def _zero_scalar() -> Tensor:
     return popxl.constant(0.0, popxl.float32)

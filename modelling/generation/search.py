@@ -16,7 +16,7 @@ from popxl import Tensor, TensorSpec, ops
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
+class SpecialTokenIds:
     """Ids of the special tokens in generation.
 
     Attributes:
@@ -36,16 +36,20 @@ class SpecialTokens:
     forced_token_ids: tuple[int | None, int | None] = (None, None)
 
     @classmethod
-    def from_model(cls, model: AnyModel) -> SpecialTokens:
+    def from_model_config(cls, model_config: AnyModel) -> SpecialTokenIds:
         """Return the special token ids of a model configuration."""
-        extra = model.extra_eos_token_ids, model.start_token_id, model.forced_token_ids
-        return cls(model.eos_token_id, model.pad_token_id, *extra)
+        extra = (
+            model_config.extra_eos_token_ids,
+            model_config.start_token_id,
+            model_config.forced_token_ids,
+        )
+        return cls(model_config.eos_token_id, model_config.pad_token_id, *extra)
 
     @property
     def decoder_start_token_id(self) -> int:
         return self.pad_token_id if self.start_token_id is None else self.start_token_id
 
-    def is_end(self, tokens: Tensor) -> Tensor:
+    def is_eos(self, tokens: Tensor) -> Tensor:
         """Mask of the tokens that end a sequence: int32, any shape -> bool, same shape."""
         mask, *others = (
             ops.equal(tokens, popxl.constant(end, popxl.int32, "end"))
@@ -67,28 +71,32 @@ class SearchContext:
     """
 
     groups: ParallelGroups
-    special_tokens: SpecialTokens
+    special_tokens: SpecialTokenIds
     length: int
-    processors: LogitsProcessors = NO_PROCESSORS
+    logits_processors: LogitsProcessors = NO_PROCESSORS
 
-    def scores(
+    def process_scores(
         self, scores: Tensor, position: Tensor, generated: Tensor, history: list[Tensor]
     ) -> Tensor:
         """Apply logits processors and forced tokens: (sequences, local vocabulary) -> same shape.
 
         A forced token gets the score 0 and all others -inf, as in transformers. Arguments as for
-        `LogitsProcessors.scores`.
+        `LogitsProcessors.process_scores`.
         """
-        scores = self.processors.scores(scores, position, generated, history, self.groups)
+        scores = self.logits_processors.process_scores(
+            scores, position, generated, history, self.groups
+        )
         for forced_position, token in zip(
             (0, self.length - 1), self.special_tokens.forced_token_ids, strict=True
         ):
             if token is not None:
                 is_forced = ops.equal(position, popxl.constant(forced_position, popxl.int32))
-                scores = ops.where(is_forced, self._force_token(token, scores.shape[1]), scores)
+                scores = ops.where(
+                    is_forced, self._forced_token_scores(token, scores.shape[1]), scores
+                )
         return scores
 
-    def _force_token(self, token: int, local_size: int) -> Tensor:
+    def _forced_token_scores(self, token: int, local_size: int) -> Tensor:
         """Scores that allow one token only: float32 (1, local vocabulary)."""
         columns: Tensor = popxl.constant(np.arange(local_size)[None], popxl.int32, "columns")
         if self.groups.tensor_parallel > 1:
@@ -97,7 +105,7 @@ class SearchContext:
         return ops.where(ops.equal(columns, popxl.constant(token, popxl.int32)), zero, forbidden)
 
 
-class SearchStep(NamedTuple):
+class SearchStepResult(NamedTuple):
     """Result of one decoding step of a search: chosen tokens and new state.
 
     Attributes:
@@ -114,12 +122,12 @@ class SearchStep(NamedTuple):
 class Search(Protocol):
     """Chooses the tokens of a batch of prompts; its methods add ops to the current graph.
 
-    It decodes `DecodingStrategy.sequences` sequences for each prompt, next to each other in the
-    batch. Its state is tensors that the decoding loop carries. Replicas of a tensor-parallel group
-    choose equal tokens.
+    It decodes `DecodingStrategy.sequences_per_prompt` sequences for each prompt, next to each other
+    in the batch. Its state is tensors that the decoding loop carries. Replicas of a tensor-parallel
+    group choose equal tokens.
     """
 
-    def start(
+    def init_state(
         self, has_prompt: Tensor, prompt_tokens: Tensor, inputs: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the search's initial state, before the first token is chosen.
@@ -128,11 +136,11 @@ class Search(Protocol):
             has_prompt: bool (prompts,), false for rows that only fill up the batch.
             prompt_tokens: int32 (prompts, n), the tokens that the decoder reads before the first
                 new one, padded on the left with -1.
-            inputs: tensors with the specs of `DecodingStrategy.inputs`.
+            inputs: tensors with the specs of `DecodingStrategy.input_specs`.
         """
         ...
 
-    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStep:
+    def advance(self, logits: Tensor, position: Tensor, state: list[Tensor]) -> SearchStepResult:
         """Choose the next token of each sequence from its logits.
 
         Args:
@@ -141,11 +149,11 @@ class Search(Protocol):
         """
         ...
 
-    def unfinished(self, state: list[Tensor]) -> Tensor:
+    def unfinished_prompts(self, state: list[Tensor]) -> Tensor:
         """Mask of the prompts that need more tokens: bool (prompts,)."""
         ...
 
-    def tokens(self, state: list[Tensor]) -> Tensor:
+    def output_tokens(self, state: list[Tensor]) -> Tensor:
         """Return the generated tokens, padded after the end token: int32 (prompts, length)."""
         ...
 
@@ -154,28 +162,28 @@ class DecodingStrategy(Protocol):
     """A decoding strategy: plain settings, from which a program creates its search."""
 
     @property
-    def sequences(self) -> int:
+    def sequences_per_prompt(self) -> int:
         """Number of sequences decoded for each prompt."""
         ...
 
     @property
-    def processors(self) -> LogitsProcessors:
+    def logits_processors(self) -> LogitsProcessors:
         """Logits processors that the strategy's search applies."""
         ...
 
-    def inputs(self, prompts: int, length: int) -> Mapping[str, TensorSpec]:
+    def input_specs(self, num_prompts: int, length: int) -> Mapping[str, TensorSpec]:
         """Specs of the search's further inputs for a micro-batch by name, (prompts, ...) each."""
         ...
 
-    def input_arrays(self, prompts: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
-        """Host arrays for the inputs that `inputs` describes, by name.
+    def input_arrays(self, prompt_indices: np.ndarray, length: int) -> Mapping[str, np.ndarray]:
+        """Host arrays for the inputs that `input_specs` describes, by name.
 
         Args:
-            prompts: int (n,), index of each prompt among all prompts, so that results do not depend
-                on batches and devices; -1: no prompt.
+            prompt_indices: int (n,), index of each prompt among all prompts, so that results do not
+                depend on batches and devices; -1: no prompt.
         """
         ...
 
-    def search(self, context: SearchContext) -> Search:
+    def create_search(self, context: SearchContext) -> Search:
         """Create the search in the current Ir."""
         ...

@@ -34,23 +34,25 @@ class StopStringAutomaton:
     table: np.ndarray
 
     @staticmethod
-    def from_texts(texts: Sequence[str], tokens: Sequence[bytes]) -> StopStringAutomaton:
-        """Build the automaton that matches any of `texts`.
+    def from_stop_strings(
+        stop_strings: Sequence[str], tokens: Sequence[bytes]
+    ) -> StopStringAutomaton:
+        """Build the automaton that matches any of `stop_strings`.
 
         Args:
-            texts: stop strings that are not empty.
+            stop_strings: stop strings that are not empty.
             tokens: the bytes that each token prints.
         """
-        encoded = [text.encode() for text in texts]
+        encoded = [text.encode() for text in stop_strings]
         transitions, is_final = _build_automaton(encoded)
         short = _collapse_other_bytes([*tokens, b""], set(b"".join(encoded)))
         token_bytes = {token: i for i, token in enumerate(dict.fromkeys(short))}
-        rows = np.stack([_advance_all(transitions, is_final, token) for token in token_bytes])
+        rows = np.stack([_token_transitions(transitions, is_final, token) for token in token_bytes])
         table, column_of_piece = np.unique(rows, axis=0, return_inverse=True)
         columns = column_of_piece.reshape(-1)[[token_bytes[token] for token in short]]
         return StopStringAutomaton(columns.astype(np.int32), table.T.astype(np.int32))
 
-    def start(self, prompt_tokens: Tensor) -> Tensor:
+    def init_states(self, prompt_tokens: Tensor) -> Tensor:
         """Automaton states after the prompts: int32 tokens (rows, n) -> int32 states (rows,).
 
         Args:
@@ -60,14 +62,14 @@ class StopStringAutomaton:
 
         def read_token(index: Tensor, state: Tensor, tokens: Tensor) -> list[Tensor]:
             token = ops.dynamic_slice(tokens, index, [1], [1], no_overlap=True).reshape((rows,))
-            return [index + 1, self.step(state, token)[0]]
+            return [index + 1, self.advance_states(state, token)[0]]
 
         first = popxl.constant(0, popxl.int32, "first_token")
         state = popxl.constant(np.zeros(rows), popxl.int32, "initial_states")
         loop = popxl.gir().create_graph(read_token, first, state, prompt_tokens)
         return ops.repeat(loop, n, first, state, prompt_tokens)[1]
 
-    def step(self, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def advance_states(self, states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Advance the states by one token: int32, int32 -> int32 states, bool mask; equal shapes.
 
         The mask is true where a stop string has ended in the token.
@@ -99,16 +101,16 @@ def _collapse_other_bytes(token_bytes: Sequence[bytes], alphabet: set[int]) -> l
     return [run_of_others.sub(single_other, token.translate(table)) for token in token_bytes]
 
 
-def _build_automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def _build_automaton(stop_strings: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Build a byte-level automaton: next states, int (states, 256); final, bool (states,)."""
     prefixes = {b"": 0}
-    for text in texts:
+    for text in stop_strings:
         for n in range(1, len(text) + 1):
             prefixes.setdefault(text[:n], len(prefixes))
     transitions = np.zeros((len(prefixes), BYTES), np.int64)
     is_final = np.zeros(len(prefixes), bool)
     for prefix, state in prefixes.items():
-        is_final[state] = any(prefix.endswith(text) for text in texts)
+        is_final[state] = any(prefix.endswith(text) for text in stop_strings)
         for byte in range(BYTES):
             read = prefix + bytes([byte])
             longest = next(read[i:] for i in range(len(read) + 1) if read[i:] in prefixes)
@@ -116,7 +118,7 @@ def _build_automaton(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return transitions, is_final
 
 
-def _advance_all(transitions: np.ndarray, is_final: np.ndarray, token: bytes) -> np.ndarray:
+def _token_transitions(transitions: np.ndarray, is_final: np.ndarray, token: bytes) -> np.ndarray:
     """Next state from every state after a token's bytes: int64 (states,)."""
     states, ended = np.arange(len(transitions)), np.zeros(len(transitions), bool)
     for byte in token:

@@ -25,7 +25,7 @@ ONCE = [(0, range(1))]
 """The run of a single layer, see `Layers.runs`."""
 
 
-class WithLayerInputs(LayerWrapper):
+class LayerWithSharedInputs(LayerWrapper):
     """Wraps a layer so that it computes the inputs shared by layers of its type."""
 
     def __init__(self, layer: Module, layer_inputs: LayerInputsFn, has_caches: bool) -> None:
@@ -48,11 +48,12 @@ class WithLayerInputs(LayerWrapper):
 
 
 class StreamedExecutor:
-    """An `Executor` that builds a layer pass for each layer and runs it at once.
+    """An `LayerExecutor` that builds a layer pass for each layer and runs it at once.
 
     Args:
         stage: "prompt" or "token", the label in plans.
-        beam_idx: int32 (sequences,), see `SearchStep`; empty: every sequence keeps its caches.
+        beam_idx: int32 (sequences,), see `SearchStepResult`; empty: every sequence keeps its
+            caches.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class StreamedExecutor:
         self._weights, self._settings = weights, settings
         self._stage, self._beam_idx = stage, beam_idx
 
-    def run(
+    def run_layer(
         self,
         name: str,
         module: Module,
@@ -78,12 +79,12 @@ class StreamedExecutor:
             module, [x, *prompt_state], self._settings, loop_invariants=specs, stores=[x]
         )
         with popxl.plan.part(f"{name}/{self._stage}"):
-            self._weights.run(name, [layer_pass], ONCE, *loop_invariants)
+            self._weights.run_stack(name, [layer_pass], ONCE, *loop_invariants)
         return layer_pass.outputs[0]
 
     def run_layers(
         self,
-        name: str,
+        stack: str,
         layers: LayerModules,
         x: LayerIO,
         caches: Caches | None = None,
@@ -96,7 +97,7 @@ class StreamedExecutor:
         for type_index, layer in enumerate(layers.modules):
             layer_caches = [] if caches is None else caches[type_index]
             layer_pass = LayerPass(
-                WithLayerInputs(layer, partial(layer_inputs, type_index), caches is not None),
+                LayerWithSharedInputs(layer, partial(layer_inputs, type_index), caches is not None),
                 [x, layer_caches, self._beam_idx if layer_caches else [], *prompt_state],
                 self._settings,
                 loop_invariants=[t.spec for t in loop_invariants],
@@ -105,25 +106,27 @@ class StreamedExecutor:
             )
             passes.append(layer_pass)
             new.append([*layer_caches[:-NUM_KV_TENSORS], *layer_pass.outputs[1:]])
-        with popxl.plan.part(f"{name}/{self._stage}"):
-            self._weights.run(name, passes, layers.runs_of_one_type(), *loop_invariants)
+        with popxl.plan.part(f"{stack}/{self._stage}"):
+            self._weights.run_stack(stack, passes, layers.runs_of_one_type(), *loop_invariants)
         return x, new
 
-    def init_caches(self, name: str, layers: LayerModules, x: LayerIO) -> Caches:
+    def init_caches(self, stack: str, layers: LayerModules, x: LayerIO) -> Caches:
         passes = [
             LayerPass(layer, [x], self._settings, rows=layers.type_of_layer.count(type_index))
             for type_index, layer in enumerate(layers.modules)
         ]
-        with popxl.plan.part(f"{name}/{self._stage}"):
-            self._weights.run(name, passes, layers.runs_of_one_type())
+        with popxl.plan.part(f"{stack}/{self._stage}"):
+            self._weights.run_stack(stack, passes, layers.runs_of_one_type())
         return [layer_pass.outputs for layer_pass in passes]
 
-    def run_with_first_layer(self, name: str, path: str, module: Module, *args: Any) -> Tensor:
+    def run_first_layer_submodule(
+        self, stack: str, path: str, module: Module, *args: Any
+    ) -> Tensor:
         facts, graph = rename_variables(
             *module.create_graph(*args), lambda variable: f"{path}.{variable}"
         )
-        phase = self._weights.first(name)
-        phase.add(facts.inputs)
-        with popxl.plan.part(f"{name}/{self._stage}"):
+        phase = self._weights.first_phase(stack)
+        phase.add_variables(facts.inputs)
+        with popxl.plan.part(f"{stack}/{self._stage}"):
             weights = phase.load_full(graph.args.keys_flat(), popxl.constant(0, popxl.int32))
             return graph.bind(weights).call()[0]

@@ -2,7 +2,7 @@
 
 For each position every layer's weights are loaded once, for all micro-batches of a run. The device
 holds one layer and one micro-batch at a time, so a model trained by phases can generate on the same
-machine. The tokens are those of the resident program (`build_resident`).
+machine. The tokens are those of the resident program (`build_resident_program`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation.conditional_call import any_prompt
+from modelling.generation.conditional_call import any_across_replicas
 from modelling.generation.generator import Generator, GeneratorFactory
-from modelling.generation.greedy_search import Greedy
+from modelling.generation.greedy_search import GreedyStrategy
 from modelling.generation.layer_pass import LayerPass
 from modelling.generation.resident_program import GenerationProgram
 from modelling.generation.search import DecodingStrategy, Search, SearchContext
@@ -32,7 +32,7 @@ from popxl import Tensor, TensorSpec, ops
 from popxl_addons import Module, NamedTensors
 
 
-def build_streamed(
+def build_streamed_program(
     config: RunConfig,
     make_generator: GeneratorFactory,
     weight_map: WeightMap,
@@ -47,12 +47,12 @@ def build_streamed(
         weight_map: the model's weights.
         strategy: decoding strategy; None: greedy search.
     """
-    strategy = strategy or Greedy()
-    config = _with_micro_batches(config, num_streamed_batches(config))
+    strategy = strategy or GreedyStrategy()
+    config = _with_num_micro_batches(config, num_streamed_batches(config))
     with build_ir(config) as (ir, groups):
         ir.num_host_transfers = config.gradient_accumulation
         settings = PhaseSettings(config, groups, weight_map)
-        generator = make_generator(config, strategy.sequences)
+        generator = make_generator(config, strategy.sequences_per_prompt)
         builder = StreamedProgramBuilder(settings, generator, strategy, weight_map)
         tokens = builder.build()
         variables = builder.weights.variables
@@ -71,7 +71,7 @@ def num_streamed_batches(config: RunConfig) -> int:
     return configured or max(config.training.global_batch_size // samples, e.device_iterations)
 
 
-def _with_micro_batches(config: RunConfig, count: int) -> RunConfig:
+def _with_num_micro_batches(config: RunConfig, count: int) -> RunConfig:
     """Return the configuration whose batch size gives `count` micro-batches per replica.
 
     See `PhaseSettings.micro_batches`.
@@ -94,10 +94,10 @@ class PreparePrompts(Module):
         has_prompt, first, prompt_tokens, prompt_state = program.model.prepare_prompts(
             input_ids, mask
         )
-        state = program.search.start(has_prompt, prompt_tokens, inputs)
+        state = program.search.init_state(has_prompt, prompt_tokens, inputs)
         program.needs_mask = [t is mask for t in prompt_state]
         new = [t for t in prompt_state if t is not mask]
-        return program.outputs(first, _identity_beam_idx(first.shape[0]), state, new)
+        return program.copy_decode_state(first, _identity_beam_idx(first.shape[0]), state, new)
 
 
 class ChooseTokens(LayerWrapper):
@@ -106,13 +106,13 @@ class ChooseTokens(LayerWrapper):
     layer: LMHeadLoss
 
     def __init__(self, program: StreamedProgramBuilder) -> None:
-        super().__init__(program.model.head())
+        super().__init__(program.model.make_head())
         self._program = program
 
     def build(self, x: Tensor, state: list[Tensor], position: Tensor) -> list[Tensor]:
         logits = self.layer.next_token_logits(x)
         input_ids, beam_idx, state = self._program.search.advance(logits, position, state)
-        return self._program.outputs(input_ids, beam_idx, state)
+        return self._program.copy_decode_state(input_ids, beam_idx, state)
 
 
 class GeneratedTokens(Module):
@@ -124,7 +124,7 @@ class GeneratedTokens(Module):
 
     def build(self, state: list[Tensor]) -> Tensor:
         """state: the search's tensors -> int32 (prompts, length)."""
-        return ops.identity(self._search.tokens(state))
+        return ops.identity(self._search.output_tokens(state))
 
 
 def _identity_beam_idx(sequences: int) -> Tensor:
@@ -151,21 +151,21 @@ class StreamedProgramBuilder:
         weight_map: WeightMap,
     ) -> None:
         self.settings, self.model, self.groups = settings, model, settings.groups
-        self.reorders = strategy.sequences > 1
+        self.reorders = strategy.sequences_per_prompt > 1
         self.weights = ModelWeights(weight_map.phases, settings)
         context = SearchContext(
-            self.groups, model.special_tokens, model.output_length, strategy.processors
+            self.groups, model.special_tokens, model.output_length, strategy.logits_processors
         )
-        self.search = strategy.search(context)
+        self.search = strategy.create_search(context)
         batch = settings.config.execution.micro_batch_size
         prompts = TensorSpec((batch, model.prompt_length), popxl.int32)
         self.count = batch * model.prompts_per_sample
-        search_inputs = strategy.inputs(self.count, model.output_length)
+        search_inputs = strategy.input_specs(self.count, model.output_length)
         self.search_inputs = list(search_inputs)
         specs = {"input_ids": prompts, "mask": prompts, **search_inputs}
         self.inputs = InputBuffers(specs, settings)
 
-    def outputs(
+    def copy_decode_state(
         self,
         input_ids: Tensor,
         beam_idx: Tensor | None,
@@ -176,7 +176,7 @@ class StreamedProgramBuilder:
 
         They are distinct tensors, since each is stored in a buffer of its own.
         """
-        unfinished = any_prompt(self.search.unfinished(list(state)), self.groups)
+        unfinished = any_across_replicas(self.search.unfinished_prompts(list(state)), self.groups)
         first = [input_ids, unfinished]
         if self.reorders:
             assert beam_idx is not None
@@ -197,8 +197,10 @@ class StreamedProgramBuilder:
         self._generate_all_positions(caches, loop_invariants)
         end = LayerPass(GeneratedTokens(self.search), [self._state], self.settings)
         with popxl.plan.part("search/end"):
-            end.call(row, no_weights)
-            self._loop_over_batches(lambda step: ops.host_store(tokens, end.outputs[0].load(step)))
+            end.run_layer(row, no_weights)
+            self._loop_over_micro_batches(
+                lambda step: ops.host_store(tokens, end.outputs[0].load(step))
+            )
         return tokens
 
     def _start_search(self, row: Tensor, no_weights: NamedTensors) -> None:
@@ -211,7 +213,7 @@ class StreamedProgramBuilder:
             self.settings,
         )
         with popxl.plan.part("search/prompt"):
-            prepare.call(row, no_weights)
+            prepare.run_layer(row, no_weights)
         num_new = self.needs_mask.count(False)
         self._carried = prepare.outputs[: len(prepare.outputs) - num_new]
         new = iter(prepare.outputs[len(self._carried) :])
@@ -234,24 +236,24 @@ class StreamedProgramBuilder:
             ChooseTokens(self), [x, self._state], settings, [position.spec], self._carried
         )
         with popxl.plan.part("head/token"):
-            self.weights.run("head", [choose], ONCE, position)
+            self.weights.run_stack("head", [choose], ONCE, position)
         return self._any_unfinished()
 
     def _generate_all_positions(self, caches: Caches, loop_invariants: list[Tensor]) -> None:
         """Loop over positions until all prompts are finished; then skip the remaining ones."""
         ir = popxl.gir()
 
-        def advance(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
+        def generate_position(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
             return self._generate_one_position(position, caches, loop_invariants)
 
-        def finished(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
+        def skip_position(position: Tensor, loop_invariants: list[Tensor]) -> Tensor:
             return popxl.constant(0, popxl.int32)
 
-        def one_position(
+        def loop_body(
             position: Tensor, unfinished: Tensor, loop_invariants: list[Tensor]
         ) -> list[Tensor]:
-            skip = ir.create_graph(finished, position, loop_invariants)
-            generate = ir.create_graph(advance, position, loop_invariants)
+            skip = ir.create_graph(skip_position, position, loop_invariants)
+            generate = ir.create_graph(generate_position, position, loop_invariants)
             done = ops.logical_not(ops.cast(unfinished, popxl.bool))
             inputs = [position, *loop_invariants]
             # Plans do not know the condition and take it for false, so the work is in that branch.
@@ -259,25 +261,25 @@ class StreamedProgramBuilder:
             return [position + 1, unfinished]
 
         first, unfinished = popxl.constant(0, popxl.int32), self._any_unfinished()
-        loop = ir.create_graph(one_position, first, unfinished, loop_invariants)
+        loop = ir.create_graph(loop_body, first, unfinished, loop_invariants)
         ops.repeat(loop, self.model.output_length, first, unfinished, *loop_invariants)
 
     def _any_unfinished(self) -> Tensor:
         """Flag that is 1 while a prompt of any micro-batch needs more tokens: int32 scalar."""
 
-        def add(step: Tensor, total: Tensor) -> list[Tensor]:
+        def add_unfinished(step: Tensor, total: Tensor) -> list[Tensor]:
             unfinished = self._unfinished.load(step)
             return [step + 1, ops.maximum(total, ops.cast(unfinished, popxl.int32))]
 
         zero = popxl.constant(0, popxl.int32)
         with popxl.plan.part("search/token"):
             total = popxl.constant(0, popxl.int32)
-            graph = popxl.gir().create_graph(add, zero, total)
+            graph = popxl.gir().create_graph(add_unfinished, zero, total)
             return ops.repeat(graph, self.settings.micro_batches, zero, total)[1]
 
-    def _loop_over_batches(self, body: Callable[[Tensor], object]) -> None:
-        def iteration(step: Tensor) -> list[Tensor]:
+    def _loop_over_micro_batches(self, body: Callable[[Tensor], object]) -> None:
+        def run_micro_batch(step: Tensor) -> list[Tensor]:
             body(step)
             return []
 
-        loop_over_layers(range(self.settings.micro_batches), iteration)
+        loop_over_layers(range(self.settings.micro_batches), run_micro_batch)

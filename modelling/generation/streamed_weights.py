@@ -45,11 +45,11 @@ class PhaseWeights:
     ) -> None:
         self.name, self.entries = name, entries
         self._settings, self._weight_source = settings, weight_source
-        self.experts: GroupWeights | None = None
+        self.experts: ExpertGroupWeights | None = None
         self._stores: list[PhaseVariables] = []
         self._loads: dict[tuple[str, ...], Callable[[Tensor], NamedTensors]] = {}
 
-    def add(self, facts: NamedVariableFactories) -> None:
+    def add_variables(self, facts: NamedVariableFactories) -> None:
         """Create remote buffers for those variables of a graph that have none yet."""
         existing = {n for store in self._stores for n in store.names}
         shared_prefix = () if self._weight_source is None else TOKENS
@@ -68,9 +68,9 @@ class PhaseWeights:
     @property
     def variables(self) -> list[NamedTensors]:
         """Create the host-accessible variables of each layer."""
-        return [self._layer_variables(row) for row in range(self.entries)]
+        return [self._create_layer_variables(row) for row in range(self.entries)]
 
-    def _layer_variables(self, row: int) -> NamedTensors:
+    def _create_layer_variables(self, row: int) -> NamedTensors:
         variables: dict[str, Tensor] = {}
         for store in self._stores:
             prefix = f"{self.name}.{row}"
@@ -94,7 +94,7 @@ class PhaseWeights:
         weight_source = self._weight_source if shared_names else None
         experts = self.experts
 
-        def load(row: Tensor) -> NamedTensors:
+        def load_layer(row: Tensor) -> NamedTensors:
             weights: dict[str, Tensor] = {}
             for store in stores:
                 weights |= store.load_dequantized(row).to_dict()
@@ -106,26 +106,28 @@ class PhaseWeights:
                 weights |= experts.load_all_groups(names, row)
             return NamedTensors.from_dict(weights)
 
-        return load
+        return load_layer
 
-    def run(self, layer_pass: LayerPass, rows: range, first: int, *loop_invariants: Tensor) -> None:
+    def run_layers(
+        self, layer_pass: LayerPass, layers: range, first_pass_row: int, *loop_invariants: Tensor
+    ) -> None:
         """Run all micro-batches through a range of layers.
 
         Args:
-            rows: the layers' rows in the phase.
-            first: row of the first of them in the buffers of the pass.
+            layers: the layers' rows in the phase.
+            first_pass_row: row of the first of them in the buffers of the pass.
         """
-        offset = first - rows.start
+        offset = first_pass_row - layers.start
 
-        def body(row: Tensor, *loop_invariants: Tensor) -> list[Tensor]:
+        def run_one_layer(row: Tensor, *loop_invariants: Tensor) -> list[Tensor]:
             pass_row = row + offset if offset else row
-            layer_pass.call(pass_row, self.load_full(layer_pass.names, row), *loop_invariants)
+            layer_pass.run_layer(pass_row, self.load_full(layer_pass.names, row), *loop_invariants)
             return []
 
-        loop_over_layers(rows, body, (), loop_invariants)
+        loop_over_layers(layers, run_one_layer, (), loop_invariants)
 
 
-class GroupWeights(PhaseWeights):
+class ExpertGroupWeights(PhaseWeights):
     """Weights of expert groups; a layer pass loads all groups of its layer.
 
     Args:
@@ -144,15 +146,19 @@ class GroupWeights(PhaseWeights):
         self, facts: Mapping[str, VariableFactory]
     ) -> dict[str, VariableFactory]:
         """Create buffers for a layer's expert variables; returns the other variables."""
-        experts = {n: self._group_factory(n, f) for n, f in facts.items() if n in self._axes}
-        self.add(NamedVariableFactories.from_dict(experts))
+        experts = {
+            n: self._group_variable_factory(n, f) for n, f in facts.items() if n in self._axes
+        }
+        self.add_variables(NamedVariableFactories.from_dict(experts))
         return {n: f for n, f in facts.items() if n not in experts}
 
-    def _group_factory(self, name: str, full: VariableFactory) -> VariableFactory:
-        shape = list(full.shape_on_replica)
+    def _group_variable_factory(self, name: str, full_factory: VariableFactory) -> VariableFactory:
+        shape = list(full_factory.shape_on_replica)
         shape[self._axes[name]] //= self._groups
-        zeros = np.broadcast_to(np.zeros((), full.dtype.as_numpy()), shape)
-        return VariableFactory(zeros, full.dtype, replica_grouping=full.replica_grouping)
+        zeros = np.broadcast_to(np.zeros((), full_factory.dtype.as_numpy()), shape)
+        return VariableFactory(
+            zeros, full_factory.dtype, replica_grouping=full_factory.replica_grouping
+        )
 
     def load_all_groups(self, names: Sequence[str], row: Tensor) -> dict[str, Tensor]:
         """Load and concatenate the named weights of all expert groups of layer `row`."""
@@ -193,7 +199,7 @@ class ModelWeights:
             self._first[without_expert_group(layers[0])],
             settings.weight_map.layers[layers[0]],
         )
-        phase_weights.experts = GroupWeights(phase, len(layers), settings, rows)
+        phase_weights.experts = ExpertGroupWeights(phase, len(layers), settings, rows)
 
     @property
     def variables(self) -> dict[str, list[NamedTensors]]:
@@ -202,34 +208,36 @@ class ModelWeights:
         all_phases += [p.experts for p in all_phases if p.experts is not None]
         return {p.name: p.variables for p in all_phases}
 
-    def first(self, name: str) -> PhaseWeights:
+    def first_phase(self, stack: str) -> PhaseWeights:
         """Return the phase of a stack's first layer."""
-        return self._phases[name][0]
+        return self._phases[stack][0]
 
-    def layers(self, name: str) -> int:
+    def num_layers(self, stack: str) -> int:
         """Number of layers of a stack (encoder or decoder)."""
-        return sum(phase.entries for phase in self._phases[name])
+        return sum(phase.entries for phase in self._phases[stack])
 
-    def run(
+    def run_stack(
         self,
-        name: str,
-        passes: Sequence[LayerPass],
+        stack: str,
+        pass_by_type: Sequence[LayerPass],
         runs: Sequence[tuple[int, range]],
         *loop_invariants: Tensor,
     ) -> None:
         """Run all micro-batches through a stack's layers, with the pass of each layer's type.
 
         Args:
-            passes: the pass of each layer type.
+            pass_by_type: the pass of each layer type.
             runs: see `LayerModules.runs_of_one_type`.
         """
-        done, before = [0] * len(passes), 0
-        for phase in self._phases[name]:
+        done, before = [0] * len(pass_by_type), 0
+        for phase in self._phases[stack]:
             for type_index, rows in runs:
                 stop = min(rows.stop - before, phase.entries)
                 local_rows = range(max(rows.start - before, 0), stop)
                 if local_rows:
-                    phase.add(passes[type_index].facts)
-                    phase.run(passes[type_index], local_rows, done[type_index], *loop_invariants)
+                    phase.add_variables(pass_by_type[type_index].facts)
+                    phase.run_layers(
+                        pass_by_type[type_index], local_rows, done[type_index], *loop_invariants
+                    )
                     done[type_index] += len(local_rows)
             before += phase.entries

@@ -183,7 +183,9 @@ class ChatSession:
             self._release_model()
             self._prompt_tokens = prompt_tokens
             strategy = strategy_from_config(resolved_config, self._data.tokenizer)
-            token_by_token = strategy.sequences == 1  # beam search can still change earlier tokens
+            token_by_token = (
+                strategy.sequences_per_prompt == 1
+            )  # beam search can still change earlier tokens
             model = compile_session(
                 lambda: GenerationSession(resolved_config, strategy, token_by_token=token_by_token),
                 "the program that generates",

@@ -14,7 +14,7 @@ from data.pipeline import Pipeline
 from data.samples import Prompts
 from data.tokenizer import Tokenizer
 from huggingface.torch_model import NEEDS_TORCH, build_torch_model, generate, has_torch
-from modelling.generation import Greedy
+from modelling.generation import GreedyStrategy
 from modelling.model_family import get_family
 from modelling.weights.lora import merge_adapters
 from planning.hardware.memory_check import check_lower_bound
@@ -92,7 +92,7 @@ def compare_with_hf(config: RunConfig, data_cache: DataCache | None = None) -> H
     corpus = data.read_corpus("validation").first_examples(e.micro_batch_size)
     resolved_config, prompts = data.make_eval_prompts(corpus)
     model = compile_session(
-        lambda: GenerationSession(resolved_config, Greedy()), "the program that generates"
+        lambda: GenerationSession(resolved_config, GreedyStrategy()), "the program that generates"
     )
 
     def run_model(start: InitialState) -> np.ndarray:

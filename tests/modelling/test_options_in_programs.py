@@ -17,9 +17,9 @@ from config.base import config_fields
 from config.gptj import GPTJConfig
 from config.sections import RunConfig
 from data.samples import Samples
-from modelling.generation import build_resident, build_streamed
+from modelling.generation import build_resident_program, build_streamed_program
 from modelling.generation.decoding_strategy import strategy_from_config
-from modelling.generation.token_by_token import build_token_by_token
+from modelling.generation.token_by_token import build_token_by_token_program
 from modelling.model_family import get_family
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
@@ -202,9 +202,9 @@ def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
             config, family.build_phases, weight_map=family.weight_map(config)
         ),
         "E": lambda: build_loss(written, family.build_phases, weight_map),
-        "R": lambda: build_resident(written, generator, strategy),
-        "P": lambda: build_token_by_token(written, generator, strategy),
-        "S": lambda: build_streamed(written, generator, weight_map, strategy),
+        "R": lambda: build_resident_program(written, generator, strategy),
+        "P": lambda: build_token_by_token_program(written, generator, strategy),
+        "S": lambda: build_streamed_program(written, generator, weight_map, strategy),
     }
     kinds = [kind for kind in wanted if kind != "T" or not config.model.eval]
     return {kind: text_of(build[kind]().ir) for kind in kinds}

@@ -17,7 +17,7 @@ import tests.modelling.gptj.training as gptj
 import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
-from modelling.generation import build_streamed
+from modelling.generation import build_streamed_program
 from modelling.model_family import get_family
 from modelling.phases.evaluation import build_loss
 from modelling.phases.training import build_training
@@ -225,7 +225,7 @@ def test_programs_that_borrow_have_the_same_phases() -> None:
     programs = (
         build_training(config, family.build_phases, weight_map=training),
         build_loss(written, family.build_phases, training),
-        build_streamed(written, family.generator, training),
+        build_streamed_program(written, family.generator, training),
     )
     counts = [{name: len(layers) for name, layers in p.variables.items()} for p in programs]
     assert counts[0] == counts[1] == counts[2]

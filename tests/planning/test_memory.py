@@ -13,7 +13,7 @@ import finetuning
 import inference
 import planning.report
 import popxl
-from modelling.generation import Greedy
+from modelling.generation import GreedyStrategy
 from modelling.model_family import get_family
 from planning.generation_placement import build_generation_program
 from planning.hardware import disk_offload, memory_check
@@ -106,7 +106,7 @@ def test_the_disk_that_a_message_names_is_enough(monkeypatch: pytest.MonkeyPatch
     assert popxl.plan.storage_of(another).disk == error.value.disk
     monkeypatch.setattr(disk_offload, "host_memory", lambda: 10**6)
     config = config.with_values({"model.eval": True})
-    program = build_generation_program(config, get_family(config), Greedy())
+    program = build_generation_program(config, get_family(config), GreedyStrategy())
     assert any(buffer.kind == "weights" for buffer in program.ir.remote_buffers)
 
 

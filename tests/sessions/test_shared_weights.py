@@ -11,7 +11,7 @@ import pytest
 
 from config.sections import RunConfig
 from data.loader import Loader
-from modelling.generation import Greedy
+from modelling.generation import GreedyStrategy
 from modelling.model_family import get_family
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
@@ -69,7 +69,9 @@ def test_what_is_borrowed_is_what_would_be_copied(config):
         for weight_source in (None, model):
             with entered(LossSession(config, weight_source), model) as losses:
                 size, loss = losses.session.remote_bytes(), losses.compute(samples).total
-            with entered(GenerationSession(writing, Greedy(), weight_source), model) as writer:
+            with entered(
+                GenerationSession(writing, GreedyStrategy(), weight_source), model
+            ) as writer:
                 size += writer.session.remote_bytes()
                 results.append((loss, writer.generate(input_ids, np.ones_like(input_ids)), size))
         model.run(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelling.generation import Beam, DecodingStrategy, Greedy
+from modelling.generation import BeamSearchStrategy, DecodingStrategy, GreedyStrategy
 from sessions.generation import GenerationSession
 from tests.modelling.bart.hf import (
     BOS,
@@ -54,7 +54,7 @@ def model_of(kind: str) -> Any:
 def generate_with_hf(kind: str, strategy: DecodingStrategy) -> np.ndarray:
     """Token ids that transformers generates."""
     input_ids, mask = prompts()
-    beams = strategy if isinstance(strategy, Beam) else Beam(1)
+    beams = strategy if isinstance(strategy, BeamSearchStrategy) else BeamSearchStrategy(1)
     rows = [
         hf_beams(model_of(kind), row[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
         for row, n in zip(input_ids, mask.sum(1), strict=True)
@@ -77,14 +77,14 @@ def check_tokens(
 
 
 def test_forced_tokens_begin_and_end_answers() -> None:
-    expected = generate_with_hf("as published", Greedy())
+    expected = generate_with_hf("as published", GreedyStrategy())
     assert (expected[:, 0] == BOS).all()
     assert ((expected == END).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize(
     ("strategy", "tp", "weights", "places"),
-    [(Greedy(), 2, "resident", 3), (Beam(3), 1, "streamed", 1)],
+    [(GreedyStrategy(), 2, "resident", 3), (BeamSearchStrategy(3), 1, "streamed", 1)],
 )
 def test_bart_writes_as_hugging_faces(
     strategy: DecodingStrategy, tp: int, weights: str, places: int
@@ -94,7 +94,7 @@ def test_bart_writes_as_hugging_faces(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", [Greedy(), Beam(3, 0.7)])
+@pytest.mark.parametrize("strategy", [GreedyStrategy(), BeamSearchStrategy(3, 0.7)])
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize(("dp", "tp", "places"), [(1, 1, 1), (2, 2, 1), (1, 2, 4)])
 def test_every_kind_writes_as_hugging_faces(

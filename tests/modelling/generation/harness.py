@@ -11,7 +11,7 @@ import torch
 
 import popxl
 from config.sections import RunConfig
-from modelling.generation import ResidentModel, SearchContext, SpecialTokens, generate_tokens
+from modelling.generation import ResidentModel, SearchContext, SpecialTokenIds, generate_tokens
 from modelling.generation.generator import GeneratorFactory
 from modelling.generation.single_sequence import SingleSequenceSearch
 from modelling.layers import ParallelGroups, use_run_config
@@ -106,7 +106,7 @@ class Forced(SingleSequenceSearch):
         object.__setattr__(self, "logits", streams[0])
         object.__setattr__(self, "said", streams[1])
 
-    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    def choose_tokens(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         ops.host_store(self.logits, logits)
         return ops.host_load(self.said)
 
@@ -142,7 +142,7 @@ def forced_logits(
         model = ResidentModel(generator, batch, groups)
         weights = model.facts.init(empty=True)
         input_ids, mask = (popxl.variable(x[:batch]) for x in (expected.input_ids, expected.mask))
-        context = SearchContext(groups, SpecialTokens(-1, -1), generator.output_length)
+        context = SearchContext(groups, SpecialTokenIds(-1, -1), generator.output_length)
         choose = Forced(context, batch, weight_map.weights[-1].shape[0] // tp)
         start = model.prefill(weights, input_ids, mask)
         generate_tokens(start, generator.output_length, choose, [], groups)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import popxl
-from modelling.generation import DecodeStart, SearchContext, SpecialTokens, generate_tokens
+from modelling.generation import InitialDecodeState, SearchContext, SpecialTokenIds, generate_tokens
 from modelling.generation.single_sequence import SingleSequenceSearch
 from modelling.layers import ParallelGroups
 from popxl import Tensor, TensorSpec, ops
 from popxl_addons import BoundGraph
 
 START = 9
-SPECIAL = SpecialTokens(eos_token_id=1, pad_token_id=0)
+SPECIAL = SpecialTokenIds(eos_token_id=1, pad_token_id=0)
 LENGTH = 6
 SCRIPT = np.array(
     [
@@ -29,7 +29,7 @@ SAID = np.array([[5, 6, 1, 0, 0, 0], [3, 1, 0, 0, 0, 0]])
 class Said(SingleSequenceSearch):
     """The only logit is the token itself."""
 
-    def choose(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    def choose_tokens(self, logits: Tensor, position: Tensor, inputs: Sequence[Tensor]) -> Tensor:
         return ops.cast(logits.reshape((logits.shape[0],)), popxl.int32)
 
 
@@ -66,7 +66,7 @@ def run(
         graph = ir.create_graph(step, position, input_ids, position, said)
         first = popxl.constant(np.full((batch, 1), START), popxl.int32)
         caches = [popxl.constant(0, popxl.int32)]
-        start = DecodeStart(
+        start = InitialDecodeState(
             BoundGraph(graph, {graph.inputs[-1]: said}), caches, first, asked, first
         )
         search = Said(SearchContext(groups, SPECIAL, LENGTH))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from config.gptj import GPTJConfig
-from modelling.generation import Beam
+from modelling.generation import BeamSearchStrategy
 from modelling.model_family import get_family
 from sessions.generation import GenerationSession
 from tests.modelling.generation.gptj import POSITIONS, config_of, reference, reference_model
@@ -50,7 +50,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty):
         for prompt, n in zip(input_ids, mask.sum(1), strict=True)
     ])  # fmt: skip
     config = transposed(config_of(1, tp, 12), tp == 2)
-    with GenerationSession(config, Beam(beams, penalty)) as model:
+    with GenerationSession(config, BeamSearchStrategy(beams, penalty)) as model:
         model.write(expected.weights)
         ours = model.generate(input_ids, mask)
     np.testing.assert_array_equal(ours, theirs)

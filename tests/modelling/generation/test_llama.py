@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from config.llama import LlamaConfig
-from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
+from modelling.generation import (
+    BeamSearchStrategy,
+    DecodingStrategy,
+    GreedyStrategy,
+    SamplingStrategy,
+)
 from modelling.model_family import get_family
 from planning.generation_placement import build_generation_program
 from popxl.plan import storage_of
@@ -37,7 +42,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "qwen3": {"max_position_embeddings": 64},
     "phi3": {"original_max_position_embeddings": 32},
 }
-SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
+SAMPLING = SamplingStrategy(seed=5, temperature=0.8, top_k=20, top_p=0.9)
 
 
 @cache
@@ -116,7 +121,7 @@ def check_beams(kind: str, tp: int, where: str = "resident") -> None:
         row[:] = hf_beams(
             model, prompt[:n], POSITIONS, beams, penalty, model.config.eos_token_id, PAD
         )
-    np.testing.assert_array_equal(ours(kind, tp, Beam(beams, penalty), where), theirs)
+    np.testing.assert_array_equal(ours(kind, tp, BeamSearchStrategy(beams, penalty), where), theirs)
 
 
 def test_beams_are_hugging_faces() -> None:
@@ -158,7 +163,9 @@ def test_caches_of_layers_with_a_window_are_as_long_as_it() -> None:
     def bytes_of(window: int) -> int:
         config = config_of("gemma3_text", 1, "streamed")
         config = replace(config, model=replace(config.model, sliding_window=window))
-        return storage_of(build_generation_program(config, get_family(config), Greedy()).ir).remote
+        return storage_of(
+            build_generation_program(config, get_family(config), GreedyStrategy()).ir
+        ).remote
 
     positions = LENGTH + POSITIONS
     fewer = 2 * 2 * (positions - 5) * 3 * 5 * 2 * 6 * 4  # keys and values of 15 prompts, float32

@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from config.sections import RunConfig
 from data.tokenizer import Tokenizer
 from modelling.generation import (
-    Beam,
+    BeamSearchStrategy,
     DecodingStrategy,
-    Greedy,
+    GreedyStrategy,
     LogitsProcessors,
-    Sampling,
+    SamplingStrategy,
     StopStringAutomaton,
 )
 from sessions.generation import GenerationSession
@@ -120,10 +120,10 @@ def ours(
 ) -> np.ndarray:
     case, config = case_of(family), config_of(family, dp, tp)
     generation = replace(config.generation, weights=weights, micro_batches=3)
-    stops = StopStringAutomaton.from_texts(
+    stops = StopStringAutomaton.from_stop_strings(
         TEXTS, case.tokenizer.token_bytes(config.model.embedding.vocab_size)
     )
-    strategy = replace(strategy, processors=LogitsProcessors(PENALTY, SIZE, stops))
+    strategy = replace(strategy, logits_processors=LogitsProcessors(PENALTY, SIZE, stops))
     config = replace(config, generation=generation)
     with GenerationSession(config, strategy) as model:
         model.write(case.weights)
@@ -149,20 +149,22 @@ def test_the_reference_is_worth_comparing_with(family):
 @pytest.mark.parametrize(
     ("family", "strategy", "weights", "dp", "tp"),
     [
-        (gptj, Greedy(), "streamed", 1, 1),
-        slow(gptj, Beam(3), "resident", 1, 2),
-        (t5, Beam(4), "streamed", 1, 1),
-        slow(t5, Sampling(3, top_k=1), "resident", 2, 2),
-        slow(gptj, Sampling(3, top_k=1), "resident", 1, 2),
-        slow(gptj, Beam(3), "streamed", 2, 2),
-        slow(t5, Beam(4), "resident", 1, 4),
-        slow(t5, Greedy(), "streamed", 1, 2),
+        (gptj, GreedyStrategy(), "streamed", 1, 1),
+        slow(gptj, BeamSearchStrategy(3), "resident", 1, 2),
+        (t5, BeamSearchStrategy(4), "streamed", 1, 1),
+        slow(t5, SamplingStrategy(3, top_k=1), "resident", 2, 2),
+        slow(gptj, SamplingStrategy(3, top_k=1), "resident", 1, 2),
+        slow(gptj, BeamSearchStrategy(3), "streamed", 2, 2),
+        slow(t5, BeamSearchStrategy(4), "resident", 1, 4),
+        slow(t5, GreedyStrategy(), "streamed", 1, 2),
     ],
 )
 def test_rules_choose_what_transformers_chooses(family, strategy, weights, dp, tp):
     """Sampling from the likeliest token alone is greedy search."""
     tokens = ours(family, strategy, weights, dp, tp)
-    expected = theirs(family, strategy.sequences)
-    if family is t5 and strategy.sequences > 1:  # their beams fill with END where PAD is 0
+    expected = theirs(family, strategy.sequences_per_prompt)
+    if (
+        family is t5 and strategy.sequences_per_prompt > 1
+    ):  # their beams fill with END where PAD is 0
         tokens, expected = (np.where(t == family.PAD, family.END, t) for t in (tokens, expected))
     np.testing.assert_array_equal(tokens, expected)

@@ -67,7 +67,7 @@ def test_texts_end_where_transformers_ends_them(name, seed):
         start = rng.integers(0, max(len(whole) - 2, 1))
         text = whole[start : start + rng.integers(1, 5)].strip("\ufffd")
         texts += [text] if text else []
-    stops = StopStringAutomaton.from_texts(texts, tokenizer.token_bytes(count + 4))
+    stops = StopStringAutomaton.from_stop_strings(texts, tokenizer.token_bytes(count + 4))
     ours = ends_at(stops, rows)
     criterion = StopStringCriteria(tokenizer.hf_tokenizer, texts)
     theirs = [criterion(torch.tensor(rows[:, :n]), None).numpy() for n in range(1, WIDTH + 1)]
@@ -77,7 +77,7 @@ def test_texts_end_where_transformers_ends_them(name, seed):
 
 
 def test_most_tokens_share_a_column():
-    stops = StopStringAutomaton.from_texts(
+    stops = StopStringAutomaton.from_stop_strings(
         ["\n", "Answer:"], run_tokenizer("gptj").token_bytes(600)
     )
     assert stops.table.shape[1] < 40

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from config.sections import RunConfig
-from modelling.generation import Beam, DecodingStrategy, Greedy, Sampling
+from modelling.generation import (
+    BeamSearchStrategy,
+    DecodingStrategy,
+    GreedyStrategy,
+    SamplingStrategy,
+)
 from modelling.model_family import get_family
 from planning.generation_placement import build_generation_program
 from popxl.plan import plan_of
@@ -24,7 +29,7 @@ from tests.slow import slow
 OF_T5 = r".*block\.(1.*\.(q|wi_0)|2.*\.[kv])"
 OF_GPTJ = r".*h\.1\..*(q_proj|fc_in)"
 """Weights that get adapters."""
-SAMPLING = Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
+SAMPLING = SamplingStrategy(seed=5, temperature=0.8, top_k=20, top_p=0.9)
 
 
 def config_of(family: ModuleType, dp: int = 1, tp: int = 1) -> RunConfig:
@@ -58,7 +63,7 @@ def tokens_of(
     [slow(t5, 1, 1), (t5, 2, 2), slow(gptj, 1, 1), slow(gptj, 2, 2)],
 )
 def test_greedy_tokens_are_hugging_faces(family, dp, tp):
-    tokens = tokens_of(config_of(family, dp, tp), "streamed", Greedy())
+    tokens = tokens_of(config_of(family, dp, tp), "streamed", GreedyStrategy())
     np.testing.assert_array_equal(tokens, family.reference().tokens)
 
 
@@ -66,7 +71,7 @@ def test_greedy_tokens_are_hugging_faces(family, dp, tp):
     ("family", "strategy"),
     [
         (gptj, SAMPLING),
-        *(slow(t5, Beam(3)), slow(t5, SAMPLING), slow(gptj, Beam(3))),
+        *(slow(t5, BeamSearchStrategy(3)), slow(t5, SAMPLING), slow(gptj, BeamSearchStrategy(3))),
     ],
 )
 def test_other_searches_find_the_same(family, strategy):
@@ -81,7 +86,7 @@ def test_prompts_that_share_rows_and_beams_that_share_prompts():
     config["data"]["examples_per_sample"] = 4
     config["execution"]["micro_batch_size"] = 4
     config = type(config_of(t5)).from_dict(config)
-    tokens = tokens_of(config, "streamed", Beam(4))
+    tokens = tokens_of(config, "streamed", BeamSearchStrategy(4))
     np.testing.assert_array_equal(tokens[:SEARCHED], their_beams(4, 1.0))
 
 
@@ -89,11 +94,11 @@ def test_four_bits_stream_packed():
     config = config_of(gptj)
     model = replace(config.model, quantization="int4", quantization_group_size=8)
     config = replace(config, model=model)
-    streamed, resident = (tokens_of(config, w, Greedy()) for w in ("streamed", "resident"))
+    streamed, resident = (tokens_of(config, w, GreedyStrategy()) for w in ("streamed", "resident"))
     np.testing.assert_array_equal(streamed, resident)
     generation = replace(config.generation, weights="streamed")
     config = replace(config, generation=generation)
-    program = build_generation_program(config, get_family(config), Greedy())
+    program = build_generation_program(config, get_family(config), GreedyStrategy())
     (layer, *_) = program.variables["layer"]
     packed = [v for n, v in layer.fwd.to_dict().items() if n.endswith("packed")]
     assert len(packed) == 4
@@ -119,11 +124,11 @@ def test_adapters_of_some_layers_give_back_what_weights_lack(family, targets, wh
         a, b = (0.2 * rng.standard_normal(s, np.float32) for s in ((2, columns), (rows, 2)))
         weights[name] = weights[name] - adapter.scale * b @ a
         weights |= {f"{adapter.module}.lora_A.weight": a, f"{adapter.module}.lora_B.weight": b}
-    tokens = tokens_of(config, where, Greedy(), weights)
+    tokens = tokens_of(config, where, GreedyStrategy(), weights)
     np.testing.assert_array_equal(tokens, family.reference().tokens)
     for name in (name for name in weights if name.endswith("lora_B.weight")):
         weights[name] = np.zeros_like(weights[name])
-    assert (tokens_of(config, where, Greedy(), weights) != tokens).any(1).sum() > 5
+    assert (tokens_of(config, where, GreedyStrategy(), weights) != tokens).any(1).sum() > 5
 
 
 def test_the_device_holds_a_layer_at_a_time():
@@ -133,7 +138,9 @@ def test_the_device_holds_a_layer_at_a_time():
         config = small_config(1, 1, 4, layers=layers, eval=True, output_length=2)
         generation = replace(config.generation, weights=weights, micro_batches=2)
         config = replace(config, generation=generation)
-        return plan_of(build_generation_program(config, get_family(config), Greedy()).ir).device
+        return plan_of(
+            build_generation_program(config, get_family(config), GreedyStrategy()).ir
+        ).device
 
     assert bytes_of(4, "streamed") == bytes_of(2, "streamed")
     assert bytes_of(4, "resident") > 1.3 * bytes_of(2, "resident")

@@ -11,7 +11,7 @@ import pytest
 
 import popxl
 from config.t5 import T5Config
-from modelling.generation import Beam, Sampling
+from modelling.generation import BeamSearchStrategy, SamplingStrategy
 from modelling.layers import LMHeadLoss
 from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.model_family import get_family
@@ -127,7 +127,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty, places):
     config = config_of(1, tp, 12).to_dict()
     config["data"]["examples_per_sample"] = places
     config = transposed(T5Config.from_dict(config), places > 1)
-    with GenerationSession(config, Beam(beams, penalty)) as model:
+    with GenerationSession(config, BeamSearchStrategy(beams, penalty)) as model:
         model.write(expected.weights)
         ours = model.generate(expected.input_ids[:SEARCHED], expected.mask[:SEARCHED])
     np.testing.assert_array_equal(ours, theirs)
@@ -135,7 +135,7 @@ def test_beams_are_hugging_faces(tp, beams, penalty, places):
 
 
 def test_a_seed_gives_the_same_text_however_prompts_are_shared_out():
-    expected, strategy = reference(), Sampling(seed=5, temperature=0.8, top_k=20, top_p=0.9)
+    expected, strategy = reference(), SamplingStrategy(seed=5, temperature=0.8, top_k=20, top_p=0.9)
     found = []
     for seed, (tp, micro_batch, places) in [
         (5, (1, 64, 1)), (5, (2, 6, 4)), (6, (1, 64, 1)),

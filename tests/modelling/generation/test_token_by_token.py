@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modelling.generation import DecodingStrategy, Sampling
-from modelling.generation.greedy_search import Greedy
+from modelling.generation import DecodingStrategy, SamplingStrategy
+from modelling.generation.greedy_search import GreedyStrategy
 from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_greedy
 from tests.modelling.generation.test_llama import POSITIONS, config_of, ours, reference
@@ -31,7 +31,7 @@ def test_tokens_one_by_one_are_those_at_once() -> None:
     """The second prompt begins anew, in a program that has written."""
     model, _, input_ids, mask = reference("gemma3_text")
     expected = hf_greedy(model, input_ids[:2], mask[:2], POSITIONS, PAD)
-    for parts, tokens in zip(one_by_one(Greedy(), 1, "resident"), expected, strict=True):
+    for parts, tokens in zip(one_by_one(GreedyStrategy(), 1, "resident"), expected, strict=True):
         np.testing.assert_array_equal(parts[-1][0], tokens)
         for count, part in enumerate(parts, 1):
             np.testing.assert_array_equal(part[0, :count], tokens[:count])
@@ -41,13 +41,13 @@ def test_tokens_one_by_one_are_those_at_once() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2])
 def test_samples_one_by_one_are_those_at_once(tp: int) -> None:
-    strategy = Sampling(5, 0.9, 20, 0.9)
+    strategy = SamplingStrategy(5, 0.9, 20, 0.9)
     first = one_by_one(strategy, tp, "resident")[0]
     np.testing.assert_array_equal(first[-1][0], ours("gemma3_text", tp, strategy)[0])
 
 
 @pytest.mark.slow
 def test_streamed_weights_give_all_tokens_at_once() -> None:
-    (parts, _) = one_by_one(Greedy(), 1, "streamed")
+    (parts, _) = one_by_one(GreedyStrategy(), 1, "streamed")
     assert len(parts) == 1
-    np.testing.assert_array_equal(parts[0][0], ours("gemma3_text", 1, Greedy())[0])
+    np.testing.assert_array_equal(parts[0][0], ours("gemma3_text", 1, GreedyStrategy())[0])

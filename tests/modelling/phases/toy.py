@@ -48,7 +48,7 @@ class Loss(addons.Module):
 
 def build_toy_phases(settings: PhaseSettings) -> PhasePlan:
     """The first layer, which lends its scale, the others and the loss."""
-    batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
+    batch, layers = settings.config.execution.micro_batch_size, settings.config.model.num_layers
     spec, scalar = (popxl.TensorSpec(shape, popxl.float32) for shape in ((batch, WIDTH), ()))
     inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
     chain = ActivationRows(spec, settings, requires_grad=settings.is_phase_trainable("first"))

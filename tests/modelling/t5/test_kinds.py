@@ -19,7 +19,7 @@ from config.model import TiedEmbeddingConfig
 from config.t5 import T5Config
 from files.json_files import JsonObject
 from huggingface.model_folders import read_hf_directory, write_hf_directory
-from modelling.generation import Beam, DecodingStrategy, Greedy
+from modelling.generation import BeamSearchStrategy, DecodingStrategy, GreedyStrategy
 from modelling.t5.config_json import from_config_json, to_config_json
 from modelling.weights import WeightsError
 from run.resume import resolve_initial_state
@@ -154,7 +154,7 @@ def prompts() -> tuple[np.ndarray, np.ndarray]:
 def generate_with_hf(kind: str, strategy: DecodingStrategy) -> np.ndarray:
     """Token ids that transformers generates."""
     model, (input_ids, mask) = their_model(kind, writing=True), prompts()
-    beams = strategy if isinstance(strategy, Beam) else Beam(1)
+    beams = strategy if isinstance(strategy, BeamSearchStrategy) else BeamSearchStrategy(1)
     rows = [
         hf_beams(model, prompt[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
         for prompt, n in zip(input_ids, mask.sum(1), strict=True)
@@ -178,7 +178,8 @@ def check_tokens(kind: str, strategy: DecodingStrategy, dp: int, tp: int, weight
 
 
 @pytest.mark.parametrize(
-    ("strategy", "tp", "weights"), [slow(Greedy(), 2, "resident"), (Beam(2), 2, "streamed")]
+    ("strategy", "tp", "weights"),
+    [slow(GreedyStrategy(), 2, "resident"), (BeamSearchStrategy(2), 2, "streamed")],
 )
 def test_t5_of_2019_writes_as_hugging_faces(
     strategy: DecodingStrategy, tp: int, weights: str
@@ -188,12 +189,12 @@ def test_t5_of_2019_writes_as_hugging_faces(
 
 
 def test_a_decoder_of_another_depth_writes_as_hugging_faces() -> None:
-    check_tokens("byt5", Greedy(), 1, 1, "resident")
+    check_tokens("byt5", GreedyStrategy(), 1, 1, "resident")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "deep decoder"])
-@pytest.mark.parametrize("strategy", [Greedy(), Beam(3, 0.7)])
+@pytest.mark.parametrize("strategy", [GreedyStrategy(), BeamSearchStrategy(3, 0.7)])
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 @pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2)])
 def test_every_kind_writes_as_hugging_faces(
