@@ -28,7 +28,7 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[str, Family] = {
-    "t5": Family(T5Config, "modelling.t5.model", ("t5", "mt5")),
+    "t5": Family(T5Config, "modelling.t5.model", ("t5", "mt5", "umt5")),
     "bart": Family(BartConfig, "modelling.bart.model"),
     "gptj": Family(GPTJConfig, "modelling.gptj.model"),
     "llama": Family(LlamaConfig, "modelling.llama.model", get_args(ModelType)),

@@ -1,8 +1,9 @@
-"""T5 configuration, for T5 v1.0 (2019), T5 v1.1, FLAN-T5, mT5 and ByT5.
+"""T5 configuration, for T5 v1.0 (2019), T5 v1.1, FLAN-T5, FLAN-UL2, mT5, umT5 and ByT5.
 
-They differ in the feed-forward layers and the head, and ByT5 in the depth of its decoder. Raffel et
-al., arXiv:1910.10683; Shazeer, arXiv:2002.05202 (v1.1's gates); Xue et al., arXiv:2010.11934 (mT5)
-and arXiv:2105.13626 (ByT5); Chung et al., arXiv:2210.11416 (FLAN-T5).
+They differ in the feed-forward layers and the head, ByT5 in the depth of its decoder, umT5 in its
+position biases. Raffel et al., arXiv:1910.10683; Shazeer, arXiv:2002.05202 (v1.1's gates); Xue et
+al., arXiv:2010.11934 (mT5) and arXiv:2105.13626 (ByT5); Chung et al., arXiv:2210.11416 (FLAN-T5);
+Tay et al., arXiv:2205.05131 (UL2); Chung et al., arXiv:2304.09151 (umT5).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class T5AttentionConfig(ConfigSection):
 class T5Model(Model):
     """T5 architecture; the defaults are FLAN-T5 small."""
 
-    architecture: Literal["t5", "mt5"] = "t5"
-    """Class of the model on the hub. HF: model_type."""
+    architecture: Literal["t5", "mt5", "umt5"] = "t5"
+    """Class of the model on the hub; umt5 has position biases in each layer. HF: model_type."""
 
     decoder_layers: LayerCount | None = None
     """Number of decoder layers. null: that of the encoder, model.layers. HF: num_decoder_layers."""
@@ -67,8 +68,8 @@ class T5Model(Model):
     """Activation of the inner features, or of their gate. HF: feed_forward_proj."""
 
     scale_decoder_outputs: bool = False
-    """Multiply the head's input by hidden_size^-0.5, as T5 of 2019. HF: scale_decoder_outputs,
-    before transformers 5 tie_word_embeddings."""
+    """Multiply the head's input by hidden_size^-0.5, as T5 of 2019. HF: scale_decoder_outputs;
+    umt5, and t5 before transformers 5: tie_word_embeddings."""
 
     decoder_sequence_length: PositiveInt = 8
     """Most tokens of a target or answer, `</s>` included."""
@@ -92,6 +93,11 @@ class T5Model(Model):
         if self.architecture == "mt5" and self.scale_decoder_outputs:
             raise ConfigError(
                 "model.scale_decoder_outputs is for model.architecture t5: mt5 has no such model"
+            )
+        if self.architecture == "umt5" and self.embedding.tied and not self.scale_decoder_outputs:
+            raise ConfigError(
+                "model.embedding.tied of a umt5 needs model.scale_decoder_outputs: its config.json "
+                "has one setting for both, tie_word_embeddings"
             )
 
 

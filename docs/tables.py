@@ -103,7 +103,7 @@ def _format_default(section: type[ConfigSection], leaf: ConfigField) -> str:
 # ---- presets ------------------------------------------------------------------------------------
 def _preset_table() -> str:
     """Returns the table of presets, without the FP8 variants."""
-    head = ("Preset", "Layers", "Features", "Type", "dp", "tp", "Micro-batch", "Batch")
+    head = ("Preset", "Layers", "Features", "Type", "dp × tp", "Micro-batch", "Batch")
     names = (name for name in preset_names("finetuning") if not name.endswith("_fp8"))
     return markdown(head, map(_preset_row, names))
 
@@ -115,13 +115,13 @@ def _preset_row(name: str) -> tuple[str, ...]:
         data["execution"],
     )
     model, execution = c.model, c.execution
-    layout = (execution_values.get(field, "plan") for field in ("data_parallel", "tensor_parallel"))
+    layout = (execution_values.get(field) for field in ("data_parallel", "tensor_parallel"))
     return (
         f"`{name}`",
         f"{model.num_hidden_layers}",
         f"{model.hidden_size}",
         model.precision,
-        *map(str, layout),
+        " × ".join(map(str, filter(None, layout))) or "plan",
         f"{execution.micro_batch_size}",
         f"{c.training.global_batch_size}",
     )

@@ -26,8 +26,8 @@ ModuleT = TypeVar("ModuleT", bound=Module)
 class BlockStack:
     """The blocks of an encoder or a decoder.
 
-    They have the same variables, except for a `PositionBias` that the first block owns and all
-    share.
+    They have the same variables, except for a `PositionBias` that the first block owns, if all
+    share it.
 
     Attributes:
         num_layers: number of blocks.
@@ -40,8 +40,12 @@ class BlockStack:
     hf_layers: str
 
     def find_position_bias(self) -> tuple[str, PositionBias] | None:
-        """Returns path and module of the first block's position bias; None if it has none."""
-        return next(find_modules(self.block(True), PositionBias), None)
+        """Returns path and module of the position bias that the first block owns for all blocks.
+
+        None if the blocks have no position bias, or one each.
+        """
+        shares = any(bias.is_shared for _, bias in find_modules(self.block(False), PositionBias))
+        return next(find_modules(self.block(True), PositionBias)) if shares else None
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
             block = other if i else first
             layers[name] = tuple(collect_mappings(block, f"{stack.hf_layers}.{i}"))
         # A first layer that owns a position bias is a phase of its own.
-        num_first = len([*find_modules(first, PositionBias)])
+        num_first = 0 if stack.find_position_bias() is None else 1
         phases.update({f"first_{title}_layer": names[:num_first]} if num_first else {})
         phases[f"{title}_block"] = names[num_first:]
 

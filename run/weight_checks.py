@@ -50,15 +50,15 @@ def check_config_match(config: RunConfig, hf_config: Any, load: str) -> None:
     """Raise CheckpointError if a model's config.json contradicts the configuration.
 
     Args:
-        theirs: Hugging Face's description of that model, as far as there is one. What it leaves
+        hf_config: Hugging Face's description of that model, as far as there is one. What it leaves
             out is not compared; shapes are compared with the weights themselves.
     """
     if not isinstance(hf_config, dict):
         return
     family = get_family(config)
     expected, hf_config = (
-        family.to_config_json(config),
-        family.normalize_config_json(config, hf_config),
+        family.normalize_config_json(config, given)
+        for given in (family.to_config_json(config), hf_config)
     )
     for name in sorted(expected.keys() & hf_config.keys() - _IGNORED_CONFIG_KEYS):
         if hf_config[name] is not None and hf_config[name] != expected[name]:

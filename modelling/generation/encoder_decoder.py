@@ -36,6 +36,7 @@ from modelling.layers.encoder_decoder import (
     EncoderContext,
     PackedEncoderEmbeddings,
     PaddingMask,
+    PositionBias,
     StackContext,
     with_packed_positions,
 )
@@ -52,7 +53,8 @@ class DecoderTokenContext(DecoderContext):
             heads, positions, head_dim) each.
         position: position of the token, int32 scalar.
         cross_bias: see `Packing.cross_bias`.
-        bias: position bias, float32 (1, heads, 1, positions), which also masks later positions.
+        bias: position bias, float32 (1, heads, 1, positions), which also masks later positions;
+            None if the blocks share none.
 
     Attributes:
         caches: K and V of the tokens, including the new one once the block is built.
@@ -72,11 +74,14 @@ class DecoderTokenContext(DecoderContext):
         self._encoder_keys, self.caches = (keys, values), token_caches
 
     def qk_ids(self, window: int | None) -> Sequence[Tensor]:
-        if self._bias is not None:
-            return []
         keys = np.arange(self.caches[0].shape[2])[None]
         query = self._position.reshape((1, 1))
         return [query, popxl.constant(keys, popxl.int32, "positions")]
+
+    def position_bias(self, module: PositionBias, length: int) -> Tensor:
+        if self._bias is not None:
+            return self._bias
+        return module.bias_of_query(self._position, self.caches[0].shape[2])
 
     def encoder_padding_mask(self, takes_lengths: bool, length: int) -> PaddingMask:
         return [self._cross_bias], None
@@ -100,7 +105,7 @@ class DecoderTokenEmbeddings(LayerWrapper):
 
 
 class EncoderBlockWithBias(LayerWrapper):
-    """An encoder block whose position bias, equal for all blocks, is an input."""
+    """An encoder block whose position bias, if all blocks share it, is an input."""
 
     def build(self, x: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: (batch, length, hidden) -> same shape.

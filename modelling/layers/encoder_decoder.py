@@ -24,8 +24,13 @@ class PositionBias(Module):
     """Interface of modules that compute biases of attention scores by position.
 
     `build(queries, keys)` takes numbers of positions and returns float32 that broadcasts to (batch,
-    heads, queries, keys). If a stack's blocks share it, the first block has the variables.
+    heads, queries, keys). If a stack's blocks share it, the first block has the variables; else
+    each block has its own, of which generation calls `bias_of_query`.
     """
+
+    def bias_of_query(self, position: Tensor, keys: int) -> Tensor:
+        """Returns the bias of one query, position int32 scalar: (1, heads, 1, keys)."""
+        raise NotImplementedError
 
 
 class StackContext(BlockContext):

@@ -94,7 +94,9 @@ class MultiHeadAttention(Module):
         """
         q, k, v = transpose_heads(q), transpose_heads(k), transpose_heads(v)
         k, v = ctx.update_cache(k, v, self.window)
-        return self.attend_heads(q, k, v, ctx, biases, ctx.qk_ids(self.window), lengths)
+        # Without a causal mask, a bias masks later tokens, such as T5's.
+        qk_ids = ctx.qk_ids(self.window) if self.attention.spec.causal else ()
+        return self.attend_heads(q, k, v, ctx, biases, qk_ids, lengths)
 
     def attend_heads(
         self,

@@ -1,4 +1,4 @@
-"""Conversion between the config.json of T5 or mT5 and our configuration."""
+"""Conversion between the config.json of T5, mT5 or umT5 and our configuration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from config.errors import ConfigError
-from config.t5 import T5Config
+from config.t5 import T5Config, T5Model
 from files.formatting import format_value
 from files.json_files import JsonObject
 from modelling.config_json import check_hf_settings, read_token_id
 
-CLASSES = {"t5": "T5ForConditionalGeneration", "mt5": "MT5ForConditionalGeneration"}
+CLASSES = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+}
 """transformers' class of each model type."""
 
 FEED_FORWARD_TYPES = {
@@ -29,6 +33,7 @@ READ = {
     "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads",
     "relative_attention_num_buckets", "relative_attention_max_distance", "layer_norm_epsilon",
     "feed_forward_proj", "dense_act_fn", "tie_word_embeddings", "scale_decoder_outputs",
+    "scalable_attention",  # that biases are in every layer: transformers does so in every umt5
 }  # fmt: skip
 """Settings that are read here."""
 
@@ -52,15 +57,22 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "layer_norm_epsilon": model.layer_norm_epsilon,
         "dropout_rate": model.dropout_prob,
         "feed_forward_proj": _feed_forward_proj((model.is_gated_act, model.activation)),
-        "tie_word_embeddings": model.embedding.tied,
-        **(
-            {"scale_decoder_outputs": model.scale_decoder_outputs}
-            if model.architecture == "t5"
-            else {}
-        ),
+        **_head_settings(model),
         "decoder_start_token_id": model.pad_token_id,
         "pad_token_id": model.pad_token_id,
         "eos_token_id": model.eos_token_id,
+    }
+
+
+def _head_settings(model: T5Model) -> dict[str, bool]:
+    """Returns config.json's settings of the head.
+
+    transformers scales the output of a umt5's decoder if `tie_word_embeddings` is true.
+    """
+    scaled, tied = model.scale_decoder_outputs, model.embedding.tied
+    return {
+        "tie_word_embeddings": scaled if model.architecture == "umt5" else tied,
+        **({"scale_decoder_outputs": scaled} if model.architecture == "t5" else {}),
     }
 
 
@@ -71,11 +83,12 @@ def _feed_forward_proj(layer_type: tuple[bool, str]) -> str:
 
 # ---- from config.json ---------------------------------------------------------------------------
 def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
-    """Returns the fields of the `model` section that a T5 or mT5 config.json sets.
+    """Returns the fields of the `model` section that a config.json of `CLASSES` sets.
 
     transformers 5 writes `tie_word_embeddings` true for every model that it saves, even if the head
     is not tied. So other settings decide if the model is T5 v1.0, whose tied head is scaled; for
-    other models the weight files decide (`ModelFamily.infers_tied_head`).
+    other models the weight files decide (`ModelFamily.infers_tied_head`). In umT5's file it only
+    says whether the head's input is scaled, for transformers does that.
     """
     data, layers = hf_config.data, hf_config.count("num_layers")
     has_depth = data.get("num_decoder_layers") is not None
@@ -90,7 +103,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "is_encoder_decoder": (True, True),
     }
     check_hf_settings(data, model_type, READ, required)
-    scaled = _scales_decoder_outputs(data) if model_type == "t5" else False
+    scaled = _scales_decoder_outputs(model_type, data)
     return {
         "architecture": model_type,
         "layers": layers,
@@ -104,7 +117,10 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
         "dropout_prob": data.get("dropout_rate", 0.1),
         "eos_token_id": eos,
         "pad_token_id": pad,
-        "embedding": {"vocab_size": hf_config.count("vocab_size"), "tied": scaled},
+        "embedding": {
+            "vocab_size": hf_config.count("vocab_size"),
+            "tied": scaled and model_type == "t5",
+        },
         "attention": {
             "heads": hf_config.count("num_heads"),
             "d_kv": hf_config.count("d_kv"),
@@ -117,7 +133,7 @@ def from_config_json(hf_config: JsonObject) -> dict[str, Any]:
 def _feed_forward_type(model_type: str, hf_config: Mapping[str, Any]) -> tuple[bool, str]:
     """Returns (is_gated_act, activation); transformers omits the default of a model type."""
     name = hf_config.get("feed_forward_proj")
-    name = {"t5": "relu", "mt5": "gated-gelu"}[model_type] if name is None else name
+    name = ("relu" if model_type == "t5" else "gated-gelu") if name is None else name
     if not isinstance(name, str) or name not in FEED_FORWARD_TYPES:
         raise ConfigError(
             f"the model's config.json has feed_forward_proj {format_value(name)}, but must have "
@@ -131,9 +147,11 @@ def _feed_forward_type(model_type: str, hf_config: Mapping[str, Any]) -> tuple[b
     return FEED_FORWARD_TYPES[name]
 
 
-def _scales_decoder_outputs(hf_config: Mapping[str, Any]) -> bool:
+def _scales_decoder_outputs(model_type: str, hf_config: Mapping[str, Any]) -> bool:
     """True if the decoder's output is scaled before the head, as transformers reads the file."""
-    value = hf_config.get("scale_decoder_outputs")
+    if model_type == "mt5":
+        return False
+    value = hf_config.get("scale_decoder_outputs") if model_type == "t5" else None
     if value not in (None, False, True):
         raise ConfigError(
             f"the model's config.json has scale_decoder_outputs {format_value(value)}, but must "
@@ -143,16 +161,14 @@ def _scales_decoder_outputs(hf_config: Mapping[str, Any]) -> bool:
 
 
 def normalize_config_json(config: T5Config, hf_config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config.json with feed-forward and head settings made explicit.
+    """Returns the config.json with feed-forward and scale of the head made explicit.
 
     One without a model type is returned as it is.
     """
     model_type = hf_config.get("model_type")
     if model_type not in CLASSES:
         return hf_config
-    settings: dict[str, Any] = {
-        "feed_forward_proj": _feed_forward_proj(_feed_forward_type(model_type, hf_config))
+    return hf_config | {
+        "feed_forward_proj": _feed_forward_proj(_feed_forward_type(model_type, hf_config)),
+        "scale_decoder_outputs": _scales_decoder_outputs(model_type, hf_config),
     }
-    if model_type == "t5":
-        settings["scale_decoder_outputs"] = _scales_decoder_outputs(hf_config)
-    return hf_config | settings

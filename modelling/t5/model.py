@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., arXiv:1910.10683): T5 v1.0, v1.1, FLAN-T5, mT5 and ByT5.
+"""T5 (Raffel et al., arXiv:1910.10683): T5 v1.0, v1.1, FLAN-T5, FLAN-UL2, mT5, umT5 and ByT5.
 
 x is (batch, length, hidden), equal on all replicas of a tensor-parallel group; between `copy_to_tp`
 and a `Linear` with `shard="in"` each replica has its heads or feed-forward features. Initial values
@@ -34,13 +34,14 @@ from popxl import Tensor
 
 # ---- attention and feed-forward -----------------------------------------------------------------
 class T5SelfAttention(MultiHeadAttention):
-    """Self-attention without score scaling, with the stack's relative position bias.
+    """Self-attention without score scaling, with a relative position bias.
 
-    The initial queries make up for the scale. All blocks of a stack share the bias.
+    The initial queries make up for the scale. All blocks of a stack share the bias; umT5's have
+    one each.
 
     Args:
         causal: True in the decoder.
-        is_first: True in the first block of a stack, which owns the biases' weight.
+        is_first: True in the first block of a stack, which owns a shared bias's weight.
     """
 
     def __init__(self, c: T5Model, causal: bool, is_first: bool) -> None:
@@ -49,7 +50,8 @@ class T5SelfAttention(MultiHeadAttention):
         fan_in = {"q": hidden * c.attention.d_kv, "k": hidden, "v": hidden}
         self.qkv = FusedLinear(hidden, inner, {name: n**-0.5 for name, n in fan_in.items()})
         self.o = Linear(inner, hidden, shard="in", std=inner**-0.5)
-        self.relative_attention_bias = RelativePositionBias(causal, is_shared=not is_first)
+        is_shared = not (is_first or c.architecture == "umt5")
+        self.relative_attention_bias = RelativePositionBias(causal, is_shared)
 
     def build(self, x: Tensor, ctx: StackContext) -> Tensor:
         """x: (batch, length, hidden) -> the same shape."""

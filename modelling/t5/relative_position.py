@@ -64,6 +64,14 @@ class RelativePositionBias(PositionBias):
         bias_of_distance = self._bias_of_distance(distance)  # (heads, period)
         return _expand_diagonals(bias_of_distance, queries, keys)
 
+    def bias_of_query(self, position: Tensor, keys: int) -> Tensor:
+        """Returns the bias of one query: position, int32 scalar -> (1, local heads, 1, keys)."""
+        farthest = keys - 1
+        bias_of_distance = self._bias_of_distance(np.arange(-farthest, keys))
+        start = popxl.constant(farthest, popxl.int32, "farthest") - position
+        row = ops.dynamic_slice(bias_of_distance, start, [1], [keys], no_overlap=True)
+        return row.reshape((1, row.shape[0], 1, keys))
+
     def _bucket_of_distance(self, distance: np.ndarray) -> np.ndarray:
         return relative_position_bucket(
             distance,

@@ -190,6 +190,10 @@ HUB = {
     "bart_base": "facebook/bart-base",
     "bart_large_cnn": "facebook/bart-large-cnn",
     "bart_large": "facebook/bart-large",
+    "byt5_base": "google/byt5-base",
+    "byt5_xl": "google/byt5-xl",
+    "byt5_xxl": "google/byt5-xxl",
+    "flan_ul2": "google/flan-ul2",
     "gpt_oss_20b": "openai/gpt-oss-20b",
     "gptj_6B": "EleutherAI/gpt-j-6b",
     "llama3_1_8B": "meta-llama/Llama-3.1-8B",
@@ -197,6 +201,9 @@ HUB = {
     "qwen3_0_6B": "Qwen/Qwen3-0.6B",
     "qwen3_30B_A3B": "Qwen/Qwen3-30B-A3B",
     "qwen3_32B": "Qwen/Qwen3-32B",
+    "umt5_base": "google/umt5-base",
+    "umt5_xl": "google/umt5-xl",
+    "umt5_xxl": "google/umt5-xxl",
 }
 
 

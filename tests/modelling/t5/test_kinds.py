@@ -1,8 +1,9 @@
-"""T5 of 2019, mT5 and ByT5 against Hugging Face's: training, generation, folders both ways."""
+"""T5 of 2019, mT5, umT5 and ByT5 against Hugging Face's: training, writing, folders both ways."""
 
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,18 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         transformers.MT5Config, transformers.MT5ForConditionalGeneration,
         {"feed_forward_proj": "gated-gelu"},
     ),
+    "umt5": (  # as published: its head is neither tied nor scaled
+        transformers.UMT5Config, transformers.UMT5ForConditionalGeneration,
+        {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
+    ),
+    "umt5, scaled": (  # as transformers 5 saves a published one again
+        transformers.UMT5Config, transformers.UMT5ForConditionalGeneration,
+        {"feed_forward_proj": "gated-gelu"},
+    ),
+    "umt5, tied": (
+        transformers.UMT5Config, transformers.UMT5ForConditionalGeneration,
+        {"feed_forward_proj": "relu", "num_decoder_layers": 1},
+    ),
     "byt5": (
         transformers.T5Config, transformers.T5ForConditionalGeneration,
         {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1},
@@ -62,7 +75,7 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {"feed_forward_proj": "silu", "tie_word_embeddings": False},
     ),
 }  # fmt: skip
-TIED = ("2019", "v1.1, tied", "mt5, tied")
+TIED = ("2019", "v1.1, tied", "mt5, tied", "umt5, tied")
 
 
 @cache
@@ -83,6 +96,8 @@ def their_model(kind: str, writing: bool = False, layers: int = 2) -> Any:
         **settings,
     )  # fmt: skip
     model = model_class(config)
+    if kind == "umt5":
+        model.config.tie_word_embeddings = False  # else it scales the head's input
     if kind not in TIED:  # these classes tie the head, whatever the configuration says
         model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCABULARY, config.d_model))
     with torch.no_grad():
@@ -130,8 +145,10 @@ def test_t5_of_2019_trains_as_hugging_faces() -> None:
     check("2019", 2, 2, layers=1)
 
 
-def test_a_decoder_of_another_depth_trains_as_hugging_faces() -> None:
-    check("byt5", 1, 1)
+@pytest.mark.parametrize(("kind", "tp"), [("byt5", 1), ("umt5, tied", 2)])
+def test_a_decoder_of_another_depth_trains_as_hugging_faces(kind: str, tp: int) -> None:
+    """umT5's layers have position biases each."""
+    check(kind, 1, tp)
 
 
 @pytest.mark.slow
@@ -188,8 +205,14 @@ def test_t5_of_2019_writes_as_hugging_faces(
     check_tokens("2019", strategy, 1, tp, weights)
 
 
-def test_a_decoder_of_another_depth_writes_as_hugging_faces() -> None:
-    check_tokens("byt5", GreedyStrategy(), 1, 1, "resident")
+@pytest.mark.parametrize(("kind", "tp", "weights"), [
+    ("byt5", 1, "resident"), ("umt5, scaled", 2, "resident"), slow("umt5, scaled", 1, "streamed"),
+])  # fmt: skip
+def test_a_decoder_of_another_depth_writes_as_hugging_faces(
+    kind: str, tp: int, weights: str
+) -> None:
+    """umT5's layers compute biases of a token's own position."""
+    check_tokens(kind, GreedyStrategy(), 1, tp, weights)
 
 
 @pytest.mark.slow
@@ -209,6 +232,8 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
     config, weights = config_of(kind), weights_of(their_model(kind))
     write_hf_directory(tmp_path / "hf", weights, to_config_json(config))
     loaded = KINDS[kind][1].from_pretrained(tmp_path / "hf")
+    if kind == "umt5":  # whose config.json says so; transformers 5 does not read it
+        loaded.config.tie_word_embeddings = to_config_json(config)["tie_word_embeddings"]
     for name, value in their_model(kind).state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
     input_ids, mask = map(torch.tensor, prompts())
@@ -224,7 +249,7 @@ def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path) -> None:
     their_model(kind).save_pretrained(tmp_path)
-    hf_config = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    hf_config = json.loads((tmp_path / "config.json").read_text())
     read = from_config_json(JsonObject(hf_config, "config.json"))
     model = config_of(kind).to_dict()["model"]
     assert {n: model[n] for n in read if n not in ("embedding", "attention")} == {
@@ -246,6 +271,17 @@ PUBLISHED = {
     "google/mt5-small": (
         {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
         (True, "gelu_tanh", False, False),
+    ),
+    "google/umt5-small": (
+        {
+            "model_type": "umt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+            "is_gated_act": True, "dense_act_fn": "gelu_new", "scalable_attention": True,
+        },
+        (True, "gelu_tanh", False, False),
+    ),
+    "google/umt5-small, saved again": (
+        {"model_type": "umt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True},
+        (True, "gelu_tanh", True, False),
     ),
     "FLAN-T5, saved again": (
         {
