@@ -26,8 +26,16 @@ from modelling.weights import WeightsError
 from run.resume import resolve_initial_state
 from sessions.generation import GenerationSession
 from tests.modelling.generation.harness import hf_beams
-from tests.modelling.sessions import fine_tuning
-from tests.modelling.t5.training import ENC, VOCABULARY, batches, our_config
+from tests.modelling.sessions import fine_tuning, transposed
+from tests.modelling.t5.training import (
+    ENC,
+    PLACES,
+    ROWS,
+    VOCABULARY,
+    batches,
+    join_samples,
+    our_config,
+)
 from tests.modelling.torch_training import Reference, check_training, named_by_hf, train
 from tests.modelling.weight_maps import base_weight_map
 from tests.slow import slow
@@ -52,7 +60,7 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
     ),
     "umt5": (  # as published: its head is neither tied nor scaled
         transformers.UMT5Config, transformers.UMT5ForConditionalGeneration,
-        {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "umt5, scaled": (  # as transformers 5 saves a published one again
         transformers.UMT5Config, transformers.UMT5ForConditionalGeneration,
@@ -75,7 +83,37 @@ KINDS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
         {"feed_forward_proj": "silu", "tie_word_embeddings": False},
     ),
 }  # fmt: skip
-TIED = ("2019", "v1.1, tied", "mt5, tied", "umt5, tied")
+TIED = ["2019", "v1.1, tied", "mt5, tied", "umt5, tied"]
+
+
+def draw(seed: int) -> tuple[tuple[type[Any], type[Any], dict[str, Any]], bool]:
+    """Draws a model, and whether its head is the embedding; three seeds in a row have each type."""
+    rng = np.random.default_rng([63, seed])
+    name = ("T5", "MT5", "UMT5")[seed % 3]
+    tied = bool(rng.integers(2))
+    heads = int(rng.choice([2, 4, 6]))
+    encoder_layers = int(rng.integers(1, 4))
+    settings = {
+        "d_model": int(rng.choice([16, 24, 32])), "d_kv": int(rng.choice([4, 8, 10])),
+        "d_ff": int(rng.choice([20, 48])), "num_heads": heads, "num_layers": encoder_layers,
+        "num_decoder_layers": int(rng.integers(1, encoder_layers + 1)),
+        "relative_attention_num_buckets": int(rng.choice([4, 8, 32])),
+        "relative_attention_max_distance": int(rng.choice([17, 64])),
+        "layer_norm_epsilon": float(rng.choice([1e-6, 1e-4])),
+        "feed_forward_proj": str(rng.choice(["gated-gelu", "gated-silu", "relu", "silu"])),
+        **({} if tied else {"tie_word_embeddings": bool(rng.integers(2))}),
+    }  # fmt: skip
+    kind = (
+        getattr(transformers, f"{name}Config"),
+        getattr(transformers, f"{name}ForConditionalGeneration"),
+    )
+    return (*kind, settings), tied
+
+
+NUM_DRAWN = 30
+DRAWN = {f"drawn {seed}": draw(seed) for seed in range(NUM_DRAWN)}
+TIED += [name for name, (_, tied) in DRAWN.items() if tied]
+ALL = KINDS | {name: kind for name, (kind, _) in DRAWN.items()}
 
 
 @cache
@@ -86,18 +124,19 @@ def their_model(kind: str, writing: bool = False, layers: int = 2) -> Any:
         writing: whether other weights say more than the embedding; with those of training, a model
             whose head is the embedding would write the word that it has read.
     """
-    described, model_class, settings = KINDS[kind]
+    described, model_class, settings = ALL[kind]
     ours = our_config().model
     torch.manual_seed(0)
-    config = described(
-        vocab_size=VOCABULARY, d_model=ours.hidden_size, d_kv=ours.attention.d_kv, d_ff=ours.d_ff,
-        num_layers=layers, num_heads=ours.attention.heads, relative_attention_num_buckets=8,
-        relative_attention_max_distance=16, dropout_rate=0.0, decoder_start_token_id=PAD,
-        **settings,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": VOCABULARY, "d_model": ours.hidden_size, "d_kv": ours.attention.d_kv,
+        "d_ff": ours.d_ff, "num_layers": layers, "num_heads": ours.attention.heads,
+        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
+        "dropout_rate": 0.0, "decoder_start_token_id": PAD,
+    }  # fmt: skip
+    config = described(**sizes | settings)
     model = model_class(config)
-    if kind == "umt5":
-        model.config.tie_word_embeddings = False  # else it scales the head's input
+    if described is transformers.UMT5Config and settings.get("tie_word_embeddings") is False:
+        model.config.tie_word_embeddings = False  # as older ones read it: it scales no output
     if kind not in TIED:  # these classes tie the head, whatever the configuration says
         model.lm_head.weight = torch.nn.Parameter(0.3 * torch.randn(VOCABULARY, config.d_model))
     with torch.no_grad():
@@ -115,11 +154,12 @@ def config_of(
     kind: str, dp: int = 1, tp: int = 1, micro_batch: int = 4, layers: int = 2, **model: Any
 ) -> T5Config:
     """Our configuration of the model that a config.json of `their_model` describes."""
-    read = from_config_json(JsonObject(their_model(kind).config.to_dict(), "config.json"))
+    hf_config = their_model(kind, layers=layers).config.to_dict()
+    read = from_config_json(JsonObject(hf_config, "config.json"))
     read["embedding"]["tied"] = kind in TIED  # a config.json does not say it
     config = our_config(dp, tp, micro_batch)
     return replace(config, model=T5Config.from_dict(
-        config.to_dict() | {"model": config.model.to_dict() | read | {"layers": layers} | model}
+        config.to_dict() | {"model": config.model.to_dict() | read | model}
     ).model)  # fmt: skip
 
 
@@ -231,8 +271,8 @@ def test_every_kind_writes_as_hugging_faces(
 def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path) -> None:
     config, weights = config_of(kind), weights_of(their_model(kind))
     write_hf_directory(tmp_path / "hf", weights, to_config_json(config))
-    loaded = KINDS[kind][1].from_pretrained(tmp_path / "hf")
-    if kind == "umt5":  # whose config.json says so; transformers 5 does not read it
+    loaded = ALL[kind][1].from_pretrained(tmp_path / "hf")
+    if config.model.architecture == "umt5":  # whose config.json transformers 5 does not obey
         loaded.config.tie_word_embeddings = to_config_json(config)["tie_word_embeddings"]
     for name, value in their_model(kind).state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
@@ -259,6 +299,41 @@ def test_a_folder_of_transformers_is_read_bit_for_bit(kind: str, tmp_path: Path)
     expected = weights_of(their_model(kind))
     assert weights.keys() == expected.keys()
     assert all(np.array_equal(weights[n], x) for n, x in expected.items())
+
+
+# ---- random models ------------------------------------------------------------------------------
+def train_as_drawn(kind: str, rng: np.random.Generator) -> None:
+    """In any layout, with one or several examples a row."""
+    dp, tp = [(1, 1), (2, 1), (1, 2), (2, 2)][rng.integers(4)]
+    packed = bool(rng.integers(2))
+    config = config_of(kind, dp, tp).to_dict()
+    config["execution"] |= {
+        "micro_batch_size": 3 if packed else 4,
+        "attention_serialisation": int(rng.choice([1, 2])),
+        "activations": str(rng.choice(["keep", "recompute"])),
+    }
+    given = batches(STEPS)
+    if packed:
+        config["training"]["global_batch_size"] = ROWS
+        config["data"]["examples_per_sample"] = PLACES
+        given = [join_samples(batch) for batch in given]
+    start, expected = reference(kind, 2)
+    ours = transposed(T5Config.from_dict(config), bool(rng.integers(2)))
+    model = fine_tuning(ours, gradients=True)
+    model.write(start)
+    check_training(model, given, expected, RATE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(NUM_DRAWN))
+def test_thirty_drawn_models_are_hugging_faces(seed: int, tmp_path: Path) -> None:
+    kind, rng = f"drawn {seed}", np.random.default_rng([64, seed])
+    train_as_drawn(kind, rng)
+    strategy = (Greedy(), Beam(3, 0.7))[rng.integers(2)]
+    weights = ("resident", "streamed")[rng.integers(2)]
+    check_tokens(kind, strategy, 1, int(rng.choice([1, 2])), weights)
+    test_export_is_loaded_by_transformers_bit_for_bit(kind, tmp_path / "ours")
+    test_a_folder_of_transformers_is_read_bit_for_bit(kind, tmp_path / "theirs")
 
 
 PUBLISHED = {

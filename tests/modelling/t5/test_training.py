@@ -5,24 +5,20 @@ The same random weights, and a global batch whose sequences and targets have dif
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 import popxl
 from config.t5 import T5Config
-from data.packing import EMPTY_SLOT
-from data.seq2seq import EncodedExamples, PackedExamples
 from modelling.phases.training import build_training
 from modelling.t5.model import FAMILY
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5.training import (
-    ENC,
+    PLACES,
     RATE,
-    SAMPLES,
+    ROWS,
     STEPS,
     batches,
+    join_samples,
     our_config,
     reference,
     their_model,
@@ -50,21 +46,6 @@ def test_loss_every_gradient_and_five_steps_of_adamw(dp: int, tp: int, micro_bat
 
 
 # ---- several examples in a row -------------------------------------------------------------------
-ROWS, PLACES = 12, 3
-
-
-def join_samples(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
-    lengths = batch["segment_ids"].sum(axis=1)
-    tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
-    starts = np.cumsum([0, *lengths])
-    examples = EncodedExamples(tokens, starts, batch["labels"], ENC, pad=0)
-    packed = PackedExamples.from_examples(examples, PLACES)
-    assert SAMPLES > ROWS > len(packed)
-    missing = np.full((ROWS - len(packed), PLACES), EMPTY_SLOT)
-    return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
-
-
 @pytest.mark.parametrize(
     ("dp", "tp", "micro_batch", "slices"), [(1, 1, 6, 2), slow(2, 2, 3, 2), slow(1, 2, 6, 1)]
 )

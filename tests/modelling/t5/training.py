@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,8 @@ from transformers import T5ForConditionalGeneration
 
 from config.presets import load_config
 from config.t5 import T5Config
+from data.packing import EMPTY_SLOT
+from data.seq2seq import EncodedExamples, PackedExamples
 from tests.modelling.torch_training import (
     ADAMW,
     OptimizerOf,
@@ -107,6 +110,21 @@ def batches(count: int, config: T5Config | None = None) -> list[dict[str, np.nda
             }
         )
     return found
+
+
+ROWS, PLACES = 12, 3
+
+
+def join_samples(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The examples of a batch, at most `PLACES` in a row, and empty rows up to `ROWS`."""
+    lengths = batch["segment_ids"].sum(axis=1)
+    tokens = np.concatenate([w[:n] for w, n in zip(batch["input_ids"], lengths, strict=True)])
+    starts = np.cumsum([0, *lengths])
+    examples = EncodedExamples(tokens, starts, batch["labels"], ENC, pad=0)
+    packed = PackedExamples.from_examples(examples, PLACES)
+    assert SAMPLES > ROWS > len(packed)
+    missing = np.full((ROWS - len(packed), PLACES), EMPTY_SLOT)
+    return replace(packed, samples=np.concatenate([packed.samples, missing])).take(range(ROWS))
 
 
 @cache
