@@ -329,7 +329,7 @@ def train_as_drawn(kind: str, rng: np.random.Generator) -> None:
 def test_thirty_drawn_models_are_hugging_faces(seed: int, tmp_path: Path) -> None:
     kind, rng = f"drawn {seed}", np.random.default_rng([64, seed])
     train_as_drawn(kind, rng)
-    strategy = (Greedy(), Beam(3, 0.7))[rng.integers(2)]
+    strategy = (GreedyStrategy(), BeamSearchStrategy(3, 0.7))[rng.integers(2)]
     weights = ("resident", "streamed")[rng.integers(2)]
     check_tokens(kind, strategy, 1, int(rng.choice([1, 2])), weights)
     test_export_is_loaded_by_transformers_bit_for_bit(kind, tmp_path / "ours")
