@@ -90,20 +90,27 @@ class ChunkLoop(addons.Module):
                     dy, start, dy.shape[self.out_axis] // self.num_chunks, self.out_axis
                 )
             grads = backward.call(dy, args=_forward_values(backward, chunk))
-            terms = zip(totals, grads, self.axes, strict=False)
-            totals = [self._store_chunk(t, start, cast(g, t.dtype), axis) for t, g, axis in terms]
+            totals = self._store_grads(totals, start, grads)
             return [*totals, start + self._chunk_size(inputs)]
 
-        floats = list(zip(inputs[: self.num_differentiable], self.axes, strict=False))
-        totals = [
-            ops.init(t.shape, popxl.float32 if axis is None else t.dtype) for t, axis in floats
-        ]
+        totals = self._init_grads(inputs)
         start = popxl.constant(0, popxl.int32)
         graph = popxl.gir().create_graph(iteration, totals, start, dy, inputs, seed)
         grads = ops.repeat(
             graph, self.num_chunks, *totals, start, dy, *inputs, *_list_if_present(seed)
         )
-        return [cast(grad, t.dtype) for grad, (t, _) in zip(grads, floats, strict=False)]
+        return [cast(grad, t.dtype) for grad, t in zip(grads, inputs, strict=False)]
+
+    def _init_grads(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Creates zeros for the gradients; those of inputs that every chunk reads are float32."""
+        floats = zip(inputs[: self.num_differentiable], self.axes, strict=False)
+        return [ops.init(t.shape, popxl.float32 if axis is None else t.dtype) for t, axis in floats]
+
+    def _store_grads(
+        self, totals: Sequence[Tensor], start: Tensor, grads: Sequence[Tensor]
+    ) -> list[Tensor]:
+        terms = zip(totals, grads, self.axes, strict=False)
+        return [self._store_chunk(t, start, cast(g, t.dtype), axis) for t, g, axis in terms]
 
     def _chunk_size(self, inputs: Sequence[Tensor]) -> int:
         axis = self.axes[0]
@@ -130,6 +137,64 @@ class ChunkLoop(addons.Module):
             return total + value
         size = value.shape[axis]
         return ops.dynamic_update(total, start, value, [axis], [size], no_overlap=True)
+
+
+class LossChunkLoop(ChunkLoop):
+    """Sums a scalar loss over chunks of tokens and computes its gradients in the same loop.
+
+    A chunk goes backward before the next one goes forward, so nothing is recomputed, and of the
+    chunks' intermediate values those of one chunk are held. The gradients are those of a loss whose
+    own gradient is 1: `build_grad` scales them.
+
+    Args:
+        fn, num_chunks, axes, num_differentiable: as for `ChunkLoop`; `fn` returns a float32 scalar.
+    """
+
+    def __init__(
+        self, fn: ChunkFn, num_chunks: int, axes: Sequence[int | None], num_differentiable: int
+    ) -> None:
+        super().__init__(fn, num_chunks, axes, num_differentiable, out_axis=None)
+
+    def build(self, inputs: list[Tensor], seed: Tensor | None = None) -> Tensor:
+        """Returns the sum of the chunks' losses, float32 scalar.
+
+        Args:
+            seed: uint32 (2,), from which each chunk gets a seed of its own.
+        """
+        forward = self._chunk_graph(inputs, seed)
+        differentiable = forward.graph.inputs[: self.num_differentiable]
+        backward = forward.autodiff(grads_required=differentiable)
+
+        def iteration(
+            loss: Tensor,
+            grads: list[Tensor],
+            start: Tensor,
+            inputs: list[Tensor],
+            seed: Tensor | None,
+        ) -> list[Tensor]:
+            chunk = [*self._slice_chunk(inputs, start), *_list_if_present(_chunk_seed(seed, start))]
+            info = forward.call_with_info(*chunk)
+            args = backward.grad_graph_info.inputs_dict(info)
+            chunk_grads = backward.call(popxl.constant(1, popxl.float32), args=args)
+            grads = self._store_grads(grads, start, chunk_grads)
+            return [loss + info.outputs[0], *grads, start + self._chunk_size(inputs)]
+
+        loss, grads = ops.init((), popxl.float32), self._init_grads(inputs)
+        start = popxl.constant(0, popxl.int32)
+        graph = popxl.gir().create_graph(iteration, loss, grads, start, inputs, seed)
+        loss, *grads = ops.repeat(
+            graph, self.num_chunks, loss, *grads, start, *inputs, *_list_if_present(seed)
+        )
+        for i, t in enumerate(inputs[: self.num_differentiable]):
+            self.aux[f"grad_{i}"] = grads[i]
+        self.aux.dtypes = [t.dtype for t in inputs[: self.num_differentiable]]
+        return loss
+
+    def build_grad(self, dy: Tensor) -> list[Tensor]:
+        """Returns gradients of the differentiable inputs from the gradient of the loss."""
+        grads = (self.aux[f"grad_{i}"] for i in range(self.num_differentiable))
+        pairs = zip(grads, self.aux.dtypes, strict=True)
+        return [cast(cast(grad, popxl.float32) * dy, dtype) for grad, dtype in pairs]
 
 
 class _ChunkModule(addons.Module):

@@ -23,6 +23,9 @@ class LMHead(Module):
 
     Rows of some tokens may be trained separately, and it may have an adapter.
 
+    In training the logits are rounded to the precision of the activations, in which they cross
+    memory; all that follows is float32. In evaluation and generation they are float32.
+
     Args:
         std: of the initial weights.
         tied: True if its weight is the embedding's, which `build` then takes.
@@ -76,6 +79,10 @@ class LMHead(Module):
         bias = [self.bias.reshape((-1,))] if self.has_bias else []
         return [weight, *bias, *lora]
 
+    def product_dtype(self, x: Tensor) -> popxl.dtype:
+        """Returns the dtype in which the logits of x leave the matmul."""
+        return popxl.float32 if self.config.model.eval else x.dtype
+
     def compute_logits(self, x: Tensor, weight: Tensor, *bias_and_lora: Tensor) -> Tensor:
         """Computes the logits from a given weight; shapes as for `build`.
 
@@ -86,8 +93,10 @@ class LMHead(Module):
         shard = weight.shape[-1]
         count = int(self.has_bias)
         bias, lora = bias_and_lora[:count], bias_and_lora[count:]
-        bias_float32 = cast(bias[0], popxl.float32) if bias else None
-        logits = self.product(x, weight, bias_float32, popxl.float32)
+        logits = self.product(x, weight, None, self.product_dtype(x))
+        logits = cast(logits, popxl.float32)
+        if bias:
+            logits = logits + cast(bias[0], popxl.float32)
         if lora:
             a, b = lora
             logits = logits + cast(x, popxl.float32) @ a @ b

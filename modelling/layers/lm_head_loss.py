@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelling.fp8 import fp8_head_context
-from modelling.layers.chunk_loop import ChunkLoop
+from modelling.layers.chunk_loop import ChunkLoop, LossChunkLoop
 from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import VocabularyEmbedding
 from modelling.layers.experts import ExpertUsage
@@ -110,7 +110,9 @@ class LMHeadLoss(Module):
 
         length_axis = 0 if self.layout.transposed else 1
         axes = [length_axis, *[None] * len(weights), *[1] * len(token_inputs)]
-        loop = ChunkLoop(stats_of_chunk, num_chunks, axes, len(floats), out_axis=None)
+        loop: ChunkLoop = ChunkLoop(stats_of_chunk, num_chunks, axes, len(floats), out_axis=None)
+        if self.objective.sums_token_losses and not self.is_eval:
+            loop = LossChunkLoop(stats_of_chunk, num_chunks, axes, len(floats))
         call = self.call_module(loop, "sliced", autodiff="none" if self.is_eval else "auto")
         return call([*floats, *token_inputs])[0]
 
@@ -124,7 +126,8 @@ class LMHeadLoss(Module):
             return 1
         groups, length = self.groups, self.layout.length(features)
         tokens = features.nelms // features.shape[-1]
-        nbytes = 4 * tokens * groups.vocab_shard_size(self.lm_head.vocab_size)
+        itemsize = self.lm_head.product_dtype(features).itemsize
+        nbytes = itemsize * tokens * groups.vocab_shard_size(self.lm_head.vocab_size)
         divisors = (n for n in range(1, length) if not length % n)
         return next((n for n in divisors if nbytes <= n * MAX_LOGIT_BYTES), length)
 

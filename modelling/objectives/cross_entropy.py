@@ -30,6 +30,7 @@ class CrossEntropy(Objective):
     token_inputs = {"labels": lambda labels: labels}  # noqa: RUF012
     sequence_inputs = {}  # noqa: RUF012
     metrics = OBJECTIVES["cross_entropy"]
+    sums_token_losses = True
 
     def loss_stats(
         self,

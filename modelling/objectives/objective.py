@@ -41,12 +41,14 @@ class Objective(ABC):
         sequence_inputs: inputs of the loss besides the statistics, by name.
         metrics: of an evaluation, as functions of its metric sums.
         returns_stats: True if the statistics go to the host, for `metric_sums`.
+        sums_token_losses: True if the statistics are a scalar, the loss.
     """
 
     token_inputs: Mapping[str, SpecOf]
     sequence_inputs: Mapping[str, SpecOf]
     metrics: Metrics
     returns_stats: ClassVar[bool] = False
+    sums_token_losses: ClassVar[bool] = False
 
     def input_specs(self, labels: TensorSpec) -> dict[str, TensorSpec]:
         """Returns the specs of all loss inputs besides logits by name, `LOSS_WEIGHT` included.
