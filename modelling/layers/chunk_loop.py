@@ -99,7 +99,8 @@ class ChunkLoop(addons.Module):
         grads = ops.repeat(
             graph, self.num_chunks, *totals, start, dy, *inputs, *_list_if_present(seed)
         )
-        return [cast(grad, t.dtype) for grad, t in zip(grads, inputs, strict=False)]
+        floats = inputs[: self.num_differentiable]
+        return [cast(grad, t.dtype) for grad, t in zip(grads, floats, strict=False)]
 
     def _init_grads(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Creates zeros for the gradients; those of inputs that every chunk reads are float32."""
@@ -185,7 +186,7 @@ class LossChunkLoop(ChunkLoop):
         loss, *grads = ops.repeat(
             graph, self.num_chunks, loss, *grads, start, *inputs, *_list_if_present(seed)
         )
-        for i, t in enumerate(inputs[: self.num_differentiable]):
+        for i in range(self.num_differentiable):
             self.aux[f"grad_{i}"] = grads[i]
         self.aux.dtypes = [t.dtype for t in inputs[: self.num_differentiable]]
         return loss
