@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from files.atomic_writing import write_file
 from run.records.metrics_jsonl import StepMetrics, column
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LOSS_COLOR, LR_COLOR, EVAL_COLOR = "#1f5fa8", "#b3541e", "#2c7a4b"
 EVAL_LOSS = "eval_loss"
@@ -31,6 +32,10 @@ def draw_loss_curve(steps_metrics: Sequence[StepMetrics], path: Path, title: str
     Raises:
         WriteError: the file cannot be written.
     """
+    # It takes a second, which no run that stops early should wait for.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)  # pyplot has global state and needs a display
     rewards = any("rewards/margins" in row for row in steps_metrics)
