@@ -49,13 +49,13 @@ def idle_disk() -> Iterator[None]:
 
     Checksums are still computed, because they take processor time.
     """
-    request, verify = ScratchFile._transfer_parts, ScratchFile._verify
+    request, verify = ScratchFile._transfer_parts, ScratchFile._verify_checksum
     ScratchFile._transfer_parts = lambda *_: None  # type: ignore[method-assign]
-    ScratchFile._verify = lambda *_: None  # type: ignore[method-assign]
+    ScratchFile._verify_checksum = lambda *_: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ScratchFile._transfer_parts, ScratchFile._verify = request, verify  # type: ignore[method-assign]
+        ScratchFile._transfer_parts, ScratchFile._verify_checksum = request, verify  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

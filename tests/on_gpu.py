@@ -28,4 +28,4 @@ def _too_few_devices(*_: Any) -> Any:
     pytest.skip("needs more devices")
 
 
-mesh.platform_of, mesh._too_few_devices = _on_gpu, _too_few_devices
+mesh.platform_of, mesh._too_few_devices_error = _on_gpu, _too_few_devices

@@ -152,5 +152,5 @@ def host_memory() -> int | None:
 
     The processes of a host share its memory equally.
     """
-    free = hardware.host_memory()
+    free = hardware.free_host_bytes()
     return None if free is None else free // popdist.local_process_count()

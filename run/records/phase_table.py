@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from popxl.session import PartTimes, Timing, TimingSums
+from popxl.session import RegionTimes, Timing, TimingSums
 
 REST = "no phase"
 MAX_SEGMENTS = 10
@@ -58,7 +58,7 @@ def _format_totals(overlapped: Timing, serialized: Timing) -> str:
 
 
 def _phase_row(label: str, overlapped: Timing, serialized: Timing) -> tuple[str, ...]:
-    seen = overlapped.parts.get(label, PartTimes())
+    seen = overlapped.parts.get(label, RegionTimes())
     part, runs = serialized.parts[label], serialized.num_runs
     total = part.seconds + part.wait_seconds
     return (

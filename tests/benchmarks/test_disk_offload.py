@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.disk_offload import RUNS, build_config, idle_disk
-from popxl._storage.scratch_files import Scratch
+from popxl._storage.scratch_files import ScratchFolder
 from popxl.errors import DiskError
 
 
 def test_a_run_goes_on_with_a_disk_that_answers_at_once(tmp_path):
     """Reads return other bytes than were written, which the real disk refuses."""
-    scratch = Scratch(tmp_path)
-    file, data = scratch.file(8192), np.arange(8000).astype(np.uint8)
+    scratch = ScratchFolder(tmp_path)
+    file, data = scratch.create_file(8192), np.arange(8000).astype(np.uint8)
     file.write(0, data)
     with idle_disk():
         file.read(0, np.zeros_like(data))

@@ -54,7 +54,7 @@ def listed(config: RunConfig, processes: int):
     program = build_training(config, family.build_phases, False, weight_map)
     mesh = mesh_of(config.replicas, processes)
     held = ShardReader(
-        lambda v: device_variables.shards_of(mesh, v),
+        lambda v: device_variables.shards_of_variable(mesh, v),
         lambda v, part: np.zeros(part.size, v.dtype.as_numpy()),
     )
     return weight_map.to_logical_tensors(lambda v: np.zeros(0), program.variables, True, held)
@@ -171,7 +171,7 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
         read.clear()
         for variable, source in sources.items():
             own = device_variables._local_shards(
-                device_variables.shards_of(mesh, variable), process
+                device_variables.shards_of_variable(mesh, variable), process
             )
             source.make_shards(own)
             held += sum(part.size for part in own) * variable.dtype.itemsize
@@ -219,7 +219,7 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
         tensors.taken = held = 0
         for variable, source in sources.items():
             own = device_variables._local_shards(
-                device_variables.shards_of(mesh, variable), process
+                device_variables.shards_of_variable(mesh, variable), process
             )
             whole, some = source(), source.make_shards(own)
             held += sum(part.size for part in own)

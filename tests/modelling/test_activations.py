@@ -135,7 +135,7 @@ def _two_memories(
         patches.enter_context(mock.patch.object(platforms.Cpu, "host_memory", "pinned_host"))
         if window is not None:
             patches.enter_context(
-                mock.patch.object(platforms, "default_window", return_value=window)
+                mock.patch.object(platforms, "default_prefetch_window", return_value=window)
             )
         patches.enter_context(mock.patch.object(sessions, "build_best_program", placed))
         yield

@@ -141,7 +141,7 @@ def weight_bytes(config: RunConfig, *layers: str) -> int:
 def moved(config: RunConfig, batch: Any) -> dict[tuple[str, str], int]:
     """Bytes that a step loads and stores, by what they are."""
     found: Counter[tuple[str, str]] = Counter()
-    plain = {"load": ScheduleExecutor._load, "store": ScheduleExecutor._store}
+    plain = {"load": ScheduleExecutor._execute_load, "store": ScheduleExecutor._execute_store}
 
     def noted(what: str) -> Callable[..., None]:
         def note(walker: Any, step: Any, at: Any) -> None:

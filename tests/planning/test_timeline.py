@@ -19,7 +19,7 @@ from modelling.model_family import get_family
 from modelling.phases.training import build_training
 from planning.hardware.machines import machine
 from planning.requirements import finetuning_requirements
-from popxl._schedule.lookahead import default_window
+from popxl._schedule.lookahead import default_prefetch_window
 from popxl.plan.placement import MARGIN
 from popxl.plan.simulated_device import SimulatedDevice, drive_device
 from tests.planning.presets import preset
@@ -108,7 +108,7 @@ def walked(program: popxl.plan.TracedProgram, window: int) -> dict[str, float]:
 def test_walker_and_simulation_agree(name: str, layers: int, update: str) -> None:
     """The machine may be busy with something else: the best of three counts."""
     program = traced(name, update)
-    window = default_window(program.schedule) * layers // 2
+    window = default_prefetch_window(program.schedule) * layers // 2
     expected, differ = makespans(simulated(program, window), update), 1.0
     for _ in range(3):
         found = makespans(walked(program, window), update)
@@ -175,7 +175,7 @@ def test_a_run_in_bulk_takes_as_long_as_the_simulation_says(name: str, layers: i
     ).traced
     rates = target.rates("bfloat16", 1)
     for kind in ("none", "weights", "moments", "gradients", "activations between layers"):
-        bulk_estimate = program.bulk_estimate(rates, default_window(program.schedule))
+        bulk_estimate = program.bulk_estimate(rates, default_prefetch_window(program.schedule))
         bulk_estimate.set_location([e for e in bulk_estimate.transfers if e[0].kind == kind], -1)
         for buffer in program.ir.remote_buffers:
             buffer.resident = buffer.entries if buffer.kind == kind else 0
@@ -250,7 +250,7 @@ def test_memory_is_what_the_plan_counts_where_nothing_is_on_its_way(name: str) -
     )
     found = program.timeline(quick, window=0)
     assert found.peak == program.plan().temporaries
-    assert program.timeline(quick).peak <= found.peak + found.window + default_window(
+    assert program.timeline(quick).peak <= found.peak + found.window + default_prefetch_window(
         program.schedule
     )
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import popdist
 import popxl
-from popxl._devices.mesh import per_replica, replica_mesh
+from popxl._devices.mesh import create_per_replica_sharding, replica_mesh
 from popxl.ops import _collective
 
 ELEMENTS, ARRAYS = 2**22, 4  # 16 MiB each
@@ -34,7 +34,9 @@ def main(how: str, count: int) -> None:
 
     def local(array: np.ndarray) -> jax.Array:
         whole = np.concatenate(array)
-        return jax.make_array_from_callback(whole.shape, per_replica(mesh), lambda i: whole[i])
+        return jax.make_array_from_callback(
+            whole.shape, create_per_replica_sharding(mesh), lambda i: whole[i]
+        )
 
     def step(factor, *arrays):
         scatter = _collective.reduce_scatter

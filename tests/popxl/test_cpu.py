@@ -51,7 +51,7 @@ def test_what_one_thread_launches_does_not(long_and_short):
 
 
 def test_small_executables_are_launched_by_the_caller(monkeypatch):
-    monkeypatch.setattr(cpu, "_helpers", lambda: pytest.fail("another thread"))
+    monkeypatch.setattr(cpu, "_launch_threads", lambda: pytest.fail("another thread"))
     launch = cpu.CpuLauncher(1, 1)
     for _ in range(4):
         assert launch(threading.get_ident, [], LARGE - 1) == threading.get_ident()

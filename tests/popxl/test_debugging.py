@@ -49,7 +49,7 @@ def test_stepwise_runs_do_the_same_and_nothing_early(memory, files, switch, monk
     def early(*_: Any) -> None:
         raise AssertionError("not now")
 
-    for kind, name in ((PrefetchMover, "_look_ahead"), (EntryFile, "start_read")):
+    for kind, name in ((PrefetchMover, "_dispatch_next_loads"), (EntryFile, "start_read")):
         monkeypatch.setattr(kind, name, early)
     switch("STEPWISE")
     stepwise = rows_after(*on_disk(files), tmp_path)

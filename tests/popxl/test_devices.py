@@ -90,7 +90,7 @@ def test_pinned_memory_leaves_the_host_some(free, neighbours, limit, monkeypatch
     """The pool of it doubles, up to this, and gives nothing back."""
     name = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
     monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(mesh, "host_memory", lambda: free * 2**30)
+    monkeypatch.setattr(mesh, "free_host_bytes", lambda: free * 2**30)
     monkeypatch.setattr(popdist, "local_process_count", lambda: neighbours)
     prepare_environment()
     assert os.environ[name] == str(limit)

@@ -17,7 +17,7 @@ from popxl import ops
 from popxl._devices import cpu
 from popxl._run.device_variables import _local_shards
 from popxl._schedule.schedule_builder import build_schedule
-from popxl._storage.replica_arrays import _shards
+from popxl._storage.replica_arrays import _build_shards
 from popxl.errors import popart_exception
 from popxl.transforms import autodiff
 from tests.popxl.programs import graph_of, run_ir, store
@@ -291,7 +291,13 @@ def test_conditionals_that_are_nested_too_deeply_are_named():
 
 
 @pytest.mark.parametrize(
-    "cached", [cpu._compile_empty, cpu._compile_donating_identity, _shards, _local_shards]
+    "cached",
+    [
+        cpu._compile_empty_array,
+        cpu._compile_donating_identity,
+        _build_shards,
+        _local_shards,
+    ],
 )
 def test_what_is_kept_for_each_shape_is_bounded(cached):
     assert 0 < cached.cache_info().maxsize <= 4096

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from popxl._devices.mesh import per_replica, replica_mesh
+from popxl._devices.mesh import create_per_replica_sharding, replica_mesh
 from popxl._storage import replica_arrays
 
 
@@ -24,7 +24,7 @@ def _at(offset: int, size: int, dtype) -> np.ndarray:
 @pytest.mark.parametrize("offset", [0, 16])
 def test_put_never_shares_memory(offset, dtype):
     x = _at(offset, 1 << 12, dtype)
-    array = replica_arrays.put_array(x, per_replica(replica_mesh("cpu", 1)))
+    array = replica_arrays.put_array(x, create_per_replica_sharding(replica_mesh("cpu", 1)))
     assert array.unsafe_buffer_pointer() != x.ctypes.data
     x[...] = 2
     assert np.unique(np.asarray(array)).tolist() == [1]
@@ -35,5 +35,5 @@ def test_put_never_shares_memory(offset, dtype):
 )
 def test_put_takes_empty_strided_and_repeated_arrays(x):
     x = x.astype(np.float32, copy=False)
-    array = replica_arrays.put_array(x, per_replica(replica_mesh("cpu", 1)))
+    array = replica_arrays.put_array(x, create_per_replica_sharding(replica_mesh("cpu", 1)))
     np.testing.assert_array_equal(np.asarray(array), x)

@@ -18,7 +18,7 @@ import popxl
 from popxl import ops
 from popxl._compile import platforms
 from popxl._schedule import lookahead
-from popxl._schedule.lookahead import default_window
+from popxl._schedule.lookahead import default_prefetch_window
 from popxl._schedule.schedule import Run
 from popxl._storage import device_put as device_put_module
 from popxl._storage.prefetch import PrefetchMover
@@ -44,7 +44,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(platforms.Cpu, "host_memory", "pinned_host")
         monkeypatch.setattr(platforms.Cpu, "device_put", staticmethod(put))
         if window is not None:
-            monkeypatch.setattr(platforms, "default_window", lambda _schedule: window)
+            monkeypatch.setattr(platforms, "default_prefetch_window", lambda _schedule: window)
         return calls
 
     return use
@@ -135,7 +135,7 @@ def test_the_window_is_two_layers_and_the_schedule_says_so(moved):
     ir, _ = layered()
     session = popxl.Session(ir)
     largest = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)  # an update's weights, moments and row
-    assert default_window(session.schedule) == 2 * largest
+    assert default_prefetch_window(session.schedule) == 2 * largest
     text = str(session.schedule)
     assert text.startswith("loads are dispatched ahead of the runs before them")
     assert re.search(r"# loads ahead: [\d.]+ for .*\n.* run ", text)

@@ -243,7 +243,7 @@ class Both:
         if self.model.fault() is not None:
             return
         program, at, calls = self.session._program, draw.randrange(3), 0
-        call = program._call
+        call = program._call_segment
 
         def failing(*args: Any) -> Any:
             nonlocal calls
@@ -252,7 +252,7 @@ class Both:
                 raise Stop
             return call(*args)
 
-        program._call = failing  # type: ignore[method-assign]
+        program._call_segment = failing  # type: ignore[method-assign]
         try:
             self.session.run()
         except Stop:
@@ -260,7 +260,7 @@ class Both:
         else:
             self.model.run()
         finally:
-            program._call = call  # type: ignore[method-assign]
+            program._call_segment = call  # type: ignore[method-assign]
 
     def read(self, draw: random.Random) -> None:
         v = draw.choice(self.model.program.variables)

@@ -28,7 +28,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl._compile import platforms
-from popxl._devices.mesh import per_replica, replica_mesh
+from popxl._devices.mesh import create_per_replica_sharding, replica_mesh
 from popxl._schedule.lookahead import LookaheadEvent
 from popxl._schedule.schedule import Load, Store
 from popxl._storage import disk_queue, scratch_files
@@ -72,7 +72,7 @@ def test_the_bits_are_those_of_memory(tmp_path, dtype, on_disk, replicas):
 
 
 def test_without_direct_requests(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch_files.Scratch, "_allows_direct", lambda self: False)
+    monkeypatch.setattr(scratch_files.ScratchFolder, "_supports_direct_io", lambda self: False)
     for found, wanted in zip(values_of(tmp_path, ROWS), values_of(None, 0), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -232,7 +232,7 @@ def test_nothing_is_read_ahead_past_a_store(tmp_path):
 
 def memory_of_entries(of: disk_queue.DiskQueue) -> EntryMemory:
     """Memory layout of entries of 1,024 numbers on one device."""
-    sharding = per_replica(replica_mesh("cpu", 1))
+    sharding = create_per_replica_sharding(replica_mesh("cpu", 1))
     return EntryMemory((1024,), 1024, np.float32, sharding, of.scratch, of.buffer_pool)
 
 
@@ -434,7 +434,7 @@ def flip_a_bit(tmp_path: Path, largest: int) -> None:
 def test_a_flipped_bit_stops_the_run(tmp_path, monkeypatch, size, request_size, direct):
     monkeypatch.setattr(scratch_files, "REQUEST", request_size)
     if not direct:
-        monkeypatch.setattr(scratch_files.Scratch, "_allows_direct", lambda self: False)
+        monkeypatch.setattr(scratch_files.ScratchFolder, "_supports_direct_io", lambda self: False)
     ir, _ = program(ROWS, size=size)
     with popxl.Session(ir, "cpu", disk=tmp_path, weights_to_host_on_exit=False) as session:
         session.run()
@@ -503,7 +503,7 @@ def test_files_that_a_network_file_system_renamed_are_removed(tmp_path):
     folder = tmp_path / "popxl-scratch-0"
     (folder / ".nfs0001" / "x").mkdir(parents=True)
     (folder / ".nfs0002").write_bytes(bytes(4096))
-    scratch = scratch_files.Scratch(tmp_path)
+    scratch = scratch_files.ScratchFolder(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == [".nfs0001", "lock"]
     scratch.close()
 
@@ -549,8 +549,8 @@ def test_a_file_system_without_fallocate(tmp_path, reason):
 
     def write_and_read() -> None:
         refuse_fallocate(reason)
-        scratch = scratch_files.Scratch(tmp_path)
-        file = scratch.file(len(given))
+        scratch = scratch_files.ScratchFolder(tmp_path)
+        file = scratch.create_file(len(given))
         file.write(0, np.frombuffer(given, np.uint8))
         file.read(0, found)
         file.close()
@@ -562,8 +562,8 @@ def test_a_file_system_without_fallocate(tmp_path, reason):
 
 
 def test_blocks_are_there_from_the_start(tmp_path):
-    scratch = scratch_files.Scratch(tmp_path)
-    file = scratch.file(2**20)
+    scratch = scratch_files.ScratchFolder(tmp_path)
+    file = scratch.create_file(2**20)
     assert os.fstat(file._file).st_blocks * 512 >= 2**20
     file.close()
     scratch.close()
@@ -615,8 +615,8 @@ def test_a_disk_that_stays_busy_is_an_error(tmp_path, monkeypatch):
     def busy(*_: object) -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    scratch = scratch_files.Scratch(tmp_path)
-    file = scratch.file(4096)
+    scratch = scratch_files.ScratchFolder(tmp_path)
+    file = scratch.create_file(4096)
     monkeypatch.setattr(os, "pwritev", busy)
     monkeypatch.setattr(scratch_files, "PATIENCE", 0.05)
     with pytest.raises(DiskError, match="temporarily unavailable"):
@@ -634,8 +634,8 @@ def few_descriptors() -> Iterator[None]:
 
 
 def test_more_buffers_than_the_soft_limit_of_open_files(tmp_path, few_descriptors):
-    scratch = scratch_files.Scratch(tmp_path)
-    files = [scratch.file(4096) for _ in range(100)]
+    scratch = scratch_files.ScratchFolder(tmp_path)
+    files = [scratch.create_file(4096) for _ in range(100)]
     for file in files:
         file.close()
     scratch.close()
@@ -643,9 +643,9 @@ def test_more_buffers_than_the_soft_limit_of_open_files(tmp_path, few_descriptor
 
 def test_the_hard_limit_of_open_files_is_named(tmp_path, few_descriptors, monkeypatch):
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    scratch, files = scratch_files.Scratch(tmp_path), []
+    scratch, files = scratch_files.ScratchFolder(tmp_path), []
     with pytest.raises(DiskError, match=r"cannot open a file of 131 kB.*\(ulimit -Hn\)"):
-        files.extend(scratch.file(2**17) for _ in range(100))
+        files.extend(scratch.create_file(2**17) for _ in range(100))
     monkeypatch.undo()
     for file in files:
         file.close()

@@ -582,7 +582,7 @@ def test_a_device_that_is_full_is_named_in_a_sentence(error, expected, message, 
         ops.host_store(popxl.d2h_stream((), popxl.float32), popxl.constant(1.0))
     session = popxl.Session(ir, "cpu")
     with session:
-        for owner, name in ((session._program, "run"), (session._streams, "to_devices")):
+        for owner, name in ((session._program, "run"), (session._streams, "inputs_to_devices")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, full)
                 with pytest.raises(expected) as caught:

@@ -216,7 +216,7 @@ def test_a_session_knows_the_variables_that_there_were_when_it_was_made():
 # ---- runs that stop in the middle ---------------------------------------------------------------
 def _stops(session: popxl.Session, error: type[BaseException], at: int = 1) -> Callable[[], None]:
     """Make segment `at` of the next run raise; returns what makes runs whole again."""
-    call, calls = session._program._call, 0
+    call, calls = session._program._call_segment, 0
 
     def failing(segment, arguments):
         nonlocal calls
@@ -225,7 +225,7 @@ def _stops(session: popxl.Session, error: type[BaseException], at: int = 1) -> C
             raise error
         return call(segment, arguments)
 
-    session._program._call = failing  # type: ignore[method-assign]
+    session._program._call_segment = failing  # type: ignore[method-assign]
     return lambda: setattr(session._program, "_call", call)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import popxl
 from popxl import ops
-from popxl._storage.scratch_files import Scratch
+from popxl._storage.scratch_files import ScratchFolder
 from popxl.errors import DiskError, popart_exception
 from tests.popxl.on_disk import ROWS, program
 from tests.popxl.programs import store, together
@@ -103,11 +103,11 @@ def test_a_session_runs_in_one_thread_at_a_time():
             together(again)
             return call(*args)
 
-        call = session._program._call
-        session._program._call = run_again
+        call = session._program._call_segment
+        session._program._call_segment = run_again
         assert session.run()[out] == 1.0
         assert refused
-        session._program._call = call
+        session._program._call_segment = call
         assert session.run()[out] == 1.0
 
 
@@ -115,22 +115,22 @@ def test_a_session_runs_in_one_thread_at_a_time():
 def test_threads_open_and_leave_one_folder(tmp_path, hasty):
     def use() -> None:
         for _ in range(40):
-            Scratch.open_shared(tmp_path).close()
+            ScratchFolder.open_shared(tmp_path).close()
 
     together(use, use, use)
     assert not list(tmp_path.iterdir())
-    assert (tmp_path, 0) not in Scratch._instances
+    assert (tmp_path, 0) not in ScratchFolder._instances
 
 
 def test_a_folder_that_cannot_be_cleared_is_free_again(tmp_path, monkeypatch):
-    def refuses(self: Scratch) -> bool:
+    def refuses(self: ScratchFolder) -> bool:
         raise PermissionError(13, "no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Scratch, "_allows_direct", refuses)
+        patch.setattr(ScratchFolder, "_supports_direct_io", refuses)
         with pytest.raises(DiskError, match="cannot be cleared"):
-            Scratch.open_shared(tmp_path)
-    Scratch.open_shared(tmp_path).close()
+            ScratchFolder.open_shared(tmp_path)
+    ScratchFolder.open_shared(tmp_path).close()
 
 
 def test_programs_in_threads_share_a_folder(tmp_path, hasty, cached):

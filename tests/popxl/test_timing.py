@@ -114,7 +114,7 @@ def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):
         assert "popxl:" not in capfd.readouterr().err
         monkeypatch.setenv("POPXL_STEPS", "1")
         seen: list[str] = []
-        call = session._program._call
+        call = session._program._call_segment
 
         def hangs(segment: Segment, arguments: Sequence[Any]) -> Sequence[Any]:
             seen.append(capfd.readouterr().err)

@@ -21,13 +21,13 @@ class Loader:
     """As data loaders of applications: its position is a file."""
 
     def __init__(self, position=0):
-        self.position = position
+        self.op_input_index = position
 
     def save(self, filename):
-        Path(filename).write_text(str(self.position))
+        Path(filename).write_text(str(self.op_input_index))
 
     def resume(self, filename):
-        self.position = int(Path(filename).read_text())
+        self.op_input_index = int(Path(filename).read_text())
 
 
 def session(value=1.0, names=("a", "b"), memmap_dir=None, max_checkpoints=1, scope="main"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from popxl._devices.host_memory import host_memory as host_memory
+from popxl._devices.host_memory import free_host_bytes as free_host_bytes
 from popxl._devices.mesh import MAX_PINNED as MAX_PINNED
 from popxl._devices.mesh import replica_mesh
 

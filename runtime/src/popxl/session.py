@@ -30,21 +30,21 @@ from popxl._compile.executable_cache import StartupStats as StartupStats
 from popxl._compile.executable_cache import StartupTimer
 from popxl._devices import forks
 from popxl._devices.cpu import backend_epoch
-from popxl._devices.mesh import replica_mesh, replicated
+from popxl._devices.mesh import create_replicated_sharding, replica_mesh
 from popxl._ir.argument_checks import check_type
-from popxl._ir.debug_flags import STEPWISE, is_on
+from popxl._ir.debug_flags import STEPWISE, is_flag_set
 from popxl._run import device_variables
 from popxl._run.process_gather import all_gather_processes
 from popxl._run.program import Program, ProgramState
 from popxl._run.stream_data import HostStreams
 from popxl._run.stream_data import d2hStreamBufferMaps as d2hStreamBufferMaps
 from popxl._run.stream_data import h2dStreamBufferMaps as h2dStreamBufferMaps
-from popxl._run.timing import PartTimes as PartTimes
+from popxl._run.timing import RegionTimes as RegionTimes
 from popxl._run.timing import Timing as Timing
 from popxl._run.timing import TimingSums as TimingSums
 from popxl._schedule.schedule import Schedule
 from popxl._storage import replica_arrays
-from popxl._storage.host_values import HostValues, SharedValue, storage_order
+from popxl._storage.host_values import HostValues, SharedValue, storage_sort_key
 from popxl._storage.host_values import LazyValue as LazyValue
 from popxl._storage.replica_arrays import VariableShard as VariableShard
 from popxl.errors import DeviceMemoryError, popart_exception, poplar_application_runtime_error
@@ -177,7 +177,7 @@ class Session:
 
     def expected_inputs(self) -> list[HostToDeviceStream]:
         """Host-to-device streams that `run` needs data for."""
-        return list(self._program.h2d)
+        return list(self._program.input_streams)
 
     @property
     def schedule(self) -> Schedule:
@@ -271,7 +271,7 @@ class Session:
     ) -> None:
         assert self._state is not None
         with _device_memory_named():
-            data = self._streams.to_devices(inputs or {}, downcast_inputs)
+            data = self._streams.inputs_to_devices(inputs or {}, downcast_inputs)
         targets = self._streams.check_outputs(outputs or {})
         # The program takes the state over. If it stops, the state is gone.
         seed, state = self._next_seed(), self._state
@@ -284,7 +284,7 @@ class Session:
                 self._store_state(state)  # a value broke a rule; the run is complete all the same
                 raise
             self._store_state(state)
-            self._streams.fetch(results, targets)
+            self._streams.fetch_outputs(results, targets)
 
     def _collective_section(self) -> AbstractContextManager[None]:
         """Context of collective work: the processes of the program act together."""
@@ -310,7 +310,7 @@ class Session:
         """
         if self._program.timing is not None:
             raise popart_exception("timing: the session is measured already: leave that one first")
-        timing = Timing(synchronize or is_on(STEPWISE))
+        timing = Timing(synchronize or is_flag_set(STEPWISE))
         self._program.timing = timing
         try:
             yield timing
@@ -336,7 +336,9 @@ class Session:
         """Returns a run's seed of stochastic rounding; None if the program does not round so."""
         if not self._program.rounds_stochastically:
             return None
-        return replica_arrays.put_async(next(self._seeds), replicated(self._program.mesh))
+        return replica_arrays.put_async(
+            next(self._seeds), create_replicated_sharding(self._program.mesh)
+        )
 
     def _full_input_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of a stream's host array from that of one transfer.
@@ -347,7 +349,7 @@ class Session:
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
         """Returns zero-filled arrays for the results of each device-to-host stream."""
-        return self._streams.outputs()
+        return self._streams.create_outputs()
 
     # ---- variables: host <-> device -------------------------------------------------------------
     def weights_from_host(self) -> None:
@@ -398,11 +400,11 @@ class Session:
         self._program.wait_all()
         self._values.stale.clear()
         self._state = None  # before what takes its place; the folder stays open meanwhile
-        self._state = device_variables.upload(self._program, self._values, disk_queue)
+        self._state = device_variables.upload_variables(self._program, self._values, disk_queue)
 
     def _download(self, variables: Iterable[Variable]) -> None:
         """Updates the host arrays of `variables` from the devices."""
-        for var in sorted((v for v in variables if v in self._values.stale), key=storage_order):
+        for var in sorted((v for v in variables if v in self._values.stale), key=storage_sort_key):
             self._values.set_from_device(var, self._fetch(var))
 
     def _fetch(self, var: Variable) -> np.ndarray:
@@ -430,7 +432,7 @@ class Session:
         """
         tensors, values = list(tensors), self._values
         for t in tensors:
-            values.check(t, Variable, Constant)
+            values.check_tensor(t, Variable, Constant)
         variables = [t for t in tensors if isinstance(t, Variable)]
         for var in variables:
             values.check_not_lost(var)
@@ -456,7 +458,7 @@ class Session:
         return np.array(self._values.value(variable))
 
     def _check_readable(self, variable: Variable) -> None:
-        self._values.check(variable, Variable)
+        self._values.check_tensor(variable, Variable)
         self._values.check_not_lost(variable)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
@@ -477,8 +479,8 @@ class Session:
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
         """
-        self._values.check(variable, Variable)
-        return device_variables.shards_of(self._program, variable)
+        self._values.check_tensor(variable, Variable)
+        return device_variables.shards_of_variable(self._program, variable)
 
     def read_variable_shard(self, variable: Variable, shard: VariableShard) -> np.ndarray:
         """Returns the elements (size,) of a shard that this process holds.
@@ -548,7 +550,7 @@ class Session:
         Raises:
             TypeError, ValueError: as for `get_tensors_data`.
         """
-        self._values.check(variable, Variable)
+        self._values.check_tensor(variable, Variable)
         read = partial(self.read_variable_data, variable)
         return SharedValue(variable, lambda: self._state, read)
 

@@ -94,7 +94,7 @@ class TensorSpec(Mapping):
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}{meta})"
 
 
-class Tensor(tensor_operators.Operators["Tensor"]):
+class Tensor(tensor_operators.TensorOperators["Tensor"]):
     """A value in a graph; created by ops and by the functions of this module."""
 
     __array_priority__ = 1000  # numpy scalars defer to our reflected operators

@@ -156,7 +156,7 @@ class FunctionalGraph:
 
     @graph_cached_property
     def num_stochastic_roundings(self) -> int:
-        """Number of stochastic roundings in one execution of the graph (see `Op.is_rounded`)."""
+        """Number of stochastic roundings in an execution (`Op.can_round_stochastically`)."""
         return sum(map(count_stochastic_roundings, self.nodes))
 
     @graph_cached_property
@@ -233,7 +233,7 @@ def count_stochastic_roundings(node: Node) -> int:
     """
     if node.op is None or node.kind != "op":
         return 0
-    if node.op.is_rounded:
+    if node.op.can_round_stochastically:
         return 1
     branches = [r.graph.num_stochastic_roundings for r in node.regions if r.kind == "branch"]
     always = sum(
@@ -383,7 +383,7 @@ class _FunctionalizePass(_GraphWriter):
         ]
         carried = {i: k for k, i in region.carried}
         by_ref = [(k, i) for k, i in reaching if i not in carried]
-        results = [*op.outputs, *(op.inputs[region.position(i)] for _, i in by_ref)]
+        results = [*op.outputs, *(op.inputs[region.op_input_index(i)] for _, i in by_ref)]
         position = {k: len(op.outputs) + n for n, (k, _) in enumerate(by_ref)}
         pure = Region(
             form,
@@ -396,11 +396,11 @@ class _FunctionalizePass(_GraphWriter):
         values = node.outputs[len(op.outputs) :]
         self.current.update(zip(op.outputs, node.outputs, strict=False))
         for (_, i), value in zip(by_ref, values, strict=True):
-            self.write_tensor(op.inputs[region.position(i)], value)
+            self.write_tensor(op.inputs[region.op_input_index(i)], value)
         for _, i in reaching:  # a reference that is carried ends with the last iteration's output
             if i in carried:
                 self.write_tensor(
-                    op.inputs[region.position(i)], self.current[op.outputs[carried[i]]]
+                    op.inputs[region.op_input_index(i)], self.current[op.outputs[carried[i]]]
                 )
 
     def _functionalize_empty_loop(self, op: Op, region: Region[Graph]) -> None:
@@ -408,7 +408,7 @@ class _FunctionalizePass(_GraphWriter):
         for k, position in enumerate(region.outputs):
             if position is not None and k in carried:
                 self.current[op.outputs[position]] = self.read_tensor(
-                    op.inputs[region.position(carried[k])]
+                    op.inputs[region.op_input_index(carried[k])]
                 )
             elif position is not None:
                 self._functionalize_zeros(op.outputs[position])
@@ -420,7 +420,7 @@ class _FunctionalizePass(_GraphWriter):
         for region, form in zip(op_regions, forms, strict=True):
             for i in form.changed:
                 if region.writes_back(op, i):
-                    owned = self.views.owners(op.inputs[region.position(i)])
+                    owned = self.views.owners(op.inputs[region.op_input_index(i)])
                     changed.update(dict.fromkeys(owned))
         owners = list(changed)
         inputs = [self.read_tensor(t) for t in (*op.inputs, *owners)]
@@ -449,7 +449,7 @@ class _FunctionalizePass(_GraphWriter):
         for k, i in enumerate(branch_graph.changed):
             if region.writes_back(op, i):
                 writer.write_tensor(
-                    op.inputs[region.position(i)], branch_graph.outputs[num_outputs + k]
+                    op.inputs[region.op_input_index(i)], branch_graph.outputs[num_outputs + k]
                 )
         return replace(
             branch_graph,

@@ -48,11 +48,11 @@ def _check_disjoint(op: Op, region: Region[Graph], changed: set[int]) -> None:
     uses: dict[Tensor, list[int]] = {}
     for i, inner in enumerate(graph._inputs):
         if inner._by_ref or i in changed:
-            for owner in views.owners(op.inputs[region.position(i)]):
+            for owner in views.owners(op.inputs[region.op_input_index(i)]):
                 uses.setdefault(owner, []).append(i)
     for owner, indices in uses.items():
         for i, k in combinations(indices, 2):
-            parts = [op.inputs[region.position(j)] for j in (i, k)]
+            parts = [op.inputs[region.op_input_index(j)] for j in (i, k)]
             if not changed.isdisjoint((i, k)) and _views_overlap(views, owner, parts):
                 names = f"{graph._inputs[i].name!r} and {graph._inputs[k].name!r}"
                 raise ValueError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from popxl._analysis.functionalization import functionalize
 from popxl._analysis.reference_overlap import check_reference_overlap
 from popxl._analysis.shape_inference import infer_specs
-from popxl._ir.debug_flags import VERIFY, is_on
+from popxl._ir.debug_flags import VERIFY, is_flag_set
 from popxl._ir.regions import Region, regions
 from popxl._ir.sharding import shard_elements
 from popxl.errors import popart_exception
@@ -30,7 +30,7 @@ _64_BIT_DTYPES = ("int64", "uint64", "float64", "complex128")
 
 def verify_if_enabled(ir: Ir) -> None:
     """Verifies all graphs if POPXL_VERIFY is set."""
-    if is_on(VERIFY):
+    if is_flag_set(VERIFY):
         verify_ir(ir)
 
 
@@ -184,7 +184,7 @@ def _check_region(op: Op, region: Region[Graph]) -> None:
     callee = region.graph
     last = max((i for i in region.inputs if i is not None), default=-1)
     _check_invariant(last < len(op.inputs), op, f"passes too little to @{callee.id}")
-    args = [op.inputs[region.position(i)] for i in range(len(region.inputs))]
+    args = [op.inputs[region.op_input_index(i)] for i in range(len(region.inputs))]
     _check_specs_match(op, callee, "passes", "takes", callee._inputs, args)
     results = [op.outputs[i] for i in region.outputs if i is not None]
     _check_specs_match(op, callee, "returns", "returns", callee._outputs, results)

@@ -48,7 +48,7 @@ class SegmentTracer:
         fault: number of the first op that broke its rule; 0: none did.
         seed: of the random numbers that updates of 16-bit variables are rounded with, uint32 (2,);
             None: they are rounded to nearest.
-        rounding_index: number of stochastic roundings so far (see `Op.is_rounded`).
+        rounding_index: number of stochastic roundings so far (see `Op.can_round_stochastically`).
         addable: results of ops that can add to something at once, by their identity, with what does
             it: where they are only added, nothing else needs them, and XLA leaves them out.
         fusion_limiter: bounds what XLA fuses.
@@ -127,7 +127,7 @@ class SegmentTracer:
     # ---- rounding -------------------------------------------------------------------------------
     def rounding_args(self, op: Op) -> dict[str, Any]:
         """Returns the keyword argument `rounding` of an op that rounds stochastically; else {}."""
-        if self.seed is None or not op.is_rounded:
+        if self.seed is None or not op.can_round_stochastically:
             return {}
         number = self.rounding_index
         self.rounding_index = number + 1

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from popxl._devices import cpu
-from popxl._schedule.lookahead import default_window, lookahead_events
+from popxl._schedule.lookahead import default_prefetch_window, lookahead_events
 from popxl._storage.device_put import device_put_batch, device_put_interleaved
 from popxl._storage.in_place_mover import InPlaceMover
 from popxl._storage.load_preview import prefetched_loads
@@ -60,7 +60,10 @@ class Platform:
     def set_prefetch_window(self, schedule: Schedule, window: int | None) -> None:
         """Sets the prefetch window of a schedule in bytes; None: the entries of two layers."""
         if self.host_memory != "device":
-            schedule.window, schedule.preview = window or default_window(schedule), prefetched_loads
+            schedule.window, schedule.preview = (
+                window or default_prefetch_window(schedule),
+                prefetched_loads,
+            )
 
     def make_mover(
         self,

@@ -53,7 +53,7 @@ def backend_epoch() -> int:
     return _epoch
 
 
-def is_count_fixed() -> bool:
+def is_device_count_fixed() -> bool:
     """True if the user has set the number of virtual CPU devices in XLA_FLAGS."""
     return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
 
@@ -68,7 +68,7 @@ def request_devices(replicas: int) -> None:
     has_affinity = hasattr(os, "sched_getaffinity")
     processors = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     count = max(min(processors, 64), replicas)
-    if is_count_fixed():
+    if is_device_count_fixed():
         return
     try:
         if jax.config.jax_num_cpu_devices < count:
@@ -177,7 +177,7 @@ class BufferPool:
                 array = self._free[key].pop()
                 self._nbytes -= array.nbytes
                 return array
-        return _compile_empty(*key)().block_until_ready()
+        return _compile_empty_array(*key)().block_until_ready()
 
     def put_back(self, array: jax.Array) -> None:
         """Puts an array back into the pool; running programs can still read it."""
@@ -191,7 +191,7 @@ class BufferPool:
 
 
 @lru_cache(256)
-def _compile_empty(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
+def _compile_empty_array(shape: tuple[int, ...], dtype: np.dtype, device: Any, epoch: int) -> Any:
     sharding = jax.sharding.SingleDeviceSharding(device)
     empty = jax.jit(partial(jax.lax.empty, shape, dtype), out_shardings=sharding)
     return empty.lower().compile()
@@ -260,7 +260,7 @@ class CpuLauncher:
             self._count += 1
             turn = self._count % (_HELPERS + 1)
             if turn:
-                return _helpers()[turn - 1].submit(executable, *arguments).result()
+                return _launch_threads()[turn - 1].submit(executable, *arguments).result()
         return executable(*arguments)
 
     def release_arrays(self) -> None:
@@ -269,6 +269,6 @@ class CpuLauncher:
 
 
 @cache
-def _helpers() -> list[ThreadPoolExecutor]:
+def _launch_threads() -> list[ThreadPoolExecutor]:
     """Returns the launch threads, shared by all programs of the process."""
     return [ThreadPoolExecutor(1, thread_name_prefix="popxl-launch") for _ in range(_HELPERS)]

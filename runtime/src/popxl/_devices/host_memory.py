@@ -10,7 +10,7 @@ from popxl._devices.cgroups import cgroup_free_bytes
 _MEMINFO = Path("/proc/meminfo")
 
 
-def host_memory() -> int | None:
+def free_host_bytes() -> int | None:
     """Returns the bytes that processes of this host or container can still allocate.
 
     None if unknown. Cached files count as free.

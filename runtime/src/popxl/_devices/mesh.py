@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import popdist
 from popxl._devices import cpu, forks
-from popxl._devices.host_memory import host_memory
+from popxl._devices.host_memory import free_host_bytes
 from popxl.errors import DeviceError
 from popxl.ops._collective import AXIS
 
@@ -61,12 +61,12 @@ def replica_mesh(device_desc: str, replicas: int, instances: int = 1) -> Mesh:
     if instances > 1:
         return _mesh_over_processes(device_desc, replicas, instances)
     cpu.request_devices(replicas)
-    devices = _devices(device_desc, replicas, jax.local_devices)
+    devices = _find_devices(device_desc, replicas, jax.local_devices)
     may_restart = devices[0].platform == "cpu" and jax.process_count() == 1
-    if len(devices) < replicas and may_restart and not cpu.is_count_fixed():
+    if len(devices) < replicas and may_restart and not cpu.is_device_count_fixed():
         devices = cpu.restart_backend(replicas)
     if len(devices) < replicas:
-        raise _too_few_devices(devices, replicas, "there are")
+        raise _too_few_devices_error(devices, replicas, "there are")
     return _mesh_of_devices(devices[:replicas])
 
 
@@ -80,12 +80,12 @@ def _mesh_over_processes(device_desc: str, replicas: int, instances: int) -> Mes
         )
     replicas_per_process = replicas // instances
     cpu.request_devices(max(replicas_per_process, popdist.getNumLocalReplicas()))
-    devices = _devices(device_desc, replicas, jax.devices)
+    devices = _find_devices(device_desc, replicas, jax.devices)
     chosen: list[Any] = []
     for process in range(instances):
         local_devices = [d for d in devices if d.process_index == process]
         if len(local_devices) < replicas_per_process:
-            raise _too_few_devices(
+            raise _too_few_devices_error(
                 local_devices,
                 replicas_per_process,
                 f"for process {process} of {instances} there are",
@@ -99,12 +99,14 @@ def _mesh_of_devices(devices: Sequence[Any]) -> Mesh:
     return Mesh(np.asarray(devices), (AXIS,))
 
 
-def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) -> list[Any]:
+def _find_devices(
+    device_desc: str, replicas: int, list_devices: Callable[..., list[Any]]
+) -> list[Any]:
     """Returns the devices of a platform; raises DeviceError if there are none."""
     platform = "cpu" if device_desc == "ipu_hw" else platform_of(device_desc)
     try:
         platform = platform_of(device_desc)
-        return find(backend=platform)
+        return list_devices(backend=platform)
     except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform starts
         raise DeviceError(
             f"the session needs {replicas} {platform} device(s), but JAX finds none: install the "
@@ -115,7 +117,7 @@ def _devices(device_desc: str, replicas: int, find: Callable[..., list[Any]]) ->
         ) from error
 
 
-def _too_few_devices(devices: Sequence[Any], num_needed: int, available: str) -> DeviceError:
+def _too_few_devices_error(devices: Sequence[Any], num_needed: int, available: str) -> DeviceError:
     platform = devices[0].platform if devices else "cpu"
     return DeviceError(
         f"the program has {num_needed} replicas, but {available} {len(devices)} {platform} "
@@ -135,12 +137,12 @@ def global_shape(replicas: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (replicas * shape[0], *shape[1:]) if shape else (replicas,)
 
 
-def per_replica(mesh: Mesh, memory: str = "device") -> NamedSharding:
+def create_per_replica_sharding(mesh: Mesh, memory: str = "device") -> NamedSharding:
     """Returns the sharding of an array whose axis 0 is split over the replicas."""
     return NamedSharding(mesh, PartitionSpec(AXIS), memory_kind=memory)
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def create_replicated_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of an array that each replica holds in full."""
     return NamedSharding(mesh, PartitionSpec(), memory_kind="device")
 
@@ -176,7 +178,7 @@ def _pinned_memory_limit_gb() -> int:
     The pool doubles and never shrinks, so without a limit it could take all memory for a program
     that needs half.
     """
-    free = host_memory()
+    free = free_host_bytes()
     if free is None:
         return 64  # XLA's default
     return max(1, int(MAX_PINNED * free / popdist.local_process_count() / 2**30))

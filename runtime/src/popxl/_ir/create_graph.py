@@ -24,7 +24,7 @@ def build_graph(
     target = fn.build if isinstance(fn, Module) else fn
     if not callable(fn):
         raise TypeError(f"create_graph: fn must be a function or a Module, not {fn!r}")
-    with ir._writing(_name(fn)) as graph:
+    with ir._writing(_function_name(fn)) as graph:
         try:
             bound = _signature(target).bind(*args, **kwargs)
         except TypeError as error:
@@ -34,7 +34,7 @@ def build_graph(
         for name, parameter in bound.signature.parameters.items():
             if name in bound.arguments:
                 by_ref = is_alias(parameter.annotation, "TensorByRef")
-                bound.arguments[name] = _to_inputs(
+                bound.arguments[name] = _replace_by_graph_inputs(
                     graph, bound.arguments[name], name, by_ref, parameter.kind
                 )
         outputs = fn(*bound.args, **bound.kwargs)
@@ -50,13 +50,15 @@ def _signature(target: Callable[..., Any]) -> inspect.Signature:
         raise TypeError(f"{target!r} has no signature: pass a function of tensors") from None
 
 
-def _name(fn: Callable[..., Any] | Module) -> str:
+def _function_name(fn: Callable[..., Any] | Module) -> str:
     default = type(fn).__qualname__
     name = fn._graph_name if isinstance(fn, Module) else getattr(fn, "__qualname__", default)
     return name.replace("<locals>.", "")
 
 
-def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = None) -> Any:
+def _replace_by_graph_inputs(
+    graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = None
+) -> Any:
     """Replaces the tensors and specs in an argument `value` by inputs of `graph`."""
     if isinstance(value, Tensor):
         if value.ir is not graph.ir:
@@ -68,11 +70,13 @@ def _to_inputs(graph: Graph, value: Any, name: str, by_ref: bool, kind: Any = No
     if isinstance(value, TensorSpec):
         return graph._add_input(value, name, by_ref)
     if isinstance(value, (list, tuple)) and _has_tensors(value):
-        _check_unmixed(value, name)
-        items = [_to_inputs(graph, v, f"{name}_{i}", by_ref) for i, v in enumerate(value)]
+        _check_all_or_no_tensors(value, name)
+        items = [
+            _replace_by_graph_inputs(graph, v, f"{name}_{i}", by_ref) for i, v in enumerate(value)
+        ]
         return tuple(items) if isinstance(value, tuple) else items
     if kind is inspect.Parameter.VAR_KEYWORD:
-        return {k: _to_inputs(graph, v, k, by_ref) for k, v in value.items()}
+        return {k: _replace_by_graph_inputs(graph, v, k, by_ref) for k, v in value.items()}
     return value
 
 
@@ -83,7 +87,7 @@ def _has_tensors(items: Iterable[Any]) -> bool:
     )
 
 
-def _check_unmixed(items: Iterable[Any], name: str) -> None:
+def _check_all_or_no_tensors(items: Iterable[Any], name: str) -> None:
     """Raises TypeError if a list argument mixes tensors with other values."""
     for item in items:
         nested = isinstance(item, (list, tuple)) and _has_tensors(item)

@@ -22,18 +22,18 @@ CHECK = "POPXL_CHECK"
 """Stop a run whose ops make what is not finite: "nan", or "inf" for both."""
 
 
-def is_on(switch: str) -> bool:
+def is_flag_set(flag: str) -> bool:
     """True if a debug flag is set."""
-    return os.environ.get(switch, "0") not in ("", "0")
+    return os.environ.get(flag, "0") not in ("", "0")
 
 
-def checked_nonfinite() -> str:
+def nonfinite_check_mode() -> str:
     """Returns which non-finite values POPXL_CHECK stops at: "nan", "inf" (both) or "".
 
     Raises:
         ValueError: the variable has another value.
     """
-    setting = os.environ[CHECK] if is_on(CHECK) else ""
+    setting = os.environ[CHECK] if is_flag_set(CHECK) else ""
     if setting not in ("", "nan", "inf"):
         raise ValueError(f"the environment variable {CHECK} is {setting!r}, but must be nan or inf")
     return setting

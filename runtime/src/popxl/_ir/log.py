@@ -8,7 +8,7 @@ import sys
 logger = logging.getLogger("popxl")
 
 
-class _ToStandardError(logging.Handler):
+class _StderrFallbackHandler(logging.Handler):
     """Prints records that no handler of the program prints to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -17,4 +17,4 @@ class _ToStandardError(logging.Handler):
             print(f"{record.levelname}: popxl: {record.getMessage()}", file=sys.stderr)
 
 
-logger.addHandler(_ToStandardError(logging.WARNING))
+logger.addHandler(_StderrFallbackHandler(logging.WARNING))

@@ -66,7 +66,7 @@ class Op:
         return self.defn.name + ("_" if self.inplace is not None or self.view else "")
 
     @property
-    def is_rounded(self) -> bool:
+    def can_round_stochastically(self) -> bool:
         """True if the op stochastically rounds a float32 update to its variable's 16-bit type.
 
         With the session option `enableStochasticRounding` that is at random. Every such update of a
@@ -81,7 +81,7 @@ class Op:
         """Returns the indices of the inputs whose values the op changes."""
         modified = set() if self.inplace is None else {self.inplace}
         for region in regions(self):
-            modified.update(map(region.position, analyses.changed_inputs(self, region)))
+            modified.update(map(region.op_input_index, analyses.changed_inputs(self, region)))
         return modified
 
     def called_graphs(self) -> tuple[Graph, ...]:

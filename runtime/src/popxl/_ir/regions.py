@@ -42,7 +42,7 @@ class Region(Generic[G]):
     kind: Literal["always", "branch", "derivative"] = "always"
     extra_tensors: tuple[Tensor, ...] = ()
 
-    def position(self, index: int) -> int:
+    def op_input_index(self, index: int) -> int:
         """Returns the index of the op's input that is passed as graph input `index`."""
         position = self.inputs[index]
         assert position is not None, f"input {index} of {self.graph!r} is given by the op itself"

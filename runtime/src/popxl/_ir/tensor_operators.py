@@ -21,17 +21,17 @@ def register_ops(module: ModuleType, getitem: Callable[[Any, Any], Any]) -> None
     ops, _getitem = module, getitem
 
 
-def _operator(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
-    """Returns a method of `Operators` that calls the op `name`."""
+def _operator_method(name: str) -> Callable[[TensorOperators[TensorT], Any], TensorT]:
+    """Returns a method of `TensorOperators` that calls the op `name`."""
     return lambda self, other: getattr(ops, name)(self, self._ensure_tensor(other))
 
 
-def _reflected(name: str) -> Callable[[Operators[TensorT], Any], TensorT]:
-    """Returns a method of `Operators` that calls the op `name` with swapped operands."""
+def _reflected_operator_method(name: str) -> Callable[[TensorOperators[TensorT], Any], TensorT]:
+    """Returns a method of `TensorOperators` that calls the op `name` with swapped operands."""
     return lambda self, other: getattr(ops, name)(self._ensure_tensor(other), self)
 
 
-class Operators(Generic[TensorT]):
+class TensorOperators(Generic[TensorT]):
     """Mixin with the Python operators and op methods of a tensor."""
 
     def _ensure_tensor(self, other: Any) -> TensorT:
@@ -74,24 +74,24 @@ class Operators(Generic[TensorT]):
         return ops.detach_(self)
 
     # ---- operators ------------------------------------------------------------------------------
-    __add__ = _operator("add")
-    __radd__ = _reflected("add")
-    __sub__ = _operator("sub")
-    __rsub__ = _reflected("sub")
-    __mul__ = _operator("mul")
-    __rmul__ = _reflected("mul")
-    __truediv__ = _operator("div")
-    __rtruediv__ = _reflected("div")
-    __pow__ = _operator("pow")
-    __rpow__ = _reflected("pow")
-    __mod__ = _operator("fmod")
-    __rmod__ = _reflected("fmod")
-    __matmul__ = _operator("matmul")
-    __rmatmul__ = _reflected("matmul")
-    __and__ = _operator("logical_and")
-    __rand__ = _reflected("logical_and")
-    __or__ = _operator("logical_or")
-    __ror__ = _reflected("logical_or")
+    __add__ = _operator_method("add")
+    __radd__ = _reflected_operator_method("add")
+    __sub__ = _operator_method("sub")
+    __rsub__ = _reflected_operator_method("sub")
+    __mul__ = _operator_method("mul")
+    __rmul__ = _reflected_operator_method("mul")
+    __truediv__ = _operator_method("div")
+    __rtruediv__ = _reflected_operator_method("div")
+    __pow__ = _operator_method("pow")
+    __rpow__ = _reflected_operator_method("pow")
+    __mod__ = _operator_method("fmod")
+    __rmod__ = _reflected_operator_method("fmod")
+    __matmul__ = _operator_method("matmul")
+    __rmatmul__ = _reflected_operator_method("matmul")
+    __and__ = _operator_method("logical_and")
+    __rand__ = _reflected_operator_method("logical_and")
+    __or__ = _operator_method("logical_or")
+    __ror__ = _reflected_operator_method("logical_or")
 
     def __iadd__(self, other: Any) -> TensorT:
         """Adds `other` in place, which changes this tensor's value."""

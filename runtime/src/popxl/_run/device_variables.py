@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from popxl._devices import cpu
-from popxl._devices.mesh import per_replica
+from popxl._devices.mesh import create_per_replica_sharding
 from popxl._run.process_gather import gather_shards
 from popxl._run.program import Program, ProgramState
 from popxl._storage import replica_arrays
@@ -22,7 +22,9 @@ from popxl._storage.replica_arrays import IdentityTuple, VariableShard, variable
 from popxl.tensor import Shard, Variable
 
 
-def upload(program: Program, values: HostValues, disk_queue: DiskQueue | None) -> ProgramState:
+def upload_variables(
+    program: Program, values: HostValues, disk_queue: DiskQueue | None
+) -> ProgramState:
     """Copies the host's values of all variables to the devices and returns the program state.
 
     Args:
@@ -81,14 +83,14 @@ def _put_variable(
 ) -> None:
     """Replaces a variable's value on the devices by `value()`."""
     if var._remote is None:
-        resident, sharding = _device_tensor(var), per_replica(program.mesh)
+        resident, sharding = _device_tensor(var), create_per_replica_sharding(program.mesh)
         state.variables[resident] = replica_arrays.put_variable(
             var, value(), resident.shape, sharding
         )
     elif var._remote[0] in state.entries:
         buffer, index = var._remote
         if not _share_entry(state.entries[buffer], index, values.shared_value(var)):
-            state.entries[buffer].put(index, var, value())
+            state.entries[buffer].put_value(index, var, value())
 
 
 def _local_value(program: Program, values: HostValues, var: Variable) -> np.ndarray:
@@ -96,7 +98,7 @@ def _local_value(program: Program, values: HostValues, var: Variable) -> np.ndar
     source = values.lazy_value(var)
     if source is None or jax.process_count() == 1:
         return values.value(var)
-    return source.make_shards(_local_shards(shards_of(program, var), jax.process_index()))
+    return source.make_shards(_local_shards(shards_of_variable(program, var), jax.process_index()))
 
 
 def _share_entry(entries: BufferStorage, index: int, shared_value: SharedValue | None) -> bool:
@@ -111,13 +113,13 @@ def _share_entry(entries: BufferStorage, index: int, shared_value: SharedValue |
 
 def changeable_variables(program: Program) -> set[Variable]:
     """Returns the variables that a run can change."""
-    changed = {_variable_of(t) for t in program.changed_variables}
+    changed = {_owning_variable(t) for t in program.changed_variables}
     return changed.union(*(b._variables.values() for b in program.effects.writes))
 
 
 def take_changed_variables(program: Program, state: ProgramState) -> set[Variable]:
     """Returns the variables that runs have changed since the last call of this function."""
-    changed = {_variable_of(t) for t in program.changed_variables}
+    changed = {_owning_variable(t) for t in program.changed_variables}
     for buffer, entries in state.entries.items():
         changed.update(v for i, v in buffer._variables.items() if i in entries.stored)
         entries.stored.clear()
@@ -133,9 +135,9 @@ def fetch_variable(program: Program, state: ProgramState, var: Variable) -> np.n
     same_shard = _local_replicas(program, var)
     if same_shard is not None:
         own = {r: parts[next(o for o in same_shard[r] if o in parts)] for r in same_shard}
-        return replica_arrays.host_value(var, own.__getitem__).view(var.dtype.as_numpy())
+        return replica_arrays.assemble_host_value(var, own.__getitem__).view(var.dtype.as_numpy())
     everyones = gather_shards(parts, replica_arrays.replicas_needed(var), program.mesh)
-    value = replica_arrays.host_value(var, everyones.__getitem__)
+    value = replica_arrays.assemble_host_value(var, everyones.__getitem__)
     return value.view(var.dtype.as_numpy())
 
 
@@ -147,7 +149,7 @@ def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...
     """
     if var._retrieval == "all_replicas":
         return None
-    parts = shards_of(program, var)
+    parts = shards_of_variable(program, var)
     processes = {d.process_index for d in program.mesh.devices.flat}
     same_shard = {replica: part.replicas for part in parts for replica in part.replicas}
     if len(processes) == 1 or any(len(part.processes) < len(processes) for part in parts):
@@ -155,7 +157,7 @@ def _local_replicas(program: Program, var: Variable) -> dict[int, tuple[int, ...
     return same_shard if all(r in same_shard for r in replica_arrays.replicas_needed(var)) else None
 
 
-def shards_of(program: Program, var: Variable) -> IdentityTuple[VariableShard]:
+def shards_of_variable(program: Program, var: Variable) -> IdentityTuple[VariableShard]:
     """Returns the shards of a variable; equally sharded variables get the same object."""
     return variable_shards(var, tuple(d.process_index for d in program.mesh.devices.flat))
 
@@ -188,7 +190,7 @@ def _stored_array(
     return state.entries[buffer].array(index), replicas, buffer.tensor_shape
 
 
-def _variable_of(t: Variable | Shard) -> Variable:
+def _owning_variable(t: Variable | Shard) -> Variable:
     """Returns the variable that a tensor on the devices belongs to."""
     return t._of if isinstance(t, Shard) else t
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from popxl._devices.mesh import replicated
+from popxl._devices.mesh import create_replicated_sharding
 from popxl._storage.replica_arrays import put_shards
 
 _AXIS = "processes"
@@ -23,7 +23,7 @@ def replica_scalars(x: jax.Array) -> np.ndarray:
     """Returns the scalar of every replica: an array (replicas,) on each process."""
     if x.is_fully_addressable:
         return np.asarray(x)
-    replicated_array = _copy_into(replicated(x.sharding.mesh))(x)
+    replicated_array = _compile_copy(create_replicated_sharding(x.sharding.mesh))(x)
     return np.asarray(replicated_array.addressable_data(0))
 
 
@@ -40,7 +40,7 @@ def gather_shards(
     if len(set(owners)) == 1:
         return local
     spec = next(iter(local.values()))
-    positions = _positions_in_owner([owners[r] for r in needed])
+    positions = _owners_and_indices([owners[r] for r in needed])
     local_shards = {
         position: local[r] for position, r in zip(positions, needed, strict=True) if r in local
     }
@@ -58,15 +58,15 @@ def gather_shards(
 
 def all_gather_processes(local: np.ndarray, mesh: Mesh) -> np.ndarray:
     """Gathers one array per process: `shape` on each → (processes, *shape) on all."""
-    across = _one_device_each(mesh)
+    across = _mesh_of_first_devices(mesh)
     put_async = put_shards(
         lambda _: local[None], local[None], NamedSharding(across, PartitionSpec(_AXIS))
     )
     replicated_sharding = NamedSharding(across, PartitionSpec(), memory_kind="device")
-    return np.asarray(_copy_into(replicated_sharding)(put_async).addressable_data(0))
+    return np.asarray(_compile_copy(replicated_sharding)(put_async).addressable_data(0))
 
 
-def _positions_in_owner(owners: Sequence[int]) -> list[tuple[int, int]]:
+def _owners_and_indices(owners: Sequence[int]) -> list[tuple[int, int]]:
     """Returns, for each shard, its owner and its index among the owner's shards."""
     counts: dict[int, int] = {}
     positions = []
@@ -76,7 +76,7 @@ def _positions_in_owner(owners: Sequence[int]) -> list[tuple[int, int]]:
     return positions
 
 
-def _one_device_each(mesh: Mesh) -> Mesh:
+def _mesh_of_first_devices(mesh: Mesh) -> Mesh:
     """Returns a mesh of the first device of each process, in process order."""
     first: dict[int, Any] = {}
     for device in mesh.devices.flat:
@@ -85,6 +85,6 @@ def _one_device_each(mesh: Mesh) -> Mesh:
 
 
 @cache
-def _copy_into(sharding: NamedSharding) -> Any:
+def _compile_copy(sharding: NamedSharding) -> Any:
     """Returns a compiled function that copies an array into a sharding."""
     return jax.jit(lambda x: x, out_shardings=sharding)

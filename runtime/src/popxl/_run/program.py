@@ -27,8 +27,14 @@ from popxl._analysis.effects import Effects, program_effects
 from popxl._compile.executable_cache import SegmentCache
 from popxl._compile.platforms import get_platform
 from popxl._compile.segment_function import lower_segment
-from popxl._devices.mesh import copy_array, global_shape, lowering_target, per_replica, replicated
-from popxl._ir.debug_flags import STEPS, STEPWISE, checked_nonfinite, is_on
+from popxl._devices.mesh import (
+    copy_array,
+    create_per_replica_sharding,
+    create_replicated_sharding,
+    global_shape,
+    lowering_target,
+)
+from popxl._ir.debug_flags import STEPS, STEPWISE, is_flag_set, nonfinite_check_mode
 from popxl._ir.host_data import device_view
 from popxl._run.process_gather import replica_scalars
 from popxl._run.schedule_executor import RunGlobals, ScheduleExecutor
@@ -135,7 +141,7 @@ class Program:
         self.schedule: Schedule = build_schedule(ir)
         self.platform.set_prefetch_window(self.schedule, self.ir.load_window)
         target = lowering_target(self.platform.name, mesh.devices.flat[0])
-        self.context = make_program_context(self.schedule, ir, target, checked_nonfinite())
+        self.context = make_program_context(self.schedule, ir, target, nonfinite_check_mode())
         for segment in self.schedule.segments:
             segment.context = self.context
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
@@ -145,7 +151,7 @@ class Program:
         self._mover: InPlaceMover | PrefetchMover | None = (
             None  # of the last run, without its entries
         )
-        self._is_stepwise = is_on(STEPWISE)
+        self._is_stepwise = is_flag_set(STEPWISE)
         self.timing: Timing | None = None
 
     @property
@@ -167,11 +173,11 @@ class Program:
         return [*rules, *((op, _FINITE[self.context.infinite]) for op in self.context.watched)]
 
     @cached_property
-    def h2d(self) -> list[HostToDeviceStream]:
+    def input_streams(self) -> list[HostToDeviceStream]:
         return sorted(self.effects.loads, key=lambda s: s.tensor_id)
 
     @cached_property
-    def d2h(self) -> list[DeviceToHostStream]:
+    def output_streams(self) -> list[DeviceToHostStream]:
         return sorted(self.effects.stores, key=lambda s: s.tensor_id)
 
     @cached_property
@@ -189,7 +195,7 @@ class Program:
         first = {keys[s]: s for s in reversed(self.schedule.segments)}
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             executables = dict(zip(first, pool.map(cache.load, first.values()), strict=True))
-            missing = self._missing_in_any_process(executables)
+            missing = self._keys_missing_in_any_process(executables)
             executables |= zip(
                 missing, pool.map(cache.compile, map(first.get, missing)), strict=True
             )
@@ -199,7 +205,7 @@ class Program:
         seconds = time.perf_counter() - start
         logger.info("compiled or loaded %d executables in %.2f s", len(executables), seconds)
 
-    def _missing_in_any_process(self, loaded: Mapping[str, Any]) -> list[str]:
+    def _keys_missing_in_any_process(self, loaded: Mapping[str, Any]) -> list[str]:
         """Returns the cache keys of executables that at least one process does not have.
 
         On GPUs XLA tunes what it compiles together with all processes, and waits for each: all
@@ -215,15 +221,18 @@ class Program:
 
     def specs_of(self, segment: Segment) -> tuple[list[Any], list[Any]]:
         """Returns the `ShapeDtypeStruct`s, with shardings, of a segment's arguments and results."""
-        sharded, replicated_sharding = per_replica(self.mesh), replicated(self.mesh)
+        sharded, replicated_sharding = (
+            create_per_replica_sharding(self.mesh),
+            create_replicated_sharding(self.mesh),
+        )
 
-        def struct(spec: TensorSpec, private: bool) -> jax.ShapeDtypeStruct:
+        def shape_struct(spec: TensorSpec, private: bool) -> jax.ShapeDtypeStruct:
             shape = global_shape(self.ir.replication_factor, spec.shape) if private else spec.shape
             sharding = sharded if private else replicated_sharding
             return jax.ShapeDtypeStruct(shape, spec.dtype.as_jax(), sharding=sharding)
 
-        arguments = [struct(spec, private) for spec, private in argument_specs(segment)]
-        return arguments, [struct(spec, True) for spec in result_specs(segment)]
+        arguments = [shape_struct(spec, private) for spec, private in argument_specs(segment)]
+        return arguments, [shape_struct(spec, True) for spec in result_specs(segment)]
 
     def code(self, name: str, stage: Literal["stablehlo", "hlo"]) -> str:
         """Returns the StableHLO or HLO of a segment: see `popxl.Session.code`."""
@@ -238,7 +247,7 @@ class Program:
     # ---- running --------------------------------------------------------------------------------
     @cached_property
     def _constants(self) -> Mapping[int, jax.Array]:
-        replicated_sharding = replicated(self.mesh)
+        replicated_sharding = create_replicated_sharding(self.mesh)
         used = {c._content: c._data for s in self.schedule.segments for c in s.constants}
         return {
             content: put_array(device_view(data), replicated_sharding)
@@ -252,10 +261,12 @@ class Program:
             if len(self._scalars) > _MAX_CACHED_SCALARS:
                 self._scalars.clear()
             array = np.full(spec.shape, value, spec.dtype.as_jax())
-            self._scalars[key] = put_async(array, replicated(self.mesh))
+            self._scalars[key] = put_async(array, create_replicated_sharding(self.mesh))
         return self._scalars[key]
 
-    def _call(self, segment: Segment, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def _call_segment(
+        self, segment: Segment, arguments: Sequence[jax.Array]
+    ) -> Sequence[jax.Array]:
         results = self._launcher(self.executables[segment], arguments, segment.nbytes)
         if self._is_synchronous:
             jax.block_until_ready(results)
@@ -281,12 +292,12 @@ class Program:
         run_globals = self._make_globals(inputs, seed)
         fetched, main = FetchedScalars(), self.schedule.main
         mover = self._make_mover(state, fetched)
-        observer = self._observer(mover)
+        observer = self._create_observer(mover)
         executor = ScheduleExecutor(
-            self._call, self._put_scalar, copy_array, mover, run_globals, fetched, observer
+            self._call_segment, self._put_scalar, copy_array, mover, run_globals, fetched, observer
         )
         variables = [state.variables.pop(v) for v in self.variables]
-        unchanged = {self.variables[i]: variables[i] for i in self._unchanged_indices}
+        unchanged = {self.variables[i]: variables[i] for i in self._unchanged_variable_indices}
         with nullcontext() if self._is_stepwise else state.run_context(main, fetched):
             registers = executor.run(main, variables)
             mover.finish_run()
@@ -298,7 +309,7 @@ class Program:
             )
         if run_globals.fault is not None:
             self._check_faults(run_globals.fault)
-        return {s: run_globals.streams[s] for s in self.d2h}
+        return {s: run_globals.streams[s] for s in self.output_streams}
 
     @cached_property
     def _changed_outputs(self) -> list[tuple[int, Register, bool]]:
@@ -310,7 +321,7 @@ class Program:
         return [(i, main.outputs[k], is_exclusive(main, k, i)) for k, i in enumerate(changed)]
 
     @cached_property
-    def _unchanged_indices(self) -> list[int]:
+    def _unchanged_variable_indices(self) -> list[int]:
         """Indices of the variables that a run only reads."""
         changed = set(self.schedule.graph.changed)
         return [i for i in range(len(self.variables)) if i not in changed]
@@ -323,12 +334,12 @@ class Program:
             window = 0
         return self.platform.make_mover(window, main, fetched, state.entries, self._in_flight)
 
-    def _observer(self, mover: InPlaceMover | PrefetchMover) -> Observer:
+    def _create_observer(self, mover: InPlaceMover | PrefetchMover) -> Observer:
         timing = (
             Timing(synchronize=True) if self._is_stepwise and self.timing is None else self.timing
         )
         timer = iter if timing is None else Timer(timing, mover)
-        return (lambda steps: timer(log_steps(steps))) if is_on(STEPS) else timer
+        return (lambda steps: timer(log_steps(steps))) if is_flag_set(STEPS) else timer
 
     @property
     def _is_synchronous(self) -> bool:
@@ -347,18 +358,19 @@ class Program:
     def _replica_zeros(self) -> jax.Array:
         """A zero for each replica, in an array that is never donated."""
         zeros = np.zeros(global_shape(self.ir.replication_factor, ()), np.int32)
-        return put_array(zeros, per_replica(self.mesh))
+        return put_array(zeros, create_per_replica_sharding(self.mesh))
 
     def _make_globals(self, inputs: dict[Any, jax.Array], seed: jax.Array | None) -> RunGlobals:
-        replicas, own = self.ir.replication_factor, per_replica(self.mesh)
+        replicas, own = self.ir.replication_factor, create_per_replica_sharding(self.mesh)
 
         def zeros(shape: Sequence[int], dtype: Any) -> jax.Array:
             return put_async(np.zeros(global_shape(replicas, tuple(shape)), dtype), own)
 
         output_streams = {
-            s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax()) for s in self.d2h
+            s: zeros((self.ir.num_host_transfers, *s.shape), s.dtype.as_jax())
+            for s in self.output_streams
         }
-        positions = dict.fromkeys((*self.h2d, *self.d2h), self._replica_zeros)
+        positions = dict.fromkeys((*self.input_streams, *self.output_streams), self._replica_zeros)
         fault = self._replica_zeros if self._runtime_checks else None
         streams: dict[Stream, jax.Array] = {**inputs, **output_streams}  # type: ignore[dict-item]
         return RunGlobals(streams, positions, self._constants, fault, seed)

@@ -30,7 +30,7 @@ from popxl._schedule.schedule import (
     Step,
     Store,
 )
-from popxl._schedule.schedule_walk import Frame, compute, walk
+from popxl._schedule.schedule_walk import Frame, compute_scalars, walk_steps
 from popxl._schedule.segment import ROUNDING_COUNT
 from popxl.errors import locate, popart_exception
 
@@ -96,11 +96,11 @@ class ScheduleExecutor:
         self._mover, self._run_globals, self._fetched = mover, run_globals, fetched
         self._observer = observer
         self._handlers: dict[type[Step], Callable[[Any, Frame], None]] = {
-            Load: self._load,
-            Store: self._store,
-            Compute: compute,
-            Fetch: self._fetch,
-            Run: self._run,
+            Load: self._execute_load,
+            Store: self._execute_store,
+            Compute: compute_scalars,
+            Fetch: self._execute_fetch,
+            Run: self._execute_run,
             Loop: lambda *_: None,  # the steps inside follow
             Branch: self._check_condition,
         }
@@ -110,7 +110,7 @@ class ScheduleExecutor:
         main_frame, handlers = Frame(main, inputs), self._handlers
         step, frame = None, main_frame
         try:
-            for step, frame in self._observer(walk(main_frame, self._copy)):
+            for step, frame in self._observer(walk_steps(main_frame, self._copy)):
                 handlers[type(step)](step, frame)
         except BaseException as error:
             if step is not None:
@@ -119,13 +119,13 @@ class ScheduleExecutor:
         return main_frame.registers
 
     # ---- steps ----------------------------------------------------------------------------------
-    def _load(self, step: Load, frame: Frame) -> None:
+    def _execute_load(self, step: Load, frame: Frame) -> None:
         frame.registers[step.out] = self._mover.load(step, frame.registers[step.entry_index])
 
-    def _store(self, step: Store, frame: Frame) -> None:
+    def _execute_store(self, step: Store, frame: Frame) -> None:
         self._mover.store(step, frame.registers[step.entry_index], frame.registers[step.value])
 
-    def _fetch(self, step: Fetch, frame: Frame) -> None:
+    def _execute_fetch(self, step: Fetch, frame: Frame) -> None:
         scalar = self._fetch_scalar(frame.registers[step.value])
         frame.registers[step.out] = scalar
         self._fetched.append(scalar)
@@ -138,7 +138,7 @@ class ScheduleExecutor:
                 f"differs between replicas: {condition}; it must be the same on all of them"
             )
 
-    def _run(self, step: Run, frame: Frame) -> None:
+    def _execute_run(self, step: Run, frame: Frame) -> None:
         self._mover.before_run(step)
         segment, run_globals, registers = step.segment, self._run_globals, frame.registers
         arguments = [registers[s] for s in step.args]

@@ -17,11 +17,11 @@ def log_steps(steps: Steps) -> Steps:
     """Prints each schedule step before it runs, with known scalars and seconds since the start."""
     start = time.perf_counter()
 
-    def write(text: str) -> None:
+    def write_line(text: str) -> None:
         print(f"popxl: {time.perf_counter() - start:.3f} s: {text}", file=sys.stderr, flush=True)
 
     for step, frame in steps:
-        part = f"  # {frame.part_of(step)}" if frame.part_of(step) else ""
-        write(f"{frame.routine.title}: {frame.format_step(step)}{part} ({step.location})")
+        part = f"  # {frame.region_label(step)}" if frame.region_label(step) else ""
+        write_line(f"{frame.routine.title}: {frame.format_step(step)}{part} ({step.location})")
         yield step, frame
-    write("all steps are dispatched: the host waits for the devices")
+    write_line("all steps are dispatched: the host waits for the devices")

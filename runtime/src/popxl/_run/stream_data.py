@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import popdist
-from popxl._devices.mesh import per_replica
+from popxl._devices.mesh import create_per_replica_sharding
 from popxl._ir.host_data import device_view, host_array
 from popxl._storage.replica_arrays import local_data, put_shards_async
 from popxl.streams import DeviceToHostStream, HostToDeviceStream
@@ -46,24 +46,25 @@ class HostStreams:
         """
         return (*(n for n in (self._num_transfers, self._num_replicas) if n > 1), *shape)
 
-    def outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
+    def create_outputs(self) -> dict[DeviceToHostStream, np.ndarray]:
         """Returns zero-filled host arrays for the program's output streams."""
         return {
-            s: np.zeros(self.full_shape(s.shape), s.dtype.as_numpy()) for s in self._program.d2h
+            s: np.zeros(self.full_shape(s.shape), s.dtype.as_numpy())
+            for s in self._program.output_streams
         }
 
-    def fetch(
+    def fetch_outputs(
         self,
         results: Mapping[DeviceToHostStream, jax.Array],
-        targets: Mapping[DeviceToHostStream, np.ndarray],
+        output_arrays: Mapping[DeviceToHostStream, np.ndarray],
     ) -> None:
         """Writes the outputs of a run into the user's arrays."""
-        for stream, target in targets.items():
+        for stream, target in output_arrays.items():
             shape = (self._num_replicas, self._num_transfers, *stream.shape)
             value = np.moveaxis(local_data(results[stream]).reshape(shape), 0, 1)
             target[...] = value.reshape(target.shape).view(target.dtype)
 
-    def to_devices(
+    def inputs_to_devices(
         self, inputs: h2dStreamBufferMaps, downcast: bool
     ) -> dict[HostToDeviceStream, jax.Array]:
         """Returns the user's input arrays as device arrays, as `Program.run` takes them.
@@ -71,7 +72,7 @@ class HostStreams:
         Raises:
             ValueError: inputs are missing, unexpected or do not fit.
         """
-        expected = self._program.h2d
+        expected = self._program.input_streams
         missing = [s.tensor_id for s in expected if s not in inputs]
         unexpected = [getattr(s, "tensor_id", s) for s in inputs if s not in expected]
         name = next((key for key in inputs if isinstance(key, str)), None)
@@ -85,22 +86,22 @@ class HostStreams:
                 f"run: missing inputs {missing}, unexpected inputs {unexpected}; the program "
                 f"loads {[s.tensor_id for s in expected]}"
             )
-        sharding = per_replica(self._program.mesh)
+        sharding = create_per_replica_sharding(self._program.mesh)
         out = {}
         first = popdist.getInstanceIndex() * self._num_replicas if self._ir._instances > 1 else 0
         for stream in expected:
-            array = self._normalize(stream, inputs[stream], downcast)
+            array = self._normalize_input(stream, inputs[stream], downcast)
             parts = device_view(np.moveaxis(array, 1, 0))
             local = dict(enumerate(parts, first))
             out[stream] = put_shards_async(local.__getitem__, parts[0], sharding)
         jax.block_until_ready(list(out.values()))  # the caller may change its arrays
         return out
 
-    def _normalize(
+    def _normalize_input(
         self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
     ) -> np.ndarray:
         """Returns a stream's input as (host_transfers, replicas, *shape), in the stream's dtype."""
-        array = self._in_dtype(stream, data, downcast)
+        array = self._convert_dtype(stream, data, downcast)
         t, r = self._num_transfers, self._num_replicas
         shape = stream.shape
         leading = {(t, r), (t,) if r == 1 else (t, r), (r,) if t == 1 else (t, r),
@@ -115,7 +116,7 @@ class HostStreams:
             "may be left out)"
         )
 
-    def _in_dtype(
+    def _convert_dtype(
         self, stream: HostToDeviceStream, data: HostScalarTensor, downcast: bool
     ) -> np.ndarray:
         data_dtype = host_array(data).dtype
@@ -141,7 +142,7 @@ class HostStreams:
             ValueError: one is missing or has the wrong shape or dtype.
         """
         t, r = self._num_transfers, self._num_replicas
-        for s in self._program.d2h:
+        for s in self._program.output_streams:
             if s not in output_buffers:
                 raise ValueError(f"run: no array for the output stream {s.tensor_id!r}")
             shapes = {self.full_shape(s.shape), (t, r, *s.shape)}
@@ -154,7 +155,7 @@ class HostStreams:
                     f"{output_buffers[s].shape}, but {s.dtype.as_numpy()}"
                     f"{self.full_shape(s.shape)} is needed"
                 )
-        return {s: output_buffers[s] for s in self._program.d2h}
+        return {s: output_buffers[s] for s in self._program.output_streams}
 
 
 def _can_convert(data_dtype: np.dtype, stream_dtype: np.dtype) -> bool:

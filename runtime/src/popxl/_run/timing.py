@@ -44,7 +44,7 @@ class TimingSums:
 
 
 @dataclass
-class PartTimes:
+class RegionTimes:
     """Times of one labelled region (see `popxl.plan.part`), on the host's clock.
 
     Attributes:
@@ -88,7 +88,7 @@ class Timing:
     """
 
     synchronize: bool = False
-    parts: dict[str, PartTimes] = field(default_factory=dict)
+    parts: dict[str, RegionTimes] = field(default_factory=dict)
     segments: dict[str, TimingSums] = field(default_factory=dict)
     num_runs: int = 0
     seconds: float = 0.0
@@ -114,7 +114,7 @@ class Timer:
             if isinstance(step, (Loop, Branch)):
                 yield step, frame
                 continue
-            label = frame.part_of(step)
+            label = frame.region_label(step)
             before, start = self._mover.wait_seconds, time.perf_counter()
             with jax.profiler.TraceAnnotation(label or "no part"):
                 yield step, frame
@@ -125,7 +125,7 @@ class Timer:
             self._record(step, label, seconds - wait_seconds, wait_seconds)
 
     def _record(self, step: Step, label: str, seconds: float, wait_seconds: float) -> None:
-        part = self._timing.parts.setdefault(label, PartTimes())
+        part = self._timing.parts.setdefault(label, RegionTimes())
         match step:
             case Load():
                 part.loads.add(seconds, wait_seconds)

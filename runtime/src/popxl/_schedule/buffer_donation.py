@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from popxl._ir.debug_flags import STEPWISE, is_on
+from popxl._ir.debug_flags import STEPWISE, is_flag_set
 from popxl._schedule.liveness import Liveness, MemoryRef
 from popxl._schedule.schedule import (
     Branch,
@@ -26,7 +26,7 @@ from popxl._schedule.schedule import (
     Run,
     Step,
     Store,
-    calls,
+    routine_calls,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _DonationPass:
 
     def run(self) -> None:
         routine = self.routine
-        updating = _updating_loads(routine)
+        updating = _loads_of_updated_entries(routine)
         for i, step in enumerate(routine.steps):
             self._process_step(i, step, updating)
         routine.consumed_inputs = frozenset(
@@ -108,7 +108,7 @@ class _DonationPass:
         segment, uses = step.segment, Counter(step.args)
         free_results = Counter((s.shape, s.dtype) for s in segment.result_specs)
         donated = []
-        for i in () if is_on(STEPWISE) else _changed_first(segment):
+        for i in () if is_flag_set(STEPWISE) else _donation_order(segment):
             register = step.args[i]
             if i in segment.scalar_args:
                 continue
@@ -184,14 +184,14 @@ class _DonationPass:
         }
 
 
-def _changed_first(segment: Segment) -> list[int]:
+def _donation_order(segment: Segment) -> list[int]:
     """Returns argument indices in donation order: first those that the segment modifies."""
     changed = {v.tensor for v in segment.results}
     return sorted(range(len(segment.args)), key=lambda i: segment.args[i].tensor not in changed)
 
 
 # ---- entries ------------------------------------------------------------------------------------
-def _updating_loads(routine: Routine) -> dict[Register, Load]:
+def _loads_of_updated_entries(routine: Routine) -> dict[Register, Load]:
     """Returns, by register, the loads whose entry is stored to before other buffer uses."""
     loads: dict[Register, Load] = {}
     pending: dict[RemoteBuffer, Load] = {}
@@ -202,13 +202,13 @@ def _updating_loads(routine: Routine) -> dict[Register, Load]:
             load = pending.pop(step.buffer, None)
             if load is not None and load.entry_index == step.entry_index:
                 loads[load.out] = load
-        for call_args in calls(step):
+        for call_args in routine_calls(step):
             for buffer in call_args.routine.used_buffers:
                 pending.pop(buffer, None)
     return loads
 
 
-def copy_shared_entries(routines: Sequence[Routine]) -> None:
+def mark_entry_copies(routines: Sequence[Routine]) -> None:
     """Marks loads and stores that must copy an entry.
 
     Another load donates the entry while its value is used.
@@ -252,7 +252,7 @@ def _entry_aliases(
     if isinstance(step, Store):
         return [(step.value, step)]
     shared = []
-    for call_args in calls(step):
+    for call_args in routine_calls(step):
         outs = step.outs if isinstance(step, Branch) else call_args.outs
         for k, transfer in returned[call_args.routine]:
             register = outs[k]
@@ -266,13 +266,15 @@ def _entry_aliases(
 def _donated_buffers(step: Step) -> Set[RemoteBuffer]:
     if isinstance(step, Load) and step.donates:
         return {step.buffer}
-    return frozenset().union(*(call_args.routine.donated_buffers for call_args in calls(step)))
+    return frozenset().union(
+        *(call_args.routine.donated_buffers for call_args in routine_calls(step))
+    )
 
 
 def _record_buffers(routine: Routine) -> None:
     """Records in a routine the buffers that it uses, and the buffers whose entries it donates."""
     steps = routine.steps
-    called = (call_args.routine.used_buffers for step in steps for call_args in calls(step))
+    called = (call_args.routine.used_buffers for step in steps for call_args in routine_calls(step))
     direct = (step.buffer for step in steps if isinstance(step, (Load, Store)))
     routine.used_buffers = frozenset(direct).union(*called)
     routine.donated_buffers = frozenset().union(*map(_donated_buffers, steps))

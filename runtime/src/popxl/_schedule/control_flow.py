@@ -17,7 +17,7 @@ class ControlFlow:
     """Adds call, loop and branch steps to a routine."""
 
     def __init__(self, builder: RoutineBuilder, routine_of: Callable[..., Routine]) -> None:
-        """Args: `routine_of`: returns the routine of a graph (`_ScheduleBuilder.routine`)."""
+        """Args: `routine_of`: returns the routine of a graph (`_ScheduleBuilder.get_routine`)."""
         self._builder, self._routine_of = builder, routine_of
 
     # ---- calls and loops ------------------------------------------------------------------------
@@ -66,14 +66,14 @@ class ControlFlow:
         routine = self._routine_of(graph, scalar_inputs, arrays, zeros)
         carried = {i: k for k, i in region.carried if i in args}
 
-        def output_register(k: int) -> tuple[Register | None, Register | None]:
-            """Returns where output `k` is, and the register that the step writes it to."""
-            register = routine.outputs[k]
-            if region.outputs[k] is None:
+        def output_register(output_index: int) -> tuple[Register | None, Register | None]:
+            """Returns where an output is, and the register that the step writes it to."""
+            register = routine.outputs[output_index]
+            if region.outputs[output_index] is None:
                 return None, None
             if register in routine.inputs:
                 i = inputs[routine.inputs.index(register)]
-                if len(iterations) == 1 or carried.get(i, k) == k:
+                if len(iterations) == 1 or carried.get(i, output_index) == output_index:
                     return args[i], None
             new = (
                 registers.new_array(routine.specs[register])
@@ -153,7 +153,7 @@ class ControlFlow:
         builder = self._builder
         condition = builder.scalar_register(node.inputs[0])
         if condition is None:
-            condition = builder.fetch(node.inputs[0], node)
+            condition = builder.fetch_scalar(node.inputs[0], node)
         branches = []
         for region in node.regions:
             every = range(len(region.graph.outputs))
@@ -178,11 +178,11 @@ class ControlFlow:
         builder.add_step(step, node)
 
 
-def _forwarded_register(forwarded: CallArgs, output: int) -> Register | None:
+def _forwarded_register(call_args: CallArgs, output: int) -> Register | None:
     """Returns the caller's register that a routine returns unchanged; None if the output is new."""
-    routine = forwarded.routine
+    routine = call_args.routine
     register = routine.outputs[output]
-    return forwarded.args[routine.inputs.index(register)] if register in routine.inputs else None
+    return call_args.args[routine.inputs.index(register)] if register in routine.inputs else None
 
 
 def _op_input_index(region: Region[FunctionalGraph], index: int) -> int:

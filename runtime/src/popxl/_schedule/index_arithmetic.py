@@ -57,7 +57,7 @@ def host_constant(t: Tensor) -> int | None:
     return int(t._data.item()) if isinstance(t, Constant) and is_host_scalar_spec(t.spec) else None
 
 
-def host_rule(op: Op) -> Rule | None:
+def host_function(op: Op) -> Rule | None:
     """Returns a function that computes an op on host integers; None if the host cannot.
 
     It maps the op's inputs to a tuple of its outputs.
@@ -74,10 +74,10 @@ def host_rule(op: Op) -> Rule | None:
     if dtype.kind == "b":
         return None
     limits = np.iinfo(dtype)
-    return partial(_wrapped_result, function, int(limits.min), 2**limits.bits)
+    return partial(_compute_wrapped, function, int(limits.min), 2**limits.bits)
 
 
-def _wrapped_result(
+def _compute_wrapped(
     function: Callable[..., int], low: int, count: int, *numbers: int
 ) -> tuple[int, ...]:
     """Returns the result of `function`, wrapped to the range [low, low + count)."""

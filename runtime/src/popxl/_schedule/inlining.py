@@ -20,7 +20,7 @@ from popxl._analysis.functionalization import (
 )
 from popxl._analysis.memo import Memo
 from popxl._ir.regions import Region
-from popxl._schedule.index_arithmetic import host_rule
+from popxl._schedule.index_arithmetic import host_function
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
 
 if TYPE_CHECKING:
@@ -50,29 +50,29 @@ class Inliner:
         outputs = copy.map_values(graph.outputs)
         return replace(graph, inputs=inputs, nodes=copy.nodes, outputs=outputs)
 
-    def _add_node(self, copy: NodeCopier, node: Node, used_values: set[Value]) -> None:
+    def _add_node(self, copier: NodeCopier, node: Node, used_values: set[Value]) -> None:
         if self._should_inline(node):
-            self._inline_call(copy, node)
+            self._inline_call(copier, node)
             return
         if not node.is_on_host:
-            _add_barriers(copy, node, is_outlined_call)
+            _add_barriers(copier, node, is_outlined_call)
         elif is_outlined_call(node):
-            _add_barriers(copy, node, _runs_on_device)
+            _add_barriers(copier, node, _runs_on_device)
         if is_outlined_call(node) and not node.regions[0].graph.changed:
-            self._call_used_outputs(copy, node, used_values)
+            self._call_used_outputs(copier, node, used_values)
         else:
-            copy.add(node)
+            copier.add(node)
 
-    def _inline_call(self, copy: NodeCopier, node: Node) -> None:
+    def _inline_call(self, copier: NodeCopier, node: Node) -> None:
         (region,) = node.regions
         graph = self(region.graph)
-        inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copy, node), strict=True)))
+        inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copier, node), strict=True)))
         for n in graph.nodes:
             inner.add(n, node.part)
-        copy.nodes += inner.nodes
+        copier.nodes += inner.nodes
         for v, position in zip(inner.map_values(graph.outputs), region.outputs, strict=True):
             if position is not None:
-                copy.mapping[node.outputs[position]] = v
+                copier.mapping[node.outputs[position]] = v
 
     # ---- calls that are written out --------------------------------------------------------------
     def _should_inline(self, node: Node) -> bool:
@@ -97,7 +97,7 @@ class Inliner:
             and node.op is not None
             and (
                 node.op.defn in (REMOTE_LOAD, REMOTE_STORE)
-                or host_rule(node.op) is not None
+                or host_function(node.op) is not None
                 or is_outlined_call(node)
                 or self._should_inline(node)
             )
@@ -105,7 +105,7 @@ class Inliner:
         )
 
     # ---- outlined graphs ------------------------------------------------------------------------
-    def _call_used_outputs(self, copy: NodeCopier, node: Node, used_values: set[Value]) -> None:
+    def _call_used_outputs(self, copier: NodeCopier, node: Node, used_values: set[Value]) -> None:
         """Adds a call of an outlined graph that computes only the outputs that are used."""
         (region,) = node.regions
         graph = region.graph
@@ -115,8 +115,8 @@ class Inliner:
             for v, position in pairs
             if position is not None and node.outputs[position] in used_values
         }
-        part, arguments, results = self._pruned_graph(graph, tuple(used_outputs.values()))
-        inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copy, node), strict=True)))
+        part, arguments, results = self._prune_graph(graph, tuple(used_outputs.values()))
+        inner = NodeCopier(dict(zip(graph.inputs, _call_inputs(copier, node), strict=True)))
         if part.nodes:
             outputs = [Value(v.tensor, v.version) for v in results]
             called = Region(part, tuple(range(len(arguments))), tuple(range(len(results))))
@@ -128,14 +128,14 @@ class Inliner:
             [n for n in graph.nodes if n.is_rematerialized], used_outputs.values()
         ):
             inner.add(n, node.part)
-        copy.nodes += inner.nodes
-        copy.mapping.update(zip(used_outputs, inner.map_values(used_outputs.values()), strict=True))
+        copier.nodes += inner.nodes
+        copier.mapping.update(
+            zip(used_outputs, inner.map_values(used_outputs.values()), strict=True)
+        )
 
-    def _pruned_graph(
-        self, graph: FunctionalGraph, used_outputs: tuple[Value, ...]
-    ) -> _PrunedGraph:
+    def _prune_graph(self, graph: FunctionalGraph, used_outputs: tuple[Value, ...]) -> _PrunedGraph:
         if (graph, used_outputs) not in self._pruned:
-            self._pruned[graph, used_outputs] = _pruned_graph(graph, used_outputs)
+            self._pruned[graph, used_outputs] = _prune_graph(graph, used_outputs)
         return self._pruned[graph, used_outputs]
 
 
@@ -152,18 +152,18 @@ def _runs_on_device(node: Node | None) -> bool:
 
 
 def _add_barriers(
-    copy: NodeCopier, node: Node, needs_barrier: Callable[[Node | None], bool]
+    copier: NodeCopier, node: Node, needs_barrier: Callable[[Node | None], bool]
 ) -> None:
     """Adds fusion barriers to the inputs of a node that come from separately compiled nodes."""
     for v in dict.fromkeys(node.inputs):
-        if needs_barrier(copy.mapping.get(v, v).node) and v.spec.shape:
-            _add_barrier(copy, v)
+        if needs_barrier(copier.mapping.get(v, v).node) and v.spec.shape:
+            _add_barrier(copier, v)
 
 
-def _add_barrier(copy: NodeCopier, value: Value) -> None:
+def _add_barrier(copier: NodeCopier, value: Value) -> None:
     barrier_output = Value(value.tensor, value.version)
-    copy.nodes.append(Node("barrier", None, copy.map_values([value]), [barrier_output]))
-    copy.mapping[value] = barrier_output
+    copier.nodes.append(Node("barrier", None, copier.map_values([value]), [barrier_output]))
+    copier.mapping[value] = barrier_output
 
 
 # ---- parts of graphs ----------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class _PrunedGraph(NamedTuple):
     results: list[Value]
 
 
-def _pruned_graph(graph: FunctionalGraph, outputs: Sequence[Value]) -> _PrunedGraph:
+def _prune_graph(graph: FunctionalGraph, outputs: Sequence[Value]) -> _PrunedGraph:
     results = [v for v in _materialized_sources(outputs) if v.node is not None]
     nodes = _live_nodes(graph.nodes, results, [n for n in graph.nodes if effects_of_nodes([n])])
     read = {*results, *(v for n in nodes for v in n.inputs)}
@@ -210,9 +210,9 @@ def _live_nodes(
     return nodes_in_use[::-1]
 
 
-def _call_inputs(copy: NodeCopier, node: Node) -> list[Value]:
+def _call_inputs(copier: NodeCopier, node: Node) -> list[Value]:
     """Returns the caller's values for the inputs of a called graph."""
-    return copy.map_values(
+    return copier.map_values(
         node.inputs[position] for position in node.regions[0].inputs if position is not None
     )
 

@@ -22,9 +22,9 @@ from popxl._schedule.schedule import (
     Schedule,
     Step,
     Store,
-    calls,
+    routine_calls,
 )
-from popxl._schedule.schedule_walk import Frame, compute, routines_by_part, walk
+from popxl._schedule.schedule_walk import Frame, compute_scalars, routines_by_part, walk_steps
 
 if TYPE_CHECKING:
     from popxl._schedule.schedule import Index
@@ -51,14 +51,14 @@ def lookahead_events(main: Routine, fetched: deque[Any]) -> Iterator[LookaheadEv
         Events; None as long as a number is missing.
     """
     arrays = [None] * len(main.inputs)
-    for step, frame in walk(Frame(main, arrays)):
+    for step, frame in walk_steps(Frame(main, arrays)):
         match step:
             case Load() | Store():
                 yield LookaheadEvent(step, frame.registers[step.entry_index])
             case Run():
                 yield LookaheadEvent(step)
             case Compute():
-                compute(step, frame)
+                compute_scalars(step, frame)
             case Fetch():
                 while not fetched:
                     yield None
@@ -95,7 +95,7 @@ class FetchedScalars:
 
 
 # ---- the window ---------------------------------------------------------------------------------
-def default_window(schedule: Schedule) -> int:
+def default_prefetch_window(schedule: Schedule) -> int:
     """Returns the default prefetch window: bytes of two layers' entries on one replica.
 
     A layer is an iteration of a loop that loads entries, with one iteration of each loop inside it
@@ -105,12 +105,16 @@ def default_window(schedule: Schedule) -> int:
     loaded: dict[Routine, int] = {}  # bytes that a frame loads, each loop inside it run once
     depth: dict[Routine, int] = {}  # how deep loops that load are nested
     for routine in schedule.routines:
-        inner = [(step, call_args.routine) for step in routine.steps for call_args in calls(step)]
-        depth[routine] = max((depth[r] + _repeats(s) for s, r in inner if loaded[r]), default=0)
-        loaded[routine] = sum(_nbytes(step, loaded) for step in routine.steps)
+        inner = [
+            (step, call_args.routine) for step in routine.steps for call_args in routine_calls(step)
+        ]
+        depth[routine] = max(
+            (depth[r] + _is_repeated_loop(s) for s, r in inner if loaded[r]), default=0
+        )
+        loaded[routine] = sum(_loaded_bytes(step, loaded) for step in routine.steps)
 
     def is_layer(step: Step) -> bool:
-        return _repeats(step) and depth[calls(step)[0].routine] < 2
+        return _is_repeated_loop(step) and depth[routine_calls(step)[0].routine] < 2
 
     largest = 0
     for routine, part in routines_by_part(schedule.main, is_layer):
@@ -119,17 +123,17 @@ def default_window(schedule: Schedule) -> int:
             if isinstance(step, Load):
                 outside_loops[step.part or part] += step.nbytes
             elif is_layer(step):
-                largest = max(largest, _nbytes(step, loaded))
+                largest = max(largest, _loaded_bytes(step, loaded))
         largest = max(largest, *outside_loops.values(), 0)
     return 2 * largest
 
 
-def _nbytes(step: Step, loaded: Mapping[Routine, int]) -> int:
+def _loaded_bytes(step: Step, routine_bytes: Mapping[Routine, int]) -> int:
     """Returns the bytes that a step loads."""
     if isinstance(step, Load):
         return step.nbytes
-    return max((loaded[call_args.routine] for call_args in calls(step)), default=0)
+    return max((routine_bytes[call_args.routine] for call_args in routine_calls(step)), default=0)
 
 
-def _repeats(step: Step) -> bool:
+def _is_repeated_loop(step: Step) -> bool:
     return isinstance(step, Loop) and step.count > 1

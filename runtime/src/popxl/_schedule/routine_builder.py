@@ -82,7 +82,7 @@ class _SegmentBuilder:
     run: Run | None = None
 
 
-def with_label(step: Labelled, node: Node) -> Labelled:
+def set_label(step: Labelled, node: Node) -> Labelled:
     """Sets a step's region label and source location from a node, and returns the step."""
     step.part = node.part
     step.location = "" if node.op is None else node.op.location
@@ -116,7 +116,7 @@ class RoutineBuilder:
 
     def add_step(self, step: Step, node: Node) -> None:
         """Adds a host step with the label and location of a node."""
-        self.steps.append(with_label(step, node))
+        self.steps.append(set_label(step, node))
 
     # ---- where values are -----------------------------------------------------------------------
     def bind(self, value: Value, register: Register) -> None:
@@ -138,10 +138,10 @@ class RoutineBuilder:
             return self._segment_result(location, value)
         if location is not None and location not in self.registers.scalars:
             return location
-        self.read(value)
+        self.make_available(value)
         return self._segment_result(self.open_segment, value)
 
-    def fetch(self, value: Value, node: Node) -> Register:
+    def fetch_scalar(self, value: Value, node: Node) -> Register:
         """Adds a step that fetches a scalar from the devices, and returns its register."""
         array = self.array_register(value)
         self.close_segment()
@@ -159,7 +159,7 @@ class RoutineBuilder:
         return segment_builder.results[value]
 
     # ---- the open segment -----------------------------------------------------------------------
-    def read(self, value: Value) -> None:
+    def make_available(self, value: Value) -> None:
         """Makes a value available in the open segment, as an argument or recomputed."""
         stack = [(value, False)]  # views of views may be many: no recursion
         while stack:
@@ -187,7 +187,7 @@ class RoutineBuilder:
     def add_node(self, node: Node) -> None:
         """Adds a node to the open segment."""
         for v in node.inputs:
-            self.read(v)
+            self.make_available(v)
         self._append_node(node)
         self._locations.update(dict.fromkeys(node.outputs, self.open_segment))
 

@@ -222,7 +222,7 @@ class Branch(Step):
         yield from (out for out in self.outs if out is not None)
 
 
-def calls(step: Step) -> tuple[CallArgs, ...]:
+def routine_calls(step: Step) -> tuple[CallArgs, ...]:
     """Returns the routine calls of a step."""
     if isinstance(step, Loop):
         return (step.body,)
@@ -291,17 +291,17 @@ class Schedule:
 
     def __str__(self) -> str:
         prefetched = self.preview(self)
-        routines = ["\n".join(_routine_lines(r, prefetched)) for r in reversed(self.routines)]
-        return "\n\n".join([*_window_line(self.window), *routines])
+        routines = ["\n".join(_format_routine(r, prefetched)) for r in reversed(self.routines)]
+        return "\n\n".join([*_format_window(self.window), *routines])
 
 
 # ---- text ---------------------------------------------------------------------------------------
-def _window_line(window: int | None) -> Iterator[str]:
+def _format_window(window: int | None) -> Iterator[str]:
     if window is not None:
         yield f"loads are dispatched ahead of the runs before them, within {window:,} bytes"
 
 
-def _routine_lines(routine: Routine, prefetched: Mapping[Run, str]) -> Iterator[str]:
+def _format_routine(routine: Routine, prefetched: Mapping[Run, str]) -> Iterator[str]:
     yield f"routine {routine.title}:"
     part = ""
     for step in routine.steps:
@@ -310,7 +310,7 @@ def _routine_lines(routine: Routine, prefetched: Mapping[Run, str]) -> Iterator[
             yield f"  # {part or 'no part'}"
         if isinstance(step, Run) and step in prefetched:
             yield f"  # {prefetched[step]}"
-        yield f"  {step_text(step, routine.constants)}{_format_dead_registers(step)}"
+        yield f"  {format_step(step, routine.constants)}{_format_dead_registers(step)}"
 
 
 def _format_dead_registers(step: Step) -> str:
@@ -321,20 +321,23 @@ def _format_registers(registers: Any) -> str:
     return ", ".join(f"%{s}" for s in registers if s is not None)
 
 
-def step_text(step: Step, scalars: Mapping[Register, Index]) -> str:
+def format_step(step: Step, scalars: Mapping[Register, Index]) -> str:
     """Formats a step; numbers replace the registers of known scalars."""
 
-    def number(register: Register) -> str:
+    def format_register(register: Register) -> str:
         return str(scalars[register]) if register in scalars else f"%{register}"
+
+    def format_entry(step: Transfer) -> str:
+        return f"buffer {step.buffer.remote_buffer_id}[{format_register(step.entry_index)}]"
 
     match step:
         case Load():
             suffix = " donating its memory" if step.donates else ""
-            return f"%{step.out} = load {_buffer(step.buffer)}[{number(step.entry_index)}]{suffix}"
+            return f"%{step.out} = load {format_entry(step)}{suffix}"
         case Store():
-            return f"store %{step.value} in {_buffer(step.buffer)}[{number(step.entry_index)}]"
+            return f"store %{step.value} in {format_entry(step)}"
         case Compute():
-            ins = ", ".join(map(number, step.ins))
+            ins = ", ".join(map(format_register, step.ins))
             outs = f"{_format_registers(step.outs)} = " if step.outs else ""
             return f"{outs}{step.name}({ins}) on the host"
         case Fetch():
@@ -354,10 +357,6 @@ def step_text(step: Step, scalars: Mapping[Register, Index]) -> str:
         case Branch():
             runs = (f"{b.routine.title}({_format_registers(b.args)})" for b in step.branches)
             outs = _format_registers(step.outs)
-            chosen = f"if {number(step.condition)}: {' else: '.join(runs)}"
+            chosen = f"if {format_register(step.condition)}: {' else: '.join(runs)}"
             return f"{outs} = {chosen}" if outs else chosen
     raise AssertionError(step)
-
-
-def _buffer(buffer: RemoteBuffer) -> str:
-    return f"buffer {buffer.remote_buffer_id}"

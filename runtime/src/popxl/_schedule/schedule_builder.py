@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from popxl._analysis.functionalization import count_stochastic_roundings, functionalize
 from popxl._analysis.memo import Memo
 from popxl._ir.regions import regions
-from popxl._schedule.buffer_donation import copy_shared_entries, donate
+from popxl._schedule.buffer_donation import donate, mark_entry_copies
 from popxl._schedule.control_flow import ControlFlow
-from popxl._schedule.index_arithmetic import host_rule, is_host_scalar_spec
+from popxl._schedule.index_arithmetic import host_function, is_host_scalar_spec
 from popxl._schedule.inlining import Inliner, is_outlined_call
-from popxl._schedule.routine_builder import RoutineBuilder, with_label
+from popxl._schedule.routine_builder import RoutineBuilder, set_label
 from popxl._schedule.schedule import Compute, Load, Register, Routine, Run, Schedule, Store
 from popxl._schedule.schedule_walk import routines_by_part
 from popxl.ops.remote import REMOTE_LOAD, REMOTE_STORE
@@ -42,9 +42,9 @@ def build_schedule(ir: Ir) -> Schedule:
     """
     _check_inputs(ir)
     graph = functionalize(ir.main_graph)
-    main = _ScheduleBuilder().routine(graph, frozenset(), range(len(graph.outputs)))
+    main = _ScheduleBuilder().get_routine(graph, frozenset(), range(len(graph.outputs)))
     routines = list(dict.fromkeys(routine for routine, _ in routines_by_part(main)))
-    copy_shared_entries(routines)
+    mark_entry_copies(routines)
     runs = [step for r in routines for step in r.steps if isinstance(step, Run)]
     return Schedule(graph, main, routines, [run.segment for run in runs])
 
@@ -68,7 +68,7 @@ class _ScheduleBuilder:
         self.inline = Inliner()
         self._memo = Memo()
 
-    def routine(
+    def get_routine(
         self,
         graph: FunctionalGraph,
         scalar_inputs: frozenset[int],
@@ -114,7 +114,7 @@ class _GraphScheduler:
         self._graph, self._arrays = graph, arrays
         self._builder = RoutineBuilder(title, graph.inputs, scalar_inputs)
         self._inputs = tuple(range(len(graph.inputs)))  # the first registers
-        self._control_flow = ControlFlow(self._builder, program.routine)
+        self._control_flow = ControlFlow(self._builder, program.get_routine)
 
     # ---- routine --------------------------------------------------------------------------------
     def build(self) -> Routine:
@@ -142,7 +142,7 @@ class _GraphScheduler:
     # ---- nodes ----------------------------------------------------------------------------------
     def _schedule_nodes(self) -> None:
         for node in self._graph.nodes:
-            if node.is_rematerialized or (self._has_steps and self._fold_on_host(node)):
+            if node.is_rematerialized or (self._has_steps and self._compute_on_host(node)):
                 continue
             if node.is_on_host:
                 self._schedule_host_node(node)
@@ -162,7 +162,7 @@ class _GraphScheduler:
         else:
             self._run_outlined_call(node)
 
-    def _fold_on_host(self, node: Node) -> bool:
+    def _compute_on_host(self, node: Node) -> bool:
         """Adds a host computation for a node if the host knows all of its inputs.
 
         Returns False if that is impossible.
@@ -171,7 +171,7 @@ class _GraphScheduler:
             is_host_scalar_spec(v.spec) for v in node.outputs
         ):  # fmt: skip
             return False
-        rule = host_rule(node.op)
+        rule = host_function(node.op)
         ins = [self._builder.scalar_register(v) for v in node.inputs]
         if rule is None or None in ins:
             return False
@@ -185,12 +185,12 @@ class _GraphScheduler:
         return True
 
     # ---- transfers ------------------------------------------------------------------------------
-    def _index_register(self, node: Node, position: int) -> Register:
+    def _index_register(self, node: Node, input_index: int) -> Register:
         if node.attrs["offset"] is not None:
             return self._builder.registers.constant(node.attrs["offset"])
-        value = node.inputs[position]
+        value = node.inputs[input_index]
         register = self._builder.scalar_register(value)
-        return self._builder.fetch(value, node) if register is None else register
+        return self._builder.fetch_scalar(value, node) if register is None else register
 
     def _has_pending_store(self, buffer: RemoteBuffer) -> bool:
         return any(store.buffer is buffer for store in self._builder.open_segment.pending_stores)
@@ -224,7 +224,7 @@ class _GraphScheduler:
         buffer = node.attrs["buffer"]
         entry_index = self._index_register(node, 1)
         register = self._builder.array_register(node.inputs[0])
-        store = with_label(Store(value=register, buffer=buffer, entry_index=entry_index), node)
+        store = set_label(Store(value=register, buffer=buffer, entry_index=entry_index), node)
         segment_builder = self._builder.open_segment
         if register in segment_builder.results.values() or self._has_pending_store(buffer):
             segment_builder.pending_stores.append(store)

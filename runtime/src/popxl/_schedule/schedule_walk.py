@@ -18,8 +18,8 @@ from popxl._schedule.schedule import (
     Routine,
     Run,
     Step,
-    calls,
-    step_text,
+    format_step,
+    routine_calls,
 )
 
 
@@ -60,7 +60,7 @@ class Frame:
         self.registers.clear()
         return outputs
 
-    def part_of(self, step: Step) -> str:
+    def region_label(self, step: Step) -> str:
         """Returns the region label of a step."""
         if isinstance(step, Run) and not step.part:
             parts = [node.part for node in step.segment.nodes if node.part]
@@ -69,7 +69,7 @@ class Frame:
 
     def format_step(self, step: Step) -> str:
         """Formats a step, with the values of known host scalars."""
-        return step_text(
+        return format_step(
             step, {i: x for i, x in enumerate(self.registers) if isinstance(x, int | tuple)}
         )
 
@@ -78,7 +78,7 @@ Steps = Iterator[tuple[Step, Frame]]
 Observer = Callable[[Steps], Steps]
 
 
-def compute(step: Compute, frame: Frame) -> None:
+def compute_scalars(step: Compute, frame: Frame) -> None:
     """Executes a step that computes host scalars."""
     registers = frame.registers
     for register, number in zip(
@@ -87,7 +87,7 @@ def compute(step: Compute, frame: Frame) -> None:
         registers[register] = number
 
 
-def walk(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -> Steps:
+def walk_steps(frame: Frame, copy: Callable[[Any], Any] = lambda value: value) -> Steps:
     """Yields the steps of a frame and of the frames that it calls.
 
     The caller does each step before it asks for the next one: the results are then in registers.
@@ -161,16 +161,16 @@ def _loop_frames(step: Loop, frame: Frame, copy: Callable[[Any], Any]) -> Iterat
 
 
 def routines_by_part(
-    main: Routine, skipped: Callable[[Step], bool] = lambda step: False
+    main: Routine, should_skip: Callable[[Step], bool] = lambda step: False
 ) -> Iterator[tuple[Routine, str]]:
     """Yields all routines, callees first, once for each region of the program that calls them.
 
-    Calls by `skipped` steps are ignored.
+    Calls by `should_skip` steps are ignored.
     """
 
     def callees_of(routine: Routine, part: str) -> Iterator[tuple[Routine, str]]:
         for step in routine.steps:
-            for call_args in () if skipped(step) else calls(step):
+            for call_args in () if should_skip(step) else routine_calls(step):
                 yield call_args.routine, step.part or part
 
     seen = {(main, "")}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from popxl import dtypes
 from popxl._analysis.effects import Effects
 from popxl._analysis.functionalization import count_stochastic_roundings, effects_of_nodes
-from popxl._ir.debug_flags import STEPWISE, is_on
+from popxl._ir.debug_flags import STEPWISE, is_flag_set
 from popxl.tensor import Constant, TensorSpec
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Segment:
     def constants(self) -> list[Constant]:
         """Constants that the segment takes as arguments, without duplicates."""
         constants = _constants_of(self.nodes)
-        _note_constants(self.results, constants)
+        _collect_constants(self.results, constants)
         return list(constants.values())
 
     @cached_property
@@ -141,7 +141,7 @@ def program_context(segment: Segment) -> ProgramContext:
     return segment.context
 
 
-def _note_constants(values: Iterable[Value], constants: dict[int, Constant]) -> None:
+def _collect_constants(values: Iterable[Value], constants: dict[int, Constant]) -> None:
     for t in (v.tensor for v in values if v.node is None):
         if isinstance(t, Constant) and t._is_argument:
             constants.setdefault(t._content, t)
@@ -154,11 +154,11 @@ def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:
     worklist = [nodes]
     while worklist:
         for node in worklist.pop():
-            _note_constants(node.inputs, constants)
+            _collect_constants(node.inputs, constants)
             for graph in (region.graph for region in node.regions):
                 if graph not in seen:
                     seen.add(graph)
-                    _note_constants(graph.outputs, constants)
+                    _collect_constants(graph.outputs, constants)
                     worklist.append(graph.nodes)
     return constants
 
@@ -196,6 +196,6 @@ def result_specs(segment: Segment) -> list[TensorSpec]:
 def donated_argnums(segment: Segment) -> tuple[int, ...]:
     """Returns the indices of donated arguments: by the donation pass, and output streams."""
     first = len(segment.args)
-    streams = () if is_on(STEPWISE) else segment.streams
+    streams = () if is_flag_set(STEPWISE) else segment.streams
     output_streams = [first + i for i, s in enumerate(streams) if s in segment.output_streams]
     return (*segment.donated, *output_streams)

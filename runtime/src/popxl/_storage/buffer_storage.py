@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from popxl._devices.mesh import copy_array, global_shape, per_replica
+from popxl._devices.mesh import copy_array, create_per_replica_sharding, global_shape
 from popxl._schedule.schedule import Load, Store
 from popxl._storage.disk_queue import DiskQueue, EntryFile
 from popxl._storage.entry_memory import EntryMemory
@@ -52,8 +52,8 @@ class BufferStorage:
         """
         self.buffer, self.stored = buffer, set[int]()
         self._resident = buffer.resident_entries
-        self._device = per_replica(mesh)
-        self._host = per_replica(mesh, memory)
+        self._device = create_per_replica_sharding(mesh)
+        self._host = create_per_replica_sharding(mesh, memory)
         self._needs_transfer = self._host != self._device
         self._shape = global_shape(mesh.devices.size, buffer.tensor_shape)
         self._rows_per_replica = self._shape[0] // mesh.devices.size
@@ -114,7 +114,7 @@ class BufferStorage:
         """
         self._advance_disk_queue(Load, index)
         if isinstance(index, tuple):
-            return self._load_each(index)
+            return self._load_per_replica(index)
         array = self._arrays.get(index)
         if array is None:
             array, own = self._read_entry(index, donate)
@@ -142,7 +142,7 @@ class BufferStorage:
             copies: the entry shares no memory with `value`.
         """
         if isinstance(index, tuple):
-            self._store_each(index, value)
+            self._store_per_replica(index, value)
         else:
             self._check_index(index)
             self._set_entry(index, self._move_to_memory(value, self._entry_sharding(index), copies))
@@ -193,7 +193,7 @@ class BufferStorage:
             )
 
     # ---- entries that differ between replicas ---------------------------------------------------
-    def _load_each(self, indices: Sequence[int]) -> jax.Array:
+    def _load_per_replica(self, indices: Sequence[int]) -> jax.Array:
         whole = {i: jax.device_put(self.array(i), self._device) for i in set(indices)}
         if 0 in self._shape:
             return copy_array(whole[indices[0]])
@@ -202,7 +202,7 @@ class BufferStorage:
         made = jax.make_array_from_single_device_arrays(self._shape, self._device, parts)
         return copy_array(made)
 
-    def _store_each(self, indices: Sequence[int], value: jax.Array) -> None:
+    def _store_per_replica(self, indices: Sequence[int], value: jax.Array) -> None:
         for index in set(indices):
             self._check_index(index)
         if 0 in self._shape:
@@ -234,7 +234,7 @@ class BufferStorage:
             return jax.numpy.zeros(self._shape, dtype, device=sharding)
         return put_array(np.broadcast_to(np.zeros((), dtype), self._shape), sharding)
 
-    def put(self, index: int, var: Variable, value: np.ndarray) -> None:
+    def put_value(self, index: int, var: Variable, value: np.ndarray) -> None:
         """Sets an entry to a variable's value; zeros are not written to disk."""
         self._check_index(index)
         if self._file is not None and index in self._disk_indices and _is_zeros(value):

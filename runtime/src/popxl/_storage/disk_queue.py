@@ -27,9 +27,9 @@ import numpy as np
 
 from popxl._devices import forks
 from popxl._devices.cpu import BufferPool
-from popxl._ir.debug_flags import STEPWISE, is_on
+from popxl._ir.debug_flags import STEPWISE, is_flag_set
 from popxl._schedule.schedule import Load, Run, Store
-from popxl._storage.scratch_files import Scratch, request_offsets, slot_bytes
+from popxl._storage.scratch_files import ScratchFolder, request_offsets, slot_bytes
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import LookaheadEvent
@@ -78,12 +78,12 @@ class DiskQueue:
         changed: notified when `pending_write` is less.
     """
 
-    _by_folder: ClassVar[weakref.WeakValueDictionary[Scratch, DiskQueue]] = (
+    _by_folder: ClassVar[weakref.WeakValueDictionary[ScratchFolder, DiskQueue]] = (
         weakref.WeakValueDictionary()
     )
     _registry_lock = threading.RLock()
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: ScratchFolder) -> None:
         self.scratch, self.buffer_pool = scratch, BufferPool(DISK_WINDOW)
         self._events: Iterator[LookaheadEvent | None] = iter(())  # of the run
         self._upcoming_transfers: list[
@@ -101,9 +101,9 @@ class DiskQueue:
         """Returns the process's queue of a folder and counts its users; each user closes it once.
 
         Raises:
-            DiskError: see `Scratch`.
+            DiskError: see `ScratchFolder`.
         """
-        scratch = Scratch.open_shared(folder, process)
+        scratch = ScratchFolder.open_shared(folder, process)
         with cls._registry_lock:
             return cls._by_folder.get(scratch) or cls._by_folder.setdefault(scratch, cls(scratch))
 
@@ -145,7 +145,7 @@ class DiskQueue:
         if buffer not in self._disk_entries:
             return
         at = 0  # loads are done in their order, stores in theirs; loads may be done earlier
-        while at < len(self._upcoming_transfers) or self._peek_event():
+        while at < len(self._upcoming_transfers) or self._read_event():
             step, entry = self._upcoming_transfers[at]
             if isinstance(step, kind) and step.buffer is buffer and entry == index:
                 del self._upcoming_transfers[at]
@@ -154,7 +154,7 @@ class DiskQueue:
         if len(self._pending_reads) < _MAX_PENDING_READS:
             self._read_ahead()
 
-    def _peek_event(self) -> bool:
+    def _read_event(self) -> bool:
         """Takes one more event from the look-ahead; False if there is none or it is unknown."""
         for event in self._events:
             if event is None:
@@ -176,7 +176,7 @@ class DiskQueue:
         """Starts reads of the next loads, but none past a store to the same entry."""
         stored: set[tuple[RemoteBuffer, int]] = set()
         at = 0
-        while at < _MAX_LOOKAHEAD and (at < len(self._upcoming_transfers) or self._peek_event()):
+        while at < _MAX_LOOKAHEAD and (at < len(self._upcoming_transfers) or self._read_event()):
             step, entry = self._upcoming_transfers[at]
             at += 1
             indices = set(entry) if isinstance(entry, tuple) else {entry}
@@ -227,7 +227,7 @@ class _PendingRead:
 
     Args:
         future: receives the array or an exception.
-        array: makes the array when all `requests` are done.
+        array: makes the array when all `submit_requests` are done.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class EntryFile:
     def __init__(self, disk_queue: DiskQueue, entries: int, memory: EntryMemory) -> None:
         self.disk_queue, self._memory = disk_queue, memory
         self.nbytes = sum(map(slot_bytes, memory.sizes))
-        self._file = disk_queue.scratch.file(entries * self.nbytes)
+        self._file = disk_queue.scratch.create_file(entries * self.nbytes)
         self._pending_writes: dict[int, _PendingWrite] = {}
         self._locks = [threading.Lock() for _ in range(entries)]
         self._stored_indices: set[int] = set()
@@ -293,7 +293,7 @@ class EntryFile:
         Raises:
             DiskError: this or another entry could not be written.
         """
-        self._check()
+        self._raise_write_error()
         self._stored_indices.add(index)
         disk_queue, pending_write = self.disk_queue, _PendingWrite(array)
         with disk_queue.write_done:
@@ -304,9 +304,9 @@ class EntryFile:
             self._pending_writes[index] = pending_write
         disk_queue.pop_read_ahead(self, index)  # and nobody reads ahead what the file still has
         disk_queue.scratch.pool.submit(self._write_entry, index, pending_write)
-        if is_on(STEPWISE):
+        if is_flag_set(STEPWISE):
             disk_queue.wait_all()
-            self._check()
+            self._raise_write_error()
 
     def discard(self, index: int) -> None:
         """Resets an entry to zeros, as if it had never been stored."""
@@ -324,7 +324,7 @@ class EntryFile:
         Raises:
             DiskError: it cannot be read, or another one could not be written.
         """
-        self._check()
+        self._raise_write_error()
         if index not in self._stored_indices:
             return None
         with self.disk_queue.write_done:
@@ -338,7 +338,7 @@ class EntryFile:
         """Starts reading an entry with all threads of the folder."""
         future, pool = Future[jax.Array](), self.disk_queue.scratch.pool
 
-        def requests() -> None:
+        def submit_requests() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     views, array = self._memory.allocate(donates)
@@ -349,7 +349,7 @@ class EntryFile:
                 for request in reading.requests:
                     pool.submit(reading.run_request, request)
 
-        pool.submit(requests)
+        pool.submit(submit_requests)
         return future
 
     def read(self, index: int, donates: bool) -> jax.Array:
@@ -363,12 +363,13 @@ class EntryFile:
         at, requests = index * self.nbytes, list[Callable[[], None]]()
         for view in views:
             requests += [
-                partial(self._file.read_one, at, view, i) for i in request_offsets(view.size)
+                partial(self._file.run_read_request, at, view, i)
+                for i in request_offsets(view.size)
             ]
             at += slot_bytes(view.size)
         return requests
 
-    def _check(self) -> None:
+    def _raise_write_error(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -378,7 +379,7 @@ class EntryFile:
             with self._locks[index]:
                 if self._pending_writes.get(index) is pending_write:  # nothing newer
                     at = index * self.nbytes
-                    for view in self._memory.views(pending_write.array):
+                    for view in self._memory.byte_views(pending_write.array):
                         self._file.write(at, view)
                         at += slot_bytes(view.size)
         except BaseException as error:

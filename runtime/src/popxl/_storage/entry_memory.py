@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
     from popxl._devices.cpu import BufferPool
-    from popxl._storage.scratch_files import Scratch
+    from popxl._storage.scratch_files import ScratchFolder
 
 Allocation = tuple[list[np.ndarray], Callable[[], jax.Array]]
 
@@ -39,7 +39,7 @@ class EntryMemory:
         rows: int,
         dtype: Any,
         sharding: NamedSharding,
-        scratch: Scratch,
+        scratch: ScratchFolder,
         buffer_pool: BufferPool,
     ) -> None:
         self._global_shape, self._part = shape, (rows, *shape[1:])
@@ -64,7 +64,7 @@ class EntryMemory:
         of = {self._replica_of_index(s.index): s.data for s in array.addressable_shards}
         return [of[replica] for replica in sorted(of)]
 
-    def views(self, array: jax.Array) -> list[np.ndarray]:
+    def byte_views(self, array: jax.Array) -> list[np.ndarray]:
         """Returns each local replica's shard as bytes (uint8).
 
         On CPUs the array must outlive them.
@@ -88,10 +88,12 @@ class EntryMemory:
         views = [take(size)[:size] for size in self.sizes]
         of = dict(zip(self._replicas, views, strict=True))
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def shard_view(index: tuple[slice, ...]) -> np.ndarray:
             return of[self._replica_of_index(index)].view(self._dtype).reshape(self._part)
 
-        return views, lambda: jax.make_array_from_callback(self._global_shape, self._sharding, part)
+        return views, lambda: jax.make_array_from_callback(
+            self._global_shape, self._sharding, shard_view
+        )
 
     def _allocate_device_memory(self) -> Allocation:
         take = self._buffer_pool.take

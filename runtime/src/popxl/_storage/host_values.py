@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popxl._storage.replica_arrays import host_value, replica_value
+from popxl._storage.replica_arrays import assemble_host_value, replica_value
 from popxl.errors import popart_exception
 from popxl.tensor import Constant, Variable
 from popxl.utils import to_numpy
@@ -102,7 +102,7 @@ class HostValues:
         return next((v for v in maps if not self._arrays[v].flags.writeable), None)
 
     # ---- checks ---------------------------------------------------------------------------------
-    def check(self, t: Any, *kinds: type[Variable | Constant]) -> None:
+    def check_tensor(self, t: Any, *kinds: type[Variable | Constant]) -> None:
         """Raises unless tensor `t` is of a type in `kinds` and belongs to the session."""
         if not isinstance(t, kinds):
             names = " and ".join(f"{kind.__name__.lower()}s" for kind in kinds)
@@ -191,10 +191,10 @@ class HostValues:
         if isinstance(t, Constant):
             return t._data
         if t in self._sources:
-            self.fill(t, self._sources[t]())
+            self.update_array(t, self._sources[t]())
         if t._retrieval == "all_replicas":
             if t not in self._replica_arrays:
-                values = host_value(t, lambda replica: self.value_on_replica(t, replica))
+                values = assemble_host_value(t, lambda replica: self.value_on_replica(t, replica))
                 self._replica_arrays[t] = np.array(values)
             return self._replica_arrays[t]
         with self.ir._host_lock:
@@ -216,7 +216,7 @@ class HostValues:
             if concurrent and not isinstance(data, SharedValue):
                 self.concurrent.add(var)
         else:
-            self.fill(var, data)
+            self.update_array(var, data)
         self.stale.discard(var)
         self.lost.discard(var)
 
@@ -226,10 +226,10 @@ class HostValues:
             np.copyto(self._replica_arrays.setdefault(var, np.array(value)), value)
             first = [members[0] for members in var._grouping.groups]
             value = value[first] if var._grouping.num_groups > 1 else value[first[0]]
-        self.fill(var, value)
+        self.update_array(var, value)
         self.stale.discard(var)
 
-    def fill(self, var: Variable, value: np.ndarray) -> None:
+    def update_array(self, var: Variable, value: np.ndarray) -> None:
         """Copies a value into the session's array, which new sessions start from."""
         with self.ir._host_lock:
             self._copy_if_shared(var)
@@ -279,14 +279,14 @@ class HostValues:
         self.stale.update(changed)
         self.lost.clear()
 
-    def detach(self, brings_back: bool) -> None:
+    def detach(self, downloads: bool) -> None:
         """Updates stale and lost marks when the session leaves the devices.
 
         Args:
-            brings_back: the session brings the newest values to the host before; what is still
+            downloads: the session brings the newest values to the host before; what is still
                 stale did not get there.
         """
-        if brings_back:
+        if downloads:
             self.lost |= self.stale
         else:
             self.lost.clear()
@@ -305,6 +305,6 @@ def _convert(var: Variable, data: Any) -> np.ndarray:
     return array
 
 
-def storage_order(var: Variable) -> tuple[int, int]:
+def storage_sort_key(var: Variable) -> tuple[int, int]:
     """Returns a sort key that groups the variables of a remote buffer, in entry order."""
     return (var._remote[0].remote_buffer_id, var._remote[1]) if var._remote else (-1, 0)

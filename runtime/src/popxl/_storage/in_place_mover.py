@@ -36,7 +36,7 @@ class BufferStorageProtocol(Protocol):
     def commit_store(self, index: int, array: Any) -> None: ...
 
 
-def wait_for(array: Any) -> None:
+def wait_until_ready(array: Any) -> None:
     """Waits until an array is ready; returns at once if it was donated."""
     if not array.is_deleted():
         array.block_until_ready()
@@ -68,7 +68,7 @@ class InFlight:
         while self._nbytes > self.limit and len(self._pending) > 1:
             oldest, size = self._pending.popleft()
             start = time.perf_counter()
-            wait_for(oldest)
+            wait_until_ready(oldest)
             self.wait_seconds += time.perf_counter() - start
             self._nbytes -= size
 
@@ -80,7 +80,7 @@ class InFlight:
     def wait_all(self) -> None:
         """Waits for all pending arrays."""
         while self._pending:
-            wait_for(self._pending.popleft()[0])
+            wait_until_ready(self._pending.popleft()[0])
         self._nbytes = 0
 
 
@@ -123,7 +123,7 @@ class InPlaceMover:
     def wait_for_store(self, step: Store, index: Index) -> None:
         """Waits until a store has finished."""
         for i in set(index) if isinstance(index, tuple) else {index}:
-            wait_for(self._entries[step.buffer].array(i))
+            wait_until_ready(self._entries[step.buffer].array(i))
 
     def finish_run(self) -> None:
         """Called when all steps of a program's run are dispatched."""

@@ -33,19 +33,21 @@ def compute_ahead(
     """
     variables = list(variables)
     lazy_variables = [var for var in variables if var in concurrent]
-    free_bytes = max(map(_nbytes, lazy_variables), default=0)
+    free_bytes = max(map(_variable_bytes, lazy_variables), default=0)
     not_started = deque(lazy_variables)
     started: deque[tuple[Variable, Future[np.ndarray]]] = deque()
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         try:
             for var in variables:
-                while not_started and (not started or free_bytes >= _nbytes(not_started[0])):
-                    free_bytes -= _nbytes(not_started[0])
+                while not_started and (
+                    not started or free_bytes >= _variable_bytes(not_started[0])
+                ):
+                    free_bytes -= _variable_bytes(not_started[0])
                     var_to_start = not_started.popleft()
                     started.append((var_to_start, pool.submit(compute_value, var_to_start)))
                 if started and started[0][0] is var:
                     yield var, partial(_take_result, [started.popleft()[1]])
-                    free_bytes += _nbytes(var)
+                    free_bytes += _variable_bytes(var)
                 else:
                     yield var, partial(compute_value, var)
         finally:
@@ -57,5 +59,5 @@ def _take_result(futures: list[Future[np.ndarray]]) -> np.ndarray:
     return futures.pop().result()
 
 
-def _nbytes(var: Variable) -> int:
+def _variable_bytes(var: Variable) -> int:
     return math.prod(var.shape_on_host) * var.dtype.itemsize

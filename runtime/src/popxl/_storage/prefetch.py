@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import Load, Run, Store
-from popxl._storage.in_place_mover import BufferStorageProtocol, is_ready, wait_for
+from popxl._storage.in_place_mover import BufferStorageProtocol, is_ready, wait_until_ready
 from popxl.errors import locate
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PrefetchMover:
         """Returns the array of an entry in device memory."""
         self.dispatch_stores()
         if not self._advance_executor(step):  # it could not be dispatched ahead
-            self._fetch_consecutive()
+            self._dispatch_consecutive_loads()
             self._events_ahead -= 1
         if not self._entries[step.buffer].needs_copy(index) or isinstance(index, tuple):
             return self._entries[step.buffer].load(index, step.donates, step.copies)
@@ -96,7 +96,7 @@ class PrefetchMover:
             self._take_event()
             self._events_ahead -= 1
         if self._window:
-            self._look_ahead()
+            self._dispatch_next_loads()
 
     def after_run(self, step: Run, results: Sequence[Any]) -> None:
         """Called after a segment's run was dispatched."""
@@ -105,7 +105,7 @@ class PrefetchMover:
         """Waits until a store has finished."""
         self.dispatch_stores()
         for i in set(index) if isinstance(index, tuple) else {index}:
-            wait_for(self._entries[step.buffer].array(i))
+            wait_until_ready(self._entries[step.buffer].array(i))
 
     def finish_run(self) -> None:
         """Dispatches pending stores, and releases arrays that are ready."""
@@ -140,7 +140,7 @@ class PrefetchMover:
         self._events_ahead += 1
 
     # ---- loads ----------------------------------------------------------------------------------
-    def _look_ahead(self) -> None:
+    def _dispatch_next_loads(self) -> None:
         """Dispatches the next loads in one transfer, as far as the window allows."""
         batch: list[tuple[Load, int]] = []
         runs_passed = 0
@@ -164,7 +164,7 @@ class PrefetchMover:
             self._take_event()
         self._dispatch_loads(batch)
 
-    def _fetch_consecutive(self) -> None:
+    def _dispatch_consecutive_loads(self) -> None:
         """Dispatches the next load and the loads that directly follow it."""
         batch: list[tuple[Load, int]] = []
         while (event := self._peek_event()) is not None and isinstance(event.step, Load):
@@ -223,7 +223,7 @@ class PrefetchMover:
 
     def _wait_for_oldest(self) -> None:
         array, nbytes = self._dispatched_stores.popleft()
-        wait_for(array)
+        wait_until_ready(array)
         self._dispatched_store_bytes -= nbytes
 
     def _release_stored(self) -> None:

@@ -38,32 +38,32 @@ def put_async(x: np.ndarray, sharding: Sharding) -> jax.Array:
 
 
 def put_shards(
-    part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
+    shard_of_replica: Callable[[int], np.ndarray], shard_like: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
     """Returns a global array (see `global_shape`) from `part(replica)`, like `put_array`.
 
     Args:
-        part: returns a replica's array; called for the replicas of this process.
-        spec: an array with the shape and dtype of each part.
+        shard_of_replica: returns a replica's array; called for the replicas of this process.
+        shard_like: an array with the shape and dtype of each part.
     """
-    return put_shards_async(part, spec, sharding).block_until_ready()
+    return put_shards_async(shard_of_replica, shard_like, sharding).block_until_ready()
 
 
 def put_shards_async(
-    part: Callable[[int], np.ndarray], spec: np.ndarray, sharding: NamedSharding
+    shard_of_replica: Callable[[int], np.ndarray], shard_like: np.ndarray, sharding: NamedSharding
 ) -> jax.Array:
     """Returns a global array like `put_shards`; the shards must not change until it is ready."""
     replicas = sharding.mesh.devices.size
-    full = global_shape(replicas, spec.shape)
-    if not spec.size:
-        return put_async(np.zeros(full, spec.dtype), sharding)
+    full = global_shape(replicas, shard_like.shape)
+    if not shard_like.size:
+        return put_async(np.zeros(full, shard_like.dtype), sharding)
     rows = full[0] // replicas
 
-    def part_at(index: tuple[slice, ...]) -> np.ndarray:
-        value = part((index[0].start or 0) // rows)
+    def shard_at(index: tuple[slice, ...]) -> np.ndarray:
+        value = shard_of_replica((index[0].start or 0) // rows)
         return force_copy(value if value.ndim else value[None])
 
-    return jax.make_array_from_callback(full, sharding, part_at)
+    return jax.make_array_from_callback(full, sharding, shard_at)
 
 
 def local_data(x: jax.Array) -> np.ndarray:
@@ -139,12 +139,12 @@ def replica_shards(
     return parts
 
 
-def host_value(var: Variable, per_replica: Any) -> np.ndarray:
+def assemble_host_value(var: Variable, replica_part: Any) -> np.ndarray:
     """Returns a variable's host array, assembled from `per_replica(replica)`.
 
     That is the part that a replica stores.
     """
-    values = [_full_value(var, r, per_replica) for r in _retrieved_replicas(var)]
+    values = [_full_value(var, r, replica_part) for r in _retrieved_replicas(var)]
     return values[0] if len(values) == 1 else np.stack(values)
 
 
@@ -156,10 +156,12 @@ def _retrieved_replicas(var: Variable) -> list[int]:
 
 
 def replicas_needed(var: Variable) -> list[int]:
-    """Returns the replicas whose parts `host_value` needs, in order."""
+    """Returns the replicas whose parts `assemble_host_value` needs, in order."""
     needed: dict[int, None] = {}
     for replica in _retrieved_replicas(var):
-        needed.update(dict.fromkeys(_shard_holders(var, replica) if var._sharded else [replica]))
+        needed.update(
+            dict.fromkeys(_replicas_with_shards(var, replica) if var._sharded else [replica])
+        )
     return sorted(needed)
 
 
@@ -199,11 +201,11 @@ def variable_shards(var: Variable, owners: tuple[int, ...]) -> IdentityTuple[Var
         tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)
     )
     shards = var._shards if var._sharded else 1
-    return _shards(groups, shard_groups, shards, math.prod(var.shape), owners)
+    return _build_shards(groups, shard_groups, shards, math.prod(var.shape), owners)
 
 
 @lru_cache(2**12)
-def _shards(
+def _build_shards(
     groups: tuple[tuple[int, ...], ...],
     shard_groups: tuple[tuple[int, ...], ...],
     shards: int,
@@ -226,14 +228,16 @@ def _shards(
     return IdentityTuple(parts)
 
 
-def _full_value(var: Variable, replica: int, per_replica: Any) -> np.ndarray:
+def _full_value(var: Variable, replica: int, replica_part: Any) -> np.ndarray:
     if not var._sharded:
-        return per_replica(replica).reshape(var.shape)
-    flat = np.concatenate([per_replica(r).reshape(-1) for r in _shard_holders(var, replica)])
+        return replica_part(replica).reshape(var.shape)
+    flat = np.concatenate(
+        [replica_part(r).reshape(-1) for r in _replicas_with_shards(var, replica)]
+    )
     return flat[: math.prod(var.shape)].reshape(var.shape)
 
 
-def _shard_holders(var: Variable, replica: int) -> tuple[int, ...]:
+def _replicas_with_shards(var: Variable, replica: int) -> tuple[int, ...]:
     """Returns the replicas that hold shards of the same value as `replica`."""
     members, index = _shard_group(var, replica)
     first = index - index % var._shards

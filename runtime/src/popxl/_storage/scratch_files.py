@@ -116,7 +116,7 @@ class BlockPool:
                 self._free_bytes += len(block)
 
 
-class Scratch:
+class ScratchFolder:
     """A folder of temporary files, which are deleted when the process ends.
 
     Attributes:
@@ -125,7 +125,7 @@ class Scratch:
         blocks: for what is read.
     """
 
-    _instances: ClassVar[dict[tuple[Path, int], Scratch]] = {}
+    _instances: ClassVar[dict[tuple[Path, int], ScratchFolder]] = {}
     _instances_lock: ClassVar[threading.RLock] = threading.RLock()
     """Of these, and of how many use each; the garbage collector may close one meanwhile."""
 
@@ -155,7 +155,7 @@ class Scratch:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
-            raise _error(f"the disk folder {folder} cannot be used", error) from error
+            raise _disk_error(f"the disk folder {folder} cannot be used", error) from error
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -169,15 +169,15 @@ class Scratch:
                     with suppress(OSError):
                         remaining.unlink()
             raise_open_file_limit()  # each buffer on disk takes one
-            self.direct = self._allows_direct()
+            self.direct = self._supports_direct_io()
         except OSError as error:
             os.close(self._lock_file)
-            raise _error(f"the disk folder {folder} cannot be cleared", error) from error
+            raise _disk_error(f"the disk folder {folder} cannot be cleared", error) from error
 
-    def _allows_direct(self) -> bool:
+    def _supports_direct_io(self) -> bool:
         flag = getattr(os, "O_DIRECT", 0)
         try:
-            descriptor = self.nameless_file(flag)
+            descriptor = self.create_unlinked_file(flag)
             try:
                 os.pwrite(descriptor, mmap.mmap(-1, ALIGNED), 0)
             finally:
@@ -186,7 +186,7 @@ class Scratch:
             return False
         return bool(flag)
 
-    def nameless_file(self, flags: int) -> int:
+    def create_unlinked_file(self, flags: int) -> int:
         """Creates a file, unlinks it and returns its file descriptor."""
         self._file_count += 1
         path = self.folder / str(self._file_count)
@@ -195,7 +195,7 @@ class Scratch:
         return descriptor
 
     @classmethod
-    def open_shared(cls, folder: str | os.PathLike[str], process: int = 0) -> Scratch:
+    def open_shared(cls, folder: str | os.PathLike[str], process: int = 0) -> ScratchFolder:
         """Returns the process's scratch folder at a path; each user closes it once."""
         key = Path(folder).absolute(), process
         while True:
@@ -229,7 +229,7 @@ class Scratch:
         """True if the calling thread belongs to the I/O thread pool `pool`."""
         return threading.current_thread().name.startswith(_POOL)
 
-    def file(self, nbytes: int) -> ScratchFile:
+    def create_file(self, nbytes: int) -> ScratchFile:
         """Creates a file of `nbytes`.
 
         Raises:
@@ -237,7 +237,7 @@ class Scratch:
         """
         return ScratchFile(self, nbytes)
 
-    def count(self, read: int = 0, written: int = 0) -> None:
+    def count_bytes(self, read: int = 0, written: int = 0) -> None:
         """Adds to the counters of bytes read and written."""
         with self._count_lock:
             self.read += read
@@ -258,7 +258,7 @@ class Scratch:
         now = time.monotonic()
         return max((now - started for started in list(self._request_starts.values())), default=0.0)
 
-    def staging(self) -> np.ndarray:
+    def staging_buffer(self) -> np.ndarray:
         """Returns this thread's staging memory for an I/O request."""
         if not hasattr(self._local, "bytes"):
             self._local.bytes = np.frombuffer(_map_memory(REQUEST), np.uint8)
@@ -270,20 +270,20 @@ _Request = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]
 
 
 class ScratchFile:
-    """A file of a `Scratch` folder."""
+    """A file of a `ScratchFolder` folder."""
 
-    def __init__(self, scratch: Scratch, nbytes: int) -> None:
+    def __init__(self, scratch: ScratchFolder, nbytes: int) -> None:
         self._scratch, self.nbytes = scratch, nbytes
         self._checksums: dict[int, int] = {}  # of what requests wrote, by their place
         try:
-            self._file = scratch.nameless_file(os.O_DIRECT if scratch.direct else 0)
+            self._file = scratch.create_unlinked_file(os.O_DIRECT if scratch.direct else 0)
         except OSError as error:
-            raise self._error("open a file of", nbytes, error) from error
+            raise self._disk_error("open a file of", nbytes, error) from error
         try:
             _allocate_file(self._file, _align_up(max(nbytes, 1)))
         except OSError as error:
             self.close()
-            raise self._error("have room for", nbytes, error) from error
+            raise self._disk_error("have room for", nbytes, error) from error
 
     def close(self) -> None:
         """Closes the file, which frees its disk space."""
@@ -303,8 +303,8 @@ class ScratchFile:
                 self._checksums[offset + start] = _checksum(data, start)
                 self._run_request(os.pwritev, parts, offset + start)
         except OSError as error:
-            raise self._error("be written with", data.size, error) from error
-        self._scratch.count(written=data.size)
+            raise self._disk_error("be written with", data.size, error) from error
+        self._scratch.count_bytes(written=data.size)
 
     def read(self, offset: int, data: np.ndarray) -> None:
         """Reads the slot at an aligned offset into `data`.
@@ -313,9 +313,9 @@ class ScratchFile:
             DiskError: the disk is broken, or returns other data than was written.
         """
         for start in request_offsets(data.size):
-            self.read_one(offset, data, start)
+            self.run_read_request(offset, data, start)
 
-    def read_one(self, offset: int, data: np.ndarray, start: int) -> None:
+    def run_read_request(self, offset: int, data: np.ndarray, start: int) -> None:
         """Runs one of a slot's read requests; several threads can read one slot.
 
         Args:
@@ -325,14 +325,14 @@ class ScratchFile:
         try:
             self._run_request(os.preadv, parts, offset + start)
         except OSError as error:
-            raise self._error("be read for", data.size, error) from error
+            raise self._disk_error("be read for", data.size, error) from error
         for staged, part in copies:
             part[...] = staged
-        self._verify(offset + start, _checksum(data, start), min(REQUEST, data.size))
+        self._verify_checksum(offset + start, _checksum(data, start), min(REQUEST, data.size))
         end = min(start + REQUEST, LEAD + data.size)
-        self._scratch.count(read=max(end - max(start, LEAD), 0))
+        self._scratch.count_bytes(read=max(end - max(start, LEAD), 0))
 
-    def _verify(self, file_offset: int, checksum: int, nbytes: int) -> None:
+    def _verify_checksum(self, file_offset: int, checksum: int, nbytes: int) -> None:
         """Raises if the checksum of read data differs from that of the written data."""
         if self._checksums.get(file_offset, checksum) != checksum:
             raise DiskError(
@@ -347,14 +347,14 @@ class ScratchFile:
         Whole pages of `data` where page boundaries in memory and file coincide, staging memory
         elsewhere.
         """
-        staging = self._scratch.staging()
+        staging = self._scratch.staging_buffer()
         end = min(request_start + REQUEST, slot_bytes(data.size))
         first, last = max(request_start, LEAD), min(end, LEAD + data.size)
         page_start, page_end = _align_up(first), last // ALIGNED * ALIGNED
         if (data.ctypes.data - LEAD) % ALIGNED or page_start >= page_end:
             page_start = page_end = end  # all is staged
 
-        def of(request_start: int, end: int) -> np.ndarray:
+        def slice_data(request_start: int, end: int) -> np.ndarray:
             return data[request_start - LEAD : end - LEAD]
 
         head, tail = (
@@ -362,10 +362,15 @@ class ScratchFile:
             staging[page_start - request_start :][: end - page_end],
         )
         copies = [
-            (head[first - request_start : last - request_start], of(first, min(page_start, last))),
-            (tail[: max(last - page_end, 0)], of(page_end, last)),
+            (
+                head[first - request_start : last - request_start],
+                slice_data(first, min(page_start, last)),
+            ),
+            (tail[: max(last - page_end, 0)], slice_data(page_end, last)),
         ]
-        return [part for part in (head, of(page_start, page_end), tail) if part.size], copies
+        return [
+            part for part in (head, slice_data(page_start, page_end), tail) if part.size
+        ], copies
 
     def _run_request(
         self, transfer: Callable[[int, Any, int], int], parts: list[np.ndarray], file_offset: int
@@ -402,9 +407,9 @@ class ScratchFile:
             if count:
                 remaining[0] = remaining[0][count:]
 
-    def _error(self, problem: str, nbytes: int, error: OSError) -> DiskError:
+    def _disk_error(self, problem: str, nbytes: int, error: OSError) -> DiskError:
         folder = self._scratch.parent
-        return _error(
+        return _disk_error(
             f"the disk folder {folder} cannot {problem} {_format_bytes(nbytes)}", error, folder
         )
 
@@ -415,7 +420,7 @@ def _checksum(data: np.ndarray, request_start: int) -> int:
     return google_crc32c.value(part)
 
 
-def _error(problem: str, error: OSError, folder: Path | None = None) -> DiskError:
+def _disk_error(problem: str, error: OSError, folder: Path | None = None) -> DiskError:
     free = ""
     if folder is not None and folder.exists():
         free = f" ({_format_bytes(shutil.disk_usage(folder).free)} are free)"

@@ -20,7 +20,7 @@ from popxl._schedule.schedule import (
     Schedule,
     Step,
     Store,
-    calls,
+    routine_calls,
 )
 from popxl._schedule.schedule_walk import routines_by_part
 from popxl.plan.events import events_of_run
@@ -141,7 +141,7 @@ class CostWalk:
         if isinstance(step, Compute) and not step.outs:
             sums[part].ops[step.name] += 1
         peak = sum(new.values()) if isinstance(step, Load) else 0
-        for call_args in calls(step):
+        for call_args in routine_calls(step):
             # Conditions on the device are taken to be false: the second branch runs.
             done = not isinstance(step, Branch) or call_args is step.branches[1]
             times = (step.count if isinstance(step, Loop) else 1) if done else 0

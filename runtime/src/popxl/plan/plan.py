@@ -9,7 +9,7 @@ from functools import cache
 
 from popxl._analysis.effects import program_effects
 from popxl._run.program import Program, make_program_context
-from popxl._schedule.lookahead import default_window
+from popxl._schedule.lookahead import default_prefetch_window
 from popxl._schedule.schedule import Run, Schedule
 from popxl._schedule.schedule_builder import build_schedule
 from popxl._schedule.segment import Segment
@@ -62,7 +62,7 @@ class TracedProgram:
     @property
     def window(self) -> int:
         """Default prefetch window in bytes (see `popxl.Ir.load_window`)."""
-        return default_window(self.schedule)
+        return default_prefetch_window(self.schedule)
 
     @property
     def runs(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from popxl._devices.mesh import replica_mesh
-from popxl._storage.scratch_files import Scratch, ScratchFile, slot_bytes
+from popxl._storage.scratch_files import ScratchFile, ScratchFolder, slot_bytes
 
 
 def device_memory(device_desc: str, replicas: int, instances: int = 1) -> int | None:
@@ -42,8 +42,8 @@ def scratch_file(
     Raises:
         DiskError: the folder is in use, or the disk is full.
     """
-    scratch = Scratch.open_shared(folder)
-    file = scratch.file(count * slot_bytes(nbytes))
+    scratch = ScratchFolder.open_shared(folder)
+    file = scratch.create_file(count * slot_bytes(nbytes))
     try:
         yield file, slot_bytes(nbytes)
     finally:

@@ -499,7 +499,7 @@ def drive_device(schedule: Schedule, device: DrivenDevice, window: int) -> None:
     def with_region(steps: Steps) -> Steps:
         for step, at in steps:
             if isinstance(step, (Load, Store, Run)):
-                device.part = at.part_of(step)
+                device.part = at.region_label(step)
             yield step, at
 
     def fetch(array: Any) -> int:

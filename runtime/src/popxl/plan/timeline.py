@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any, get_args
 
-from popxl._schedule.lookahead import default_window
+from popxl._schedule.lookahead import default_prefetch_window
 from popxl._schedule.schedule import Schedule
 from popxl._schedule.segment import Segment
 from popxl.plan.loop_extrapolation import measure_extrapolated
@@ -145,7 +145,7 @@ def timeline(
     if temporaries is None:
         temporaries = lambda segment: segment_works[segment].temporaries  # noqa: E731
     if window is None:
-        window = default_window(schedule)
+        window = default_prefetch_window(schedule)
 
     def simulate_schedule(schedule: Schedule) -> Timeline:
         device = SimulatedDevice(rates, seconds.__getitem__, temporaries, dispatch.__getitem__)

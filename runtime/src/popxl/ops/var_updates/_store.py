@@ -48,7 +48,7 @@ def store(value: Any, t: Any, rounding: tuple[Any, Any] | None = None) -> Any:
         value: the new value, float32.
         t: the old value; its dtype is that of the result.
         rounding: seed of the run, uint32 (2,), and number of the update (see
-            `Op.is_rounded`), for a `t` of 16 bits; None: round to nearest.
+            `Op.can_round_stochastically`), for a `t` of 16 bits; None: round to nearest.
     """
     if rounding is None:
         return value.astype(t.dtype)
