@@ -226,7 +226,7 @@ def _stops(session: popxl.Session, error: type[BaseException], at: int = 1) -> C
         return call(segment, arguments)
 
     session._program._call_segment = failing  # type: ignore[method-assign]
-    return lambda: setattr(session._program, "_call", call)
+    return lambda: setattr(session._program, "_call_segment", call)
 
 
 def _assert_lost(program: Counter, session: popxl.Session) -> None:

@@ -120,7 +120,7 @@ def test_steps_are_logged_before_they_are_done_when_asked(monkeypatch, capfd):
             seen.append(capfd.readouterr().err)
             return call(segment, arguments)
 
-        monkeypatch.setattr(session._program, "_call", hangs)
+        monkeypatch.setattr(session._program, "_call_segment", hangs)
         session.run()
     lines = [line.partition(" s: ")[2] for line in "".join(seen).splitlines()]
     loads = [line for line in lines if " load " in line]
