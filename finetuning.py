@@ -135,7 +135,7 @@ def measure(
         memory.disk,
         (after.read - before.read) / (runs * iterations),
         (after.written - before.written) / (runs * iterations),
-        process_bytes(memory, config.replicas),
+        process_bytes(memory, config.num_replicas),
         in_kernel,
         besides_disk,
         results[-1].loss,

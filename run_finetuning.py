@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from data.task import check_data
+from data.task import check_task_and_files
 from planning.config_loader import CONFIG_LOADER
 from planning.plan_options import (
     add_devices_option,
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     line = read_command_line(__doc__, "finetuning", "tiny", arguments, _add_options, CONFIG_LOADER)
     options = RunOptions.from_args(line.options, line.preset, format_command(__file__, arguments))
     if not wants_plan(line.options):
-        check_data(line.config.data)
+        check_task_and_files(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import resolve_auto_fields

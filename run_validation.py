@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from data.task import check_data
+from data.task import check_task_and_files
 from planning.config_loader import CONFIG_LOADER
 from planning.plan_options import add_plan_options, plan_machine, show_plan, wants_plan
 from terminal.command_line import read_command_line
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line and validate."""
     line = read_command_line(__doc__, "inference", "tiny", arguments, _add_options, CONFIG_LOADER)
     if not wants_plan(line.options):
-        check_data(line.config.data)
+        check_task_and_files(line.config.data)
     # These take seconds: mistakes in the command line are said before.
     from data.data_cache import DataCache
     from planning.auto_config import resolve_auto_fields

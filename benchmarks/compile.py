@@ -118,7 +118,7 @@ def compile_depths(
     config: RunConfig, depths: Sequence[int], rounds: int
 ) -> list[dict[str, float | int]]:
     """Compile a configuration with each number of layers, in `rounds` interleaved rounds."""
-    field = config.model.path("num_hidden_layers")
+    field = config.model.field_path("num_hidden_layers")
     compilations: dict[int, list[Compilation]] = {n: [] for n in depths}
     for _ in range(rounds):
         for n in depths:

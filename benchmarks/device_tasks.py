@@ -27,10 +27,10 @@ import yaml
 import popxl
 from benchmarks.device_trace import read_streams
 from checkpoints.lazy_arrays import LazyArrays
-from config.base import unflatten
+from config.base import nest_by_path
 from config.errors import UserError
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.devices import resolve_device_desc, resolve_platform
@@ -196,18 +196,18 @@ def _measure_largest_that_fits(
             if config.model.num_hidden_layers == 1:
                 raise UserError(f"{args.config} {error}, with one layer") from error
             half = config.model.num_hidden_layers // 2
-            config = config.with_values({config.model.path("num_hidden_layers"): half})
+            config = config.with_values({config.model.field_path("num_hidden_layers"): half})
 
 
 def _load_task_config(args: argparse.Namespace, kind: str) -> RunConfig:
-    config_class = config_class_of(preset_data(kind, args.config), args.config)
+    config_class = config_class_of_preset(load_preset(kind, args.config), args.config)
     values: dict[str, Any] = {"execution.device": args.device_name}
     for setting in args.set:
         name, _, value = setting.partition("=")
         section, _, field = name.partition(".")
-        name = config_class().model.path(field) if section == "model" else name
+        name = config_class().model.field_path(field) if section == "model" else name
         values[name] = yaml.safe_load(value)
-    return load_config(config_class, kind, args.config, unflatten(values))
+    return load_config(config_class, kind, args.config, nest_by_path(values))
 
 
 def _create_model_and_loader(config: RunConfig) -> tuple[TrainingSession, Loader]:
@@ -238,7 +238,7 @@ def _measure_training(config: RunConfig, runs: int) -> Metrics:
     if moving:  # the fraction that takes no time of its own as it runs
         measured["hidden_transfers"] = min(max((apart.seconds - step) / moving, 0.0), 1.0)
     measured["peak_device_bytes"] = hardware.peak_device_bytes(
-        resolve_device_desc(config), config.replicas
+        resolve_device_desc(config), config.num_replicas
     )
     return {"measured": measured} | _plan_metrics(config, on, finetuning_requirements)
 

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from config.sections import RunConfig
 from files.atomic_writing import write_text
 from finetuning import measure
@@ -153,7 +153,7 @@ def build_config(
         "checkpoint": {"load": None, "save": save},
         "generation": {"weights": "streamed"},
     }
-    return load_config(config_class_of(preset_data("finetuning", run.preset), run.preset),
+    return load_config(config_class_of_preset(load_preset("finetuning", run.preset), run.preset),
                        "finetuning", run.preset, overrides)  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def measure_evaluation(config: RunConfig, kind: str, runs: int) -> dict[str, Any
         "disk_bytes": memory.disk,
         "disk_read": (traffic[-1].read - traffic[0].read) / runs,
         "disk_written": (traffic[-1].written - traffic[0].written) / runs,
-        "planned_host_bytes": process_bytes(memory, config.replicas),
+        "planned_host_bytes": process_bytes(memory, config.num_replicas),
         "peak_host_bytes": peak_host_bytes(),
     }
 

@@ -34,8 +34,8 @@ import numpy as np
 from benchmarks import read_metric, run_script
 from checkpoints import load_checkpoint
 from config.errors import UserError
-from config.families import config_class_of
-from config.presets import merge, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_preset, merge_over
 from config.sections import RunConfig
 from data.loader import Loader
 from data.pipeline import Pipeline
@@ -73,7 +73,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "float32, moments in bfloat16": {"training": {"optimizer": {"state": "bfloat16"}}},
     "float32, 8bit_residual8": {"training": {"optimizer": {"state": "8bit_residual8"}}},
     "bfloat16, 8bit_residual8": EIGHT_BITS,
-    "bfloat16, 8bit_residual16": merge(
+    "bfloat16, 8bit_residual16": merge_over(
         EIGHT_BITS, {"training": {"optimizer": {"state": "8bit_residual16"}}}
     ),
 }
@@ -108,8 +108,8 @@ def form_config(preset: str, state_form: str, batch: int, seed: int) -> RunConfi
         "training": {"global_batch_size": batch},
         "execution": {"micro_batch_size": batch, "data_parallel": 1, "tensor_parallel": 1},
     }
-    data = merge(merge(preset_data("finetuning", preset), common), FORMS[state_form])
-    return config_class_of(data, preset).from_dict(data)
+    data = merge_over(merge_over(load_preset("finetuning", preset), common), FORMS[state_form])
+    return config_class_of_preset(data, preset).from_dict(data)
 
 
 def train_steps(config: RunConfig, steps: int, lr: float) -> UpdateResult:

@@ -281,22 +281,22 @@ def _find_storing_processes(tensors: Any, sharded_specs: Mapping[str, Any], host
 def _build_tensors(hosts: int) -> Any:
     """Returns the checkpoint tensors of a training program on `hosts` hosts, not compiled."""
     import popxl
-    from config.families import config_class_of
-    from config.presets import merge, preset_data
+    from config.families import config_class_of_preset
+    from config.presets import load_preset, merge_over
     from modelling.model_family import get_family
     from modelling.phases.training import build_training
     from modelling.weights import ShardReader
 
-    data = preset_data("finetuning", "xxl_pod64")
+    data = load_preset("finetuning", "xxl_pod64")
     copies = hosts * DEVICES_OF_A_HOST // data["execution"]["tensor_parallel"]
     changes = {"training": {"global_batch_size": 32 * copies},
                "execution": {"data_parallel": copies}}  # fmt: skip
-    data = merge(data, changes)
-    config = config_class_of(data, "xxl_pod64").from_dict(data)
+    data = merge_over(data, changes)
+    config = config_class_of_preset(data, "xxl_pod64").from_dict(data)
     family = get_family(config)
     weight_map = family.weight_map(config)
     program = build_training(config, family.build_phases, False, weight_map)
-    owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.replicas))
+    owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.num_replicas))
     held = ShardReader(
         lambda v: popxl.plan.variable_shards(v, owners), lambda v, part: np.zeros(part.size)
     )

@@ -26,7 +26,7 @@ from checkpoints.step_folders import (
     tmp_step_folder,
 )
 from checkpoints.tensor_files import is_file_name
-from config.values import is_address
+from config.values import is_object_store_url
 from files.folder_lock import lock_folder
 from files.formatting import format_name, format_path
 from files.run_folder import RunFolder
@@ -307,7 +307,7 @@ def download_if_remote(load: str) -> str:
     Raises:
         CheckpointError: there is no undamaged step.
     """
-    if not is_address(load):
+    if not is_object_store_url(load):
         return load
     run, name = RemoteRun(load), load.split("://")[1].strip("/").replace("/", "--")
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -326,4 +326,6 @@ def download_if_remote(load: str) -> str:
 
 def local_save_dir(save: str) -> str:
     """Return the local folder of a run that is saved to an address; other names unchanged."""
-    return str(Path("runs") / save.split("://")[1].strip("/")) if is_address(save) else save
+    return (
+        str(Path("runs") / save.split("://")[1].strip("/")) if is_object_store_url(save) else save
+    )

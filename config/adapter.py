@@ -87,8 +87,8 @@ class Adapter(ConfigSection):
                 f"adapter.targets is {format_value(self.targets)}, which is no regular expression "
                 f"({error}): give names such as q_proj,v_proj, or {ALL_LINEAR}"
             ) from error
-        self.numbers_by_pattern("alpha_pattern")
-        if any(rank % 1 for rank in self.numbers_by_pattern("rank_pattern").values()):
+        self.parse_pattern("alpha_pattern")
+        if any(rank % 1 for rank in self.parse_pattern("rank_pattern").values()):
             raise ConfigError(
                 f"adapter.rank_pattern is {format_value(self.rank_pattern)}, but ranks are integers"
             )
@@ -103,32 +103,32 @@ class Adapter(ConfigSection):
         targets = self.targets or default
         if targets == ALL_LINEAR:
             return module != HEAD
-        if is_names(targets):
-            return any(ends_with(module, name) for name in split_names(targets))
+        if is_name_list(targets):
+            return any(ends_with_name(module, name) for name in split_names(targets))
         return full_match(targets, module)
 
     def is_adapted(self, module: str, default: str) -> bool:
         """Returns whether a linear layer has LoRA matrices: a target not trained in full."""
-        return not self.is_saved(module) and self.is_target(module, default)
+        return not self.is_fully_trained(module) and self.is_target(module, default)
 
-    def is_saved(self, module: str) -> bool:
+    def is_fully_trained(self, module: str) -> bool:
         """Returns whether a module is within `modules_to_save`, and so trained in full."""
         return any(is_within(module, name) for name in split_names(self.modules_to_save))
 
-    def rank_of(self, *names: str) -> int:
+    def lora_rank(self, *names: str) -> int:
         """Returns the LoRA rank of a module, given by its names."""
-        return int(first_match(self.numbers_by_pattern("rank_pattern"), names, self.rank))
+        return int(first_matching_number(self.parse_pattern("rank_pattern"), names, self.rank))
 
-    def alpha_of(self, *names: str) -> float:
+    def lora_alpha(self, *names: str) -> float:
         """Returns the LoRA alpha of a module, given by its names."""
-        return first_match(self.numbers_by_pattern("alpha_pattern"), names, self.alpha)
+        return first_matching_number(self.parse_pattern("alpha_pattern"), names, self.alpha)
 
-    def scale_of(self, *names: str) -> float:
+    def lora_scale(self, *names: str) -> float:
         """Returns the factor s of a module's LoRA update s B A x."""
-        rank = self.rank_of(*names)
-        return self.alpha_of(*names) / (rank**0.5 if self.rslora else rank)
+        rank = self.lora_rank(*names)
+        return self.lora_alpha(*names) / (rank**0.5 if self.rslora else rank)
 
-    def numbers_by_pattern(self, field: Pattern) -> dict[str, float]:
+    def parse_pattern(self, field: Pattern) -> dict[str, float]:
         """Returns the LoRA ranks or alphas of `rank_pattern` or `alpha_pattern`.
 
         Keys are regular expressions for the end of a module name.
@@ -147,12 +147,12 @@ class Adapter(ConfigSection):
         )
 
 
-def is_names(targets: str) -> bool:
+def is_name_list(targets_setting: str) -> bool:
     """Returns whether a target setting lists module name suffixes, not a regular expression."""
-    return _NAMES.fullmatch(targets) is not None
+    return _NAMES.fullmatch(targets_setting) is not None
 
 
-def ends_with(module: str, name: str) -> bool:
+def ends_with_name(module: str, name: str) -> bool:
     """Returns whether the last dotted parts of a module name are `name`."""
     return f".{module}".endswith(f".{name}")
 
@@ -165,14 +165,16 @@ def is_within(module: str, name: str) -> bool:
     return any(outer.endswith(name) for outer in accumulate(module.split("."), "{}.{}".format))
 
 
-def matches_end(module: str, expression: str) -> bool:
+def matches_end_of_name(module: str, expression: str) -> bool:
     """Returns whether a regular expression matches the end of a module name."""
     return full_match(rf"(.*\.)?({expression})", module)
 
 
-def first_match(pattern: Mapping[str, float], names: Iterable[str], default: float) -> float:
+def first_matching_number(
+    pattern: Mapping[str, float], names: Iterable[str], default: float
+) -> float:
     """Returns the number of the first pattern that matches the end of a module name."""
     for key, value in pattern.items():
-        if any(matches_end(name, key) for name in names):
+        if any(matches_end_of_name(name, key) for name in names):
             return value
     return default

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from config.errors import ConfigError
-from config.model import AnyModel
+from config.model import ModelSection
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from config.values import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
 
 @dataclass(frozen=True)
-class BartModel(AnyModel):
+class BartModel(ModelSection):
     """BART architecture; the defaults are BART base."""
 
     paths: ClassVar[Mapping[str, str]] = {
@@ -161,7 +161,7 @@ class BartConfig(RunConfig):
             * self.data.examples_per_sample
         )
         return super().min_bytes() | {
-            "the attention scores": self.score_bytes(m.encoder_attention_heads),
+            "the attention scores": self.attention_score_bytes(m.encoder_attention_heads),
             "the answers of a run": answers * m.decoder_sequence_length * 4,
         }
 

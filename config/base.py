@@ -34,7 +34,7 @@ class ConfigSection:
     def __post_init__(self) -> None:
         for name, annotation in field_annotations(type(self)).items():
             value = getattr(self, name)
-            if not is_section(annotation):
+            if not is_section_type(annotation):
                 value = _check_value(annotation, value, f"{type(self).__name__}.{name}")
                 object.__setattr__(self, name, value)
             elif not isinstance(value, annotation):
@@ -48,7 +48,7 @@ class ConfigSection:
         """Check conditions on several fields; subclasses override it and raise `ConfigError`."""
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], path: str = "", place: str = "") -> Self:
+    def from_dict(cls, data: Mapping[str, Any], path: str = "", location: str = "") -> Self:
         """Builds the section from plain data such as YAML; missing fields have defaults.
 
         Args:
@@ -63,17 +63,17 @@ class ConfigSection:
         if not isinstance(data, Mapping):
             names = format_names(annotations, 80)
             raise ConfigError(
-                f"{place}{path} is {format_value(data)}, but must be a section with the fields "
+                f"{location}{path} is {format_value(data)}, but must be a section with the fields "
                 f"{names}"
             )
         values = {}
         for name, value in data.items():
-            dotted, there = join(path, format_name(name)), location_prefix(data, name)
+            dotted, there = join_path(path, format_name(name)), location_prefix(data, name)
             if name not in annotations:
                 close = did_you_mean(format_name(name), annotations, 100)
                 raise ConfigError(f"{there}unknown field {dotted}{close}")
             annotation = annotations[name]
-            if is_section(annotation):
+            if is_section_type(annotation):
                 values[name] = annotation.from_dict(value, dotted, there)
             else:
                 values[name] = _check_value(annotation, value, dotted, there)
@@ -117,8 +117,8 @@ def config_fields(section: type[ConfigSection]) -> Sequence[ConfigField]:
 def _config_fields(section: Any, path: str) -> Sequence[ConfigField]:
     docs, leaves = field_docs(section), list[ConfigField]()
     for name, annotation in field_annotations(section).items():
-        dotted = join(path, name)
-        if is_section(annotation):
+        dotted = join_path(path, name)
+        if is_section_type(annotation):
             leaves += _config_fields(annotation, dotted)
         else:
             leaves.append(
@@ -147,12 +147,12 @@ def field_docs(section: type[ConfigSection]) -> dict[str, str]:
     return docs
 
 
-def is_section(annotation: Any) -> bool:
+def is_section_type(annotation: Any) -> bool:
     """Returns whether a type annotation is a nested config section."""
     return isinstance(annotation, type) and issubclass(annotation, ConfigSection)
 
 
-def join(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """Returns the dotted path of the field `name` inside the section at `path`."""
     return f"{path}.{name}" if path else name
 
@@ -177,24 +177,24 @@ def _class_field_docs(section: type[ConfigSection]) -> dict[str, str]:
     return docs
 
 
-def _check_value(annotation: Any, value: Any, name: str, place: str = "") -> Any:
+def _check_value(annotation: Any, value: Any, name: str, location: str = "") -> Any:
     try:
         return ValueType.from_annotation(annotation).check(value, name)
     except ValueError as error:
-        raise ConfigError(f"{place}{error}") from None
+        raise ConfigError(f"{location}{error}") from None
 
 
-def flatten(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def flatten_by_path(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Returns the values of nested mappings by dotted path."""
     flat: dict[str, Any] = {}
     for name, value in section.items():
         inner = isinstance(value, Mapping)
-        flat |= flatten(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
+        flat |= flatten_by_path(value, f"{path}{name}.") if inner else {f"{path}{name}": value}
     return flat
 
 
-def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings from values by dotted path; the inverse of `flatten`."""
+def nest_by_path(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested mappings from values by dotted path; the inverse of `flatten_by_path`."""
     whole: dict[str, Any] = {}
     for dotted, value in values.items():
         *sections, name = dotted.split(".")

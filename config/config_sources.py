@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
-from config.base import config_fields, flatten, unflatten
+from config.base import config_fields, flatten_by_path, nest_by_path
 from config.errors import ContradictionError
-from config.presets import merge
+from config.presets import merge_over
 from config.sections import RunConfig
 from config.user_yaml import is_user_file
 from files.formatting import format_name
@@ -73,12 +73,12 @@ class LayeredConfig:
     def explicit_values(self) -> Mapping[str, Any]:
         """Field values merged from all sources, nested by section."""
         values: list[Mapping[str, Any]] = [source.values for source in self.sources]
-        return reduce(merge, values, {})
+        return reduce(merge_over, values, {})
 
     @cached_property
     def explicit_names(self) -> frozenset[str]:
         """Dotted names of the fields that at least one source sets."""
-        return frozenset(flatten(self.explicit_values))
+        return frozenset(flatten_by_path(self.explicit_values))
 
     @cached_property
     def config(self) -> RunConfig:
@@ -87,7 +87,7 @@ class LayeredConfig:
         Raises:
             ConfigError: the values are not a valid configuration.
         """
-        return self.section.from_dict(merge(self.auto_values, self.explicit_values))
+        return self.section.from_dict(merge_over(self.auto_values, self.explicit_values))
 
     def with_sources(self, *sources: ConfigSource) -> LayeredConfig:
         """Returns a copy with more sources, of the highest priority."""
@@ -99,42 +99,48 @@ class LayeredConfig:
         `values` are chosen by the program, by dotted name.
         """
         new = {name: value for name, value in values.items() if name not in self.explicit_names}
-        return replace(self, auto_values=merge(self.auto_values, unflatten(new)))
+        return replace(self, auto_values=merge_over(self.auto_values, nest_by_path(new)))
 
     @property
-    def plans_layout(self) -> bool:
+    def planner_chooses_layout(self) -> bool:
         """True if no source sets the parallel layout, so that the planner chooses it."""
         return not self.explicit_names & set(LAYOUT)
 
     @property
     def has_explicit_layout(self) -> bool:
         """True if a source other than the planner sets the parallel layout."""
-        return not self.plans_layout and all(source.name != PLAN for source in self.sources)
+        return not self.planner_chooses_layout and all(
+            source.name != PLAN for source in self.sources
+        )
 
     @property
     def effective_auto_values(self) -> Mapping[str, Any]:
         """Values chosen by the program for fields that no source sets, by dotted name."""
-        in_use = flatten(merge(self.auto_values, self.explicit_values))
+        in_use = flatten_by_path(merge_over(self.auto_values, self.explicit_values))
         return {
             name: value
-            for name, value in flatten(self.auto_values).items()
+            for name, value in flatten_by_path(self.auto_values).items()
             if name not in self.explicit_names and in_use[name] == value
         }
 
     def is_set_by_flag(self, name: str) -> bool:
         """Returns whether a flag sets the field with this dotted name."""
         flags = (source.values for source in self.sources if source.name == "flags")
-        return any(name in flatten(values) for values in flags)
+        return any(name in flatten_by_path(values) for values in flags)
 
-    def priority(self, name: str) -> int:
+    def priority_of_field(self, field_path: str) -> int:
         """Returns the index of the last source that sets a field; -1 if none does."""
-        indices = (i for i, source in enumerate(self.sources) if name in flatten(source.values))
+        indices = (
+            i
+            for i, source in enumerate(self.sources)
+            if field_path in flatten_by_path(source.values)
+        )
         return max(indices, default=-1)
 
 
 def sets_every_field(section: type[RunConfig], values: Mapping[str, Any]) -> bool:
     """Returns whether nested values set every field of a section, as a run's config.yml does."""
-    return flatten(values).keys() >= {leaf.path for leaf in config_fields(section)}
+    return flatten_by_path(values).keys() >= {leaf.path for leaf in config_fields(section)}
 
 
 def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
@@ -152,32 +158,36 @@ def resolve_training_length(settings: LayeredConfig) -> tuple[LayeredConfig, lis
         if both and None not in both and not source.is_exhaustive:
             steps, epochs = map(format_name, both)
             messages.append(f"{source.name}: training.steps {steps} decides, not epochs {epochs}")
-            values = merge(source.values, {"training": {"epochs": None}})
+            values = merge_over(source.values, {"training": {"epochs": None}})
             source = replace(source, values=values)
         sources.append(source)
     return replace(settings, sources=tuple(sources)), messages
 
 
-def with_default_length_and_batch(settings: LayeredConfig) -> LayeredConfig:
+def with_default_epochs_and_batch(settings: LayeredConfig) -> LayeredConfig:
     """Set defaults of three epochs and a batch that micro-batches fill."""
     settings = settings.with_auto_values({EPOCHS: 3.0})
     if settings.has_auto_fields:
-        values = flatten(settings.explicit_values)
+        values = flatten_by_path(settings.explicit_values)
         sizes = [values.get(name, 1) for name in (MICRO, COPIES)]
         if all(type(n) is int for n in sizes):
             settings = settings.with_auto_values({BATCH: math.prod(sizes)})
     return settings
 
 
-def fit_micro_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
+def fit_micro_batch_to_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
     """Lower the micro-batch size to a divisor of a higher-priority source's batch size.
 
     Returns:
         The settings, and a message for the user if it changed.
     """
-    values = flatten(settings.explicit_values)
+    values = flatten_by_path(settings.explicit_values)
     sizes = [values.get(name, 1) for name in (BATCH, MICRO, COPIES)]
-    above = max(settings.priority(BATCH), settings.priority(COPIES)) > settings.priority(MICRO) >= 0
+    above = (
+        max(settings.priority_of_field(BATCH), settings.priority_of_field(COPIES))
+        > settings.priority_of_field(MICRO)
+        >= 0
+    )
     if not above or not all(type(n) is int and n > 0 for n in sizes):
         return settings, []
     batch, micro, copies = sizes
@@ -185,7 +195,7 @@ def fit_micro_batch(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
         return settings, []
     fitting = largest_divisor(batch // copies, micro)
     text = f"{MICRO}: {micro} -> {fitting}, which divides the batch of {batch}"
-    return settings.with_sources(ConfigSource("the batch", unflatten({MICRO: fitting}))), [text]
+    return settings.with_sources(ConfigSource("the batch", nest_by_path({MICRO: fitting}))), [text]
 
 
 def resolve_contradictions(settings: LayeredConfig) -> tuple[LayeredConfig, list[str]]:
@@ -213,16 +223,16 @@ def _override_lower_sources(
     settings: LayeredConfig, error: ContradictionError
 ) -> tuple[LayeredConfig, list[str]]:
     """Override the fields that contradict a higher-priority source; returns messages."""
-    winner = max(error.fields, key=settings.priority)
-    top = settings.priority(winner)
-    changed = {n: v for n, v in error.remedies.items() if settings.priority(n) < top}
-    before = flatten(settings.explicit_values)
+    winner = max(error.fields, key=settings.priority_of_field)
+    top = settings.priority_of_field(winner)
+    changed = {n: v for n, v in error.remedies.items() if settings.priority_of_field(n) < top}
+    before = flatten_by_path(settings.explicit_values)
     reason = f"which {winner} {format_name(before.get(winner))} excludes"
     messages = [
         f"{name}: {format_name(before.get(name, 'its default'))} -> {format_name(value)}, {reason}"
         for name, value in changed.items()
     ]
-    source = ConfigSource(f"{winner} of {settings.sources[top].name}", unflatten(changed))
+    source = ConfigSource(f"{winner} of {settings.sources[top].name}", nest_by_path(changed))
     sources = (*settings.sources[:top], source, *settings.sources[top:])
     return (replace(settings, sources=sources) if changed else settings), messages
 
@@ -236,13 +246,13 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
         The settings, and a message for the user for each field with dropout.
     """
     config, messages, off = settings.config, list[str](), dict[str, float]()
-    values = flatten(config.to_dict())
+    values = flatten_by_path(config.to_dict())
     trains = config.training.preference_type is not None and not config.model.eval
     for name in DROPOUTS if trains else ():
         value = values.get(name)
         if not value:
             continue
-        if _sets_dropout(settings.sources[settings.priority(name)]):
+        if _sets_preference_dropout(settings.sources[settings.priority_of_field(name)]):
             messages.append(
                 f"warning: {name} is {value:g}: answers are compared under dropout, which "
                 "preferences usually do without"
@@ -253,17 +263,17 @@ def disable_preference_dropout(settings: LayeredConfig) -> tuple[LayeredConfig, 
                 f"{name}: {value:g} -> 0: preferences are learned without dropout (--{name} "
                 f"{value:g} keeps it)"
             )
-    sources = [ConfigSource("preferences", unflatten(off))] if off else []
+    sources = [ConfigSource("preferences", nest_by_path(off))] if off else []
     return settings.with_sources(*sources), messages
 
 
-def _sets_dropout(source: ConfigSource) -> bool:
+def _sets_preference_dropout(source: ConfigSource) -> bool:
     """Returns whether a source's dropout is meant for a preference objective.
 
     False for a model, a preset, an adapter, and a run of another objective.
     """
     is_users = source.name == "flags" or (is_user_file(source.name) and not source.is_exhaustive)
-    objective = flatten(source.values).get("training.objective", CROSS_ENTROPY)
+    objective = flatten_by_path(source.values).get("training.objective", CROSS_ENTROPY)
     return is_users or objective != CROSS_ENTROPY
 
 

@@ -36,29 +36,29 @@ class UserNotice(UserWarning):
     """A warning to the user, in one sentence; the program continues."""
 
 
-def close_names(name: str, known: Iterable[str]) -> list[str]:
+def find_similar_names(name: str, known_names: Iterable[str]) -> list[str]:
     """Returns up to three known names similar to `name`, the most similar first.
 
     Those of which one begins with the other, then the most similar; else those that contain it.
     """
     if len(name) > MAX_LENGTH:
         return []
-    names = [one for one in known if len(one) >= SHORTEST]
+    names = [one for one in known_names if len(one) >= SHORTEST]
     prefixes = [one for one in names if one.startswith(name) or name.startswith(one)]
     prefixes = get_close_matches(name, prefixes, n=3, cutoff=0.0)
-    close = get_close_matches(name, list(known), n=3, cutoff=0.6)
+    close = get_close_matches(name, list(known_names), n=3, cutoff=0.6)
     if len(name) < SHORTEST:
         return close
     return [*dict.fromkeys([*prefixes, *close])][:3] or [one for one in names if name in one][:3]
 
 
-def did_you_mean(name: str, known: Iterable[str], longest: int = 200) -> str:
+def did_you_mean(name: str, known_names: Iterable[str], max_length: int = 200) -> str:
     """Returns a message suffix that suggests known names similar to an unknown one.
 
-    Without similar ones, it lists all known names if they fit into `longest` characters.
+    Without similar ones, it lists all known names if they fit into `max_length` characters.
     """
-    names = list(known)
-    close = close_names(name, names)
+    names = list(known_names)
+    close = find_similar_names(name, names)
     if close:
         return "; did you mean " + " or ".join(close) + "?"
-    return "; there are: " + format_names(names, longest)
+    return "; there are: " + format_names(names, max_length)

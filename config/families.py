@@ -42,7 +42,7 @@ def family_by_model_type() -> dict[str, str]:
     }
 
 
-def config_class_of(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
+def config_class_of_preset(data: Mapping[str, Any], preset: str) -> type[RunConfig]:
     """Returns the configuration class of the model family that a preset names.
 
     Raises:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from config.base import ConfigField, ConfigSection, config_fields
-from config.errors import ConfigError, close_names
+from config.errors import ConfigError, find_similar_names
 from config.run import SEARCH_FIELDS
 from files.formatting import format_name
 
@@ -89,7 +89,7 @@ class UnusedFields:
         name = str(field)
         return _is_within_any(name, self.names) and not _is_within_any(name, self.used)
 
-    def check(self, arguments: Iterable[str]) -> None:
+    def check_arguments(self, arguments: Iterable[str]) -> None:
         """Raises ConfigError if a command line has flags of unused fields."""
         flags = [a.partition("=")[0] for a in arguments if a.startswith("--")]
         spelled = {flag: flag.lstrip("-").replace("-", "_") for flag in flags}
@@ -124,12 +124,12 @@ _FLAG = re.compile(r"--\w")
 _SHORT = {dotted: alias for alias, dotted in ALIASES.items()}
 
 
-def shortest_flag(dotted: str) -> str:
+def shortest_flag(field_path: str) -> str:
     """Returns the shortest flag of a field, without dashes: its alias or its dotted path."""
-    return _SHORT.get(dotted, dotted)
+    return _SHORT.get(field_path, field_path)
 
 
-def section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+def add_section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
     """Adds an argument group to the parser for each config section."""
     return {section: parser.add_argument_group(title) for section, title in GROUPS.items()}
 
@@ -137,35 +137,35 @@ def section_groups(parser: argparse.ArgumentParser) -> dict[str, argparse._Argum
 def add_field_flags(
     groups: Mapping[str, argparse._ArgumentGroup],
     config_class: type[ConfigSection],
-    help_of: Callable[[ConfigField], str],
-    known: Container[str] = (),
+    get_help_text: Callable[[ConfigField], str],
+    existing_flags: Container[str] = (),
 ) -> None:
     """Adds a flag for each configuration field to the argument group of its section.
 
     The texts given for a field are found in the parsed namespace under its dotted name.
 
     Args:
-        groups: see `section_groups`.
+        groups: see `add_section_groups`.
         help_of: the help of a field; `argparse.SUPPRESS` leaves it out.
         known: dotted names of fields that have a flag already.
     """
     for leaf in config_fields(config_class):
-        if leaf.path in known:
+        if leaf.path in existing_flags:
             continue
         section = leaf.path.partition(".")[0]
         groups[section].add_argument(
             f"--{shortest_flag(leaf.path)}",
             dest=leaf.path,
             default=argparse.SUPPRESS,
-            metavar=leaf.type.metavar(),
-            help=help_of(leaf),
+            metavar=leaf.type.help_placeholder(),
+            help=get_help_text(leaf),
             # A bare `--flag` switches a boolean on; names may be words of their own.
-            nargs="?" if leaf.type.kind is bool else "+" if leaf.type.lists else None,
+            nargs="?" if leaf.type.kind is bool else "+" if leaf.type.is_list else None,
             const="true" if leaf.type.kind is bool else None,
         )
 
 
-def spell_flags(
+def normalize_flag_spelling(
     arguments: Sequence[str], config_class: type[ConfigSection], options: Iterable[str]
 ) -> list[str]:
     """Returns command-line arguments with each flag in the spelling that the parser knows.
@@ -195,7 +195,9 @@ def spell_flags(
     return spelled
 
 
-def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]) -> dict[str, Any]:
+def parse_field_overrides(
+    parsed_arguments: Mapping[str, str], config_class: type[ConfigSection]
+) -> dict[str, Any]:
     """Returns the field values set on the command line, nested and parsed by type.
 
     Args:
@@ -207,13 +209,13 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]
     """
     nested: dict[str, Any] = {}
     for leaf in config_fields(config_class):
-        if leaf.path not in parsed:
+        if leaf.path not in parsed_arguments:
             continue
         *sections, name = leaf.path.split(".")
         target = nested
         for section in sections:
             target = target.setdefault(section, {})
-        text = parsed[leaf.path]
+        text = parsed_arguments[leaf.path]
         if isinstance(text, list) and text:
             text = ",".join(text)
         if not isinstance(text, str):  # argparse takes the value `--` away
@@ -225,7 +227,9 @@ def field_overrides(parsed: Mapping[str, str], config_class: type[ConfigSection]
     return nested
 
 
-def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_implied_search(
+    overrides: Mapping[str, Any], base_values: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Sets the generation strategy to which the given generation settings belong.
 
     Args:
@@ -239,7 +243,7 @@ def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mappin
         own = [name for name in names if name in given]
         if not own:
             continue
-        chosen = given.get("search") or base.get("generation", {}).get("search", "greedy")
+        chosen = given.get("search") or base_values.get("generation", {}).get("search", "greedy")
         if "search" not in given and chosen == "greedy":
             given = {**given, "search": search}
         elif chosen != search:
@@ -250,7 +254,9 @@ def with_search(overrides: Mapping[str, Any], base: Mapping[str, Any]) -> Mappin
     return {**overrides, "generation": given} if given else overrides
 
 
-def _unknown_flag_error(name: str, known: Mapping[str, str], fields: Sequence[str]) -> ConfigError:
+def _unknown_flag_error(
+    name: str, known_flags: Mapping[str, str], fields: Sequence[str]
+) -> ConfigError:
     """Returns the error for an unknown flag, with similar flags as advice.
 
     Args:
@@ -261,7 +267,9 @@ def _unknown_flag_error(name: str, known: Mapping[str, str], fields: Sequence[st
         return ConfigError(f"--{name} is a section; set a field of it: {_join_with_or(inside)}")
     ends = f".{name}", f"_{name}"
     ending = next(filter(None, ([f for f in fields if f.endswith(end)] for end in ends)), [])
-    close = [known[field] for field in ending] or [known[n] for n in close_names(name, known)]
+    close = [known_flags[field] for field in ending] or [
+        known_flags[n] for n in find_similar_names(name, known_flags)
+    ]
     hint = f"did you mean {_join_with_or(close)}?" if close else "--help-all lists all of them"
     return ConfigError(f"unknown option --{format_name(name)}; {hint}")
 

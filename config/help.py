@@ -41,14 +41,14 @@ HIDDEN_FIELDS = {
 """By purpose of the presets: the sections and fields that the short help leaves out."""
 
 
-def field_help(
+def make_field_help(
     config_class: type[ConfigSection],
-    data: Mapping[str, Any],
+    preset_values: Mapping[str, Any],
     presets: str,
     all_fields: bool,
-    chosen: Collection[str] = (),
-    unused: Container[str] = (),
-    without_value: Container[str] = (),
+    auto_fields: Collection[str] = (),
+    hidden_fields: Container[str] = (),
+    fields_without_default: Container[str] = (),
 ) -> Callable[[ConfigField], str]:
     """Returns a function that returns the help text of a configuration field.
 
@@ -68,21 +68,25 @@ def field_help(
     }
     left_out = HIDDEN_FIELDS.get(presets, "").split()
 
-    def help_text_of(field: ConfigField) -> str:
+    def help_text(field: ConfigField) -> str:
         is_left_out = any(f"{field.path}.".startswith(f"{name}.") for name in left_out)
-        if field.path in unused:
+        if field.path in hidden_fields:
             return argparse.SUPPRESS
         if not all_fields and (field.path not in short_help_paths or is_left_out):
             return argparse.SUPPRESS
-        value = "chosen" if field.path in chosen else _value_in_use(defaults, data, field.path)
-        default_text = "" if field.path in without_value else _format_default(value)
+        value = (
+            "chosen"
+            if field.path in auto_fields
+            else _effective_value(defaults, preset_values, field.path)
+        )
+        default_text = "" if field.path in fields_without_default else _format_default(value)
         text = field.doc if all_fields else _first_sentence(field.doc)
         return f"{text}{default_text}".replace("%", "%%")
 
-    return help_text_of
+    return help_text
 
 
-def formatter(prog: str) -> argparse.HelpFormatter:
+def make_help_formatter(prog: str) -> argparse.HelpFormatter:
     """Returns an argparse help formatter with two columns: flags, and their meaning."""
     return argparse.HelpFormatter(prog, max_help_position=HELP_AT, width=WIDTH)
 
@@ -94,10 +98,12 @@ def _first_sentence(doc: str) -> str:
     return next(whole, doc).rstrip(".")
 
 
-def _value_in_use(defaults: ConfigSection, data: Mapping[str, Any], dotted: str) -> Any:
-    here: Any = data
+def _effective_value(
+    defaults: ConfigSection, preset_values: Mapping[str, Any], field_path: str
+) -> Any:
+    here: Any = preset_values
     default: Any = defaults
-    for name in dotted.split("."):
+    for name in field_path.split("."):
         default = getattr(default, name)
         here = here.get(name) if isinstance(here, Mapping) else None
     return default if here is None else here

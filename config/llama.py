@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
 from config.gptj import GPTJTraining
-from config.model import AnyModel
+from config.model import ModelSection
 from config.sections import RunConfig
 from config.task import SegmentsData
 from config.values import (
@@ -30,7 +30,7 @@ from config.values import (
     PositiveInt,
     Proportion,
     comma_separated_names,
-    factors,
+    parse_numbers,
     split_names,
 )
 from files.formatting import format_value
@@ -157,7 +157,7 @@ class LlamaRope(ConfigSection):
 
 
 @dataclass(frozen=True)
-class LlamaModel(AnyModel):
+class LlamaModel(ModelSection):
     """Llama architecture; the defaults are Llama 2 7B."""
 
     model_type: ModelType = "llama"
@@ -321,14 +321,14 @@ class LlamaModel(AnyModel):
                 f"model.num_attention_heads {heads} must be divisible by {of_keys} "
                 "model.num_key_value_heads"
             )
-        self._check_lists()
-        self._check_rotated()
+        self._check_layer_lists()
+        self._check_rotary_dim()
         self._check_experts()
         for name in NEEDED.get(self.model_type, ()):
             if not getattr(self, name):
                 raise ConfigError(f"model.model_type {self.model_type} needs model.{name}")
 
-    def _check_lists(self) -> None:
+    def _check_layer_lists(self) -> None:
         for token in split_names(self.eos_token_ids):
             if not (token.isdecimal() and int(token) < self.vocab_size):
                 raise ConfigError(
@@ -345,7 +345,7 @@ class LlamaModel(AnyModel):
         if any(layer.is_sliding for layer in self.layers) and self.sliding_window is None:
             raise ConfigError(f"model.layer_types has {SLIDING}: set model.sliding_window")
 
-    def _check_rotated(self) -> None:
+    def _check_rotary_dim(self) -> None:
         rope, dim = self.rope_parameters, self.rotary_dim
         if dim < 2 or dim % 2:
             raise ConfigError(
@@ -353,7 +353,7 @@ class LlamaModel(AnyModel):
                 f"{rope.partial_rotary_factor} must be an even number of features, but is {dim}"
             )
         for name in ("short_factor", "long_factor"):
-            count = len(factors(getattr(rope, name)))
+            count = len(parse_numbers(getattr(rope, name)))
             if rope.rope_type == "longrope" and count != dim // 2:
                 raise ConfigError(
                     f"rope_parameters.{name} has {count} numbers, but {dim // 2} pairs of "
@@ -411,13 +411,13 @@ class LlamaConfig(RunConfig):
             )
         optimizer = self.training.optimizer
         shares = self.execution.expert_parallel and parts > 1
-        if shares and not optimizer.spec.allows_shard_replicas:
+        if shares and not optimizer.registry_entry.allows_shard_replicas:
             raise ContradictionError(
                 f"{optimizer.name} with execution.expert_parallel is not supported: take adamw",
                 {"execution.expert_parallel": False},
                 "training.optimizer.name",
             )
-        if parts > heads and not optimizer.spec.allows_shard_replicas:
+        if parts > heads and not optimizer.registry_entry.allows_shard_replicas:
             raise ConfigError(
                 f"{optimizer.name} with execution.tensor_parallel {parts} above "
                 f"model.num_key_value_heads {heads} is not supported: take adamw"
@@ -431,7 +431,7 @@ class LlamaConfig(RunConfig):
         only_added = not self.model.dropout_prob and self.model.residual_multiplier == 1
         return super().can_group_experts and only_added
 
-    def _inner_sizes(self) -> tuple[dict[str, int], dict[str, int]]:
+    def _intermediate_sizes(self) -> tuple[dict[str, int], dict[str, int]]:
         """Returns the intermediate sizes that tensor parallelism shards, and unsharded experts'."""
         m, sharded, full = self.model, dict[str, int](), dict[str, int]()
         name = "moe_intermediate_size" if m.moe_intermediate_size else "intermediate_size"
@@ -445,7 +445,7 @@ class LlamaConfig(RunConfig):
         sizes = {"model.num_attention_heads": self.model.num_attention_heads}
         if self.execution.expert_parallel:
             sizes["model.num_experts"] = self.experts
-        return super().tensor_parallel_sizes() | sizes | self._inner_sizes()[0]
+        return super().tensor_parallel_sizes() | sizes | self._intermediate_sizes()[0]
 
     def min_weights(self) -> int:
         m = self.model
@@ -460,7 +460,7 @@ class LlamaConfig(RunConfig):
         kept = window if all(layer.is_sliding for layer in m.layers) else length
         cached = 2 * m.num_key_value_heads * m.head_dim
         return super().min_bytes() | {
-            "the attention scores": self.score_bytes(m.num_attention_heads),
+            "the attention scores": self.attention_score_bytes(m.num_attention_heads),
             "the caches of generation": (
                 self._micro_batch_samples * kept * cached * 2 if m.eval else 0
             ),
@@ -468,7 +468,7 @@ class LlamaConfig(RunConfig):
 
     def linear_inputs(self) -> dict[str, int]:
         parts, m = self.execution.tensor_parallel, self.model
-        sharded, full = self._inner_sizes()
+        sharded, full = self._intermediate_sizes()
         sharded = {"heads × head_dim": m.num_attention_heads * m.head_dim} | sharded
         local = {f"{name} / execution.tensor_parallel": n // parts for name, n in sharded.items()}
         return super().linear_inputs() | full | local

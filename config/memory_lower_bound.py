@@ -16,7 +16,7 @@ MAX_BYTES = 2**50
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def check_any_memory(required_bytes: Mapping[str, int]) -> None:
+def check_fits_any_machine(required_bytes: Mapping[str, int]) -> None:
     """Raises ConfigError if a memory requirement exceeds the memory of any machine."""
     what, most = max(required_bytes.items(), key=lambda item: item[1])
     if most > MAX_BYTES:

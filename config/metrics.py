@@ -11,7 +11,7 @@ MetricSums = Mapping[str, tuple[float, float]]
 """By name, a sum and what it is divided by: those of two batches add up."""
 
 
-def add_sums(first_sums: MetricSums, second_sums: MetricSums) -> MetricSums:
+def add_metric_sums(first_sums: MetricSums, second_sums: MetricSums) -> MetricSums:
     """Returns the metric sums of two batches together."""
     none = (0.0, 0.0)
     pairs = {
@@ -21,7 +21,7 @@ def add_sums(first_sums: MetricSums, second_sums: MetricSums) -> MetricSums:
     return {name: (a[0] + b[0], a[1] + b[1]) for name, (a, b) in pairs.items()}
 
 
-def metric_mean(name: str, metric_sums: MetricSums) -> float:
+def compute_metric_mean(name: str, metric_sums: MetricSums) -> float:
     """Returns the mean of a metric; NaN if its count is 0."""
     total, count = metric_sums.get(name, (0.0, 0.0))
     return total / count if count else math.nan
@@ -41,7 +41,9 @@ def _perplexity(metric_sums: MetricSums) -> float:
 
 
 def _mean_reward_margin(metric_sums: MetricSums) -> float:
-    return metric_mean("rewards/chosen", metric_sums) - metric_mean("rewards/rejected", metric_sums)
+    return compute_metric_mean("rewards/chosen", metric_sums) - compute_metric_mean(
+        "rewards/rejected", metric_sums
+    )
 
 
 Metrics = Mapping[str, Callable[[MetricSums], float]]
@@ -51,9 +53,9 @@ REWARDS = ("rewards/chosen", "rewards/rejected")
 
 PAIRS: Metrics = {
     "loss": _mean_loss,
-    **{name: partial(metric_mean, name) for name in (*REWARDS, "rewards/accuracies")},
+    **{name: partial(compute_metric_mean, name) for name in (*REWARDS, "rewards/accuracies")},
     "rewards/margins": _mean_reward_margin,
-    **{name: partial(metric_mean, name) for name in LOGPS},
+    **{name: partial(compute_metric_mean, name) for name in LOGPS},
 }
 """Metrics of preferences in pairs, in TRL's names."""
 
@@ -61,7 +63,7 @@ OBJECTIVES: Mapping[str, Metrics] = {
     "cross_entropy": {"loss": _mean_loss, "perplexity": _perplexity},
     **dict.fromkeys(("dpo", "ipo", "hinge", "simpo", "orpo", "cpo"), PAIRS),
     "kto": {**{n: f for n, f in PAIRS.items() if n != "rewards/accuracies"},
-            "kl": lambda metric_sums: max(metric_mean("kl", metric_sums), 0.0)},
+            "kl": lambda metric_sums: max(compute_metric_mean("kl", metric_sums), 0.0)},
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 

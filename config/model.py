@@ -29,10 +29,10 @@ class QuantConfig(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AnyModel(ConfigSection):
+class ModelSection(ConfigSection):
     """Base class of every family's model section, with Hugging Face's field names.
 
-    What programs ask of all models has Hugging Face's name; `path` says where a family has it.
+    What programs ask of all models has Hugging Face's name; `field_path` says where it is.
     """
 
     paths: ClassVar[Mapping[str, str]] = {}
@@ -102,24 +102,24 @@ class AnyModel(ConfigSection):
         return None
 
     @classmethod
-    def path(cls, name: str) -> str:
-        """Returns the dotted path of the field that Hugging Face calls `name`."""
-        return f"model.{cls.paths.get(name, name)}"
+    def field_path(cls, hf_name: str) -> str:
+        """Returns the dotted path of the field that Hugging Face calls `hf_name`."""
+        return f"model.{cls.paths.get(hf_name, hf_name)}"
 
     def validate(self) -> None:
-        rows = f"{self.path('vocab_size')} {self.vocab_size}"
+        rows = f"{self.field_path('vocab_size')} {self.vocab_size}"
         for name in ("eos_token_id", "pad_token_id"):
             if getattr(self, name) >= self.vocab_size:
                 raise ConfigError(f"model.{name} {getattr(self, name)} must be below {rows}")
-        if any(row >= self.vocab_size for row in self.rows_to_initialize()):
+        if any(row >= self.vocab_size for row in self.embedding_rows_to_initialize()):
             raise ConfigError(
-                f"{self.path('new_rows')} is {format_value(self.new_rows)}, but must be rows "
+                f"{self.field_path('new_rows')} is {format_value(self.new_rows)}, but must be rows "
                 f"below {rows}"
             )
 
-    def rows_to_initialize(self) -> tuple[int, ...]:
+    def embedding_rows_to_initialize(self) -> tuple[int, ...]:
         """Returns the embedding row numbers in `new_rows`."""
-        return parse_row_ranges(self.new_rows, self.path("new_rows"))
+        return parse_row_ranges(self.new_rows, self.field_path("new_rows"))
 
     @property
     def extra_eos_token_ids(self) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ class TiedEmbeddingConfig(EmbeddingConfig):
 
 
 @dataclass(frozen=True)
-class Model(AnyModel):
+class NestedModelSection(ModelSection):
     """Model section with the nested field names of Graphcore's applications."""
 
     paths: ClassVar[Mapping[str, str]] = {

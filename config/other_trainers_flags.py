@@ -37,16 +37,16 @@ class Flag:
     native_values: tuple[str, ...] = ()
 
     @property
-    def passes_values(self) -> bool:
+    def passes_other_values(self) -> bool:
         """True if `replacement` accepts values that `values` does not list."""
         return bool(self.replacement) and (self.any_value or not self.values)
 
-    def with_choice(self, choice: str) -> str:
+    def replacement_for_choice(self, choice: str) -> str:
         """Returns the replacement for a value that `values` lists."""
         whole = choice == OMIT or choice.startswith("--")
         return choice if whole else f"{self.replacement} {choice}".rstrip()
 
-    def with_value(self, value: str) -> str:
+    def replacement_with_value(self, value: str) -> str:
         """Returns the replacement with the foreign flag's value."""
         return (
             self.replacement.format(value)

@@ -32,7 +32,7 @@ ConfigT = TypeVar("ConfigT", bound=ConfigSection)
 
 def load_config(
     config_class: type[ConfigT],
-    file: str | Path,
+    preset_file: str | Path,
     preset: str,
     overrides: Mapping[str, Any] | None = None,
 ) -> ConfigT:
@@ -47,7 +47,7 @@ def load_config(
     Raises:
         ConfigError: if the preset is unknown, or it or an override is not a valid configuration.
     """
-    return config_class.from_dict(merge(preset_data(file, preset), overrides or {}))
+    return config_class.from_dict(merge_over(load_preset(preset_file, preset), overrides or {}))
 
 
 def preset_names(file: str | Path) -> list[str]:
@@ -55,7 +55,7 @@ def preset_names(file: str | Path) -> list[str]:
     return list(_read_presets(_preset_path(file)))
 
 
-def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
+def load_preset(file: str | Path, preset: str, options: Collection[str] = ()) -> LocatedDict:
     """Returns a preset, merged with the presets it inherits from, as plain data.
 
     Arguments as for `load_config`; `options` as for `normalize_user_yaml`, for a user's file.
@@ -65,24 +65,28 @@ def preset_data(file: str | Path, preset: str, options: Collection[str] = ()) ->
     return _load_with_bases(_preset_path(file), preset, ())
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> LocatedDict:
-    """Returns `base` with the values of `over` merged over it, key by key.
+def merge_over(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> LocatedDict:
+    """Returns `base` with the values of `overrides` merged over it, key by key.
 
     Steps win over epochs, as in transformers: those of the base, and those given with them. A way
     of saying the warm-up replaces the base's other one.
     """
-    places = [data.locations if isinstance(data, LocatedDict) else {} for data in (base, over)]
-    if over.get("steps") is not None and (base.get("epochs") or over.get("epochs")):
-        over = {**over, "epochs": None}
+    places = [data.locations if isinstance(data, LocatedDict) else {} for data in (base, overrides)]
+    if overrides.get("steps") is not None and (base.get("epochs") or overrides.get("epochs")):
+        overrides = {**overrides, "epochs": None}
     for name, other in (_WARMUP, _WARMUP[::-1]):
-        if over.get(name) is not None and base.get(other) is not None and other not in over:
-            over = {**over, other: None}
-    kept = {key: place for key, place in places[0].items() if key not in over}
+        if (
+            overrides.get(name) is not None
+            and base.get(other) is not None
+            and other not in overrides
+        ):
+            overrides = {**overrides, other: None}
+    kept = {key: place for key, place in places[0].items() if key not in overrides}
     merged = LocatedDict(base, kept | places[1])
-    for key, value in over.items():
+    for key, value in overrides.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = merge(below, value)
+            value = merge_over(below, value)
         merged[key] = value
     return merged
 
@@ -96,14 +100,14 @@ def with_absolute_paths(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         return overrides
     places = {
-        name: _absolute_paths(data[name])
+        name: make_paths_absolute(data[name])
         for name in _PATH_FIELDS
         if isinstance(data.get(name), str)
     }
-    return merge(overrides, {"data": places}) if places else overrides
+    return merge_over(overrides, {"data": places}) if places else overrides
 
 
-def _absolute_paths(paths_text: str) -> str:
+def make_paths_absolute(paths_text: str) -> str:
     """Returns comma-separated files, folders or glob patterns as absolute paths."""
     if os.path.exists(paths_text):
         return os.path.abspath(paths_text)
@@ -141,7 +145,7 @@ def _load_with_bases(path: Path, preset: str, visited: tuple[tuple[Path, str], .
         )
     file, _, name = base.rpartition("/")
     base_path = path.parent / f"{file}.yml" if file else path
-    return merge(_load_with_bases(base_path, name, (*visited, (path, preset))), data)
+    return merge_over(_load_with_bases(base_path, name, (*visited, (path, preset))), data)
 
 
 def _read_presets(path: Path) -> LocatedDict:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import popdist
-from config.base import flatten
+from config.base import flatten_by_path
 from config.errors import ConfigError
 from config.sections import RunConfig
 from files.formatting import format_value
@@ -73,7 +73,7 @@ def check_same_run_on_all_processes(config: RunConfig, **extra: Any) -> None:
         versions = {f"version of {name}": metadata.version(name) for name in _PACKAGES}
         versions["version of Python"] = platform.python_version()
         versions["program"] = Path(sys.argv[0]).name
-        settings = flatten(config.to_dict())
+        settings = flatten_by_path(config.to_dict())
         values = {name: value for name, value in settings.items() if name not in _PLACES}
         check_same_on_all_processes(
             values | versions | extra | {"digest of the program's sources": _hash_source_files()}

@@ -13,7 +13,7 @@ MAX_ROWS = 2**22
 """Rows of a range: more than any vocabulary has."""
 
 
-def parse_row_ranges(text: str | None, field: str) -> tuple[int, ...]:
+def parse_row_ranges(text: str | None, field_name: str) -> tuple[int, ...]:
     """Returns the row numbers in a text of ranges and single numbers, in its order.
 
     Args:
@@ -30,8 +30,8 @@ def parse_row_ranges(text: str | None, field: str) -> tuple[int, ...]:
         rows += range(first, last + 1) if last < first + MAX_ROWS else ()
         if not first <= last < first + MAX_ROWS or len(set(rows)) < len(rows):
             raise ConfigError(
-                f"{field} is {format_value(text)}, but must be rows such as 32000-32003,32010, "
-                "each once"
+                f"{field_name} is {format_value(text)}, but must be rows such as "
+                "32000-32003,32010, each once"
             )
     return tuple(rows)
 

@@ -113,7 +113,7 @@ class Optimizer(ConfigSection):
     """Largest norm of all gradients together; longer ones are scaled down. null: no limit."""
 
     @property
-    def spec(self) -> OptimizerSpec:
+    def registry_entry(self) -> OptimizerSpec:
         """The optimizer's entry in the registry."""
         return OPTIMIZERS[self.name]
 
@@ -122,9 +122,9 @@ class Optimizer(ConfigSection):
         """True if the optimizer state is stored in 8 bits."""
         return self.state in RESIDUAL_SLOTS
 
-    def slots(self, rank: int) -> tuple[StateSlot, ...]:
+    def state_slots(self, rank: int) -> tuple[StateSlot, ...]:
         """Returns the state slots of a weight with `rank` axes, without the step counter."""
-        return self.spec.slots_for(self, rank)
+        return self.registry_entry.slots_for(self, rank)
 
 
 SMOOTHED = ("dpo", "simpo", "cpo")
@@ -201,7 +201,7 @@ class Training(ConfigSection):
         return "unpaired" if self.objective == "kto" else "paired"
 
     @property
-    def has_frozen(self) -> bool:
+    def has_frozen_weights(self) -> bool:
         """True if at least one weight is frozen."""
         return self.trainable is not None or self.frozen is not None
 
@@ -311,7 +311,7 @@ class Execution(ConfigSection):
     """Platform to run on; auto takes the best one present."""
 
     @property
-    def attention_chunks(self) -> int:
+    def num_query_chunks(self) -> int:
         """Number of query chunks in attention; 1 if the planner chooses it."""
         slices = self.attention_serialisation
         return slices if isinstance(slices, int) else 1
@@ -425,13 +425,13 @@ class Evaluation(ConfigSection):
     that is null. null: never."""
 
     def validate(self) -> None:
-        for name in self.names():
+        for name in self.metric_names():
             if name not in METRICS:
                 raise ConfigError(f"eval.metrics has {name!r}{did_you_mean(name, METRICS)}")
         if self.patience is not None and self.steps is None:
             raise ConfigError("eval.patience needs evaluations while training: set eval.steps")
 
-    def names(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         """Returns the names of the evaluation metrics in `metrics`."""
         return split_names(self.metrics)
 
@@ -492,13 +492,13 @@ class Generation(ConfigSection):
     a comma and \\\\ a backslash."""
 
     def validate(self) -> None:
-        if self.stop_strings is not None and not all(self.stops()):
+        if self.stop_strings is not None and not all(self.parse_stop_strings()):
             raise ConfigError(
                 f"generation.stop_strings is {self.stop_strings!r}, of which a text is empty: an "
                 "answer would end before it began"
             )
 
-    def stops(self) -> tuple[str, ...]:
+    def parse_stop_strings(self) -> tuple[str, ...]:
         """Returns the stop strings in `stop_strings`."""
         return () if self.stop_strings is None else _split_escaped(self.stop_strings)
 

@@ -9,10 +9,10 @@ from config.adapter import NEW
 from config.adapter import Adapter as Adapter
 from config.base import ConfigSection
 from config.errors import ConfigError, ContradictionError
-from config.memory_lower_bound import ITEM_BYTES, check_any_memory
-from config.model import AnyModel, QuantConfig
+from config.memory_lower_bound import ITEM_BYTES, check_fits_any_machine
 from config.model import EmbeddingConfig as EmbeddingConfig
-from config.model import Model as Model
+from config.model import ModelSection, QuantConfig
+from config.model import NestedModelSection as Model
 from config.model import TiedEmbeddingConfig as TiedEmbeddingConfig
 from config.optimizer_state import MASTER_WEIGHT, RESIDUAL_SLOTS, StateSlot
 from config.optimizer_state import Adafactor as Adafactor
@@ -41,7 +41,7 @@ class RunConfig(ConfigSection):
     family: str = ""
     """The model family."""
 
-    model: AnyModel = field(default_factory=Model)
+    model: ModelSection = field(default_factory=Model)
     training: Training = field(default_factory=Training)
     adapter: Adapter = field(default_factory=Adapter)
     execution: Execution = field(default_factory=Execution)
@@ -64,7 +64,7 @@ class RunConfig(ConfigSection):
         """Token ids in `adapter.trainable_tokens`, whose embedding rows are trained."""
         asked = self.adapter.trainable_tokens
         if asked == NEW:
-            return self.model.rows_to_initialize()
+            return self.model.embedding_rows_to_initialize()
         return parse_row_ranges(asked, "adapter.trainable_tokens")
 
     @property
@@ -97,9 +97,9 @@ class RunConfig(ConfigSection):
         return 0
 
     @property
-    def has_frozen(self) -> bool:
+    def has_frozen_weights(self) -> bool:
         """True if at least one weight is frozen."""
-        return self.training.has_frozen or self.adapter.rank > 0
+        return self.training.has_frozen_weights or self.adapter.rank > 0
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -109,12 +109,12 @@ class RunConfig(ConfigSection):
         """
         wanted = self.training.stochastic_rounding
         if wanted is None:
-            loses = self.model.precision != "float32" and self.master_slot is None
+            loses = self.model.precision != "float32" and self.master_weight_slot is None
             return loses or self.training.optimizer.state == "bfloat16"
         return wanted
 
     @property
-    def master_slot(self) -> StateSlot | None:
+    def master_weight_slot(self) -> StateSlot | None:
         """State slot of a 16-bit weight's float32 copy or residual; None without one."""
         if self.model.precision == "float32":
             return None
@@ -122,18 +122,18 @@ class RunConfig(ConfigSection):
             return MASTER_WEIGHT
         return RESIDUAL_SLOTS.get(self.training.optimizer.state)
 
-    def optimizer_slots(self, rank: int, wide: bool = False) -> tuple[StateSlot, ...]:
+    def optimizer_slots(self, rank: int, is_float32: bool = False) -> tuple[StateSlot, ...]:
         """Returns the state slots of a weight with `rank` axes, without the step counter.
 
         Args:
             wide: it is float32, whatever the model's precision.
         """
-        slots = self.training.optimizer.slots(rank)
-        more = None if wide else self.master_slot
+        slots = self.training.optimizer.state_slots(rank)
+        more = None if is_float32 else self.master_weight_slot
         return slots if more is None else (*slots, more)
 
     @property
-    def tied(self) -> bool:
+    def ties_lm_head(self) -> bool:
         """True if the LM head shares the embedding's weight."""
         return bool(self.model.tie_word_embeddings)
 
@@ -146,7 +146,7 @@ class RunConfig(ConfigSection):
         return self.execution.device_iterations == 1 or not self.rounds_stochastically
 
     @property
-    def replicas(self) -> int:
+    def num_replicas(self) -> int:
         """Number of devices: the replication factor of the IR."""
         return self.execution.data_parallel * self.execution.tensor_parallel
 
@@ -167,7 +167,7 @@ class RunConfig(ConfigSection):
         m, e = self.model, self.execution
         item = ITEM_BYTES[m.precision]
         tokens = self._concurrent_samples * m.sequence_length
-        some = m.eval or self.has_frozen  # trained may be as little as a norm
+        some = m.eval or self.has_frozen_weights  # trained may be as little as a norm
         kept = 1 if some else m.num_hidden_layers
         elements = self.min_weights()
         return {
@@ -188,23 +188,23 @@ class RunConfig(ConfigSection):
         m = self.model
         return m.hidden_size * (m.vocab_size + m.num_hidden_layers)
 
-    def score_bytes(self, heads: int) -> int:
+    def attention_score_bytes(self, num_heads: int) -> int:
         """Returns the float32 bytes of attention scores that exist at a time on all devices.
 
         0 where attention is fused.
         """
         m, e = self.model, self.execution
         is_long = m.sequence_length**2 >= FUSED_FROM
-        if e.attention_chunks == 1 and (
+        if e.num_query_chunks == 1 and (
             e.attention == "fused" or (e.attention == "auto" and is_long)
         ):
             return 0
-        queries = m.sequence_length // e.attention_chunks
-        return self._micro_batch_samples * heads * queries * m.sequence_length * 4
+        queries = m.sequence_length // e.num_query_chunks
+        return self._micro_batch_samples * num_heads * queries * m.sequence_length * 4
 
     def validate(self) -> None:
-        check_any_memory(self.min_bytes())
-        if self.replicas > MAX_REPLICAS:
+        check_fits_any_machine(self.min_bytes())
+        if self.num_replicas > MAX_REPLICAS:
             raise ConfigError(
                 f"execution.data_parallel {self.execution.data_parallel} × tensor_parallel "
                 f"{self.execution.tensor_parallel} must be at most {MAX_REPLICAS:,} devices"
@@ -263,7 +263,7 @@ class RunConfig(ConfigSection):
         if max(self.trained_tokens, default=0) >= rows:
             raise ConfigError(
                 f"adapter.trainable_tokens is {format_value(asked)}, but must be rows below "
-                f"{self.model.path('vocab_size')} {rows}"
+                f"{self.model.field_path('vocab_size')} {rows}"
             )
 
     def _check_trained_weights(self) -> None:
@@ -278,15 +278,15 @@ class RunConfig(ConfigSection):
                 {"data.packing": False},
                 "training.objective",
             )
-        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.has_frozen:
+        if self.fp8.enabled and self.fp8.recipe == "delayed" and self.has_frozen_weights:
             raise ContradictionError(
                 "fp8.recipe delayed learns its scales in backward passes, which frozen layers may "
                 "not have: where some are frozen, set fp8.recipe current",
                 {"fp8.recipe": "current"},
                 *("training.trainable", "training.frozen", "adapter.rank"),
             )
-        if self.fp8.head and self.tied:
-            tied = self.model.path("tie_word_embeddings")
+        if self.fp8.head and self.ties_lm_head:
+            tied = self.model.field_path("tie_word_embeddings")
             raise ContradictionError(
                 f"fp8.head is for heads with weights of their own, but {tied} is true",
                 {"fp8.head": False},
@@ -356,7 +356,7 @@ class RunConfig(ConfigSection):
         """
         return {
             "model.hidden_size": self.model.hidden_size,
-            self.model.path("vocab_size"): self.model.vocab_size,
+            self.model.field_path("vocab_size"): self.model.vocab_size,
         }
 
     def linear_inputs(self) -> dict[str, int]:
@@ -366,7 +366,7 @@ class RunConfig(ConfigSection):
         """
         return {"model.hidden_size": self.model.hidden_size}
 
-    def _check_quantization(self, quant: QuantConfig) -> None:
+    def _check_quantization(self, quant_config: QuantConfig) -> None:
         if not (self.model.eval or self.adapter.rank):
             raise ConfigError(
                 f"model.quantization {self.model.quantization} is for generation and adapters: "
@@ -378,7 +378,7 @@ class RunConfig(ConfigSection):
                 "a weight is held in few bits or multiplied in 8",
                 {"model.quantization": None, "fp8.enabled": False},
             )
-        size, in_a_word = quant.group_size, 16 // quant.bits
+        size, in_a_word = quant_config.group_size, 16 // quant_config.bits
         for name, value in self.linear_inputs().items():
             if value % size or size % in_a_word:
                 raise ConfigError(
@@ -386,12 +386,14 @@ class RunConfig(ConfigSection):
                     f"{in_a_word} that divides {name}, {value}"
                 )
 
-    def require_multiple(self, name: str, value: int, divisor: str) -> None:
-        """Raises `ConfigError` unless the value of the field `name` is a multiple of `divisor`.
+    def require_multiple(self, name: str, value: int, parallelism_field: str) -> None:
+        """Raises `ConfigError` unless a field's value is divisible by a field of `execution`.
 
         Args:
-            divisor: the name of the field of `execution` that says into how many parts.
+            parallelism_field: the name of the field of `execution` that says into how many parts.
         """
-        parts = getattr(self.execution, divisor)
+        parts = getattr(self.execution, parallelism_field)
         if value % parts:
-            raise ConfigError(f"{name} {value} must be divisible by execution.{divisor} {parts}")
+            raise ConfigError(
+                f"{name} {value} must be divisible by execution.{parallelism_field} {parts}"
+            )

@@ -84,7 +84,7 @@ class T5Model(Model):
     attention: T5AttentionConfig = field(default_factory=T5AttentionConfig)
 
     @property
-    def decoder_depth(self) -> int:
+    def num_decoder_layers(self) -> int:
         """Number of decoder layers."""
         return self.layers if self.decoder_layers is None else self.decoder_layers
 
@@ -128,7 +128,7 @@ class T5Config(RunConfig):
         inner = m.attention.heads * m.attention.d_kv
         feed_forward = (2 + m.is_gated_act) * m.d_ff
         encoder = m.layers * (4 * inner + feed_forward)
-        decoder = m.decoder_depth * (2 * 4 * inner + feed_forward)
+        decoder = m.num_decoder_layers * (2 * 4 * inner + feed_forward)
         tables = 1 if m.embedding.tied else 2
         return m.hidden_size * (encoder + decoder + tables * m.embedding.vocab_size)
 
@@ -140,7 +140,7 @@ class T5Config(RunConfig):
             * self.data.examples_per_sample
         )
         return super().min_bytes() | {
-            "the attention scores": self.score_bytes(heads),
+            "the attention scores": self.attention_score_bytes(heads),
             "the answers of a run": answers * m.decoder_sequence_length * 4,
             "the positions of the answers": 4 * m.decoder_sequence_length**2,
             "the relative positions": heads * m.attention.relative_attention_num_buckets * 4,

@@ -16,12 +16,12 @@ _WORDS = {"": "true", "1": "true", "yes": "true", "0": "false", "no": "false"}
 
 def check_foreign_flags(arguments: Sequence[str]) -> None:
     """Raises ConfigError with translations if a command line has flags of other trainers."""
-    clauses = list(dict.fromkeys(_translate_all(arguments)))
+    clauses = list(dict.fromkeys(_translate_foreign_flags(arguments)))
     if clauses:
         raise ConfigError(f"flags of other trainers: {'; '.join(clauses)}")
 
 
-def _translate_all(arguments: Sequence[str]) -> Iterator[str]:
+def _translate_foreign_flags(arguments: Sequence[str]) -> Iterator[str]:
     """Yields a clause of the error message for each foreign flag on the command line."""
     for index, argument in enumerate(arguments):
         typed_flag, equals, value = argument.partition("=")
@@ -31,10 +31,10 @@ def _translate_all(arguments: Sequence[str]) -> Iterator[str]:
         following = takewhile(lambda text: not text.startswith("--"), arguments[index + 1 :])
         typed_value = value if equals else ",".join(following)
         if flag is not None and typed_value not in flag.native_values:
-            yield translate(flag, typed_flag, typed_value)
+            yield translate_flag(flag, typed_flag, typed_value)
 
 
-def translate(flag: Flag, typed_flag: str, typed_value: str) -> str:
+def translate_flag(flag: Flag, typed_flag: str, typed_value: str) -> str:
     """Returns a clause that names the replacement of a foreign flag.
 
     Args:
@@ -44,18 +44,18 @@ def translate(flag: Flag, typed_flag: str, typed_value: str) -> str:
     value_text = f" {format_name(typed_value, 60)}".rstrip()
     if not flag.replacement and not flag.values:
         return f"there is no {typed_flag}: {flag.hint}"
-    replacement_text = _lookup_value(flag, typed_value.lower())
+    replacement_text = _find_replacement(flag, typed_value.lower())
     if replacement_text == OMIT:
         return f"leave out {typed_flag}{value_text}"
-    if replacement_text is None and flag.passes_values:
-        replacement_text = flag.with_value(value_text.lstrip())
+    if replacement_text is None and flag.passes_other_values:
+        replacement_text = flag.replacement_with_value(value_text.lstrip())
     hint = f" ({flag.hint})" if flag.hint else ""
     if replacement_text is None:
         return f"there is no {typed_flag}{value_text}: give {_format_choices(flag)}{hint}"
     return f"for {typed_flag}{value_text} give {replacement_text}{hint}"
 
 
-def _lookup_value(flag: Flag, typed_value: str) -> str | None:
+def _find_replacement(flag: Flag, typed_value: str) -> str | None:
     """Returns the registry's replacement for a foreign flag's value; None without one."""
     values = flag.values
     if "true" in values and typed_value not in values:
@@ -64,7 +64,7 @@ def _lookup_value(flag: Flag, typed_value: str) -> str | None:
             typed_value = "true"  # a switch: what follows is no value of it
         if typed_value == "false" and typed_value not in values:
             return OMIT
-    return flag.with_choice(values[typed_value]) if typed_value in values else None
+    return flag.replacement_for_choice(values[typed_value]) if typed_value in values else None
 
 
 def _format_choices(flag: Flag) -> str:

@@ -20,6 +20,8 @@ UNSUPPORTED = {
 """Kinds by the reason, which completes "it is ..."."""
 
 
-def unsupported_reason(kind: str) -> str | None:
+def unsupported_reason(model_type: str) -> str | None:
     """Returns why a `model_type` is not supported; None for an unknown type."""
-    return next((reason for reason, kinds in UNSUPPORTED.items() if kind in kinds.split()), None)
+    return next(
+        (reason for reason, kinds in UNSUPPORTED.items() if model_type in kinds.split()), None
+    )

@@ -52,12 +52,12 @@ def normalize_user_yaml(data: LocatedDict, options: Collection[str] = ()) -> Loc
         _set_field(file_values, dotted, data, key)
     found = LocatedDict()
     for name in options:
-        _take_option(file_values, name, found)
+        _move_option(file_values, name, found)
     if found:
         file_values[OPTIONS_KEY] = found
     for key, value in data.items():
         if key in file_values and not isinstance(value, LocatedDict):
-            _check_name(data, key)
+            _check_not_foreign_flag(data, key)
     return file_values
 
 
@@ -71,7 +71,7 @@ def _check_no_presets(data: LocatedDict) -> None:
             )
 
 
-def _check_name(data: LocatedDict, key: str) -> None:
+def _check_not_foreign_flag(data: LocatedDict, key: str) -> None:
     """Raises ConfigError with a translation if a key is another trainer's flag."""
     try:
         check_foreign_flags([f"--{key}={format_name(data[key], 60)}"])
@@ -79,7 +79,7 @@ def _check_name(data: LocatedDict, key: str) -> None:
         raise ConfigError(f"{location_prefix(data, key)}{error}") from None
 
 
-def _take_option(file_values: LocatedDict, name: str, found: LocatedDict) -> None:
+def _move_option(file_values: LocatedDict, name: str, option_values: LocatedDict) -> None:
     """Moves an option out of the file's values if it is there: `a.b` can be `b` of `a`."""
     *sections, last = name.split(".")
     inner: Any = file_values
@@ -88,15 +88,15 @@ def _take_option(file_values: LocatedDict, name: str, found: LocatedDict) -> Non
     if not isinstance(inner, LocatedDict):
         return
     for key in [key for key in inner if key.replace("-", "_") == last]:
-        if name in found:
+        if name in option_values:
             raise ConfigError(f"{location_prefix(inner, key)}{format_name(name)} stands twice")
-        found[name], found.locations[name] = inner.pop(key), inner.locations[key]
+        option_values[name], option_values.locations[name] = inner.pop(key), inner.locations[key]
         if sections and not inner:
             del file_values[sections[0]]
 
 
-def _set_field(file_values: LocatedDict, dotted: str, data: LocatedDict, key: str) -> None:
-    *sections, name = dotted.split(".")
+def _set_field(file_values: LocatedDict, field_path: str, data: LocatedDict, key: str) -> None:
+    *sections, name = field_path.split(".")
     inner: Any = file_values
     for section in sections:
         if section not in inner:
@@ -108,5 +108,5 @@ def _set_field(file_values: LocatedDict, dotted: str, data: LocatedDict, key: st
                 "it"
             )
     if name in inner:
-        raise ConfigError(f"{location_prefix(data, key)}{format_name(dotted)} stands twice")
+        raise ConfigError(f"{location_prefix(data, key)}{format_name(field_path)} stands twice")
     inner[name], inner.locations[name] = data[key], data.locations[key]

@@ -22,7 +22,7 @@ Scalar = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
-class Rule:
+class ValueRule:
     """A condition on the value of a configuration field.
 
     `text` completes the sentence "must be …"; `lists`: values are several names or numbers,
@@ -34,10 +34,12 @@ class Rule:
     lists: bool = False
 
 
-def comma_separated_names(*names: str) -> Rule:
+def comma_separated_names(*names: str) -> ValueRule:
     """Returns the rule for a comma-separated list of the given names."""
     text = f"{' or '.join(names)}, separated by commas"
-    return Rule(text, lambda value: value != "" and {*split_names(value)} <= {*names}, lists=True)
+    return ValueRule(
+        text, lambda value: value != "" and {*split_names(value)} <= {*names}, lists=True
+    )
 
 
 LARGEST_INT = 2**63 - 1
@@ -50,32 +52,40 @@ take time and memory even in a plan."""
 MAX_BEAMS = 1024
 """Beams of a search: each is a sequence with caches of its own."""
 
-PositiveInt = Annotated[int, Rule("a positive integer", lambda value: value > 0)]
+PositiveInt = Annotated[int, ValueRule("a positive integer", lambda value: value > 0)]
 LayerCount = Annotated[
-    int, Rule(f"an integer from 1 to {MAX_LAYERS}", lambda value: 0 < value <= MAX_LAYERS)
+    int, ValueRule(f"an integer from 1 to {MAX_LAYERS}", lambda value: 0 < value <= MAX_LAYERS)
 ]
 BeamCount = Annotated[
-    int, Rule(f"an integer from 1 to {MAX_BEAMS}", lambda value: 0 < value <= MAX_BEAMS)
+    int, ValueRule(f"an integer from 1 to {MAX_BEAMS}", lambda value: 0 < value <= MAX_BEAMS)
 ]
-NonNegativeInt = Annotated[int, Rule("an integer, 0 or more", lambda value: value >= 0)]
-PositiveFloat = Annotated[float, Rule("a positive number", lambda value: value > 0)]
-NonNegativeFloat = Annotated[float, Rule("a number, 0 or more", lambda value: value >= 0)]
-Fraction = Annotated[float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
-Proportion = Annotated[float, Rule("a number above 0, and at most 1", lambda value: 0 < value <= 1)]
-Number = Annotated[float, Rule("a number", lambda value: True)]
+NonNegativeInt = Annotated[int, ValueRule("an integer, 0 or more", lambda value: value >= 0)]
+PositiveFloat = Annotated[float, ValueRule("a positive number", lambda value: value > 0)]
+NonNegativeFloat = Annotated[float, ValueRule("a number, 0 or more", lambda value: value >= 0)]
+Fraction = Annotated[float, ValueRule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
+Proportion = Annotated[
+    float, ValueRule("a number above 0, and at most 1", lambda value: 0 < value <= 1)
+]
+Number = Annotated[float, ValueRule("a number", lambda value: True)]
 Probability = Annotated[
-    float, Rule("a number from 0 up to, not including, 1", lambda value: 0 <= value < 1)
+    float, ValueRule("a number from 0 up to, not including, 1", lambda value: 0 <= value < 1)
 ]
 
-Address = Annotated[str, Rule("an address such as s3://bucket/run", lambda v: is_address(v))]
+Address = Annotated[
+    str, ValueRule("an address such as s3://bucket/run", lambda v: is_object_store_url(v))
+]
 Names = Annotated[
     str,
-    Rule("names, separated by commas", lambda value: value != "" and all(split_names(value)), True),
+    ValueRule(
+        "names, separated by commas", lambda value: value != "" and all(split_names(value)), True
+    ),
 ]
 Factors = Annotated[
-    str, Rule("positive numbers, separated by commas", lambda value: _are_factors(value), True)
+    str, ValueRule("positive numbers, separated by commas", lambda value: _are_numbers(value), True)
 ]
-PathText = Annotated[str, Rule("text that can be a path or name", lambda value: _is_path(value))]
+PathText = Annotated[
+    str, ValueRule("text that can be a path or name", lambda value: _is_path(value))
+]
 
 _ADDRESS = re.compile("[a-z][a-z0-9+]*://.")
 _NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -99,7 +109,7 @@ class ValueType:
     kind: type
     choices: tuple[str, ...] = ()
     optional: bool = False
-    rule: Rule | None = None
+    rule: ValueRule | None = None
 
     @staticmethod
     @cache
@@ -127,11 +137,11 @@ class ValueType:
         raise TypeError(f"a configuration field cannot have the type {annotation}")
 
     @property
-    def lists(self) -> bool:
+    def is_list(self) -> bool:
         """True if a value is a list of names or numbers, separated by commas."""
         return self.rule is not None and self.rule.lists
 
-    def describe(self) -> str:
+    def describe_valid_values(self) -> str:
         """Returns the valid values as text that completes "must be …"."""
         noun = self.rule.text if self.rule else _NOUNS[self.kind]
         if self.choices:
@@ -139,7 +149,7 @@ class ValueType:
             noun = f"one of {listed}" if self.kind is str else f"{listed}, or {noun}"
         return noun + (", or null" if self.optional else "")
 
-    def metavar(self) -> str:
+    def help_placeholder(self) -> str:
         """Returns the placeholder of a value in `--help`."""
         if self.choices:
             words = ["true", "false"] if self.kind is bool else [self.kind.__name__.upper()]
@@ -162,17 +172,17 @@ class ValueType:
         if value is None and self.optional:
             return None
         value = _unwrap_single(value) if self.kind in (int, float) else value
-        converted = _as_float(value) if self.kind is float else value
+        converted = _to_float(value) if self.kind is float else value
         if self.kind is str and type(value) in (int, float):
             converted = repr(value)
-        if self.lists and isinstance(value, list) and {*map(type, value)} <= {str, int, float}:
+        if self.is_list and isinstance(value, list) and {*map(type, value)} <= {str, int, float}:
             converted = ",".join(map(str, value))
         if self.choices and isinstance(converted, str):
             converted = self._normalize_choice(converted)
         if isinstance(converted, Scalar) and self._is_valid(converted):
             return converted
         raise ValueError(
-            f"{name} is {format_value(value)}, but must be {self._describe_valid(converted)}"
+            f"{name} is {format_value(value)}, but must be {self._describe_valid_for(converted)}"
         )
 
     def parse(self, text: str, name: str) -> Scalar:
@@ -183,7 +193,7 @@ class ValueType:
         if self.kind is bool:
             value = _WORDS.get(text.lower(), text)
         elif self.kind is int:
-            value = _as_int(text)
+            value = _to_int(text)
         return self.check(value, name)
 
     def _normalize_choice(self, text: str) -> str:
@@ -192,11 +202,11 @@ class ValueType:
         name = _SPELLINGS.get(name, name)
         return text if text in self.choices or name not in self.choices else name
 
-    def _describe_valid(self, value: object) -> str:
+    def _describe_valid_for(self, value: object) -> str:
         """Returns a description of the valid values, for the error about this value."""
         if type(value) is int and self.kind is int and abs(value) > LARGEST_INT:
             return "an integer below 2^63"
-        return self.describe()
+        return self.describe_valid_values()
 
     def _is_valid(self, value: Scalar) -> bool:
         if value in self.choices and isinstance(value, str):
@@ -224,19 +234,19 @@ def split_names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
-def factors(text: str | None) -> tuple[float, ...]:
+def parse_numbers(text: str | None) -> tuple[float, ...]:
     """Returns the comma-separated numbers in a text."""
     return tuple(map(float, split_names(text)))
 
 
-def _are_factors(text: str) -> bool:
+def _are_numbers(text: str) -> bool:
     try:
-        return text != "" and all(0 < x < math.inf for x in factors(text))
+        return text != "" and all(0 < x < math.inf for x in parse_numbers(text))
     except ValueError:
         return False
 
 
-def is_address(text: str) -> bool:
+def is_object_store_url(text: str) -> bool:
     """Returns whether a text is the URL of an object store."""
     return _is_path(text) and _ADDRESS.match(text) is not None
 
@@ -256,7 +266,7 @@ def _is_unicode(text: str) -> bool:
     return "\0" not in text
 
 
-def _as_float(value: Any) -> Any:
+def _to_float(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
     try:
@@ -265,7 +275,7 @@ def _as_float(value: Any) -> Any:
         return value
 
 
-def _as_int(text: str) -> Scalar:
+def _to_int(text: str) -> Scalar:
     try:
         return int(text)
     except ValueError:

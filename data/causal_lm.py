@@ -31,8 +31,8 @@ from data.samples import (
     Batch,
     Prompts,
     Samples,
-    digest_arrays,
     get_segment_ids,
+    hash_arrays,
 )
 from data.task import task_from_config
 from data.tokenizer import TokenizedText, Tokenizer
@@ -95,7 +95,7 @@ class TokenBlocks:
 
     @property
     def digest(self) -> str:
-        return digest_arrays(self.tokens, self.targets, self.sequence_length)
+        return hash_arrays(self.tokens, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1, 0) // self.sequence_length)
@@ -166,7 +166,7 @@ class PackedSequences:
     @property
     def digest(self) -> str:
         stream = self.stream
-        return digest_arrays(stream.tokens, stream.targets, stream.offsets, self.samples)
+        return hash_arrays(stream.tokens, stream.targets, stream.offsets, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -355,7 +355,7 @@ class CausalLM(SampleFormat):
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
         if tokenizer.chat:
-            return [tokenizer.with_eos(ids) for ids in tokenizer.encode(texts)]
+            return [tokenizer.append_eos(ids) for ids in tokenizer.encode(texts)]
         examples = (self.render_example(config, Example("", text)) for text in texts)
         tokenized = encode_examples(
             tokenizer, (example.split_prompt_and_answer() for example in examples)
@@ -463,7 +463,7 @@ def truncate_conversations(
             longest,
             f"{len(too_long)} of {len(texts)} conversations are too long: the longest, which ends "
             f"{format_name(prompt[-60:])!r}, has {tokens} tokens, but {limit.field} is "
-            f"{limit.tokens}: {limit.advice(tokens - 1)}",
+            f"{limit.tokens}: {limit.fitting_advice(tokens - 1)}",
         )
     dropped_indices = set(too_long) if on_long_target == "skip" else set[int]()
     truncated = [TokenizedText(*(part[:max_tokens] for part in text))
@@ -496,7 +496,7 @@ def truncate_pairs(
         raise TooLongError(
             pairs[longest].example_index,
             f"the two texts have {sizes[longest]} tokens together, but {limit.field} is "
-            f"{limit.tokens}: {limit.advice(sizes[longest])}",
+            f"{limit.tokens}: {limit.fitting_advice(sizes[longest])}",
         )
     fitting_pairs, num_truncated = [], 0
     for pair, size in zip(pairs, sizes, strict=True):

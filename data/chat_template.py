@@ -36,8 +36,8 @@ from data.data_warnings import (
 )
 from data.dropped_content import find_dropped_content
 from data.examples import MAX_CHARACTERS, Example, TextSpan
-from data.special_tokens import compile_alternatives, special_tokens
-from data.template_sandbox import render
+from data.special_tokens import compile_token_regex, special_token_texts
+from data.template_sandbox import render_in_sandbox
 from data.tool_calls import (
     PROBE_FUNCTION,
     PROBE_MESSAGE,
@@ -310,7 +310,7 @@ class ChatTemplate:
         return StopTokens(
             self.stop_token,
             inner_stop,
-            compile_alternatives([*special_tokens(self.hf_tokenizer), *stops]),
+            compile_token_regex([*special_token_texts(self.hf_tokenizer), *stops]),
         )
 
     def _stop_token_before(self, next_messages: Sequence[Message]) -> str | None:
@@ -386,7 +386,7 @@ class ChatTemplate:
             **conversation_variables,
         }
         has_generation_blocks = _GENERATION_BLOCK.search(source) is not None
-        text, blocks = render(
+        text, blocks = render_in_sandbox(
             source, messages, tools, add_generation_prompt, has_generation_blocks, variables
         )
         return text, [CharSpan(*block) for block in blocks]
@@ -408,7 +408,10 @@ class ChatTemplate:
     def _renderable_messages(self, conversation: Conversation) -> list[Message]:
         """Messages of a conversation, with tool calls in a format that the template supports."""
         if "tool_calls" in self._jinja_source(conversation.tools):
-            return [self._tool_call_format.apply(message) for message in conversation.messages]
+            return [
+                self._tool_call_format.apply_to_message(message)
+                for message in conversation.messages
+            ]
         return [tool_calls_to_text(message) for message in conversation.messages]
 
     @cached_property
@@ -419,7 +422,8 @@ class ChatTemplate:
                 if (
                     PROBE_FUNCTION
                     in self._render(
-                        [make_message("user", "a"), call_format.apply(PROBE_MESSAGE)], False
+                        [make_message("user", "a"), call_format.apply_to_message(PROBE_MESSAGE)],
+                        False,
                     )[0]
                 ):
                     return call_format

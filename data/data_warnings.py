@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from data.special_tokens import compile_alternatives
+from data.special_tokens import compile_token_regex
 from files.formatting import format_name, format_value
 
 NOT_RENDERED = (
@@ -98,7 +98,7 @@ class DataWarnings:
 
     @cached_property
     def _special_token_regex(self) -> re.Pattern[str]:
-        return compile_alternatives(self.control)
+        return compile_token_regex(self.control)
 
     def merge(self, later_warnings: DataWarnings) -> None:
         """Add the warnings about later rows to these."""

@@ -16,7 +16,7 @@ import numpy as np
 
 import popdist
 from config.sections import RunConfig
-from data.samples import Batch, Samples, epoch_indices, epoch_permutation
+from data.samples import Batch, Samples, indices_of_epoch, shuffle_epoch
 from files.json_files import JsonObject
 
 
@@ -127,8 +127,8 @@ class Loader:
 
     def _seek(self, epoch: int, position: int) -> None:
         self._epoch, self._position = epoch, position
-        indices = epoch_indices(self._samples, self._seed, epoch)
-        self._permutation = indices[epoch_permutation(self._seed, epoch, len(indices))]
+        indices = indices_of_epoch(self._samples, self._seed, epoch)
+        self._permutation = indices[shuffle_epoch(self._seed, epoch, len(indices))]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class BatchSharding:
         Args:
             micro_batches: of each data-parallel copy; default: those of an optimizer step.
         """
-        local_count = config.replicas // popdist.getNumInstances()
+        local_count = config.num_replicas // popdist.getNumInstances()
         first_replica = popdist.getInstanceIndex() * local_count
         e, steps = config.execution, micro_batches or config.gradient_accumulation
         return cls(

@@ -25,7 +25,7 @@ import numpy as np
 
 from config.sections import Data
 from data.file_readers import DataError
-from data.samples import Samples, digest_arrays, epoch_permutation
+from data.samples import Samples, hash_arrays, shuffle_epoch
 from data.truncation import Truncation
 from files.formatting import format_name, format_path, format_value
 from files.yaml_files import LocatedDict, location_prefix, read_yaml
@@ -157,7 +157,7 @@ class MixtureSamples:
     @property
     def digest(self) -> str:
         digests = b"".join(bytes.fromhex(part.digest) for part in self.sources)
-        return digest_arrays(np.frombuffer(digests, np.uint8), np.asarray(self.samples_per_epoch))
+        return hash_arrays(np.frombuffer(digests, np.uint8), np.asarray(self.samples_per_epoch))
 
     def __len__(self) -> int:
         return sum(self.samples_per_epoch)
@@ -190,7 +190,7 @@ class MixtureSamples:
             remainder = count % len(samples)
             extra_indices = (epoch * remainder + np.arange(remainder)) % len(samples)
             indices[end - remainder : end] = (
-                start + epoch_permutation(seed, source, len(samples))[extra_indices]
+                start + shuffle_epoch(seed, source, len(samples))[extra_indices]
             )
         return indices
 

@@ -25,12 +25,12 @@ from data.preference_samples import PreferencePair, count_equal_pairs
 from data.sample_format import SampleFormat
 from data.samples import Prompts, Samples
 from data.sources import DataError
-from data.special_tokens import special_tokens
+from data.special_tokens import special_token_texts
 from data.task import SAMPLE_FOLDER, Split, Task, task_from_config
-from data.token_cache import TokenizedSplits, is_large, load_or_tokenize
+from data.token_cache import TokenizedSplits, is_large_source, load_or_tokenize
 from data.tokenizer import (
     REPEATED_SPACES,
-    MissingRowError,
+    MissingEmbeddingRowError,
     Tokenizer,
     add_tokens,
     find_saved_tokenizer,
@@ -100,7 +100,7 @@ class Pipeline:
         ):
             raise ConfigError(
                 f"the tokenizer has {tokenizer.required_vocab_size} tokens, but "
-                f"{self.user_config.model.path('vocab_size')} is {rows}: set it to "
+                f"{self.user_config.model.field_path('vocab_size')} is {rows}: set it to "
                 f"{tokenizer.required_vocab_size} or more"
             )
         return tokenizer
@@ -241,7 +241,7 @@ class Pipeline:
             return corpus
         try:
             return replace(corpus, tokens=self.tokenize_examples(corpus.examples))
-        except MissingRowError as error:
+        except MissingEmbeddingRowError as error:
             texts = ("".join(example[:2]) for example in corpus.examples)
             index = next((i for i, text in enumerate(texts) if error.token in text), None)
             location = None if index is None else corpus.row_location(index)
@@ -293,7 +293,7 @@ class Pipeline:
             raise DataError(
                 "preferences are answers to prompts: leave out --data.format language_modeling"
             )
-        large = is_large(task.source(split)) and not task.preference_type
+        large = is_large_source(task.source_of_split(split)) and not task.preference_type
         if (
             large
             and self.sample_format.name in SAMPLE_FORMAT_NAMES
@@ -324,7 +324,7 @@ class Pipeline:
             return splits
         self._print_data_warnings(DataWarnings.from_dict(tokenized[split][1].mapping("notes")))
         if not any(corpus.examples for corpus in splits.values()):
-            name = self.task.source(split).name
+            name = self.task.source_of_split(split).name
             raise DataError(f"{name} holds no examples: give data that has some")
         self.task.check_validation_split(splits)
         return splits
@@ -338,7 +338,7 @@ class Pipeline:
     def new_data_warnings(self) -> DataWarnings:
         """Create an empty collection of warnings about data rows."""
         return DataWarnings(
-            special_tokens(self.tokenizer.hf_tokenizer) if self.task.is_user_data else ()
+            special_token_texts(self.tokenizer.hf_tokenizer) if self.task.is_user_data else ()
         )
 
     def _print_data_warnings(self, notes: DataWarnings) -> None:
@@ -371,7 +371,7 @@ class Pipeline:
                     "number of examples": len(corpus.examples),
                     "digest of the examples": corpus.digest
                     or hash_json(map(repr, corpus.examples)),
-                    "digest of the tokenizer": hash_json(self.tokenizer.state),
+                    "digest of the tokenizer": hash_json(self.tokenizer.identity_values),
                 }
             )
 
@@ -408,7 +408,7 @@ class Pipeline:
                 [
                     *notes,
                     *corpus.dropped_row_messages,
-                    *samples.truncation.messages(self.config.model.sequence_length),
+                    *samples.truncation.format_messages(self.config.model.sequence_length),
                 ]
             )
         )
@@ -584,10 +584,10 @@ class Pipeline:
         texts = [characters or ""]
         if characters is None:
             texts = [text for example in corpus.examples for text in example[:2]]
-        unknown, changed = self.tokenizer.lost_characters(texts)
+        unknown, changed = self.tokenizer.find_lost_characters(texts)
         if (
             any(REPEATED_SPACES in text for text in texts)
-            and not self.tokenizer.keeps_repeated_spaces
+            and not self.tokenizer.preserves_repeated_spaces
         ):
             say(
                 "warning: the tokenizer does not keep spaces that follow each other, as in "

@@ -25,8 +25,8 @@ from data.packing import EMPTY_SLOT
 from data.samples import (
     Batch,
     Samples,
-    digest_arrays,
-    epoch_indices,
+    hash_arrays,
+    indices_of_epoch,
 )
 from data.truncation import Truncation
 
@@ -162,7 +162,7 @@ class PreferenceSamples:
     def digest(self) -> str:
         tokens = np.frombuffer(bytes.fromhex(self.token_samples.digest), np.uint8)
         kto_labels = np.zeros(0) if self.kto_labels is None else self.kto_labels
-        return digest_arrays(tokens, self.pair_indices, self.num_loss_tokens, kto_labels)
+        return hash_arrays(tokens, self.pair_indices, self.num_loss_tokens, kto_labels)
 
     def __len__(self) -> int:
         return len(self.pair_indices)
@@ -207,7 +207,7 @@ class SamplesWithRefLogps:
 
     def epoch_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Sample indices of an epoch, int64 [n], unshuffled."""
-        return epoch_indices(self.samples, seed, epoch)
+        return indices_of_epoch(self.samples, seed, epoch)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Batch of the samples at `indices`, in their order."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from data.document_chunks import CONTEXT_CHARACTERS
 from data.examples import TokenizedText
-from data.tokenizer import Tokenizer, first_token_from, split_chunks
+from data.tokenizer import Tokenizer, first_token_at_or_after, group_into_lists
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.ndarray]:
@@ -25,8 +25,10 @@ def encode_prompts(tokenizer: Tokenizer, prompts: Iterable[str]) -> Iterator[np.
     texts in the model's pretraining.
     """
     prefix_ids, _ = tokenizer.affix_ids
-    for chunk in split_chunks(prompts):
-        for encoding in tokenizer.encode_fast([prompt.rstrip(" ") for prompt in chunk], False):
+    for chunk in group_into_lists(prompts):
+        for encoding in tokenizer.encode_with_offsets(
+            [prompt.rstrip(" ") for prompt in chunk], False
+        ):
             ids = [*prefix_ids, *encoding.ids] or [tokenizer.eos_token_id]
             yield np.asarray(ids, np.int32)
 
@@ -35,11 +37,11 @@ def encode_examples(
     tokenizer: Tokenizer, prompt_answer_pairs: Iterable[tuple[str, str]]
 ) -> Iterator[TokenizedText]:
     """Token ids and loss masks of prompts followed by their answers and the end token."""
-    for chunk in split_chunks(prompt_answer_pairs):
+    for chunk in group_into_lists(prompt_answer_pairs):
         prompts = encode_prompts(tokenizer, (prompt for prompt, _ in chunk))
         answers = _encode_answers(tokenizer, chunk)
         for prompt, answer in zip(prompts, answers, strict=True):
-            ids = np.append(prompt, tokenizer.with_eos(np.asarray(answer, np.int32)))
+            ids = np.append(prompt, tokenizer.append_eos(np.asarray(answer, np.int32)))
             yield TokenizedText(ids, np.arange(len(ids)) >= len(prompt))
 
 
@@ -48,18 +50,18 @@ def _encode_answers(
 ) -> Iterator[Sequence[int]]:
     """Token ids of answers, tokenized together with the end of their prompts."""
     split_pairs = [_move_spaces_to_answer(prompt, answer) for prompt, answer in prompt_answer_pairs]
-    encodings = tokenizer.encode_fast(
+    encodings = tokenizer.encode_with_offsets(
         [prompt_end + answer for prompt_end, answer in split_pairs], False
     )
     for (prompt_end, answer), encoding in zip(split_pairs, encodings, strict=True):
-        start = first_token_from(encoding, len(prompt_end))
+        start = first_token_at_or_after(encoding, len(prompt_end))
         for preceding in (
             "\n",
             "",
         ):  # a token has characters of both: the answer after something else
             if start is None:
-                (encoding,) = tokenizer.encode_fast([preceding + answer], False)
-                start = first_token_from(encoding, len(preceding))
+                (encoding,) = tokenizer.encode_with_offsets([preceding + answer], False)
+                start = first_token_at_or_after(encoding, len(preceding))
         yield encoding.ids[start:]
 
 

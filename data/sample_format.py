@@ -175,7 +175,7 @@ class SampleFormat(ABC):
 
 def length_multiple(config: RunConfig) -> int:
     """Multiple to which prompt lengths are rounded up, so that fewer programs are compiled."""
-    return math.lcm(LENGTH_MULTIPLE, config.execution.attention_chunks)
+    return math.lcm(LENGTH_MULTIPLE, config.execution.num_query_chunks)
 
 
 def pad_right(

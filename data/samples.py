@@ -45,14 +45,14 @@ class EpochSampler(Protocol):
         ...
 
 
-def epoch_indices(samples: Samples, seed: int, epoch: int) -> np.ndarray:
+def indices_of_epoch(samples: Samples, seed: int, epoch: int) -> np.ndarray:
     """Sample indices of an epoch, int64 [n], not shuffled; by default all samples."""
     if isinstance(samples, EpochSampler):
         return samples.epoch_indices(seed, epoch)
     return np.arange(len(samples))
 
 
-def digest_arrays(*values: np.ndarray | int | None) -> str:
+def hash_arrays(*values: np.ndarray | int | None) -> str:
     """SHA-256 hash of arrays and numbers."""
     sha256 = hashlib.sha256()
     for value in values:
@@ -98,7 +98,7 @@ class Prompts:
         return len(self.input_ids)
 
 
-def epoch_permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+def shuffle_epoch(seed: int, epoch: int, count: int) -> np.ndarray:
     """Permutation of `count` samples in an epoch, int64 [count]; determined by its arguments.
 
     It sorts raw output of the Philox generator instead of calling `permutation`: numpy guarantees

@@ -33,8 +33,8 @@ from data.samples import (
     Prompts,
     Samples,
     count_loss_tokens,
-    digest_arrays,
     get_segment_ids,
+    hash_arrays,
 )
 from data.tokenizer import TokenizedText, Tokenizer
 from data.truncation import (
@@ -81,12 +81,12 @@ class EncodedExamples:
 
     @property
     def digest(self) -> str:
-        return digest_arrays(self.tokens, self.offsets, self.targets, self.sequence_length)
+        return hash_arrays(self.tokens, self.offsets, self.targets, self.sequence_length)
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def prompt(self, index: int) -> np.ndarray:
+    def prompt_ids(self, index: int) -> np.ndarray:
         """Token ids of a prompt, without padding."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
@@ -96,7 +96,7 @@ class EncodedExamples:
         input_ids = np.full((len(rows), self.sequence_length), self.pad, np.int32)
         segment_ids = np.zeros_like(input_ids)
         for i, example in enumerate(rows):
-            ids = self.prompt(example)
+            ids = self.prompt_ids(example)
             input_ids[i, : len(ids)] = ids
             segment_ids[i, : len(ids)] = 1
         labels = self.targets[rows]
@@ -134,7 +134,7 @@ class PackedExamples:
     @property
     def digest(self) -> str:
         digest = np.frombuffer(bytes.fromhex(self.examples.digest), np.uint8)
-        return digest_arrays(digest, self.samples)
+        return hash_arrays(digest, self.samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -148,7 +148,7 @@ class PackedExamples:
         """
         encoded, samples = self.examples, self.samples[np.asarray(indices, np.int64)]
         input_ids, segment_ids = concatenate_packed_sequences(
-            samples, encoded.prompt, encoded.sequence_length, encoded.pad
+            samples, encoded.prompt_ids, encoded.sequence_length, encoded.pad
         )
         example_indices = samples.reshape(-1)
         targets = encoded.targets.reshape(len(encoded), -1)[example_indices]
@@ -192,7 +192,7 @@ class Seq2Seq(SampleFormat):
             self.output_length(config),
             config.data.on_long_target,
             truncate_left=config.data.format == "conversational",
-            start=config.model.start_token_id,
+            start_token_id=config.model.start_token_id,
         )
         return (
             encoded
@@ -219,7 +219,7 @@ class Seq2Seq(SampleFormat):
             )
         except TooLongError as error:
             raise TooLongError(fitting_pairs[error.index // 2].example_index, str(error)) from error
-        prompts = [answers.prompt(2 * i) for i in range(len(fitting_pairs))]
+        prompts = [answers.prompt_ids(2 * i) for i in range(len(fitting_pairs))]
         truncation = Truncation(
             answers.truncation.prompts // 2,
             answers.truncation.targets,
@@ -228,7 +228,7 @@ class Seq2Seq(SampleFormat):
         targets = answers.targets.reshape(-1, 2, limit)
         start = config.model.start_token_id
         pair_examples = EncodedExamples(
-            *_join_prompts(prompts),
+            *_concatenate_prompts(prompts),
             targets,
             answers.sequence_length,
             answers.pad,
@@ -256,21 +256,21 @@ class Seq2Seq(SampleFormat):
         multiple = max_tokens if max_examples_per_sample(config) > 1 else length_multiple(config)
         is_chat = config.data.format == "conversational"
         rows, num_truncated = _truncate_prompts(
-            list(_encode_with_eos(texts, tokenizer)), tokenizer, max_tokens, is_chat
+            list(_encode_texts_with_eos(texts, tokenizer)), tokenizer, max_tokens, is_chat
         )
         input_ids, mask = pad_right(rows, max_tokens, multiple, tokenizer.pad_token_id)
-        return _with_sequence_length(config, input_ids), Prompts(
+        return _fit_sequence_length(config, input_ids), Prompts(
             texts, input_ids, mask, num_truncated
         )
 
     def encode_targets(
         self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
     ) -> list[np.ndarray]:
-        return list(_encode_distinct(texts, tokenizer))
+        return list(_encode_distinct_texts(texts, tokenizer))
 
     def count_example_tokens(self, tokenized: TokenizedText) -> tuple[int, int]:
         """Count the tokens of an example's prompt and of its target."""
-        prompt, target = _split_target(tokenized)
+        prompt, target = _split_prompt_and_target(tokenized)
         return len(prompt), len(target)
 
     def count_predicted_positions(self, config: RunConfig) -> int:
@@ -289,7 +289,7 @@ class Seq2Seq(SampleFormat):
         prompt_length = (
             model.sequence_length if mean_tokens else model.sequence_length // max_per_sample
         )
-        examples = random_examples(
+        examples = make_random_examples(
             count * max_per_sample,
             model.vocab_size,
             prompt_length,
@@ -338,27 +338,27 @@ SEQ2SEQ = Seq2Seq()
 
 def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     """Token ids of prompts followed by their targets, which are in the loss."""
-    targets = _encode_distinct([example.target for example in examples], tokenizer)
-    prompts = _encode_with_eos((example.prompt for example in examples), tokenizer)
+    targets = _encode_distinct_texts([example.target for example in examples], tokenizer)
+    prompts = _encode_texts_with_eos((example.prompt for example in examples), tokenizer)
     for prompt, target in zip(prompts, targets, strict=True):
         ids = np.append(prompt, target)
         yield TokenizedText(ids, np.arange(len(ids)) >= len(prompt))
 
 
-def _split_target(tokens: TokenizedText) -> tuple[np.ndarray, np.ndarray]:
-    start = len(tokens.ids) - int(np.count_nonzero(tokens.loss_mask))
-    return tokens.ids[:start], tokens.ids[start:]
+def _split_prompt_and_target(tokenized: TokenizedText) -> tuple[np.ndarray, np.ndarray]:
+    start = len(tokenized.ids) - int(np.count_nonzero(tokenized.loss_mask))
+    return tokenized.ids[:start], tokenized.ids[start:]
 
 
 def truncate_examples(
-    tokens: Sequence[TokenizedText],
+    tokenized: Sequence[TokenizedText],
     examples: Sequence[Example],
     tokenizer: Tokenizer,
     sequence_length: int,
     decoder_sequence_length: int,
     on_long_target: OnLongTarget = "error",
     truncate_left: bool = False,
-    start: int | None = None,
+    start_token_id: int | None = None,
 ) -> EncodedExamples:
     """Truncate prompts and targets to the encoder's and decoder's sequence lengths.
 
@@ -374,7 +374,7 @@ def truncate_examples(
         TooLong: a target does not fit, and `on_long_target` is "error"; a target that was cut
             would train the model to say something else.
     """
-    pairs = [_split_target(one) for one in tokens]
+    pairs = [_split_prompt_and_target(one) for one in tokenized]
     indices, targets, truncation = truncate_targets(
         [target for _, target in pairs],
         [example.target for example in examples],
@@ -389,26 +389,26 @@ def truncate_examples(
         prompt_ids, tokenizer, sequence_length, truncate_left
     )
     return EncodedExamples(
-        *_join_prompts(prompts),
+        *_concatenate_prompts(prompts),
         labels,
         sequence_length,
         tokenizer.pad_token_id,
         truncation + Truncation(prompts=num_truncated),
-        start,
+        start_token_id,
     )
 
 
-def _join_prompts(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenate_prompts(prompts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Concatenate tokenized prompts; returns the token ids and each prompt's start offset."""
     starts = np.cumsum([0, *map(len, prompts)])
     return np.concatenate([np.zeros(0, np.int32), *prompts]), starts
 
 
 def _longest_target_length(pair: PreferencePair) -> int:
-    return max(len(_split_target(text)[1]) for text in pair.sequences)
+    return max(len(_split_prompt_and_target(text)[1]) for text in pair.sequences)
 
 
-def random_examples(
+def make_random_examples(
     count: int,
     vocab_size: int,
     sequence_length: int,
@@ -445,26 +445,29 @@ def random_examples(
     return EncodedExamples(tokens, starts, targets, max_prompt, PAD)
 
 
-def shift_right(labels: np.ndarray, pad: int, start: int | None = None) -> np.ndarray:
+def shift_right(
+    labels: np.ndarray, pad_token_id: int, start_token_id: int | None = None
+) -> np.ndarray:
     """Decoder inputs for labels: the labels shifted right by one, [n, length] → [n, length].
 
-    The first is `start`; None: `pad`, as in T5. Ignored positions become `pad`.
+    The first is `start_token_id`; None: `pad_token_id`, as in T5. Ignored positions become
+    `pad_token_id`.
     """
-    shifted = np.full_like(labels, pad if start is None else start)
+    shifted = np.full_like(labels, pad_token_id if start_token_id is None else start_token_id)
     shifted[:, 1:] = labels[:, :-1]
-    return np.where(shifted == IGNORE_INDEX, pad, shifted)
+    return np.where(shifted == IGNORE_INDEX, pad_token_id, shifted)
 
 
-def _encode_distinct(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+def _encode_distinct_texts(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
     """Token ids of texts; equal texts, such as class labels, are tokenized once."""
     distinct = list(dict.fromkeys(texts))
-    ids_by_text = dict(zip(distinct, _encode_with_eos(distinct, tokenizer), strict=True))
+    ids_by_text = dict(zip(distinct, _encode_texts_with_eos(distinct, tokenizer), strict=True))
     return [ids_by_text[text] for text in texts]
 
 
-def _encode_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def _encode_texts_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Token ids of texts with the end token, int32 [n] each."""
-    return map(tokenizer.with_eos, tokenizer.encode(texts))
+    return map(tokenizer.append_eos, tokenizer.encode(texts))
 
 
 def _truncate_prompts(
@@ -492,5 +495,5 @@ def max_examples_per_sample(config: RunConfig) -> int:
     return config.data.examples_per_sample
 
 
-def _with_sequence_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:
+def _fit_sequence_length(config: RunConfig, input_ids: np.ndarray) -> RunConfig:
     return replace(config, model=replace(config.model, sequence_length=input_ids.shape[1]))

@@ -41,7 +41,7 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
-    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+    def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
         """Read the rows of the source; yields the location and content of each.
 
         Raises:
@@ -57,19 +57,19 @@ class Source(Protocol):
         """
         ...
 
-    def check(self) -> None:
+    def check_local_files(self) -> None:
         """Raise UserError if the source's local files are missing; reads no content."""
         ...
 
-    def size(self) -> int:
+    def estimate_bytes(self) -> int:
         """Approximate uncompressed bytes on this machine; 0 if unknown."""
         ...
 
-    def digests(self) -> Iterator[bytes]:
-        """Hashes of the files' content, if `size` is known."""
+    def iter_file_hashes(self) -> Iterator[bytes]:
+        """Hashes of the files' content, if `estimate_bytes` is known."""
         ...
 
-    def state(self) -> list[object]:
+    def file_states(self) -> list[object]:
         """Identifiers that change when the source's local files are written; reads no content."""
         ...
 
@@ -83,19 +83,19 @@ class FileSource:
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
         return read_class_names(Path(self.name), column)
 
-    def check(self) -> None:
+    def check_local_files(self) -> None:
         check_regular(Path(self.name))
 
-    def size(self) -> int:
-        return _file_size(Path(self.name))
+    def estimate_bytes(self) -> int:
+        return _estimate_file_bytes(Path(self.name))
 
-    def digests(self) -> Iterator[bytes]:
-        yield _file_digest(Path(self.name))
+    def iter_file_hashes(self) -> Iterator[bytes]:
+        yield _hash_file(Path(self.name))
 
-    def state(self) -> list[object]:
-        return [_file_state(Path(self.name))]
+    def file_states(self) -> list[object]:
+        return [_file_stat(Path(self.name))]
 
-    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+    def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
         return read_rows(Path(self.name))
 
 
@@ -121,23 +121,23 @@ class FileListSource:
             )
         return names
 
-    def check(self) -> None:
+    def check_local_files(self) -> None:
         for file in self.files:
-            file.check()
+            file.check_local_files()
 
-    def size(self) -> int:
-        return sum(file.size() for file in self.files)
+    def estimate_bytes(self) -> int:
+        return sum(file.estimate_bytes() for file in self.files)
 
-    def digests(self) -> Iterator[bytes]:
+    def iter_file_hashes(self) -> Iterator[bytes]:
         for file in self.files:
-            yield from file.digests()
+            yield from file.iter_file_hashes()
 
-    def state(self) -> list[object]:
-        return [file.state() for file in self.files]
+    def file_states(self) -> list[object]:
+        return [file.file_states() for file in self.files]
 
-    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
+    def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for file in self.files:
-            yield from file.rows()
+            yield from file.read_rows()
 
 
 @dataclass(frozen=True)
@@ -148,30 +148,30 @@ class SavedDataset:
     split: str
 
     @cached_property
-    def _dataset(self) -> Dataset:
+    def _loaded_dataset(self) -> Dataset:
         return hub.load_saved_split(self.name, self.split)
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
-        return hub.read_class_names(self._dataset, column)
+        return hub.read_class_names(self._loaded_dataset, column)
 
-    def check(self) -> None:
+    def check_local_files(self) -> None:
         """Does nothing: the folder was inspected to recognize it."""
 
-    def size(self) -> int:
-        return sum(map(_file_size, self._list_data_files()))
+    def estimate_bytes(self) -> int:
+        return sum(map(_estimate_file_bytes, self._list_data_files()))
 
-    def digests(self) -> Iterator[bytes]:
+    def iter_file_hashes(self) -> Iterator[bytes]:
         for path in self._list_data_files():
-            yield _file_digest(path)
+            yield _hash_file(path)
 
-    def state(self) -> list[object]:
-        return [_file_state(path) for path in self._list_data_files()]
+    def file_states(self) -> list[object]:
+        return [_file_stat(path) for path in self._list_data_files()]
 
     def _list_data_files(self) -> list[Path]:
         return sorted(path for path in Path(self.name).rglob("*") if path.is_file())
 
-    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
-        rows: Iterable[Row] = self._dataset
+    def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        rows: Iterable[Row] = self._loaded_dataset
         for index, row in enumerate(rows):
             yield FileLocation(self.name, index, "row"), row_without_arrow_nulls(row)
 
@@ -185,35 +185,35 @@ class HubDataset:
     split: str
 
     @cached_property
-    def _dataset(self) -> Dataset:
+    def _loaded_dataset(self) -> Dataset:
         return hub.load_split(self.path, self.subset, self.split)
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
-        return hub.read_class_names(self._dataset, column)
+        return hub.read_class_names(self._loaded_dataset, column)
 
-    def check(self) -> None:
+    def check_local_files(self) -> None:
         """Does nothing: the data set is not local."""
 
-    def size(self) -> int:
+    def estimate_bytes(self) -> int:
         return 0
 
-    def digests(self) -> Iterator[bytes]:
+    def iter_file_hashes(self) -> Iterator[bytes]:
         return iter(())
 
-    def state(self) -> list[object]:
+    def file_states(self) -> list[object]:
         return []
 
     @property
     def name(self) -> str:
         return f"{self.path}{f':{self.subset}' if self.subset else ''} ({self.split})"
 
-    def rows(self) -> Iterator[tuple[FileLocation, Row]]:
-        rows: Iterable[Row] = self._dataset
+    def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        rows: Iterable[Row] = self._loaded_dataset
         for index, row in enumerate(rows):
             yield FileLocation(self.name, index, "row"), row_without_arrow_nulls(row)
 
 
-def _file_size(path: Path) -> int:
+def _estimate_file_bytes(path: Path) -> int:
     """Estimate the uncompressed bytes of a data file."""
     try:
         return path.stat().st_size * (4 if path.suffix.lower() == GZIP_SUFFIX else 1)
@@ -221,7 +221,7 @@ def _file_size(path: Path) -> int:
         return 0
 
 
-def _file_state(path: Path) -> object:
+def _file_stat(path: Path) -> object:
     """Inode, size and modification times of a file; its ctime cannot be set back."""
     try:
         status = path.stat()
@@ -230,7 +230,7 @@ def _file_state(path: Path) -> object:
     return str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _file_digest(path: Path) -> bytes:
+def _hash_file(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return path.name.encode() + hashlib.file_digest(file, "sha256").digest()
@@ -238,7 +238,7 @@ def _file_digest(path: Path) -> bytes:
         raise DataError(f"cannot read {format_path(path)}: {error.strerror or error}") from error
 
 
-def source_from_name(value: str, split: str) -> Source:
+def source_from_name(source_name: str, split: str) -> Source:
     """Source named by a flag: files, a folder, or the hub's `NAME[:SUBSET][@SPLIT]`.
 
     Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
@@ -249,21 +249,21 @@ def source_from_name(value: str, split: str) -> Source:
     Raises:
         DataError: no file fits a pattern, a folder has none, or the name can be neither.
     """
-    if Path(value).is_dir():
-        return _folder_source(value, split)
-    if _is_file(value):
-        return FileSource(value)
-    name, _, split_in_name = value.partition("@")
+    if Path(source_name).is_dir():
+        return _folder_source(source_name, split)
+    if _looks_like_file(source_name):
+        return FileSource(source_name)
+    name, _, split_in_name = source_name.partition("@")
     path, _, subset = name.partition(":")
     is_of_hub = _HUB_NAME.fullmatch(path) is not None
-    if "," in value or (has_magic(value) and not is_of_hub):
-        patterns = [pattern.strip() for pattern in value.split(",")]
-        files = [FileSource(name) for pattern in patterns for name in _expand_pattern(pattern)]
-        return files[0] if len(files) == 1 else FileListSource(value, files)
+    if "," in source_name or (has_magic(source_name) and not is_of_hub):
+        patterns = [pattern.strip() for pattern in source_name.split(",")]
+        files = [FileSource(name) for pattern in patterns for name in _expand_glob(pattern)]
+        return files[0] if len(files) == 1 else FileListSource(source_name, files)
     if not is_of_hub:
         raise DataError(
-            f"{format_path(value)} is no file here, and cannot be a data set of the hub: give one "
-            f"of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
+            f"{format_path(source_name)} is no file here, and cannot be a data set of the hub: "
+            f"give one of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
         )
     return HubDataset(path, subset or None, split_in_name or split)
 
@@ -291,7 +291,7 @@ def _folder_source(name: str, split: str) -> Source:
     return FileListSource(name, [FileSource(str(path)) for path in paths])
 
 
-def _is_file(name: str) -> bool:
+def _looks_like_file(name: str) -> bool:
     """True if a name looks like that of a single file, which may not exist."""
     if Path(name).exists():
         return True
@@ -299,9 +299,9 @@ def _is_file(name: str) -> bool:
     return one and (is_data_file(Path(name)) or Path(name).suffix.lower() in _UNSUPPORTED_SUFFIXES)
 
 
-def _expand_pattern(pattern: str) -> list[str]:
+def _expand_glob(pattern: str) -> list[str]:
     """Files that match a name or glob pattern, sorted."""
-    if _is_file(pattern) or not has_magic(pattern):
+    if _looks_like_file(pattern) or not has_magic(pattern):
         return [pattern]
     matching = sorted(name for name in glob(pattern, recursive=True) if Path(name).is_file())
     if not matching:

@@ -126,11 +126,17 @@ class Task:
             or self.row_format != "prompt_completion"
         ):
             return self.fixed_separator or ""
-        return "" if self._first_row is None else self._prompt_target(*self._first_row).separator
+        return (
+            ""
+            if self._first_row is None
+            else self._complete_prompt_target(*self._first_row).separator
+        )
 
     @cached_property
     def _first_row(self) -> tuple[FileLocation, Row] | None:
-        return next((first for s in self.sources.values() for first in islice(s.rows(), 1)), None)
+        return next(
+            (first for s in self.sources.values() for first in islice(s.read_rows(), 1)), None
+        )
 
     @cached_property
     def labels(self) -> tuple[str, ...] | None:
@@ -141,30 +147,32 @@ class Task:
         """
         if self.user_labels is not None:
             return self.user_labels
-        candidates = (self._class_names(source) for source in self.sources.values())
+        candidates = (self._read_class_names(source) for source in self.sources.values())
         return next((names for names in candidates if names is not None), None)
 
-    def _class_names(self, source: Source) -> tuple[str, ...] | None:
+    def _read_class_names(self, source: Source) -> tuple[str, ...] | None:
         """Class names of a source's target column; None if it is no ClassLabel column."""
         if self.row_format == "language_modeling" or self.preference_type:
             return None
-        first_row = next(iter(source.rows()), None)
+        first_row = next(iter(source.read_rows()), None)
         if first_row is None or self._has_conversation(first_row[1]):
             return None
-        column = getattr(self._prompt_target(*first_row).target, "single_placeholder_column", None)
+        column = getattr(
+            self._complete_prompt_target(*first_row).target, "single_placeholder_column", None
+        )
         return None if column is None else source.read_class_names(column)
 
-    def _class_labels(self, source: Source) -> ClassLabels | None:
+    def _make_class_labels(self, source: Source) -> ClassLabels | None:
         """Class labels that convert a source's column values."""
         if self.labels is None:
             return None
-        names = self._class_names(source)
+        names = self._read_class_names(source)
         if names is None:
             return ClassLabels(self.labels)
         return match_column_labels(names, self.labels, self.user_labels is not None, source.name)
 
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def metric_names(self) -> tuple[str, ...]:
         """Metric names for generated answers; empty for documents and preferences."""
         if self.preference_type or self.row_format == "language_modeling":
             return ()
@@ -192,17 +200,17 @@ class Task:
         Raises:
             UserError: there is no such data, or it does not fit the task.
         """
-        source = self.source(split)
+        source = self.source_of_split(split)
         rows = tqdm(
-            source.rows(), unit=" rows", delay=2, leave=False,
+            source.read_rows(), unit=" rows", delay=2, leave=False,
             disable=not is_first_process() or None,
         )  # fmt: skip
-        examples = list(self.examples(rows, self.row_schema(source), reader, data_warnings))
+        examples = list(self.convert_rows(rows, self.row_schema(source), reader, data_warnings))
         if not examples and reader is None:
             raise DataError(f"{source.name} holds no examples: give data that has some")
-        return self.split_examples(examples, split)
+        return self.assign_examples_to_splits(examples, split)
 
-    def source(self, split: Split) -> Source:
+    def source_of_split(self, split: Split) -> Source:
         """Source of the rows of a split.
 
         Raises:
@@ -212,21 +220,23 @@ class Task:
         if source_split not in self.sources:
             raise DataError(
                 f"there is no data for {split}: give --data.{split} "
-                f"FILE{self._suggest_fraction(split)}"
+                f"FILE{self._suggest_validation_fraction(split)}"
             )
         return self.sources[source_split]
 
     def row_schema(self, source: Source) -> RowSchema:
         """Templates and class labels for a source's rows, from its first row."""
-        labels = self._class_labels(source)
+        labels = self._make_class_labels(source)
         if self.row_format != "prompt_completion" or self.preference_type:
             return RowSchema(None, labels)
         if self.prompt is not None and self.target is not None:
             return RowSchema(PromptTarget(self.prompt, self.target), labels)
-        first_row = next(iter(source.rows()), None)
-        return RowSchema(None if first_row is None else self._prompt_target(*first_row), labels)
+        first_row = next(iter(source.read_rows()), None)
+        return RowSchema(
+            None if first_row is None else self._complete_prompt_target(*first_row), labels
+        )
 
-    def examples(
+    def convert_rows(
         self,
         rows: Iterable[tuple[FileLocation, Row]],
         row_schema: RowSchema,
@@ -246,7 +256,7 @@ class Task:
             if self.on_null == "empty" and None in row.values():
                 row = {name: "" if value is None else value for name, value in row.items()}
             try:
-                for example in self._examples_of_row(location, row, row_schema, reader):
+                for example in self._convert_row(location, row, row_schema, reader):
                     yield location, example
                 if data_warnings is not None and self.is_user_data:
                     data_warnings.check_row(
@@ -263,7 +273,7 @@ class Task:
             except ColumnError as error:
                 raise DataError(f"{location}: {error}") from None
 
-    def _examples_of_row(
+    def _convert_row(
         self,
         location: FileLocation,
         row: Row,
@@ -271,9 +281,9 @@ class Task:
         reader: ConversationReader | None,
     ) -> Iterable[Example | int]:
         if self.preference_type is not None:
-            return self._preference_examples(location, row, reader)
+            return self._convert_preference_row(location, row, reader)
         if reader is not None:
-            conversation = self._conversation_of_row(location, row, row_schema.labels)
+            conversation = self._read_row_conversation(location, row, row_schema.labels)
             example = (
                 conversation
                 if isinstance(conversation, int)
@@ -283,10 +293,12 @@ class Task:
                 row_schema.labels.split_at_label(example.target)  # its last answer must be one
             return [] if example is None else [example]
         if self.row_format == "language_modeling":
-            return self._document_chunk_examples(row)
+            return self._convert_document_row(row)
         return [
-            self._text_example(
-                row, row_schema.pair or self._prompt_target(location, row), row_schema.labels
+            self._convert_text_row(
+                row,
+                row_schema.pair or self._complete_prompt_target(location, row),
+                row_schema.labels,
             )
         ]
 
@@ -294,7 +306,7 @@ class Task:
         self,
         location: FileLocation,
         row: Row,
-        pair: PromptTarget | None,
+        prompt_target: PromptTarget | None,
         reader: ConversationReader | None,
     ) -> set[str]:
         """Columns of a row that are rendered or control the rendering."""
@@ -309,25 +321,28 @@ class Task:
         if reader is None and self.row_format == "language_modeling":
             return {*(self.target or DOCUMENT_TEMPLATE).columns}
         question_columns = QUESTION_COLUMNS if reader is not None else set[str]()
-        return {*(pair or self._prompt_target(location, row)).used_columns, *question_columns}
+        return {
+            *(prompt_target or self._complete_prompt_target(location, row)).used_columns,
+            *question_columns,
+        }
 
     def _has_conversation(self, row: Row) -> bool:
         return self.prompt is None and has_conversation(row, self.messages)
 
-    def _conversation_of_row(
+    def _read_row_conversation(
         self, location: FileLocation, row: Row, labels: ClassLabels | None
     ) -> Conversation | int:
         """Conversation of a row, or the reason why the row is dropped."""
         if self._has_conversation(row):
             conversation = read_conversation(row, self.messages, self.on_null == "empty")
             return conversation.with_system_message(self.system)
-        example = self._text_example(row, self._prompt_target(location, row), labels)
+        example = self._convert_text_row(row, self._complete_prompt_target(location, row), labels)
         if isinstance(example, int):
             return example
         conversation = make_conversation(row, example.prompt, example.target)
         return conversation.with_system_message(self.system)
 
-    def _preference_examples(
+    def _convert_preference_row(
         self, location: FileLocation, row: Row, reader: ConversationReader | None
     ) -> list[Example]:
         """Examples of a preference row; empty if the chat template rejects one of them."""
@@ -342,20 +357,20 @@ class Task:
                     return []
                 answer = example
             for text in (answer.prompt, answer.target):
-                _check_length(text)
+                _check_text_length(text)
             examples.append(answer.with_kto_label(desirable))
         return examples
 
-    def _document_chunk_examples(self, row: Row) -> list[Example]:
+    def _convert_document_row(self, row: Row) -> list[Example]:
         if isinstance(row, DocumentChunkRow):
             return [Example("", row["text"], doc_chunk=row.doc_chunk)]
         text = (self.target or DOCUMENT_TEMPLATE).render(row)
         return [Example("", piece, doc_chunk=part) for piece, part in split_into_chunks([text])]
 
-    def _prompt_target(self, location: FileLocation, row: Row) -> PromptTarget:
+    def _complete_prompt_target(self, location: FileLocation, row: Row) -> PromptTarget:
         return complete_prompt_target(location, row, self.prompt, self.target)
 
-    def prompt_conversation(self, row: Row) -> Conversation:
+    def read_prompt_conversation(self, row: Row) -> Conversation:
         """Conversation of a row up to the answer to generate.
 
         Raises:
@@ -369,12 +384,12 @@ class Task:
             conversation = make_conversation(row, self.render_prompt(row), None)
         return conversation.with_system_message(self.system)
 
-    def _suggest_fraction(self, split: Split) -> str:
+    def _suggest_validation_fraction(self, split: Split) -> str:
         """Suggest a validation fraction of the training data, where possible."""
         has_rows = split == "validation" and "train" in self.sources
         return ", or a fraction such as 0.05 of the training data" if has_rows else ""
 
-    def split_examples(
+    def assign_examples_to_splits(
         self, rows: Iterable[tuple[FileLocation, Example | int]], split: Split
     ) -> dict[Split, Corpus]:
         """Assign examples to splits; equal prompts of a shared source go to the same split.
@@ -383,7 +398,7 @@ class Task:
             DataError: the fraction that is held out leaves nothing for one.
         """
         by_split: dict[Split, list[tuple[FileLocation, Example]]] = {
-            name: [] for name in self.splits_read_with(split)
+            name: [] for name in self.splits_sharing_source(split)
         }
         dropped = {UNLABELED: 0, NULL_VALUE: 0}
         for location, example in rows:
@@ -406,7 +421,7 @@ class Task:
         self.check_validation_split(splits)
         return splits
 
-    def splits_read_with(self, split: Split) -> tuple[Split, ...]:
+    def splits_sharing_source(self, split: Split) -> tuple[Split, ...]:
         """Splits that are read together with a split, as they share its source."""
         reads_both = self.validation_fraction is not None and split == "train"
         return ("train", "validation") if reads_both else (split,)
@@ -415,14 +430,16 @@ class Task:
         """Split to which an example from the data for `split` is assigned."""
         if self.validation_fraction is None:
             return split
-        return "validation" if _split_hash(example) < self.validation_fraction else "train"
+        return (
+            "validation" if _hash_to_unit_interval(example) < self.validation_fraction else "train"
+        )
 
     def check_examples_left(self, split: Split, splits: Mapping[Split, Corpus]) -> None:
         """Raise DataError if all rows of a split were dropped."""
         if any(corpus.examples for corpus in splits.values()):
             return
         unlabelled, nulls = splits[split].unlabeled, splits[split].nulls
-        name = self.source(split).name
+        name = self.source_of_split(split).name
         if unlabelled:
             raise DataError(
                 f"{unlabelled} rows of {format_path(name)} are without a label ({UNLABELED}), and "
@@ -443,15 +460,17 @@ class Task:
                     "another fraction, or a file"
                 )
 
-    def _text_example(
-        self, row: Row, pair: PromptTarget, labels: ClassLabels | None
+    def _convert_text_row(
+        self, row: Row, prompt_target: PromptTarget, labels: ClassLabels | None
     ) -> Example | int:
-        answer: str | None = _check_length(pair.target.render(row))
+        answer: str | None = _check_text_length(prompt_target.target.render(row))
         if labels is not None:
-            is_value = getattr(pair.target, "single_placeholder_column", None) is not None
+            is_value = getattr(prompt_target.target, "single_placeholder_column", None) is not None
             answer = labels.label_of_cell(str(answer), is_value)
         return (
-            UNLABELED if answer is None else Example(_check_length(pair.prompt.render(row)), answer)
+            UNLABELED
+            if answer is None
+            else Example(_check_text_length(prompt_target.prompt.render(row)), answer)
         )
 
     def render_prompt(self, row: Row) -> str:
@@ -463,8 +482,8 @@ class Task:
         templates = [pair.prompt for pair in COMMON_COLUMNS]
         for template in [*([] if self.prompt is None else [self.prompt]), *templates]:
             if set(template.columns) <= row.keys():
-                return _check_length(template.render(row))
-        return _check_length((self.prompt or templates[0]).render(row))
+                return _check_text_length(template.render(row))
+        return _check_text_length((self.prompt or templates[0]).render(row))
 
 
 _NLI_TASK = Task(
@@ -503,7 +522,7 @@ def task_from_config(
     names_by_split: dict[Split, str | None] = {"train": data.train, "validation": data.validation}
     files = {split: name for split, name in names_by_split.items() if name is not None}
     task, has_mixture = TASKS[data.dataset], is_mixture(data)
-    validation_fraction = _parse_fraction(data.validation)
+    validation_fraction = _parse_validation_fraction(data.validation)
     if validation_fraction is not None and has_mixture:
         raise DataError(
             f"data.validation is {validation_fraction:g}, but no fraction of a mixture is held "
@@ -537,15 +556,15 @@ def task_from_config(
     return task if labels is None else replace(task, user_labels=labels)
 
 
-def check_data(data: Data) -> None:
+def check_task_and_files(data: Data) -> None:
     """Raise UserError if the task is invalid or its local files are missing; reads no data."""
     for source in task_from_config(data).sources.values():
-        source.check()
+        source.check_local_files()
     for mixture_source in read_mixture(data) if is_mixture(data) else ():
-        check_data(mixture_source.data)
+        check_task_and_files(mixture_source.data)
 
 
-def _parse_fraction(validation: str | None) -> float | None:
+def _parse_validation_fraction(validation: str | None) -> float | None:
     """Parse the validation fraction in `data.validation`; None if it is no number.
 
     Raises:
@@ -565,14 +584,14 @@ def _parse_fraction(validation: str | None) -> float | None:
     return fraction
 
 
-def _split_hash(example: Example) -> float:
+def _hash_to_unit_interval(example: Example) -> float:
     """Hash a prompt or document chunk to a number in [0, 1), which selects its split."""
     text = example.target if example.doc_chunk else example.prompt
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
     return float(int.from_bytes(digest[:8], "big") / 2**64)
 
 
-def _check_length(text: str) -> str:
+def _check_text_length(text: str) -> str:
     """Return a text if it has at most `MAX_CHARACTERS` characters, else raise ColumnError.
 
     Raises:

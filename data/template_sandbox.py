@@ -35,7 +35,7 @@ class TemplateRuntimeError(Exception):
     """Raised when a chat template raises an exception."""
 
 
-def render(
+def render_in_sandbox(
     source: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
@@ -58,9 +58,9 @@ def render(
     """
     from jinja2 import TemplateSyntaxError
 
-    if _uses_power(source):
+    if _has_power_operator(source):
         raise ConfigError("the chat template computes powers (**), which may take for ever")
-    reply = _worker_of_process(os.getpid()).answer(
+    reply = _get_worker(os.getpid()).send_request(
         {
             "conversations": [list(messages)],
             "tools": None if tools is None else list(tools),
@@ -77,12 +77,12 @@ def render(
     if "raised" in reply:
         raise TemplateRuntimeError(reply["raised"])
     if "memory" in reply:
-        raise _limit_error(f"{format_bytes(MAX_MEMORY)} of memory")
+        raise _exceeded_limit_error(f"{format_bytes(MAX_MEMORY)} of memory")
     return reply["text"], [(start, end) for start, end in reply["blocks"]]
 
 
 @cache
-def _uses_power(source: str) -> bool:
+def _has_power_operator(source: str) -> bool:
     """True if a Jinja source has the power operator `**`; `f(**names)` does not count."""
     from jinja2 import Environment
 
@@ -95,7 +95,7 @@ def _uses_power(source: str) -> bool:
     )
 
 
-def _limit_error(resource: str) -> ConfigError:
+def _exceeded_limit_error(resource: str) -> ConfigError:
     return ConfigError(
         f"the chat template takes more than {resource} for a conversation: give another one with "
         "--data.chat_template FILE"
@@ -113,23 +113,23 @@ class _TemplateWorker:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self._kill_process, os.getpid())
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def send_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a JSON request to the process; returns its reply.
 
         See `data.template_worker`.
         """
         line = json.dumps(request, default=str).encode() + b"\n"
         with self._lock:
-            process = self._process = self._process or _start_process()
+            process = self._process = self._process or _start_worker_process()
             try:
-                reply = _send_line(process, line)
+                reply = _exchange_line(process, line)
                 parsed: dict[str, Any] = json.loads(reply)
                 return parsed
             except ValueError:  # no line: it has ended
                 code = process.wait()
                 self._kill_process(os.getpid())
                 if code == -signal.SIGPROF:
-                    raise _limit_error(f"{MAX_SECONDS:g} s") from None
+                    raise _exceeded_limit_error(f"{MAX_SECONDS:g} s") from None
                 raise ConfigError(
                     f"the chat template ended the process that reads it (exit code {code}): give "
                     "another one with --data.chat_template FILE"
@@ -138,9 +138,9 @@ class _TemplateWorker:
                 self._kill_process(os.getpid())
                 raise
 
-    def _kill_process(self, owner: int) -> None:
-        """Kill the process if `owner` started it; forked processes must not."""
-        if self._process is not None and owner == os.getpid():
+    def _kill_process(self, owner_pid: int) -> None:
+        """Kill the process if `owner_pid` started it; forked processes must not."""
+        if self._process is not None and owner_pid == os.getpid():
             process, self._process = self._process, None
             process.kill()
             assert process.stdin is not None
@@ -151,12 +151,12 @@ class _TemplateWorker:
 
 
 @cache
-def _worker_of_process(owner: int) -> _TemplateWorker:
+def _get_worker(owner_pid: int) -> _TemplateWorker:
     """Template worker of a process id; forked processes start their own."""
     return _TemplateWorker()
 
 
-def _start_process() -> subprocess.Popen[bytes]:
+def _start_worker_process() -> subprocess.Popen[bytes]:
     """Start the worker in a session of its own, without output of libraries."""
     return subprocess.Popen(
         [sys.executable, "-P", str(_SCRIPT)],
@@ -167,7 +167,7 @@ def _start_process() -> subprocess.Popen[bytes]:
     )
 
 
-def _send_line(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+def _exchange_line(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     """Send a line and read the reply, which is incomplete if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None

@@ -32,11 +32,11 @@ def render_request(request: dict[str, Any]) -> dict[str, Any]:
     return {"text": texts[0], "blocks": blocks[0] if blocks else []}
 
 
-def limit_memory(growth: int) -> None:
+def limit_memory_growth(max_growth_bytes: int) -> None:
     """Limit how much the memory of this process grows, where its size is known."""
     if _PROCESS_SIZE.exists():
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        size = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize() + growth
+        size = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize() + max_growth_bytes
         if hard == resource.RLIM_INFINITY or size < hard:
             resource.setrlimit(resource.RLIMIT_AS, (size, hard))
 
@@ -52,7 +52,7 @@ def main() -> None:
     )  # imports take seconds, which do not count
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        limit_memory(request.pop("memory"))
+        limit_memory_growth(request.pop("memory"))
         signal.setitimer(signal.ITIMER_PROF, request.pop("seconds"))
         reply = json.dumps(render_request(request)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0.0)

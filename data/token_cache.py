@@ -49,9 +49,9 @@ LIBRARIES = ("jinja2", "tokenizers", "transformers")
 DATA_FOLDER = Path(__file__).parent
 
 
-def is_large(source: Source) -> bool:
+def is_large_source(source: Source) -> bool:
     """True if a source is large enough for several processes; False for the hub's."""
-    return source.size() >= MIN_BYTES
+    return source.estimate_bytes() >= MIN_BYTES
 
 
 TokenizedSplits = dict[Split, tuple[Corpus, JsonObject]]
@@ -67,8 +67,8 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
         UserError: the data do not fit the task; or no disk has room, and there are several
             processes, which would no longer read the same files.
     """
-    splits, save = data.task.splits_read_with(split), data.user_config.checkpoint.save
-    state, name = data.task.source(split).state(), _cache_key(data, split)
+    splits, save = data.task.splits_sharing_source(split), data.user_config.checkpoint.save
+    state, name = data.task.source_of_split(split).file_states(), _cache_key(data, split)
     cache_folder = None if save is None else RunFolder(Path(save)).tokenized_data / name
     if cache_folder is not None and cache_folder.is_dir():
         try:
@@ -83,7 +83,7 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
             shutil.rmtree(cache_folder, ignore_errors=True)
     for target in (None,) if cache_folder is None else (cache_folder, None):
         try:
-            return _tokenize_to(data, split, target, splits, state)
+            return _tokenize_into_folder(data, split, target, splits, state)
         except WriteError as error:
             if target is None and popdist.getNumInstances() > 1:
                 raise
@@ -91,7 +91,7 @@ def load_or_tokenize(data: Pipeline, split: Split) -> TokenizedSplits | None:
     return None
 
 
-def _tokenize_to(
+def _tokenize_into_folder(
     data: Pipeline,
     split: Split,
     cache_folder: Path | None,
@@ -110,12 +110,12 @@ def _tokenize_to(
     """
     with (
         write_errors("prepared data to", cache_folder or tempfile.gettempdir()),
-        _open_folder(cache_folder) as parent,
+        _cache_or_temp_folder(cache_folder) as parent,
     ):
         folder = Path(parent) / "files"
         folder.mkdir()
-        _run_worker(data, split, folder)
-        if (source := data.task.source(split)).state() != state:
+        _run_tokenize_worker(data, split, folder)
+        if (source := data.task.source_of_split(split)).file_states() != state:
             raise DataError(
                 f"{format_path(source.name)} has changed while it was read: start again when "
                 "nobody writes to it"
@@ -131,7 +131,7 @@ def _tokenize_to(
         return tokenized
 
 
-def _open_folder(cache_folder: Path | None) -> AbstractContextManager[str | Path]:
+def _cache_or_temp_folder(cache_folder: Path | None) -> AbstractContextManager[str | Path]:
     """Context with a temporary folder for the tokenized files."""
     if cache_folder is None:
         return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -139,13 +139,13 @@ def _open_folder(cache_folder: Path | None) -> AbstractContextManager[str | Path
     return temp_folder(cache_folder.parent)
 
 
-def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
+def _run_tokenize_worker(data: Pipeline, split: Split, folder: Path) -> None:
     """Run the tokenizing process, which writes a split's files into a folder."""
     request = {
         "config": data.user_config.to_dict(),
         "split": split,
         "sample_format": data.sample_format.name,
-        "processes": _num_processes(),
+        "processes": _num_usable_cpus(),
     }
     paths = [str(DATA_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (
@@ -180,7 +180,7 @@ def _run_worker(data: Pipeline, split: Split, folder: Path) -> None:
             )
 
 
-def _num_processes() -> int:
+def _num_usable_cpus() -> int:
     """Number of CPUs that this process can use for tokenization."""
     num_cpus = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -197,11 +197,11 @@ def _cache_key(data: Pipeline, split: Split) -> str:
     values: list[Any] = [
         split,
         data.cache_key,
-        data.tokenizer.state,
+        data.tokenizer.identity_values,
         data.task.validation_fraction,
         versions,
     ]
     sha256.update(json.dumps(values, default=str).encode())
-    for digest in data.task.source(split).digests():
+    for digest in data.task.source_of_split(split).iter_file_hashes():
         sha256.update(digest)
     return sha256.hexdigest()[:32]

@@ -64,7 +64,7 @@ class TokenStore:
     locations: list[tuple[int, int]] = field(default_factory=list)
     files: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def add(self, location: FileLocation, example: Example, tokens: TokenizedText) -> None:
+    def add_example(self, location: FileLocation, example: Example, tokens: TokenizedText) -> None:
         """Add a tokenized example. A document chunk is stored as tokens only."""
         stored_target = "" if example.doc_chunk else example.target
         for text in (example.prompt, stored_target):
@@ -76,7 +76,7 @@ class TokenStore:
         source = str(location.path), location.unit
         self.locations.append((self.files.setdefault(source, len(self.files)), location.number))
 
-    def write(self, path: Path, metadata_fields: dict[str, Any]) -> None:
+    def write_columns(self, path: Path, metadata_fields: dict[str, Any]) -> None:
         """Write the columns of tokenized examples and JSON metadata to a file.
 
         Raises:
@@ -84,14 +84,14 @@ class TokenStore:
         """
         arrays = {
             "texts": np.frombuffer(b"".join(self.texts), np.uint8),
-            "text_starts": _offsets(self.sizes),
-            "ids": _concatenate(self.ids, np.int32),
-            "loss_mask": _concatenate(self.loss_mask, bool),
-            "starts": _offsets(self.lengths),
+            "text_starts": _lengths_to_offsets(self.sizes),
+            "ids": _concatenate_arrays(self.ids, np.int32),
+            "loss_mask": _concatenate_arrays(self.loss_mask, bool),
+            "starts": _lengths_to_offsets(self.lengths),
             "places": np.asarray(self.locations, np.int64).reshape(-1, 2),
         }
         metadata_json = json.dumps({**metadata_fields, "files": list(self.files)})
-        metadata = {"facts": metadata_json, "sha256": _digest(arrays, metadata_json)}
+        metadata = {"facts": metadata_json, "sha256": _hash_columns(arrays, metadata_json)}
         write_file("prepared data", path, lambda draft: write_safetensors(draft, arrays, metadata))
 
 
@@ -107,48 +107,48 @@ def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise FileError(f"{format_path(path)} cannot be read: {error}") from error
-    if metadata.get("sha256") != _digest(arrays, metadata.get("facts", "")):
+    if metadata.get("sha256") != _hash_columns(arrays, metadata.get("facts", "")):
         raise FileError(f"{format_path(path)} is damaged")
     metadata_fields = JsonObject(parse_json(metadata["facts"], path), format_path(path))
     texts, location_array = arrays["texts"].tobytes(), arrays["places"]
     text_starts, starts = arrays["text_starts"].tolist(), arrays["starts"].tolist()
     ids, loss_mask, files = arrays["ids"], arrays["loss_mask"], metadata_fields.data["files"]
 
-    def text(index: int) -> str:
+    def get_text(index: int) -> str:
         encoded = texts[text_starts[index] : text_starts[index + 1]]
         return encoded.decode(errors="surrogatepass")
 
-    def tokens(index: int) -> TokenizedText:
+    def get_tokens(index: int) -> TokenizedText:
         token_range = slice(starts[index], starts[index + 1])
         return TokenizedText(ids[token_range], loss_mask[token_range])
 
-    def location(index: int) -> FileLocation:
+    def get_location(index: int) -> FileLocation:
         number, line = location_array[index].tolist()
         name, unit = files[number]
         return FileLocation(name, line, unit)
 
     indices = range(len(starts) - 1)
     corpus = Corpus(
-        LazySequence(lambda index: Example(text(2 * index), text(2 * index + 1)), indices),
+        LazySequence(lambda index: Example(get_text(2 * index), get_text(2 * index + 1)), indices),
         metadata_fields.count("unlabeled"),
         metadata_fields.count("nulls"),
-        LazySequence(location, indices),
-        LazySequence(tokens, indices),
+        LazySequence(get_location, indices),
+        LazySequence(get_tokens, indices),
         metadata_fields.text("characters"),
         metadata["sha256"],
     )
     return corpus, metadata_fields
 
 
-def _offsets(lengths: Sequence[int]) -> np.ndarray:
+def _lengths_to_offsets(lengths: Sequence[int]) -> np.ndarray:
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
-def _concatenate(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
+def _concatenate_arrays(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype), *arrays])
 
 
-def _digest(arrays: dict[str, np.ndarray], metadata_json: str) -> str:
+def _hash_columns(arrays: dict[str, np.ndarray], metadata_json: str) -> str:
     sha256 = hashlib.sha256(metadata_json.encode())
     for name in sorted(arrays):
         sha256.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())

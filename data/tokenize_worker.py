@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import UserError
-from config.families import config_class_of
+from config.families import config_class_of_preset
 from data.causal_lm import CAUSAL_LM
 from data.chat_template import ChatTemplate
 from data.class_labels import UNLABELED
@@ -66,12 +66,12 @@ class TokenizeContext(NamedTuple):
     row_schema: RowSchema
     chat_template: ChatTemplate | None
 
-    def tokenize(self, chunk: Chunk) -> ChunkResult:
+    def tokenize_chunk(self, chunk: Chunk) -> ChunkResult:
         """Tokenize a chunk of rows."""
         template, data, data_warnings = self.chat_template, self.data, self.data.new_data_warnings()
         if template is not None:
             template.warnings = data_warnings
-        results = list(data.task.examples(chunk, self.row_schema, template, data_warnings))
+        results = list(data.task.convert_rows(chunk, self.row_schema, template, data_warnings))
         num_dropped = tuple(
             sum(example == reason for _, example in results) for reason in (UNLABELED, NULL_VALUE)
         )
@@ -95,10 +95,10 @@ _context: TokenizeContext | None = None
 
 def _tokenize_chunk(chunk: Chunk) -> ChunkResult:
     assert _context is not None
-    return _context.tokenize(chunk)
+    return _context.tokenize_chunk(chunk)
 
 
-def _split_chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterator[Chunk]:
+def _group_rows_into_chunks(rows: Iterator[tuple[FileLocation, Row]]) -> Iterator[Chunk]:
     while chunk := list(islice(rows, CHUNK_ROWS)):
         yield chunk
 
@@ -111,11 +111,13 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
     """
     global _context
     task = data.task
-    source = task.source(split)
+    source = task.source_of_split(split)
     template = data.training_template() if data.is_chat else None
     _context = TokenizeContext(data, task.row_schema(source), template)
     data.tokenizer.decode([[data.tokenizer.eos_token_id]])  # loaded before the processes are made
-    columns: dict[Split, TokenStore] = {name: TokenStore() for name in task.splits_read_with(split)}
+    columns: dict[Split, TokenStore] = {
+        name: TokenStore() for name in task.splits_sharing_source(split)
+    }
     num_dropped, characters, rows = [0, 0], set[str](), 0
     data_warnings = DataWarnings()
     with ExitStack() as stack:
@@ -123,18 +125,18 @@ def tokenize_split(data: Pipeline, split: Split, processes: int, folder: Path) -
         if processes > 1:
             pool = stack.enter_context(multiprocessing.get_context("fork").Pool(processes))
             map_chunks = pool.imap
-        for result in map_chunks(_tokenize_chunk, _split_chunks(source.rows())):
+        for result in map_chunks(_tokenize_chunk, _group_rows_into_chunks(source.read_rows())):
             for location, example, tokens in result.rows:
                 name = task.split_of_example(example, split)
                 if name in columns:
-                    columns[name].add(location, example, tokens)
+                    columns[name].add_example(location, example, tokens)
             num_dropped = [a + b for a, b in zip(num_dropped, result.left_out, strict=True)]
             characters |= result.characters
             data_warnings.merge(result.data_warnings)
             rows += len(result.rows) + sum(result.left_out) + len(result.data_warnings.refused)
             print(rows, flush=True)
     for name, store in columns.items():
-        store.write(folder / f"{name}.safetensors", {
+        store.write_columns(folder / f"{name}.safetensors", {
             "unlabeled": num_dropped[0], "nulls": num_dropped[1],
             "characters": "".join(sorted(characters)),
             "notes": data_warnings.to_dict(),
@@ -146,7 +148,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run that asked decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     request = JsonObject(json.load(sys.stdin), "standard input")
-    config = config_class_of(request.mapping("config"), "").from_dict(request.mapping("config"))
+    config = config_class_of_preset(request.mapping("config"), "").from_dict(
+        request.mapping("config")
+    )
     data = Pipeline(config, SAMPLE_FORMATS[request.text("sample_format")])
     split: Split = "train" if request.text("split") == "train" else "validation"
     try:

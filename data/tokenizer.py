@@ -41,7 +41,7 @@ DEFAULT_PAD_TOKEN = "<|extratoken_1|>"
 """Padding token added to a vocabulary without one; GPT-J's name."""
 
 
-class MissingRowError(UserError, ValueError):
+class MissingEmbeddingRowError(UserError, ValueError):
     """Raised for a token id without a row in the model's embedding.
 
     Attributes:
@@ -113,7 +113,7 @@ class Tokenizer:
         return _required_vocab_size(self.hf_tokenizer)
 
     @property
-    def state(self) -> list[object]:
+    def identity_values(self) -> list[object]:
         """Everything that determines the token ids of a text, as JSON values."""
         backend = getattr(self.hf_tokenizer, "backend_tokenizer", None)
         vocabulary = (
@@ -121,19 +121,21 @@ class Tokenizer:
         )
         return [vocabulary, self.eos_token_id, self.pad_token_id]
 
-    def encode(self, texts: Iterable[str], *, special: bool = True) -> Iterator[np.ndarray]:
+    def encode(
+        self, texts: Iterable[str], *, add_special_tokens: bool = True
+    ) -> Iterator[np.ndarray]:
         """Encode texts to token ids, int32 [n] each.
 
         Args:
             special: with the tokens that the tokenizer puts around a text, such as T5's end token.
         """
-        special = special and not self.chat
-        for chunk in split_chunks(texts):
+        add_special_tokens = add_special_tokens and not self.chat
+        for chunk in group_into_lists(texts):
             with catch_panics():
-                encoded = self.hf_tokenizer(chunk, add_special_tokens=special, verbose=False)[
-                    "input_ids"
-                ]
-            self._check_rows(chunk, encoded)
+                encoded = self.hf_tokenizer(
+                    chunk, add_special_tokens=add_special_tokens, verbose=False
+                )["input_ids"]
+            self._check_embedding_rows(chunk, encoded)
             yield from (np.asarray(ids, np.int32) for ids in encoded)
 
     def encode_with_loss_mask(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
@@ -142,13 +144,13 @@ class Tokenizer:
         A text is tokenized as a whole. A token is in the loss if any of its characters is; the end
         token, as the last span is. Those of chats end as their template says.
         """
-        for chunk in split_chunks(texts):
+        for chunk in group_into_lists(texts):
             full_texts = ["".join(span.text for span in spans) for spans in chunk]
             for spans, encoding in zip(
-                chunk, self.encode_fast(full_texts, not self.chat), strict=True
+                chunk, self.encode_with_offsets(full_texts, not self.chat), strict=True
             ):
                 ids = np.asarray(encoding.ids, np.int32)
-                loss_mask = _loss_mask(spans, encoding)
+                loss_mask = _spans_to_loss_mask(spans, encoding)
                 if not self.chat:
                     if not len(ids) or ids[-1] != self.eos_token_id:
                         ids, loss_mask = (
@@ -165,14 +167,14 @@ class Tokenizer:
 
         Concatenated, the chunks' tokens are those of the document and the end token.
         """
-        for chunk in split_chunks(texts):
+        for chunk in group_into_lists(texts):
             full_texts = [doc_chunk.context + text for text, doc_chunk in chunk]
             for (text, doc_chunk), encoding in zip(
-                chunk, self.encode_fast(full_texts, False), strict=True
+                chunk, self.encode_with_offsets(full_texts, False), strict=True
             ):
-                start = first_token_from(encoding, len(doc_chunk.context))
+                start = first_token_at_or_after(encoding, len(doc_chunk.context))
                 if start is None:  # one token has characters of both
-                    (encoding,), start = self.encode_fast([text], False), 0
+                    (encoding,), start = self.encode_with_offsets([text], False), 0
                 prefix = [] if doc_chunk.context else self.affix_ids[0]
                 ids = [
                     *prefix,
@@ -192,35 +194,37 @@ class Tokenizer:
         text = self.hf_tokenizer("a", add_special_tokens=False)["input_ids"]
         return ids[:start], ids[start + len(text) :]
 
-    def with_eos(self, ids: np.ndarray) -> np.ndarray:
+    def append_eos(self, ids: np.ndarray) -> np.ndarray:
         """Append the end token unless the sequence ends with it, int32 [n]."""
         if len(ids) and ids[-1] == self.eos_token_id:
             return ids
         return np.append(ids, np.int32(self.eos_token_id))
 
-    def encode_fast(self, texts: Sequence[str], special: bool) -> Sequence[Encoding]:
+    def encode_with_offsets(
+        self, texts: Sequence[str], add_special_tokens: bool
+    ) -> Sequence[Encoding]:
         """Encode texts with the tokenizers library, which also gives character offsets."""
         with catch_panics():
             encodings = self.hf_tokenizer(
-                list(texts), add_special_tokens=special, return_attention_mask=False,
+                list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False,
                 return_token_type_ids=False, verbose=False,
             ).encodings  # fmt: skip
         assert encodings is not None, "the tokenizer is none of the tokenizers library"
-        self._check_rows(texts, (encoding.ids for encoding in encodings))
+        self._check_embedding_rows(texts, (encoding.ids for encoding in encodings))
         return list(encodings)
 
-    def _check_rows(self, texts: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
+    def _check_embedding_rows(self, texts: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
         """Raise MissingRowError for a token without an embedding row."""
         if not self._lacks_rows:
             return
         for text, ids in zip(texts, tokens, strict=True):
             unknown_id = next((token for token in ids if token >= self._vocab_size), None)
             if unknown_id is not None:
-                raise MissingRowError(
+                raise MissingEmbeddingRowError(
                     text, self.hf_tokenizer.convert_ids_to_tokens(unknown_id), self._vocab_size
                 )
 
-    def token_bytes(self, rows: int) -> list[bytes]:
+    def token_bytes(self, vocab_size: int) -> list[bytes]:
         """UTF-8 bytes of each token; a token can be a part of a character.
 
         Args:
@@ -229,10 +233,10 @@ class Tokenizer:
         ids = self.hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
         context_tokens = self.hf_tokenizer.convert_ids_to_tokens(ids)
         start = len(self.hf_tokenizer.convert_tokens_to_string(context_tokens))
-        of_bytes = _byte_alphabet(self.hf_tokenizer)
-        pieces = [b""] * rows
+        of_bytes = _byte_of_character(self.hf_tokenizer)
+        pieces = [b""] * vocab_size
         for token, number in self.hf_tokenizer.get_vocab().items():
-            if number >= rows:
+            if number >= vocab_size:
                 continue
             if token and all(letter in of_bytes for letter in token):
                 pieces[number] = bytes(of_bytes[letter] for letter in token)
@@ -243,7 +247,7 @@ class Tokenizer:
                 pieces[number] = text[start:].encode()
         return pieces
 
-    def lost_characters(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
+    def find_lost_characters(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
         """Characters that encoding and decoding lose: unknown ones, and changed ones.
 
         A changed character is decoded in another form, such as lower case.
@@ -252,15 +256,15 @@ class Tokenizer:
         characters = sorted(set[str]().union(*texts) - {" "})
         decoded_alone, decoded_amid_letters = (
             self._encode_and_decode(characters),
-            self._encode_and_decode(map(_with_letter_neighbors, characters)),
+            self._encode_and_decode(map(_put_between_letters, characters)),
         )
         unknown, changed = list[str](), list[str]()
         for c, *back in zip(characters, decoded_alone, decoded_amid_letters, strict=True):
-            pairs = [(c, back[0]), (_with_letter_neighbors(c), back[1])]
+            pairs = [(c, back[0]), (_put_between_letters(c), back[1])]
             if any(_survives_round_trip(pair, c) for pair in pairs):
                 continue
             # A letter that is unknown alone may be a part of known words.
-            word = _word_containing(c, next(text for text in texts if c in text))
+            word = _find_word_containing(c, next(text for text in texts if c in text))
             pairs.append((word, self._encode_and_decode([word])[0]))
             if not _survives_round_trip(pairs[-1], c):
                 is_changed = any(
@@ -274,9 +278,9 @@ class Tokenizer:
         return unknown, changed
 
     @cached_property
-    def keeps_repeated_spaces(self) -> bool:
+    def preserves_repeated_spaces(self) -> bool:
         """True if repeated spaces survive encoding and decoding."""
-        (text,) = self._encode_and_decode([_with_letter_neighbors(REPEATED_SPACES)])
+        (text,) = self._encode_and_decode([_put_between_letters(REPEATED_SPACES)])
         return REPEATED_SPACES in text
 
     def _encode_and_decode(self, texts: Iterable[str]) -> list[str]:
@@ -317,13 +321,13 @@ def save_tokenizer(
         WriteError: it cannot be written.
     """
 
-    def fill(draft: Path) -> None:
+    def write_tokenizer_files(draft: Path) -> None:
         tokenizer.hf_tokenizer.save_pretrained(draft)
         if settings:
             write_json(draft / GENERATION_CONFIG, settings)
 
     if not run.tokenizer.exists():
-        write_folder("the tokenizer", run.tokenizer, fill)
+        write_folder("the tokenizer", run.tokenizer, write_tokenizer_files)
 
 
 def find_saved_tokenizer(run: RunFolder) -> Path | None:
@@ -332,18 +336,20 @@ def find_saved_tokenizer(run: RunFolder) -> Path | None:
     return path if path.is_dir() else None
 
 
-def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+def warn_truncated_answers(
+    answers: np.ndarray, tokenizer: Tokenizer, stop_texts: Sequence[str] = ()
+) -> None:
     """Print how many generated answers, int32 [n, length], reached the token limit.
 
     An answer is whole if it has an end token, or ends with one of the stop texts.
     """
     is_complete = (answers == tokenizer.eos_token_id).any(axis=1)
-    if stops:
+    if stop_texts:
         is_complete |= (
             answers[:, -1] == tokenizer.pad_token_id
         )  # something ended it before the limit
         cut_texts = tokenizer.decode(answers[~is_complete])
-        is_complete[~is_complete] = [any(stop in text for stop in stops) for text in cut_texts]
+        is_complete[~is_complete] = [any(stop in text for stop in stop_texts) for text in cut_texts]
     num_cut = int(np.count_nonzero(~is_complete))
     if num_cut:
         say(
@@ -352,13 +358,13 @@ def warn_truncated(answers: np.ndarray, tokenizer: Tokenizer, stops: Sequence[st
         )
 
 
-def _with_letter_neighbors(character: str) -> str:
+def _put_between_letters(character: str) -> str:
     """Put a letter before and after a character."""
     neighbor = "b" if _fold_case_and_accents(character) == "a" else "a"
     return f"{neighbor}{character}{neighbor}"
 
 
-def _word_containing(character: str, text: str) -> str:
+def _find_word_containing(character: str, text: str) -> str:
     """The word of a text that contains a character, shortened if it is long."""
     position = text.index(character)
     start, end = text.rfind(" ", 0, position) + 1, text.find(" ", position)
@@ -380,18 +386,18 @@ def _survives_round_trip(original_and_decoded: tuple[str, str], character: str) 
     return bool(normalized) and back.count(normalized) >= max(text.count(normalized), 1)
 
 
-def _loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
+def _spans_to_loss_mask(spans: Sequence[TextSpan], encoding: Encoding) -> np.ndarray:
     """Mask of the tokens that overlap spans in the loss, bool [n]."""
     mask, start = np.zeros(len(encoding.ids), bool), 0
     for span in spans:
         end = start + len(span.text)
         if span.in_loss:
-            mask[slice(*_tokens_within(encoding, start, end))] = True
+            mask[slice(*_token_range_of_characters(encoding, start, end))] = True
         start = end
     return mask
 
 
-def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
+def _token_range_of_characters(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     """Token range [first, end) that covers the characters in [start, end).
 
     A token without characters counts as the one that follows it; special tokens that are not in the
@@ -419,16 +425,16 @@ def _tokens_within(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     return first_token, last_token + 1
 
 
-def first_token_from(encoding: Encoding, start: int) -> int | None:
+def first_token_at_or_after(encoding: Encoding, start: int) -> int | None:
     """Index of the first token at or after a character; None if a token straddles it."""
     if start == 0:
         return 0
-    index = _tokens_within(encoding, 0, start)[1]
+    index = _token_range_of_characters(encoding, 0, start)[1]
     char_span = encoding.token_to_chars(index - 1) if index else None
     return None if char_span is not None and char_span[1] > start else index
 
 
-def _byte_alphabet(hf_tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+def _byte_of_character(hf_tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
     """Map from characters of byte-level tokens (GPT-2, ByT5) to bytes; else empty."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -472,7 +478,7 @@ def _required_vocab_size(hf_tokenizer: PreTrainedTokenizerFast) -> int:
     return max(len(hf_tokenizer), *(i + 1 for i in hf_tokenizer.get_vocab().values()))
 
 
-def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:
+def group_into_lists(items: Iterable[T]) -> Iterator[list[T]]:
     """Split items into lists of up to `CHUNK_TEXTS` items."""
     remaining = iter(items)
     while chunk := list(islice(remaining, CHUNK_TEXTS)):

@@ -26,17 +26,17 @@ class ToolCallFormat(NamedTuple):
     content: Any
     arguments_as_text: bool
 
-    def apply(self, message: Message) -> Message:
+    def apply_to_message(self, message: Message) -> Message:
         """Convert a message with tool calls to this format."""
         if not message.get("tool_calls"):
             return message
-        calls = [self._call(call) for call in message["tool_calls"]]
+        calls = [self._format_tool_call(call) for call in message["tool_calls"]]
         content = {} if self.content is ABSENT or message.get("content") else {
             "content": self.content
         }  # fmt: skip
         return {**message, "tool_calls": calls, **content}
 
-    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+    def _format_tool_call(self, call: dict[str, Any]) -> dict[str, Any]:
         function, arguments = call["function"], call["function"]["arguments"]
         if not self.arguments_as_text or isinstance(arguments, str):
             return call

@@ -25,7 +25,7 @@ class Truncation:
             self.dropped + other.dropped,
         )
 
-    def messages(self, length: int) -> list[str]:
+    def format_messages(self, length: int) -> list[str]:
         """Messages about truncated and dropped examples.
 
         `length` is the number of tokens in a sample.
@@ -55,7 +55,7 @@ class TokenLimit:
     field: str
     max_position_embeddings: int | None = None
 
-    def advice(self, tokens: int) -> str:
+    def fitting_advice(self, tokens: int) -> str:
         """Advice on how to fit a sequence with more tokens than the limit."""
         alternative = "--data.on_long_target truncate or skip"
         if self.max_position_embeddings is not None and tokens > self.max_position_embeddings:
@@ -76,7 +76,7 @@ class TooLongError(ValueError):
 
 
 def truncate_targets(
-    tokens: Iterable[np.ndarray],
+    target_ids: Iterable[np.ndarray],
     texts: Sequence[str],
     limit: TokenLimit,
     on_long_target: OnLongTarget,
@@ -93,7 +93,7 @@ def truncate_targets(
     Raises:
         TooLong: one is longer, and `on_long_target` is "error".
     """
-    rows, length = list(tokens), limit.tokens
+    rows, length = list(target_ids), limit.tokens
     too_long = [i for i, row in enumerate(rows) if len(row) > length]
     if too_long and on_long_target == "error":
         longest = max(too_long, key=lambda i: len(rows[i]))
@@ -101,7 +101,7 @@ def truncate_targets(
         raise TooLongError(
             longest,
             f"the target {text!r} has {len(rows[longest])} tokens with the end token, but "
-            f"{limit.field} is {length}: {limit.advice(len(rows[longest]))}",
+            f"{limit.field} is {length}: {limit.fitting_advice(len(rows[longest]))}",
         )
     if on_long_target == "skip":
         dropped = set(too_long)

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.disk_offload import RUNS
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from docs.tables import markdown
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
@@ -131,7 +131,10 @@ def compute_row(model: str, machine_title: str) -> Row:
     name, devices = MACHINES[machine_title]
     target = machine(name)
     config = load_config(
-        config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset, changes
+        config_class_of_preset(load_preset("finetuning", preset), preset),
+        "finetuning",
+        preset,
+        changes,
     )
     if target.flops["bfloat16"] < target.flops["float16"]:
         config = config.with_values({"model.precision": "float16"})

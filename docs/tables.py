@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from config.base import ConfigField, ConfigSection, config_fields
-from config.families import FAMILIES, config_class_of
+from config.families import FAMILIES, config_class_of_preset
 from config.flags import shortest_flag
-from config.presets import load_config, preset_data, preset_names
+from config.presets import load_config, load_preset, preset_names
 from config.sections import RunConfig
 from config.unsupported_models import UNSUPPORTED
 
@@ -109,9 +109,9 @@ def _preset_table() -> str:
 
 
 def _preset_row(name: str) -> tuple[str, ...]:
-    data = preset_data("finetuning", name)
+    data = load_preset("finetuning", name)
     c, execution_values = (
-        load_config(config_class_of(data, name), "finetuning", name),
+        load_config(config_class_of_preset(data, name), "finetuning", name),
         data["execution"],
     )
     model, execution = c.model, c.execution

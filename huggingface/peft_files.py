@@ -17,11 +17,11 @@ from config.adapter import (
     ALL_LINEAR,
     PATTERNS,
     Adapter,
-    ends_with,
-    first_match,
-    is_names,
+    ends_with_name,
+    first_matching_number,
+    is_name_list,
     is_within,
-    matches_end,
+    matches_end_of_name,
 )
 from config.row_ranges import format_row_ranges
 from files.atomic_writing import write_json
@@ -154,7 +154,9 @@ def ties_weights(folder: str | Path) -> bool:
     for field in PATTERNS if pairs else ():
         pattern = adapter_config.mapping(field) if adapter_config.data.get(field) else {}
         modules = HEAD_MODULE, pairs[0][0].rpartition(".")[0]
-        if first_match(pattern, modules[:1], 0) != first_match(pattern, modules[1:], 0):
+        if first_matching_number(pattern, modules[:1], 0) != first_matching_number(
+            pattern, modules[1:], 0
+        ):
             raise adapter_config.error(field, f"one that means {' and '.join(modules)} alike")
     return all(np.array_equal(tensors[embedding].T, tensors[head]) for embedding, head in pairs)
 
@@ -226,15 +228,17 @@ def _target_modules(adapter_config: JsonObject, modules: Collection[str] | None)
         return ALL_LINEAR
     tied = [HEAD_MODULE] if _ties_head(adapter_config, modules) else []
     if isinstance(value, str):
-        return "|".join([f"({value})", *tied]) if tied or is_names(value) else value
+        return "|".join([f"({value})", *tied]) if tied or is_name_list(value) else value
     if not value and adapter_config.data.get("target_parameters"):
         return None
     names = sorted(adapter_config.text_list("target_modules"))
-    if not is_names(",".join(names)):
+    if not is_name_list(",".join(names)):
         raise adapter_config.error("target_modules", "names of modules")
     if not _is_unused(adapter_config, "layers_to_transform"):
         return _regex_of_layers(adapter_config, names)
-    return ",".join(dict.fromkeys([*(_filter_matching(names, modules, ends_with) or names), *tied]))
+    return ",".join(
+        dict.fromkeys([*(_filter_matching(names, modules, ends_with_name) or names), *tied])
+    )
 
 
 def _ties_head(adapter_config: JsonObject, modules: Collection[str] | None) -> bool:
@@ -272,7 +276,8 @@ def _format_pattern(
         raise adapter_config.error(name, "one whose expressions have no comma")
     return (
         ",".join(
-            f"{key}={values[key]}" for key in _filter_matching([*values], modules, matches_end)
+            f"{key}={values[key]}"
+            for key in _filter_matching([*values], modules, matches_end_of_name)
         )
         or None
     )
@@ -319,8 +324,8 @@ def make_adapter_config(
         {name: _as_integer(value(*names)) for names in tied_modules for name in names if pattern}
         | {key: _as_integer(number) for key, number in pattern.items()}
         for pattern, value in (
-            (adapter.numbers_by_pattern("rank_pattern"), adapter.rank_of),
-            (adapter.numbers_by_pattern("alpha_pattern"), adapter.alpha_of),
+            (adapter.parse_pattern("rank_pattern"), adapter.lora_rank),
+            (adapter.parse_pattern("alpha_pattern"), adapter.lora_alpha),
         )
     )
     return {

@@ -25,7 +25,7 @@ def build_ir(config: RunConfig) -> Iterator[tuple[popxl.Ir, ParallelGroups]]:
         The Ir, complete when the context ends, and its replica groups.
     """
     ir = popxl.Ir(replication="popdist")
-    ir.replication_factor = config.replicas
+    ir.replication_factor = config.num_replicas
     if config.execution.io_tiles is not None:
         ir._pb_ir.getSessionOptions().numIOTiles = config.execution.io_tiles
     with ir.main_graph, use_run_config(config), fp8_layer_context(config):

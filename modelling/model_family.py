@@ -73,7 +73,7 @@ class ModelFamily:
         weight_map = add_trainable_tokens(mark_trainable(weight_map, config.training), config)
         if config.model.quantization is not None and not config.model.eval:
             check_quantized_frozen(weight_map)
-        return split_phases_by_trainable(weight_map) if config.has_frozen else weight_map
+        return split_phases_by_trainable(weight_map) if config.has_frozen_weights else weight_map
 
 
 def decoder_family(

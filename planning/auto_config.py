@@ -12,7 +12,7 @@ from typing import Any
 
 import popdist
 import popxl
-from config.base import flatten, unflatten
+from config.base import flatten_by_path, nest_by_path
 from config.config_sources import (
     BATCH,
     COPIES,
@@ -194,7 +194,7 @@ def resolve_auto_fields(
     Raises:
         UserError: data are not named or not available, or there is no such device.
     """
-    settings, shares = line.settings, trains and line.settings.plans_layout
+    settings, shares = line.settings, trains and line.settings.planner_chooses_layout
     if not (settings.has_auto_fields or shares):
         return line
     check_same_run_on_all_processes(
@@ -310,7 +310,7 @@ def with_generation_lengths(line: CommandLine) -> CommandLine:
     context, and answers to a user's data are not truncated earlier.
     """
     config, (run, *over) = line.config, line.settings.sources
-    flags = [flatten(layer.values) for layer in over]
+    flags = [flatten_by_path(layer.values) for layer in over]
     of_run = run.is_exhaustive and any(f.get("checkpoint.load") == run.name for f in flags)
     set_names, sample_format = set[str]().union(*flags), get_family(config).sample_format
     shares = (
@@ -417,10 +417,12 @@ def _with_layout(choices: AutoConfig, name: str, programs: VariantCache) -> Auto
     values = dict(zip((*LAYOUT, MICRO, GROUPS), sizes, strict=True))
     settings = choices.settings.with_auto_values(values)
     by_plan = {n: v for n, v in values.items() if n in LAYOUT or not settings.has_auto_fields}
-    settings = settings.with_sources(ConfigSource(PLAN, unflatten(by_plan)))
-    unused = "" if best.replicas == devices.count else f" of {devices.count}, which cannot share it"
+    settings = settings.with_sources(ConfigSource(PLAN, nest_by_path(by_plan)))
+    unused = (
+        "" if best.num_replicas == devices.count else f" of {devices.count}, which cannot share it"
+    )
     say(
-        f"devices: {best.replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp{unused}, "
+        f"devices: {best.num_replicas} = {e.data_parallel} dp × {e.tensor_parallel} tp{unused}, "
         f"micro-batches of {e.micro_batch_size} (--data_parallel and --tensor_parallel change it)"
     )
     return replace(choices, settings=settings)
@@ -523,8 +525,8 @@ def _bytes_per_sample(config: RunConfig, sample_format: SampleFormat) -> float:
     """Estimate the float32 activation bytes of a sample in a layer's backward pass or the loss."""
     m = config.model
     layer = m.sequence_length * m.hidden_size * 40
-    heads = config.tensor_parallel_sizes().get(m.path("num_attention_heads"), 1)
-    scores = 3 * heads * m.sequence_length**2 // config.execution.attention_chunks
+    heads = config.tensor_parallel_sizes().get(m.field_path("num_attention_heads"), 1)
+    scores = 3 * heads * m.sequence_length**2 // config.execution.num_query_chunks
     logits = 3 * sample_format.count_predicted_positions(config) * m.vocab_size
     return 4.0 * max(layer + scores, logits) / config.execution.tensor_parallel
 

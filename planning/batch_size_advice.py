@@ -33,14 +33,14 @@ def with_batch_advice(
         is_told: the user set the layout, so larger batches keep it.
     """
     config, machine = report.requirements.config, report.machine
-    if report.requirements.placement_result is None or config.replicas == 1 or not report.fits:
+    if report.requirements.placement_result is None or config.num_replicas == 1 or not report.fits:
         return report
     first = run_trial(programs.variants(config, machine.target), config, machine)
     layouts = [ParallelLayout(config, first.seconds, first.fits)]
     for factor in FACTORS:
         larger = config.with_values({BATCH: factor * config.training.global_batch_size})
         micro = None if has_explicit_layout else max(TARGET_TOKENS // tokens_per_sample(config), 1)
-        configs = list_layouts(larger, config.replicas, micro)
+        configs = list_layouts(larger, config.num_replicas, micro)
         configs = [c for c in configs if not has_explicit_layout or c.execution == config.execution]
         fastest = promising_layouts(configs, machine, programs)[0]
         if not fastest.fits:

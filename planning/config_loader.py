@@ -13,16 +13,16 @@ from checkpoints.object_store import download_if_remote, local_save_dir
 from checkpoints.object_store_lease import restore_from_mirror
 from checkpoints.step_folders import step_folders
 from checkpoints.verified_loading import has_checkpoint
-from config.base import flatten, unflatten
+from config.base import flatten_by_path, nest_by_path
 from config.config_sources import LayeredConfig
 from config.errors import ConfigError
 from config.families import family_by_model_type
-from config.presets import merge, preset_data
+from config.presets import load_preset, merge_over
 from config.row_ranges import parse_row_ranges
 from config.run import Checkpoint
 from config.sections import RunConfig
 from config.unsupported_models import unsupported_reason
-from config.values import is_address
+from config.values import is_object_store_url
 from data.tokenizer import find_saved_tokenizer
 from files.formatting import format_name, format_value
 from files.json_files import JsonObject
@@ -64,9 +64,9 @@ class RunOrModelLoader:
         """Return local folders for object store addresses; downloads the checkpoint of `--load`."""
         load, save, mirror = checkpoint.load, checkpoint.save, checkpoint.mirror
         places: dict[str, Any] = {}
-        if load is not None and is_address(load):
+        if load is not None and is_object_store_url(load):
             places["checkpoint.load"] = download_if_remote(load)
-        if save is not None and is_address(save):
+        if save is not None and is_object_store_url(save):
             if mirror not in (None, save):
                 raise ConfigError("--save is an address, to which --checkpoint.mirror adds another")
             places |= {"checkpoint.save": local_save_dir(save), "checkpoint.mirror": save}
@@ -76,7 +76,7 @@ class RunOrModelLoader:
         """Return the configuration of the newest intact step in the folder of a run to resume."""
         folder = local_save_dir(save)
         if not plans:
-            restore_from_mirror(folder, save if is_address(save) else mirror)
+            restore_from_mirror(folder, save if is_object_store_url(save) else mirror)
         step, saved = self._read_newest(folder)
         return None if step is None else saved
 
@@ -90,7 +90,9 @@ class RunOrModelLoader:
         # The tokenizer that was kept has the chat template of a file that may be gone.
         data_settings = {"tokenizer": str(saved_tokenizer), "chat_template": None}
         settings = {"adapter": {"load": None}} if "adapter" in saved else {}
-        return merge(inherited, settings | ({"data": data_settings} if saved_tokenizer else {}))
+        return merge_over(
+            inherited, settings | ({"data": data_settings} if saved_tokenizer else {})
+        )
 
     def _read_newest(self, folder: str) -> tuple[Path | None, Mapping[str, Any]]:
         """Find the newest intact step of a run; returns its folder and configuration."""
@@ -107,7 +109,7 @@ class RunOrModelLoader:
             except CheckpointError:
                 continue  # reading the weights reports the damage
             if CONFIG in manifest.texts:
-                return step, preset_data("finetuning", str(step / CONFIG))
+                return step, load_preset("finetuning", str(step / CONFIG))
         return None, {}
 
     def from_adapter(self, folder: str, config: RunConfig) -> Mapping[str, Any]:
@@ -124,16 +126,16 @@ class RunOrModelLoader:
         weight_map = get_family(config).base_weight_map(config)
         model, values = config.model, dict[str, Any]()
         if unties_head(weight_map, adapted, ties_weights(folder), folder):
-            values[model.path("tie_word_embeddings")] = False
+            values[model.field_path("tie_word_embeddings")] = False
         data_settings = model.vocab_size
         tokens = parse_row_ranges(fields["adapter"]["trainable_tokens"], folder)
         rows = (
             adapter_vocab_size(folder, weight_map.vocabulary_names) or max(tokens, default=-1) + 1
         )
         if rows > data_settings:
-            values[model.path("vocab_size")] = rows
-            values[model.path("new_rows")] = f"{data_settings}-{rows - 1}"
-        fields |= unflatten(values)
+            values[model.field_path("vocab_size")] = rows
+            values[model.field_path("new_rows")] = f"{data_settings}-{rows - 1}"
+        fields |= nest_by_path(values)
         has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
         return fields | ({"data": {"tokenizer": folder}} if rows and has_tokenizer else {})
 
@@ -142,8 +144,8 @@ class RunOrModelLoader:
         load = str(settings.config.checkpoint.load)
         if not (may_need_new_rows(settings) and loads_hf_model(settings)):
             return {}
-        described = flatten({"model": self.from_model(load)["model"]})
-        return choose_new_rows(settings, described[settings.config.model.path("vocab_size")])
+        described = flatten_by_path({"model": self.from_model(load)["model"]})
+        return choose_new_rows(settings, described[settings.config.model.field_path("vocab_size")])
 
     def from_model(self, name: str) -> Mapping[str, Any]:
         """Return the configuration fields of a Hugging Face model: sizes, weights and tokenizer."""

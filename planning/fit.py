@@ -18,7 +18,7 @@ from pathlib import Path
 
 import popxl
 from config.errors import ConfigError
-from config.presets import preset_data, preset_names
+from config.presets import load_preset, preset_names
 from files.formatting import format_path
 from planning.config_loader import CONFIG_LOADER
 from planning.hardware.machines import Machine, machine, machines
@@ -94,7 +94,7 @@ def _model_options(model: str) -> list[str]:
 def _preset_for(model: str) -> str | None:
     """Return the preset that trains a published model on one device; None if there is none."""
     for name in preset_names("finetuning"):
-        data = preset_data("finetuning", name)
+        data = load_preset("finetuning", name)
         execution = data.get("execution", {})
         devices = execution.get("data_parallel", 1) * execution.get("tensor_parallel", 1)
         if data.get("checkpoint", {}).get("load") == model and devices == 1:
@@ -140,8 +140,8 @@ def format_fit(report: Report, tokens: float) -> list[str]:
         f"{c.model.precision}, {c.training.optimizer.name}",
         f"machine     {_format_machine(report.machine)}",
         f"fits        {_format_fits(report)}",
-        f"devices     {c.replicas} = {e.data_parallel} data parallel × {e.tensor_parallel} tensor "
-        f"parallel, micro-batches of {e.micro_batch_size}",
+        f"devices     {c.num_replicas} = {e.data_parallel} data parallel × "
+        f"{e.tensor_parallel} tensor parallel, micro-batches of {e.micro_batch_size}",
         *(f"{name:12}{_format_share(*share)}" for name, share in _memory_lines(report)),
     ]
     if requirements.placement is not None:

@@ -36,7 +36,7 @@ def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
         UserError: the tokenizer is not available.
     """
     config = settings.config
-    rows_field = config.model.path("vocab_size")
+    rows_field = config.model.field_path("vocab_size")
     is_configured = settings.is_set_by_flag(rows_field) or config.adapter.load is not None
     configured = config.model.vocab_size if is_configured else model_rows
     tokens = _new_tokens(config, model_rows)
@@ -57,13 +57,13 @@ def choose_new_rows(settings: LayeredConfig, model_rows: int) -> dict[str, Any]:
     names = f" for {format_names(tokens.values())}" if tokens else ""
     noun, verb = ("rows", "begin") if len(new) > 1 else ("row", "begins")
     say(f"{noun} {row_numbers} of the embedding{grows}, {verb} with the mean of the others{names}")
-    return {rows_field: rows, config.model.path("new_rows"): row_numbers}
+    return {rows_field: rows, config.model.field_path("new_rows"): row_numbers}
 
 
 def may_need_new_rows(settings: LayeredConfig) -> bool:
     """Return True if the settings can require embedding rows that the model does not have."""
     config = settings.config
-    configured = settings.is_set_by_flag(config.model.path("vocab_size"))
+    configured = settings.is_set_by_flag(config.model.field_path("vocab_size"))
     return configured or bool(config.model.add_tokens) or not _uses_model_tokenizer(config)
 
 

@@ -86,7 +86,7 @@ def _step_lower_bound(
 ) -> ParallelLayout:
     """Return a layout with a lower bound on its step time: the seconds of its slowest resource."""
     _, traced = programs.variants(config, machine.target).get()
-    rates = machine.achieved_rates(config.model.precision, config.replicas)
+    rates = machine.achieved_rates(config.model.precision, config.num_replicas)
     return ParallelLayout(
         config, sum(resource_times(part, rates).seconds for part in traced.plan().parts), True
     )

@@ -135,7 +135,7 @@ def try_without_memory_options(
     execution, fields = config.execution, dict[str, Any]()
     if execution.rts_activations is True and execution.tensor_parallel > 1:
         fields["rts_activations"] = False
-    if execution.attention_chunks > 1:
+    if execution.num_query_chunks > 1:
         fields["attention_serialisation"] = 1
     if not fields:
         return None
@@ -185,7 +185,7 @@ class PlacementSearch:
         host: float | None = None,
     ) -> Self:
         """Create a search on a machine; arguments as for `search_placement`."""
-        rates = machine.achieved_rates(config.model.precision, config.replicas)
+        rates = machine.achieved_rates(config.model.precision, config.num_replicas)
         host = host or _host_share(config, machine)
         return cls(variants, rates, config, memory or machine.usable_bytes, host)
 
@@ -361,7 +361,7 @@ def _entry_bytes(traced: popxl.plan.TracedProgram) -> int:
 def _host_share(config: RunConfig, target_machine: Machine) -> float:
     """Return the host memory in bytes that is available to each replica."""
     return target_machine.host_memory / min(
-        config.replicas, target_machine.devices or config.replicas
+        config.num_replicas, target_machine.devices or config.num_replicas
     )
 
 
@@ -374,12 +374,16 @@ def build_best_program(config: RunConfig, build: Build) -> TrainingProgram:
         DeviceError: fewer devices than replicas.
     """
     desc, instances = resolve_device_desc(config), popdist.getNumInstances()
-    memory = popxl.plan.device_memory(desc, config.replicas, instances)
+    memory = popxl.plan.device_memory(desc, config.num_replicas, instances)
     if memory is None or not plans_placement(config):
         return build(default_variant(config))
-    kind = hardware.device_kinds(desc, config.replicas, instances)[0]
+    kind = hardware.device_kinds(desc, config.num_replicas, instances)[0]
     listed = machine_for_device_kind(kind)
-    host = (usable_host_bytes(config) or 2**63) * (1 - _SPARE_HOST) / (config.replicas // instances)
+    host = (
+        (usable_host_bytes(config) or 2**63)
+        * (1 - _SPARE_HOST)
+        / (config.num_replicas // instances)
+    )
     # All processes have to choose the same program.
     memory, host = (min(popdist.all_gather_object(nbytes)) for nbytes in (memory, host))
     target = "gpu" if listed is None else listed.target

@@ -135,7 +135,7 @@ def show_plan(
 
 def default_machine(config: RunConfig) -> Machine:
     """Return the machine of the hardware table on which a configuration is likely to run."""
-    small = config.replicas == 1 and config.model.precision == "float32"
+    small = config.num_replicas == 1 and config.model.precision == "float32"
     return machine("laptop" if small else "h100")
 
 

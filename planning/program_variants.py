@@ -125,7 +125,7 @@ def default_variant(config: RunConfig) -> Variant:
     micro-batch and saves its activations. Weights on disk and quantized ones are loaded for each
     pass, so there a pass takes all micro-batches.
     """
-    is_single_cpu = resolve_platform(config) == "cpu" and config.replicas == 1
+    is_single_cpu = resolve_platform(config) == "cpu" and config.num_replicas == 1
     loads_weights = config.execution.disk is not None or config.model.quant is not None
     per_pass = config.execution.micro_batches_per_pass
     if per_pass == "auto":

@@ -96,7 +96,7 @@ def _total_lines(report: Report) -> list[str]:
 def _format_state(report: Report) -> str:
     """Format the bytes of training state per parameter."""
     requirements, c = report.requirements, report.requirements.config
-    resident = c.master_slot
+    resident = c.master_weight_slot
     master = "" if resident is None else f", {resident.name} {resident.itemsize}"
     gradient = ITEM_BYTES[c.training.gradient_dtype]
     moments = requirements.moments / requirements.parameters
@@ -157,7 +157,7 @@ def format_batch_advice(report: Report) -> str | None:
         return None
     c = report.requirements.config
     return (
-        f"{c.training.global_batch_size} samples a step are few for {c.replicas} devices: with "
+        f"{c.training.global_batch_size} samples a step are few for {c.num_replicas} devices: with "
         f"--global_batch_size {larger.samples} about {larger.gain:.1f} times the samples/s"
     )
 

@@ -72,7 +72,7 @@ def plan_on(requirements: Requirements, machine: Machine) -> Requirements:
         )
     if config.execution.disk is not None:
         free_bytes = usable_host_bytes_on(config, machine)
-        replicas = min(config.replicas, machine.devices or config.replicas)
+        replicas = min(config.num_replicas, machine.devices or config.num_replicas)
         used_bytes = 0 if has_device_memory else requirements.plan.device * replicas
         offload_to_disk(requirements.traced.ir, int(free_bytes) - used_bytes, replicas)
         requirements = replace(requirements, plan=requirements.traced.plan())
@@ -108,7 +108,7 @@ def finetuning_requirements(
         for weight in mapping.weights
         for slot in config.optimizer_slots(len(weight.shape), mapping.is_adapter)
     ]
-    master = config.master_slot
+    master = config.master_weight_slot
     moments = sum(slot.nbytes(shape) for slot, shape in slots if slot != master)
     masters = sum(slot.nbytes(shape) for slot, shape in slots if slot == master)
     gradients = ITEM_BYTES[config.training.gradient_dtype] * sum(map(math.prod, shapes))

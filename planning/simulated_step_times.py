@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from config.sections import RunConfig
 from planning.fit_search import plan_best_training
 from planning.hardware.machines import machine
@@ -63,8 +63,8 @@ def plan_best_layout(
 
 
 def _load_preset(preset: str) -> RunConfig:
-    data = preset_data("finetuning", preset)
-    return load_config(config_class_of(data, preset), "finetuning", preset)
+    data = load_preset("finetuning", preset)
+    return load_config(config_class_of_preset(data, preset), "finetuning", preset)
 
 
 def simulate_step(preset: str, machine_name: str, host: float | None = None) -> Report:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import popxl
-from config.base import flatten
+from config.base import flatten_by_path
 from config.errors import ConfigError
 from config.flags import UnusedFields
 from config.sections import RunConfig
@@ -101,7 +101,7 @@ def read_throughput_line(
             "--load: not used beside --config, which says what is measured; leave one of them out"
         )
     trains, options = presets == "finetuning", line.options
-    if line.settings.has_auto_fields or (trains and line.settings.plans_layout):
+    if line.settings.has_auto_fields or (trains and line.settings.planner_chooses_layout):
         from planning.auto_config import resolve_auto_fields  # takes seconds to import
 
         target = plan_machine(line) if hasattr(options, "machine") else None
@@ -113,7 +113,7 @@ def read_throughput_line(
 def _is_set_by_flag(line: CommandLine, field: str) -> bool:
     """True if a command line flag sets the field."""
     flags = (layer for layer in line.settings.sources if layer.name == "flags")
-    return any(field in flatten(layer.values) for layer in flags)
+    return any(field in flatten_by_path(layer.values) for layer in flags)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -157,5 +157,5 @@ class MachineUse:
         requirements = requirements_fn(replace(config, execution=execution))
         flops = requirements.flops_per_sample * samples_per_second
         dtype = popxl.dtype.from_name(config.model.precision)
-        rate = matrix_rate(resolve_device_desc(config), dtype, config.replicas)
+        rate = matrix_rate(resolve_device_desc(config), dtype, config.num_replicas)
         return cls(flops, flops / rate, peak)

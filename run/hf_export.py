@@ -122,7 +122,7 @@ def _select_exported(config: RunConfig, weight_map: WeightMap) -> WeightMap:
 
     These are all trainable weights, and frozen weights with new token rows, which the base lacks.
     """
-    new = config.model.rows_to_initialize()
+    new = config.model.embedding_rows_to_initialize()
     lacking = {
         n
         for n in weight_map.vocabulary_names
@@ -140,7 +140,7 @@ def _write_model(
     write_extra_files: Callable[[Path], None],
     precision: str | None,
 ) -> None:
-    if config.has_frozen:  # base and trained weights can differ in dtype
+    if config.has_frozen_weights:  # base and trained weights can differ in dtype
         weights = ArraysView(weights, transform=partial(_cast_weight, config.model.precision))
     family = get_family(config)
     files = family.weight_map(config).to_hf(weights)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import has_checkpoint
-from config.base import flatten
+from config.base import flatten_by_path
 from config.metrics import METRICS as METRIC_NAMES
 from data.file_readers import READERS
 from data.sample_format import SampleFormat
@@ -118,7 +118,7 @@ def write_model_card(
 
 
 def _run_card(name: str, sequence_to_sequence: bool, run: RunInfo, curve: bool) -> ModelCard:
-    flat = flatten(run.config)
+    flat = flatten_by_path(run.config)
     hub, data = _describe_data(flat)
     return ModelCard(
         name,

@@ -14,7 +14,7 @@ import numpy as np
 
 from checkpoints import CheckpointError, SavedCheckpoint, has_checkpoint, load_checkpoint
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
-from config.base import flatten
+from config.base import flatten_by_path
 from config.errors import UserError
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
@@ -219,16 +219,16 @@ def _config_of_loaded(
     names = [n for n in family.base_weight_map(config).embedding_names if n in tensors]
     rows = tensors.spec(names[0]).shape[0] if names else model.vocab_size
     values: dict[str, Any] = {}
-    if set(range(rows, model.vocab_size)) <= {*model.rows_to_initialize()}:
+    if set(range(rows, model.vocab_size)) <= {*model.embedding_rows_to_initialize()}:
         rows = min(rows, model.vocab_size)
-        values = {model.path("vocab_size"): rows, model.path("new_rows"): None}
+        values = {model.field_path("vocab_size"): rows, model.field_path("new_rows"): None}
         for token in ("eos_token_id", "pad_token_id"):
             values[f"model.{token}"] = min(getattr(model, token), rows - 1)
     can_untie = not family.infers_tied_head and HEAD not in tensors and hf_config is not None
     if can_untie and model.tie_word_embeddings is False:
         of_model = family.from_config_json(JsonObject(dict(hf_config or {}), name))
-        tied = model.path("tie_word_embeddings")
-        values[tied] = flatten({"model": of_model}).get(tied, False)
+        tied = model.field_path("tie_word_embeddings")
+        values[tied] = flatten_by_path({"model": of_model}).get(tied, False)
     return config.with_values(values)
 
 
@@ -243,7 +243,7 @@ def _resize_vocabulary(
         loaded: weight map of the model that the weights are from.
     """
     (embedding, *_), expected = loaded.embedding_names, {w.name for w in loaded.weights}
-    rows, new = config.model.vocab_size, config.model.rows_to_initialize()
+    rows, new = config.model.vocab_size, config.model.embedding_rows_to_initialize()
     load_fns = {}
     for name in weight_map.vocabulary_names:
         source = name if name in expected else embedding

@@ -14,7 +14,7 @@ from checkpoints import (
     has_checkpoint,
     load_checkpoint,
 )
-from config.base import flatten
+from config.base import flatten_by_path
 from config.process_checks import check_same_on_all_processes
 from config.sections import RunConfig
 from files.formatting import format_name, format_path
@@ -76,7 +76,7 @@ def _resolve_once(config: RunConfig, weight_map: WeightMap, fresh: bool) -> Init
     )
     if save is not None and not fresh and has_checkpoint(save):
         checkpoint = load_checkpoint(save, verify=False)
-        saved = flatten(_optional_object(metadata_of(checkpoint), "config") or {})
+        saved = flatten_by_path(_optional_object(metadata_of(checkpoint), "config") or {})
         if not _is_within(load, save) or saved.get("checkpoint.load") == load:
             _check_same_run(saved, config, save)
             model = None if load == RANDOM or has_steps(load) else load
@@ -184,7 +184,7 @@ def _check_same_run(saved: Mapping[str, Any], config: RunConfig, folder: str) ->
     Args:
         saved: that run's config by dotted path, as far as it is known.
     """
-    current = flatten(config.to_dict())
+    current = flatten_by_path(config.to_dict())
     for name in sorted(saved.keys() & current.keys()):
         if name in _COMPARED_BY_DIGEST or not name.startswith(("model.", "data.")):
             continue

@@ -105,7 +105,10 @@ def _module_kind(row: WeightMapping, weight: Weight) -> str:
 
 def _new_rows_warning(config: RunConfig, weight_map: WeightMap) -> list[str]:
     """Return a warning if rows of new tokens are in frozen weights."""
-    trained, new = {w.name for w in weight_map.trainable_weights}, config.model.rows_to_initialize()
+    trained, new = (
+        {w.name for w in weight_map.trainable_weights},
+        config.model.embedding_rows_to_initialize(),
+    )
     frozen = [
         name
         for name in weight_map.vocabulary_names

@@ -42,7 +42,7 @@ def check_head_exists(config: RunConfig, weight_map: WeightMap, tensors: Arrays,
         return  # `check_weights_match` reports it
     raise CheckpointError(
         f"{format_path(name)} has no {HEAD}: if the model's head is its embedding, give "
-        f"--{config.model.path('tie_word_embeddings')} true"
+        f"--{config.model.field_path('tie_word_embeddings')} true"
     )
 
 

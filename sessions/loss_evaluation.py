@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 import popdist
-from config.metrics import MetricSums, add_sums
+from config.metrics import MetricSums, add_metric_sums
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch, Samples
@@ -84,13 +84,13 @@ class LossSession(ModelSession):
             tokens += self.objective.normalizer(self._sharding.drop_replicated_samples(batch))
             if sums is not None:
                 local = tally_of(self.objective, self._sharding, sums, batch)
-                aux_metrics = add_sums(aux_metrics, local)
+                aux_metrics = add_metric_sums(aux_metrics, local)
             if on_progress is not None:
                 on_progress(len(indices))
         return LossResult(
             total,
             sum(popdist.all_gather_object(tokens)),
-            reduce(add_sums, popdist.all_gather_object(aux_metrics)),
+            reduce(add_metric_sums, popdist.all_gather_object(aux_metrics)),
         )
 
     def loss_stats(

@@ -13,7 +13,7 @@ import numpy as np
 import popdist
 import popxl
 import popxl_addons as addons
-from config.metrics import MetricSums, add_sums
+from config.metrics import MetricSums, add_metric_sums
 from config.sections import RunConfig
 from data.loader import BatchSharding
 from data.samples import Batch
@@ -242,7 +242,7 @@ class TrainingSession(ModelSession):
         batches: Sequence[Batch],
     ) -> list[StepResult]:
         c = self.config
-        n, replicas = c.execution.device_iterations, c.replicas
+        n, replicas = c.execution.device_iterations, c.num_replicas
         losses = outputs[self.program.loss].reshape(n, c.gradient_accumulation, replicas)
         norms = outputs[self.program.grad_norm].reshape(-1, replicas)[:n, 0]
         means = losses.astype(np.float64).mean(axis=(1, 2))
@@ -267,7 +267,7 @@ class TrainingSession(ModelSession):
         for sums, batch in zip(np.split(outputs[stream], len(batches)), batches, strict=True):
             local.append(tally_of(objective, sharding, sharding.gather_in_batch_order(sums), batch))
         by_process = popdist.all_gather_object(local)
-        totals = [reduce(add_sums, tallies) for tallies in zip(*by_process, strict=True)]
+        totals = [reduce(add_metric_sums, tallies) for tallies in zip(*by_process, strict=True)]
         aux_metrics = list[dict[str, Any]]()
         for tally, mean, (_, normalizer) in zip(totals, means, counts, strict=True):
             totals_of_step = {**tally, "loss": (mean * normalizer, normalizer)}
@@ -283,5 +283,5 @@ class TrainingSession(ModelSession):
         if stream is None:
             return [{} for _ in range(steps)]
         group = self.config.execution.tensor_parallel  # of replicas with equal counts
-        usage = outputs[stream].reshape(steps, -1, self.config.replicas, *stream.shape)
+        usage = outputs[stream].reshape(steps, -1, self.config.num_replicas, *stream.shape)
         return [expert_metrics(x.reshape(-1, *stream.shape)) for x in usage[:, :, ::group]]

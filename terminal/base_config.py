@@ -8,11 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from config.base import ConfigSection, config_fields, field_annotations, flatten, is_section
+from config.base import (
+    ConfigSection,
+    config_fields,
+    field_annotations,
+    flatten_by_path,
+    is_section_type,
+)
 from config.config_sources import ConfigSource, LayeredConfig, sets_every_field
 from config.errors import ConfigError
-from config.families import config_class_of
-from config.presets import merge, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_preset, merge_over
 from config.run import Checkpoint
 from config.sections import RunConfig
 from config.values import ValueType
@@ -101,7 +107,7 @@ class BaseConfig:
         """
         if self.source_run is None:
             return []
-        named, given = flatten(self.settings.sources[0].values), flatten(flags)
+        named, given = flatten_by_path(self.settings.sources[0].values), flatten_by_path(flags)
         inside = os.path.abspath(self.source_run)
         outside = [
             f"{name} {format_path(named[name])}"
@@ -120,8 +126,8 @@ class BaseConfig:
         """
         if self.run is None:
             return []
-        before, by_flags = flatten(self.settings.sources[0].values), flatten(flags)
-        asked = flatten(merge(self.run_overrides, flags))
+        before, by_flags = flatten_by_path(self.settings.sources[0].values), flatten_by_path(flags)
+        asked = flatten_by_path(merge_over(self.run_overrides, flags))
         if asked.get("training.epochs") is not None:  # which decide
             asked.pop("training.steps", None)
         lines = []
@@ -166,22 +172,22 @@ def resolve_base_config(
     """
     if loader is None:
         name = args.config or default_preset
-        return _exhaustive_base(name, args.yaml_values or preset_data(presets, name))
+        return _exhaustive_base(name, args.yaml_values or load_preset(presets, name))
     evaluates = presets == "inference"
     base = (None if evaluates else _resumed_run(args, loader)) or _new_run(args, loader)
     if base is not None:
         overrides = [_EVAL_SOURCE] if evaluates else []
         return replace(base, settings=base.settings.with_sources(*overrides))
     if takes_default:
-        return _exhaustive_base(default_preset, preset_data(presets, default_preset))
+        return _exhaustive_base(default_preset, load_preset(presets, default_preset))
     if not args.asks_help:
         raise ConfigError(
             "nothing says which model: give --model with a Hugging Face folder or name, --load "
             "with the folder of a run, or --config with a preset, such as tiny, xxl_pod64 (of "
             "Graphcore's FLAN-T5) or gptj_6B_1024_pod64 (of its GPT-J); see --help"
         )
-    open_ = merge({"family": "t5"}, _EVAL_SOURCE.values if evaluates else {})
-    section = config_class_of(open_, default_preset)
+    open_ = merge_over({"family": "t5"}, _EVAL_SOURCE.values if evaluates else {})
+    section = config_class_of_preset(open_, default_preset)
     settings = LayeredConfig(section, (ConfigSource(default_preset, open_),))
     return BaseConfig(default_preset, settings, is_unspecified=True)
 
@@ -189,7 +195,8 @@ def resolve_base_config(
 def _exhaustive_base(name: str, values: Mapping[str, Any]) -> BaseConfig:
     """Returns a base configuration whose missing fields have default values."""
     return BaseConfig(
-        name, LayeredConfig(config_class_of(values, name), (ConfigSource(name, values, True),))
+        name,
+        LayeredConfig(config_class_of_preset(values, name), (ConfigSource(name, values, True),)),
     )
 
 
@@ -205,13 +212,13 @@ def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None
         values = loader.from_save(folder, args.mirror, args.only_plans or args.asks_help)
         if values is not None and args.load is not None and not _started_from(args.load, values):
             # The run began with the weights alone of something else, and does not begin again.
-            values = merge(values, {"checkpoint": {"load_optimizer": True}})
+            values = merge_over(values, {"checkpoint": {"load_optimizer": True}})
     if values is None and args.load is not None and args.loads_optimizer:
         values, folder, run_overrides = loader.from_run(args.load), args.load, {}
         overrides = [ConfigSource(str(args.config), args.yaml_values)] if args.yaml_values else []
     if values is None or folder is None:
         return None
-    section = config_class_of(values, folder)
+    section = config_class_of_preset(values, folder)
     _check_family(folder, values, str(args.config), args.yaml_values)
     if args.model is not None and not _started_from(args.model, values):
         described = loader.from_model(args.model)
@@ -223,7 +230,7 @@ def _resumed_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None
 
 def _started_from(model: str, run: Mapping[str, Any]) -> bool:
     """Returns whether a run started from this model, which may no longer exist."""
-    start_model = str(flatten(run).get("checkpoint.load"))
+    start_model = str(flatten_by_path(run).get("checkpoint.load"))
     return model == start_model or os.path.realpath(model) == os.path.realpath(start_model)
 
 
@@ -249,7 +256,7 @@ def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
     if model is None and "family" not in yaml_values:
         saved = None if args.load is None else loader.from_load(args.load)
         if saved is not None:
-            section, name = config_class_of(saved, str(args.load)), str(args.load)
+            section, name = config_class_of_preset(saved, str(args.load)), str(args.load)
             layers = (ConfigSource(name, saved, True), *user)
             return BaseConfig(args.config or name, LayeredConfig(section, layers), source_run=name)
         model = _implied_model(args)
@@ -259,7 +266,7 @@ def _new_run(args: PreParsedArgs, loader: ConfigLoader) -> BaseConfig | None:
             return None
         return BaseConfig(user[0].name, LayeredConfig(_config_class(args), (user[0],)))
     described = loader.from_model(model)
-    section, name = config_class_of(described, model), args.config or model
+    section, name = config_class_of_preset(described, model), args.config or model
     of_model = ConfigSource(model, described)
     if not user or not user[0].is_exhaustive:  # a file may say what the model says of itself
         named = {n: value for n, value in yaml_values.items() if n != "family"}
@@ -278,7 +285,7 @@ def _user_source(args: PreParsedArgs) -> ConfigSource:
 
 
 def _config_class(args: PreParsedArgs) -> type[RunConfig]:
-    return config_class_of(args.yaml_values, str(args.config))
+    return config_class_of_preset(args.yaml_values, str(args.config))
 
 
 def _implied_model(args: PreParsedArgs) -> str | None:
@@ -294,6 +301,6 @@ def _known_fields(section: type[ConfigSection], data: Mapping[str, Any]) -> dict
     for name, annotation in field_annotations(section).items():
         if name in data:
             value = data[name]
-            nested = is_section(annotation) and isinstance(value, Mapping)
+            nested = is_section_type(annotation) and isinstance(value, Mapping)
             known_fields[name] = _known_fields(annotation, value) if nested else value
     return known_fields

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from config.auto_fields import AUTO_FIELDS
-from config.base import ConfigField, config_fields, flatten, unflatten
+from config.base import ConfigField, config_fields, flatten_by_path, nest_by_path
 from config.config_sources import (
     EPOCHS,
     LAYOUT,
     ConfigSource,
     LayeredConfig,
     disable_preference_dropout,
-    fit_micro_batch,
+    fit_micro_batch_to_batch,
     resolve_contradictions,
     resolve_training_length,
-    with_default_length_and_batch,
+    with_default_epochs_and_batch,
 )
 from config.errors import ConfigError
 from config.families import FAMILIES
@@ -30,13 +30,13 @@ from config.flags import (
     ALL_USED,
     UnusedFields,
     add_field_flags,
-    field_overrides,
-    section_groups,
-    spell_flags,
-    with_search,
+    add_section_groups,
+    normalize_flag_spelling,
+    parse_field_overrides,
+    with_implied_search,
 )
-from config.help import RARE, field_help, formatter
-from config.presets import merge, preset_names, with_absolute_paths
+from config.help import RARE, make_field_help, make_help_formatter
+from config.presets import merge_over, preset_names, with_absolute_paths
 from config.sections import RunConfig
 from config.unknown_flags import check_foreign_flags
 from files.formatting import format_name, format_path
@@ -94,7 +94,7 @@ def read_command_line(
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     check_foreign_flags(given)
-    unused.check(given)
+    unused.check_arguments(given)
     args = PreParsedArgs.from_arguments(given, presets, loader is not None, add_options)
     base = resolve_base_config(args, presets, default_preset, loader, takes_default)
     section, data, has_auto_fields = (
@@ -107,12 +107,12 @@ def read_command_line(
         usage="%(prog)s [--config NAME] [--FIELD VALUE ...]",
         epilog=_help_epilog(base.name, presets, has_auto_fields),
         allow_abbrev=False,
-        formatter_class=formatter,
+        formatter_class=make_help_formatter,
     )
     default = _default_text(default_preset, loader, takes_default)
     add_config_options(parser, with_models=loader is not None, default=default)
     parser.add_argument("--help-all", action="help", help="show all fields, in full")
-    groups = section_groups(parser)
+    groups = add_section_groups(parser)
     if add_options:
         add_options(parser)
     names = parser.names()
@@ -122,8 +122,10 @@ def read_command_line(
     if not all_fields:
         parser.hide_options(RARE)
     _add_fields(groups, base, partial(_field_help, base, str(presets), all_fields, unused))
-    parsed = vars(parser.parse_args(spell_flags(args.arguments, section, flags)))
-    settings = _merge_settings(base, with_search(field_overrides(parsed, section), data), loader)
+    parsed = vars(parser.parse_args(normalize_flag_spelling(args.arguments, section, flags)))
+    settings = _merge_settings(
+        base, with_implied_search(parse_field_overrides(parsed, section), data), loader
+    )
     return CommandLine(
         config=settings.config,
         preset=base.name,
@@ -140,16 +142,16 @@ def _field_help(
 ) -> HelpOf:
     """Returns the help texts of a model family's fields, with the effective values."""
     settings, has_auto_fields = (
-        with_default_length_and_batch(base.settings),
+        with_default_epochs_and_batch(base.settings),
         base.settings.has_auto_fields,
     )
-    values = merge(settings.auto_values, settings.explicit_values)
-    replaced = [] if flatten(values).get(EPOCHS) is None else ["training.steps"]
+    values = merge_over(settings.auto_values, settings.explicit_values)
+    replaced = [] if flatten_by_path(values).get(EPOCHS) is None else ["training.steps"]
     nowhere = [*replaced, *(["data.dataset"] if has_auto_fields else [])]
     nowhere += ["data.examples_per_sample"] if base.is_unspecified else []  # families differ
-    open_layout = LAYOUT if settings.plans_layout and presets == "finetuning" else ()
+    open_layout = LAYOUT if settings.planner_chooses_layout and presets == "finetuning" else ()
     chosen = AUTO_FIELDS if has_auto_fields else open_layout
-    return field_help(section, values, presets, all_fields, chosen, unused, nowhere)
+    return make_field_help(section, values, presets, all_fields, chosen, unused, nowhere)
 
 
 def _add_fields(
@@ -174,16 +176,16 @@ def _merge_settings(
     settings, more = resolve_training_length(
         base.settings.with_sources(ConfigSource("flags", flags))
     )
-    settings, most = fit_micro_batch(settings)
-    settings, others = resolve_contradictions(with_default_length_and_batch(settings))
+    settings, most = fit_micro_batch_to_batch(settings)
+    settings, others = resolve_contradictions(with_default_epochs_and_batch(settings))
     if loader is not None:
         folders = loader.resolve_addresses(settings.config.checkpoint)
-        settings = settings.with_sources(ConfigSource("folders", unflatten(folders)))
+        settings = settings.with_sources(ConfigSource("folders", nest_by_path(folders)))
         settings = _with_adapter(settings, base, flags, loader)
         if base.run is None:
             rows = loader.new_token_fields(settings)
             settings = (
-                settings.with_sources(ConfigSource("new tokens", unflatten(rows)))
+                settings.with_sources(ConfigSource("new tokens", nest_by_path(rows)))
                 if rows
                 else settings
             )
@@ -202,19 +204,19 @@ def _with_adapter(
     folder, given = settings.config.adapter.load, flags.get("adapter", {})
     if folder is None or (base.run is not None and "load" not in given):
         return settings
-    fields = flatten(loader.from_adapter(folder, settings.config))
-    by_flags = flatten(flags)
+    fields = flatten_by_path(loader.from_adapter(folder, settings.config))
+    by_flags = flatten_by_path(flags)
     for name in ("adapter.dropout", "data.tokenizer"):  # which its weights do not depend on
         if name in by_flags:
             fields.pop(name, None)
     for name in sorted(fields.keys() & by_flags.keys()):
-        asked = flatten(settings.config.to_dict())[name]
+        asked = flatten_by_path(settings.config.to_dict())[name]
         if asked != fields[name]:
             raise ConfigError(
                 f"{name} is {format_name(fields[name])} in {format_path(folder)}, not "
                 f"{format_name(asked)}: leave it out"
             )
-    return settings.with_sources(ConfigSource(folder, unflatten(fields)))
+    return settings.with_sources(ConfigSource(folder, nest_by_path(fields)))
 
 
 def _default_text(preset: str, loader: ConfigLoader | None, takes_default: bool) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config.base import flatten, unflatten
-from config.presets import merge, preset_data, with_absolute_paths
+from config.base import flatten_by_path, nest_by_path
+from config.presets import load_preset, merge_over, with_absolute_paths
 from config.user_yaml import MODEL_KEY, OPTIONS_KEY, is_user_file
 from terminal.file_options import AddOptions, script_options, to_arguments
 from terminal.parser import Parser, path_option
@@ -71,13 +71,13 @@ class PreParsedArgs:
         named = None
         if parsed.config is not None:
             options = script_options(add_options)
-            read = preset_data(presets, parsed.config, options)
+            read = load_preset(presets, parsed.config, options)
             if (of_file := read.pop(OPTIONS_KEY, None)) is not None:
                 arguments = [*to_arguments(of_file, options), *arguments]
                 parsed, flags = _parse_base_options(arguments, with_models)
             named = read.pop(MODEL_KEY, None) if with_models else None
             yaml_values = with_absolute_paths(read)
-        fields = flatten(merge(yaml_values, unflatten(flags)))
+        fields = flatten_by_path(merge_over(yaml_values, nest_by_path(flags)))
 
         def text(name: str) -> str | None:
             return value if isinstance(value := fields.get(name), str) else None

@@ -15,7 +15,7 @@ import pytest
 
 import run_export
 import run_finetuning
-from config.base import unflatten
+from config.base import nest_by_path
 from config.sections import RunConfig
 from data.task import Task
 from run import model_card
@@ -43,7 +43,7 @@ GPTJ = (
 
 def vocabulary(config: type[RunConfig], rows: int) -> dict[str, Any]:
     """The fields of a family's model that say how many rows its embedding has."""
-    return unflatten({config().model.path("vocab_size"): rows})["model"]
+    return nest_by_path({config().model.field_path("vocab_size"): rows})["model"]
 
 
 # Few examples, so that runs start soon and pass the end of an epoch often.
@@ -65,10 +65,10 @@ sys.exit(run_finetuning.main(sys.argv[1:]))
 def few_examples(executables: Path) -> Iterator[None]:
     """A context for runs in this process, on forty examples, whose programs are compiled once. No
     loss curve is drawn: tests of records and of the command line look at it."""
-    examples = Task.examples
+    examples = Task.convert_rows
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POPXL_CACHE_DIR", str(executables))
-        patch.setattr(Task, "examples", lambda *given: islice(examples(*given), 40))
+        patch.setattr(Task, "convert_rows", lambda *given: islice(examples(*given), 40))
         for drawing in (metrics_logger, model_card):
             patch.setattr(drawing, "draw_loss_curve", lambda *_: None)
         yield

@@ -29,7 +29,7 @@ import run_finetuning
 import run_generation
 import run_inference
 import run_validation
-from config.presets import preset_data
+from config.presets import load_preset
 from planning.config_loader import RunOrModelLoader
 from tests.children import child, free_port
 from tests.huggingface.hub_folders import save, save_bin
@@ -70,13 +70,15 @@ class PresetLoader(RunOrModelLoader):
         return None
 
     def from_model(self, name: str) -> Mapping[str, Any]:
-        return preset_data("finetuning", "qwen3_tiny" if "qwen3" in name else "small")
+        return load_preset("finetuning", "qwen3_tiny" if "qwen3" in name else "small")
 
 
 def check_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     runs, module, work = SCRIPTS[script]
     monkeypatch.setattr(runs, "CONFIG_LOADER", PresetLoader(), raising=False)
-    monkeypatch.setattr(runs, "check_data", lambda data: None, raising=False)  # nobody's files
+    monkeypatch.setattr(
+        runs, "check_task_and_files", lambda data: None, raising=False
+    )  # nobody's files
     monkeypatch.setattr(module, work, begin)
     monkeypatch.setattr(planning.plan_options, "machine", begin)  # what a plan looks up first
     monkeypatch.setattr(popdist, "init", lambda *_: None)  # nobody comes

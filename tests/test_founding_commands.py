@@ -15,8 +15,8 @@ import pytest
 
 import planning.auto_config
 from checkpoints import CheckpointStore
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from config.sections import RunConfig
 from files.run_folder import CONFIG
 from files.yaml_files import dump_yaml
@@ -69,7 +69,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Returns a saved run of each family, and a folder that does not exist."""
     folder, made = tmp_path_factory.mktemp("founding"), dict[str, str]()
     for family, preset in (("t5", "tiny"), ("gptj", "gptj_tiny")):
-        section = config_class_of(preset_data("finetuning", preset), preset)
+        section = config_class_of_preset(load_preset("finetuning", preset), preset)
         config = load_config(section, "finetuning", preset, {"model": {"layers": 1}})
         with CheckpointStore(folder / family) as store:
             weights = get_family(config).weight_map(config).init_weights(0)

@@ -42,12 +42,12 @@ class Adafactor(ConfigSection):
 FACTORED_SECOND_MOMENT = (replace(SECOND_MOMENT, per="row"), replace(SECOND_MOMENT, per="column"))
 
 
-def _slots_for(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
+def _state_slots(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
     mean = () if optimizer.adafactor.beta1 is None else (FIRST_MOMENT,)
     return mean + (FACTORED_SECOND_MOMENT if rank == 2 else (SECOND_MOMENT,))
 
 
-def _build_step(
+def _make_update_module(
     optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
     """Build the update of a variable; its weights are separate matrices, sharded or not."""
@@ -66,7 +66,7 @@ def _build_step(
 
 ADAFACTOR = OptimizerSpec(
     (FIRST_MOMENT, SECOND_MOMENT, *FACTORED_SECOND_MOMENT),
-    _slots_for,
-    _build_step,
+    _state_slots,
+    _make_update_module,
     allows_shard_replicas=False,
 )

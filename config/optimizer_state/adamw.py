@@ -23,7 +23,7 @@ QUANTIZED_MOMENTS = (
 """8-bit moments of matrices; the moments of vectors, which are few, stay float32."""
 
 
-def _slots_for(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
+def _state_slots(optimizer: Optimizer, rank: int) -> tuple[StateSlot, ...]:
     if optimizer.state == "bfloat16":
         return BF16_MOMENTS
     return QUANTIZED_MOMENTS if _is_8bit(optimizer, rank) else (FIRST_MOMENT, SECOND_MOMENT)
@@ -33,7 +33,7 @@ def _is_8bit(optimizer: Optimizer, rank: int) -> bool:
     return optimizer.is_8bit and rank == 2
 
 
-def _build_step(
+def _make_update_module(
     optimizer: Optimizer, rank: int, matrix_layout: Callable[[], MatrixLayout]
 ) -> tuple[type[Module], dict[str, Any]]:
     import popxl
@@ -42,8 +42,10 @@ def _build_step(
     kwargs = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
     if _is_8bit(optimizer, rank):
         return Adam8bitOptimizerStep, {**kwargs, "axis": matrix_layout().unsharded_axis}
-    first, second = (popxl.dtype.from_name(slot.dtype) for slot in _slots_for(optimizer, rank))
+    first, second = (popxl.dtype.from_name(slot.dtype) for slot in _state_slots(optimizer, rank))
     return AdamOptimizerStep, {**kwargs, "first_order_dtype": first, "second_order_dtype": second}
 
 
-ADAMW = OptimizerSpec((FIRST_MOMENT, SECOND_MOMENT, *QUANTIZED_MOMENTS), _slots_for, _build_step)
+ADAMW = OptimizerSpec(
+    (FIRST_MOMENT, SECOND_MOMENT, *QUANTIZED_MOMENTS), _state_slots, _make_update_module
+)

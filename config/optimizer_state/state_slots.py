@@ -38,12 +38,12 @@ class StateSlot:
         return f"{self.quantity}_{self.per}s" if self.per in ("row", "column") else self.quantity
 
     @property
-    def transposed(self) -> StateSlot:
+    def transposed_slot(self) -> StateSlot:
         """State slot of the transposed weight, with rows and columns exchanged."""
         axes: dict[str, Any] = {"row": "column", "column": "row"}
         return replace(self, per=axes.get(self.per, self.per))
 
-    def shape(self, weight: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
+    def shape(self, weight_shape: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
         """Shape of the state tensor for a weight's shape.
 
         `axis` is the axis of quantization blocks.
@@ -51,13 +51,18 @@ class StateSlot:
         if self.per == "block":
             from popxl_addons.optimizers.state_8bit import scales_shape
 
-            return scales_shape(weight, axis % len(weight))
-        shapes = {"element": weight, "row": weight[:1], "column": weight[1:], "weight": ()}
+            return scales_shape(weight_shape, axis % len(weight_shape))
+        shapes = {
+            "element": weight_shape,
+            "row": weight_shape[:1],
+            "column": weight_shape[1:],
+            "weight": (),
+        }
         return shapes[self.per]
 
-    def nbytes(self, weight: tuple[int, ...]) -> int:
+    def nbytes(self, weight_shape: tuple[int, ...]) -> int:
         """Bytes of the state tensor for a weight's shape."""
-        return math.prod(self.shape(weight)) * self.itemsize
+        return math.prod(self.shape(weight_shape)) * self.itemsize
 
 
 FIRST_MOMENT, SECOND_MOMENT = StateSlot("first_order"), StateSlot("second_order")

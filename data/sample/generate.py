@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS, VERBS, Claim
+from data.sample.vocabulary import ATTRIBUTES, PEOPLE, THINGS, VERBS, AttributeClaim
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 """Label ids, in MNLI's order."""
@@ -46,7 +46,7 @@ class Hypothesis:
 
     scene: Scene
     attribute: str
-    claim: Claim
+    claim: AttributeClaim
     negated: bool
 
 
@@ -58,7 +58,7 @@ class Premise:
     values: dict[str, str]
 
 
-def is_held_out(scene: Scene) -> bool:
+def is_validation_scene(scene: Scene) -> bool:
     """True if a scene belongs to the validation split.
 
     A Latin-square pattern: every person and every thing appears in both splits equally often.
@@ -67,16 +67,16 @@ def is_held_out(scene: Scene) -> bool:
     return (PEOPLE.index(person) + THINGS.index(thing)) % HELD_OUT_EVERY == 0
 
 
-def split_scenes(split: str) -> list[Scene]:
+def scenes_of_split(split: str) -> list[Scene]:
     scenes = [(person, thing) for person in PEOPLE for thing in THINGS]
-    return [scene for scene in scenes if is_held_out(scene) == (split == "validation")]
+    return [scene for scene in scenes if is_validation_scene(scene) == (split == "validation")]
 
 
 def sample_hypothesis(rng: random.Random, scenes: list[Scene]) -> Hypothesis:
     name = rng.choice(list(ATTRIBUTES))
     attribute = ATTRIBUTES[name]
-    claims = attribute.group_claims() if rng.random() < GROUPED_FRACTION else []
-    claim = rng.choice(claims or attribute.value_claims())
+    claims = attribute.make_group_claims() if rng.random() < GROUPED_FRACTION else []
+    claim = rng.choice(claims or attribute.make_value_claims())
     return Hypothesis(rng.choice(scenes), name, claim, rng.random() < NEGATED_FRACTION)
 
 
@@ -96,17 +96,17 @@ def sample_premise(
         names = rng.sample(others, NUM_MENTIONED)
     else:
         names = [asked, *rng.sample(others, NUM_MENTIONED - 1)]
-    values = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
+    values = {name: rng.choice(ATTRIBUTES[name].possible_values) for name in names}
     if label != NEUTRAL:
         holds = (label == ENTAILMENT) != hypothesis.negated
         true_of = hypothesis.claim.true_of
         values[asked] = rng.choice(
-            [value for value in ATTRIBUTES[asked].values if (value in true_of) == holds]
+            [value for value in ATTRIBUTES[asked].possible_values if (value in true_of) == holds]
         )
     return Premise(scene, values)
 
 
-def write_hypothesis(rng: random.Random, hypothesis: Hypothesis) -> str:
+def hypothesis_to_text(rng: random.Random, hypothesis: Hypothesis) -> str:
     person, thing = hypothesis.scene
     past, base = rng.choice(VERBS)
     if ATTRIBUTES[hypothesis.attribute].adjective:
@@ -116,7 +116,7 @@ def write_hypothesis(rng: random.Random, hypothesis: Hypothesis) -> str:
     return f"{person} {did} the {thing} {hypothesis.claim.text}."
 
 
-def write_premise(rng: random.Random, premise: Premise) -> str:
+def premise_to_text(rng: random.Random, premise: Premise) -> str:
     person, thing = premise.scene
     past, _ = rng.choice(VERBS)
     before: list[str] = []
@@ -128,10 +128,10 @@ def write_premise(rng: random.Random, premise: Premise) -> str:
     return " ".join([person, past, "the", *before, thing, *after]) + "."
 
 
-def generate(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
+def generate_examples(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
     """Generate distinct examples of a split, a third for each label."""
     rng = random.Random(f"{seed}-{split}")
-    scenes = split_scenes(split)
+    scenes = scenes_of_split(split)
     labels = [index % 3 for index in range(SIZES[split])]
     rng.shuffle(labels)
     seen: set[tuple[str, str]] = set()
@@ -140,19 +140,19 @@ def generate(split: str, seed: int = SEED) -> Iterator[dict[str, str | int]]:
         while pair is None or pair in seen:
             hypothesis = sample_hypothesis(rng, scenes)
             premise = sample_premise(rng, hypothesis, label, scenes)
-            pair = write_premise(rng, premise), write_hypothesis(rng, hypothesis)
+            pair = premise_to_text(rng, premise), hypothesis_to_text(rng, hypothesis)
         seen.add(pair)
         yield {"premise": pair[0], "hypothesis": pair[1], "label": label, "idx": index}
 
 
-def write(folder: Path) -> None:
+def write_splits(folder: Path) -> None:
     """Write `train.jsonl` and `validation.jsonl` into a folder."""
     for split in SIZES:
-        lines = [json.dumps(example) + "\n" for example in generate(split)]
+        lines = [json.dumps(example) + "\n" for example in generate_examples(split)]
         (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
-    write(parser.parse_args().folder)
+    write_splits(parser.parse_args().folder)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data.sample.generate import Premise, split_scenes, write_premise
+from data.sample.generate import Premise, premise_to_text, scenes_of_split
 from data.sample.vocabulary import ATTRIBUTES
 
 SIZES = {"train": 2_000, "validation": 200}
@@ -37,16 +37,16 @@ QUESTIONS = {
 }
 
 
-def generate_conversations(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
+def generate_conversation_rows(split: str) -> Iterator[dict[str, list[dict[str, str]]]]:
     """Generate rows with a column `messages`, in OpenAI's format."""
-    rng, scenes = random.Random(f"{SEED}-{split}"), split_scenes(split)
+    rng, scenes = random.Random(f"{SEED}-{split}"), scenes_of_split(split)
     for _ in range(SIZES[split]):
         scene = rng.choice(scenes)
         names = rng.sample(["colour", "place", "vehicle", "time"], NUM_TOLD_ATTRIBUTES)
-        attributes = {name: rng.choice(ATTRIBUTES[name].values) for name in names}
+        attributes = {name: rng.choice(ATTRIBUTES[name].possible_values) for name in names}
         brief = rng.random() < BRIEF_SHARE
         messages = [chat_message("system", BRIEF)] if brief else []
-        text = write_premise(rng, Premise(scene, attributes)) + " "
+        text = premise_to_text(rng, Premise(scene, attributes)) + " "
         for question in rng.sample(list(QUESTIONS), rng.randint(*NUM_QUESTIONS)):
             asked = QUESTIONS[question].format(person=scene[0], thing=scene[1])
             known = {"who": scene[0], "what": scene[1]} | attributes
@@ -56,12 +56,12 @@ def generate_conversations(split: str) -> Iterator[dict[str, list[dict[str, str]
         yield {"messages": messages}
 
 
-def format_answer(question: str, known: dict[str, str], brief: bool) -> str:
+def format_answer(question: str, known_values: dict[str, str], one_word: bool) -> str:
     """The assistant's answer to a question, as one word or a sentence."""
-    value = known.get(question)
+    value = known_values.get(question)
     if value is None:
-        return "unknown" if brief else "You did not say."
-    if brief:
+        return "unknown" if one_word else "You did not say."
+    if one_word:
         return value.split()[-1]
     match question:
         case "who":
@@ -83,17 +83,18 @@ def chat_message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def write(
-    folder: Path, rows_of: Callable[[str], Iterable[Mapping[str, Any]]] = generate_conversations
+def write_splits(
+    folder: Path,
+    generate_rows: Callable[[str], Iterable[Mapping[str, Any]]] = generate_conversation_rows,
 ) -> None:
     """Write the generated rows to `train.jsonl` and `validation.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "validation"):
-        lines = "".join(json.dumps(row) + "\n" for row in rows_of(split))
+        lines = "".join(json.dumps(row) + "\n" for row in generate_rows(split))
         (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "conversations")
-    write(parser.parse_args().folder)
+    write_splits(parser.parse_args().folder)

@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.sample.generate import Premise, Scene, split_scenes, write_premise
+from data.sample.generate import Premise, Scene, premise_to_text, scenes_of_split
 from data.sample.vocabulary import ATTRIBUTES
 
 SIZES = {"train": 1_200, "validation": 120}
@@ -24,28 +24,31 @@ SEED = 2026
 PLACE = "place"
 
 
-def generate_summaries(split: str) -> Iterator[dict[str, str]]:
+def generate_summary_rows(split: str) -> Iterator[dict[str, str]]:
     """Generate rows with `text` (two sentences) and `summary` (without the details)."""
-    rng, scenes = random.Random(f"{SEED}-summaries-{split}"), split_scenes(split)
+    rng, scenes = random.Random(f"{SEED}-summaries-{split}"), scenes_of_split(split)
     for _ in range(SIZES[split]):
         first, second = _draw_two_scenes(rng, scenes)
-        text = " ".join(_event_sentence(rng, scene, rng.sample(list(ATTRIBUTES), 2))
+        text = " ".join(_write_event_sentence(rng, scene, rng.sample(list(ATTRIBUTES), 2))
                         for scene in (first, second))  # fmt: skip
-        yield {"text": text, "summary": f"{_event_clause(first)} and {_event_clause(second)}."}
+        yield {
+            "text": text,
+            "summary": f"{_write_event_clause(first)} and {_write_event_clause(second)}.",
+        }
 
 
-def generate_places(split: str) -> Iterator[dict[str, str]]:
+def generate_place_rows(split: str) -> Iterator[dict[str, str]]:
     """Generate rows with `sentence` and `where` (indoors or outdoors), equally often."""
-    rng, scenes = random.Random(f"{SEED}-places-{split}"), split_scenes(split)
+    rng, scenes = random.Random(f"{SEED}-places-{split}"), scenes_of_split(split)
     others = [name for name in ATTRIBUTES if name != PLACE]
     for index in range(SIZES[split]):
         where = ("indoors", "outdoors")[index % 2]
         value = rng.choice(ATTRIBUTES[PLACE].groups[where])
         attribute_names = {PLACE: value} | {
-            name: _draw_value(rng, name) for name in rng.sample(others, 1)
+            name: _draw_attribute_value(rng, name) for name in rng.sample(others, 1)
         }
         yield {
-            "sentence": write_premise(rng, Premise(rng.choice(scenes), attribute_names)),
+            "sentence": premise_to_text(rng, Premise(rng.choice(scenes), attribute_names)),
             "where": where,
         }
 
@@ -55,30 +58,30 @@ def _draw_two_scenes(rng: random.Random, scenes: list[Scene]) -> tuple[Scene, Sc
     return first, rng.choice([s for s in scenes if s[0] != first[0] and s[1] != first[1]])
 
 
-def _event_sentence(rng: random.Random, scene: Scene, attribute_names: list[str]) -> str:
-    return write_premise(
-        rng, Premise(scene, {name: _draw_value(rng, name) for name in attribute_names})
+def _write_event_sentence(rng: random.Random, scene: Scene, attribute_names: list[str]) -> str:
+    return premise_to_text(
+        rng, Premise(scene, {name: _draw_attribute_value(rng, name) for name in attribute_names})
     )
 
 
-def _draw_value(rng: random.Random, name: str) -> str:
-    return rng.choice(ATTRIBUTES[name].values)
+def _draw_attribute_value(rng: random.Random, name: str) -> str:
+    return rng.choice(ATTRIBUTES[name].possible_values)
 
 
-def _event_clause(scene: Scene) -> str:
+def _write_event_clause(scene: Scene) -> str:
     person, thing = scene
     return f"{person} took the {thing}"
 
 
-def write(folder: Path) -> None:
+def write_tasks(folder: Path) -> None:
     """Write `summaries/*.jsonl` and `places/*.csv` into `folder`."""
     for split in SIZES:
-        lines = "".join(json.dumps(row) + "\n" for row in generate_summaries(split))
+        lines = "".join(json.dumps(row) + "\n" for row in generate_summary_rows(split))
         _write_text(folder / "summaries" / f"{split}.jsonl", lines)
         table = io.StringIO()
         writer = csv.DictWriter(table, ("sentence", "where"), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(generate_places(split))
+        writer.writerows(generate_place_rows(split))
         _write_text(folder / "places" / f"{split}.csv", table.getvalue())
 
 
@@ -90,4 +93,4 @@ def _write_text(path: Path, text: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent)
-    write(parser.parse_args().folder)
+    write_tasks(parser.parse_args().folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from data.sample.generate_conversations import generate_conversations
+from data.sample.generate_conversations import generate_conversation_rows
 from data.sample.train_gptj_tokenizer import train_byte_level_bpe
 
 FOLDER = Path(__file__).parent / "chat_tokenizer"
@@ -32,7 +32,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     """Train a tokenizer on the training conversations; deterministic."""
     texts = [
         f"{message['role']}\n{message['content']}\n {message['content']}"
-        for row in generate_conversations("train")
+        for row in generate_conversation_rows("train")
         for message in row["messages"]
     ]
     tokenizer = train_byte_level_bpe(texts, (PAD, START, END), eos_token=END, pad_token=PAD)
@@ -40,7 +40,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def write(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Write the tokenizer's files into `folder`."""
     build_tokenizer().save_pretrained(folder)
 
@@ -48,4 +48,4 @@ def write(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    write(parser.parse_args().folder)
+    write_tokenizer(parser.parse_args().folder)

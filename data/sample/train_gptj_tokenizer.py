@@ -32,7 +32,7 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def train_byte_level_bpe(
-    texts: Sequence[str], special: Sequence[str], **names: str
+    texts: Sequence[str], special_tokens: Sequence[str], **names: str
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on texts; deterministic.
 
@@ -47,7 +47,7 @@ def train_byte_level_bpe(
         vocab_size=MAX_TOKENS,
         min_frequency=1,
         show_progress=False,
-        special_tokens=[AddedToken(name, normalized=False) for name in special],
+        special_tokens=[AddedToken(name, normalized=False) for name in special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -61,7 +61,7 @@ def train_byte_level_bpe(
     return fast
 
 
-def write(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Train on the sample's training split and write the tokenizer's files into `folder`."""
     examples = TASKS["sample"].read_corpus("train").examples
     texts = [f"{e.prompt} target: {e.target} " for e in examples]
@@ -71,4 +71,4 @@ def write(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    write(parser.parse_args().folder)
+    write_tokenizer(parser.parse_args().folder)

@@ -41,7 +41,7 @@ MAX_PIECES = 512
 ASCII = "".join(map(chr, range(33, 127)))
 
 
-def training_lines(examples: Sequence[Example]) -> Iterator[str]:
+def make_training_lines(examples: Sequence[Example]) -> Iterator[str]:
     """Texts to train on: prompts and answers, then every word with various neighbors.
 
     SentencePiece takes its candidates from a suffix tree, where a word that is always followed by
@@ -54,7 +54,7 @@ def training_lines(examples: Sequence[Example]) -> Iterator[str]:
         yield from [word, f"{word}.", f"{word},", f"{word}a"] * 5
 
 
-def train_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
+def train_unigram_pieces(lines: Iterator[str]) -> list[tuple[str, float]]:
     """Train a unigram model; returns its pieces with log-probabilities.
 
     Special pieces come first; the result is deterministic.
@@ -109,13 +109,13 @@ def build_tokenizer(pieces: list[tuple[str, float]]) -> PreTrainedTokenizerFast:
     )
 
 
-def write(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Train on the sample's training split and write the tokenizer's files into `folder`."""
     examples = TASKS["sample"].read_corpus("train").examples
-    build_tokenizer(train_pieces(training_lines(examples))).save_pretrained(folder)
+    build_tokenizer(train_unigram_pieces(make_training_lines(examples))).save_pretrained(folder)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    write(parser.parse_args().folder)
+    write_tokenizer(parser.parse_args().folder)

@@ -24,7 +24,7 @@ VERBS = (("took", "take"), ("carried", "carry"), ("brought", "bring"), ("moved",
 
 
 @dataclass(frozen=True)
-class Claim:
+class AttributeClaim:
     """A claim about an attribute: its text, and the attribute values for which it is true."""
 
     text: str
@@ -32,7 +32,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Attribute:
+class EventAttribute:
     """One attribute of an event, such as its place, with its possible values.
 
     `phrase` turns a value into words (`to the {}`). `groups` maps the words of each group
@@ -46,26 +46,33 @@ class Attribute:
     adjective: bool = False
 
     @property
-    def values(self) -> tuple[str, ...]:
+    def possible_values(self) -> tuple[str, ...]:
         return tuple(value for group in self.groups.values() for value in group)
 
-    def value_claims(self) -> list[Claim]:
-        return [Claim(self.phrase.format(value), frozenset([value])) for value in self.values]
+    def make_value_claims(self) -> list[AttributeClaim]:
+        return [
+            AttributeClaim(self.phrase.format(value), frozenset([value]))
+            for value in self.possible_values
+        ]
 
-    def group_claims(self) -> list[Claim]:
-        return [Claim(name, frozenset(group)) for name, group in self.groups.items() if name]
+    def make_group_claims(self) -> list[AttributeClaim]:
+        return [
+            AttributeClaim(name, frozenset(group)) for name, group in self.groups.items() if name
+        ]
 
 
 ATTRIBUTES = {
-    "size": Attribute("{}", {"": ("small", "large")}, adjective=True),
-    "state": Attribute("{}", {"": ("clean", "dirty")}, adjective=True),
-    "colour": Attribute("{}", {"": ("red", "green", "blue")}, adjective=True),
-    "place": Attribute(
+    "size": EventAttribute("{}", {"": ("small", "large")}, adjective=True),
+    "state": EventAttribute("{}", {"": ("clean", "dirty")}, adjective=True),
+    "colour": EventAttribute("{}", {"": ("red", "green", "blue")}, adjective=True),
+    "place": EventAttribute(
         "to the {}", {"indoors": ("kitchen", "office"), "outdoors": ("garden", "beach")}
     ),
-    "vehicle": Attribute("by {}", {"by road": ("bus", "truck"), "by water": ("boat", "ferry")}),
-    "company": Attribute("{}", {"": ("alone", "with a friend")}),
-    "time": Attribute("{}", {"": ("in the morning", "at noon", "at night")}),
-    "manner": Attribute("{}", {"": ("slowly", "quickly")}),
+    "vehicle": EventAttribute(
+        "by {}", {"by road": ("bus", "truck"), "by water": ("boat", "ferry")}
+    ),
+    "company": EventAttribute("{}", {"": ("alone", "with a friend")}),
+    "time": EventAttribute("{}", {"": ("in the morning", "at noon", "at night")}),
+    "manner": EventAttribute("{}", {"": ("slowly", "quickly")}),
 }
 """Attributes in the order in which a premise mentions them."""

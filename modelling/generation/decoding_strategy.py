@@ -37,7 +37,7 @@ def strategy_from_config(config: RunConfig, tokenizer: Tokenizer | None = None) 
 def _build_stop_automaton(
     config: RunConfig, tokenizer: Tokenizer | None
 ) -> StopStringAutomaton | None:
-    texts = config.generation.stops()
+    texts = config.generation.parse_stop_strings()
     if not texts or tokenizer is None:
         return None
     return StopStringAutomaton.from_stop_strings(

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 import popxl
-from config.model import AnyModel
+from config.model import ModelSection
 from modelling.generation.logits_processors import NO_PROCESSORS, LogitsProcessors
 from modelling.layers import ParallelGroups
 from popxl import Tensor, TensorSpec, ops
@@ -36,7 +36,7 @@ class SpecialTokenIds:
     forced_token_ids: tuple[int | None, int | None] = (None, None)
 
     @classmethod
-    def from_model_config(cls, model_config: AnyModel) -> SpecialTokenIds:
+    def from_model_config(cls, model_config: ModelSection) -> SpecialTokenIds:
         """Return the special token ids of a model configuration."""
         extra = (
             model_config.extra_eos_token_ids,

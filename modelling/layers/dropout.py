@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from config.model import AnyModel
+from config.model import ModelSection
 from popxl import Tensor, ops
 
 
@@ -21,7 +21,7 @@ class Dropout:
     probability: float = 0.0
 
     @classmethod
-    def from_model(cls, model: AnyModel, probability: float | None = None) -> Dropout:
+    def from_model(cls, model: ModelSection, probability: float | None = None) -> Dropout:
         """Returns dropout with the model's `dropout_prob` or `probability`; 0 in evaluation."""
         p = model.dropout_prob if probability is None else probability
         return cls(0.0 if model.eval else p)

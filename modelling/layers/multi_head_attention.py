@@ -55,7 +55,7 @@ class MultiHeadAttention(Module):
     ) -> None:
         super().__init__()
         config, kv_heads = self.config, kv_heads or heads
-        num_chunks = config.execution.attention_chunks if is_chunked else 1
+        num_chunks = config.execution.num_query_chunks if is_chunked else 1
         tensor_parallel = config.execution.tensor_parallel
         self.heads = heads // tensor_parallel
         self.kv_heads = max(kv_heads // tensor_parallel, 1)

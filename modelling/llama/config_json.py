@@ -11,10 +11,10 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from config.base import flatten
+from config.base import flatten_by_path
 from config.errors import ConfigError
 from config.llama import FULL, MIXTURES, ROPE_TYPES, SLIDING, LlamaConfig, LlamaModel, LlamaRope
-from config.values import factors
+from config.values import parse_numbers
 from files.formatting import format_name, format_names, format_value
 from files.json_files import JsonObject
 from modelling.config_json import check_hf_settings, hf_config_class, hf_defaults, is_token_id
@@ -313,7 +313,9 @@ def _hf_rope_settings(model: LlamaModel, hf_names: Mapping[str, Any]) -> dict[st
 def _hf_rope_scaling(rope: LlamaRope) -> dict[str, Any]:
     """Returns the RoPE scaling settings of config.json, without theta."""
     required, optional = ROPE_TYPES[rope.rope_type]
-    values = rope.to_dict() | {name: list(factors(getattr(rope, name))) for name in FACTOR_LISTS}
+    values = rope.to_dict() | {
+        name: list(parse_numbers(getattr(rope, name))) for name in FACTOR_LISTS
+    }
     values |= {"truncate": None if rope.truncate else False}
     names = ("rope_type", *required, *optional, BETA)
     return {name: values[name] for name in names if values[name] is not None}
@@ -325,7 +327,7 @@ def _check_round_trip(model: LlamaModel, hf_config: Mapping[str, Any]) -> None:
     before, after = _canonical_fields(model), _canonical_fields(restored)
     name = next((n for n in before if before[n] != after[n]), None)
     if name is not None:
-        value, expected = (flatten(m.to_dict())[name] for m in (model, restored))
+        value, expected = (flatten_by_path(m.to_dict())[name] for m in (model, restored))
         raise ConfigError(
             f"the configuration has model.{name} {format_value(value)}, but a model of "
             f"model.model_type {model.model_type} has {format_value(expected)}"
@@ -342,11 +344,11 @@ def _update_model_from_hf(model: LlamaModel, hf_config: Mapping[str, Any]) -> Ll
 def _canonical_fields(model: LlamaModel) -> dict[str, Any]:
     """Returns a model section's fields, equal for settings with equal effect."""
     rope = model.rope_parameters
-    return flatten(model.to_dict()) | {
+    return flatten_by_path(model.to_dict()) | {
         "layer_types": [layer.is_sliding for layer in model.layers],
         "no_rope_layers": [layer.has_rope for layer in model.layers],
         "eos_token_ids": {model.eos_token_id, *model.extra_eos_token_ids},
-        **{f"rope_parameters.{name}": factors(getattr(rope, name)) for name in FACTOR_LISTS},
+        **{f"rope_parameters.{name}": parse_numbers(getattr(rope, name)) for name in FACTOR_LISTS},
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import popxl
 from config.llama import LayerType, LlamaModel, LlamaRope
-from config.values import factors
+from config.values import parse_numbers
 from modelling.layers import (
     BlockContext,
     RopeTables,
@@ -101,7 +101,9 @@ def scaled_frequencies(model: LlamaModel, max_length: int) -> tuple[np.ndarray, 
         case "llama3":
             return _llama3_frequencies(rope, factor, original, 1 / positions_per_radian), 1.0
         case "longrope":
-            divisors = factors(rope.long_factor if max_length > original else rope.short_factor)
+            divisors = parse_numbers(
+                rope.long_factor if max_length > original else rope.short_factor
+            )
             scaled = np.array(divisors, np.float32) * positions_per_radian
             return 1 / scaled, _longrope_scale(rope, factor, original)
         case "yarn":

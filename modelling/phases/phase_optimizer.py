@@ -121,8 +121,8 @@ def _build_update_graph(
     """Build the optimizer update graph of a variable with a shard of `spec` on each replica."""
     optimizer = settings.config.training.optimizer
     rank = len(factory.shape_on_replica)
-    master = None if spec.dtype == popxl.float32 else settings.config.master_slot
-    step, kwargs = optimizer.spec.build_step(optimizer, rank, matrix_layout)
+    master = None if spec.dtype == popxl.float32 else settings.config.master_weight_slot
+    step, kwargs = optimizer.registry_entry.build_step(optimizer, rank, matrix_layout)
     module = step() if master is None else with_master_weight(step, master)()
     clipping = {}
     if optimizer.gradient_clipping is not None:

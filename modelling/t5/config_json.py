@@ -50,7 +50,7 @@ def to_config_json(config: T5Config) -> dict[str, Any]:
         "d_kv": attention.d_kv,
         "d_ff": model.d_ff,
         "num_layers": model.layers,
-        "num_decoder_layers": model.decoder_depth,
+        "num_decoder_layers": model.num_decoder_layers,
         "num_heads": attention.heads,
         "relative_attention_num_buckets": attention.relative_attention_num_buckets,
         "relative_attention_max_distance": attention.relative_attention_max_distance,

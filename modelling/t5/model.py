@@ -199,7 +199,7 @@ def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
         encoder=BlockStack(c.layers, lambda is_first: T5EncoderBlock(c, is_first), "encoder.block"),
         encoder_head=lambda: EncoderFinalNorm(c),
         decoder=BlockStack(
-            c.decoder_depth, lambda is_first: T5DecoderBlock(c, is_first), "decoder.block"
+            c.num_decoder_layers, lambda is_first: T5DecoderBlock(c, is_first), "decoder.block"
         ),
         head=lambda: LMHeadLoss(
             RMSNorm(c.hidden_size, c.layer_norm_epsilon),

@@ -15,10 +15,10 @@ from config.adapter import (
     ALL_LINEAR,
     PATTERNS,
     Adapter,
-    ends_with,
-    is_names,
+    ends_with_name,
+    is_name_list,
     is_within,
-    matches_end,
+    matches_end_of_name,
 )
 from config.errors import ConfigError, did_you_mean
 from config.model import QuantConfig
@@ -193,7 +193,9 @@ class _AdapterMapper:
         fused = weight_map.hf_names.fused.items()
         parameters = {n: x for n, x in fused if expert_weights.issuperset(x.weight_names)}
         ends = split_names(adapter.target_parameters)
-        adapted = {n: x for n, x in parameters.items() if any(ends_with(n, end) for end in ends)}
+        adapted = {
+            n: x for n, x in parameters.items() if any(ends_with_name(n, end) for end in ends)
+        }
         self._parameters, self._has_experts = list(parameters), bool(adapted)
         self._matrices = {
             group[0]: (name, group) for name, x in adapted.items() for group in x.groups
@@ -235,7 +237,10 @@ class _AdapterMapper:
 
     def _is_module_to_save(self, mapping: WeightMapping) -> bool:
         """True if `modules_to_save` contains the mapping's weights."""
-        saved = [any(map(self._settings.is_saved, self._file_modules(w))) for w in mapping.weights]
+        saved = [
+            any(map(self._settings.is_fully_trained, self._file_modules(w)))
+            for w in mapping.weights
+        ]
         if any(saved) and not all(saved):
             names = ", ".join(w.name for w in mapping.weights)
             raise ConfigError(
@@ -254,7 +259,7 @@ class _AdapterMapper:
         for weight in mapping.weights if mapping.expert_matrices else ():
             if weight.name in self._matrices:
                 name, group = self._matrices[weight.name]
-                rank, scale = settings.rank_of(name), settings.scale_of(name)
+                rank, scale = settings.lora_rank(name), settings.lora_scale(name)
                 path, module = f"{linear}_adapter", module_name(weight.name)
                 yield LoraSpec(module, group, path, rank, scale, False, path, parameter=name)
         modules = groupby(mapping.weights, lambda weight: self._file_modules(weight)[0])
@@ -268,8 +273,8 @@ class _AdapterMapper:
                     module,
                     tuple(w.name for w in weights),
                     path,
-                    settings.rank_of(*names),
-                    settings.scale_of(*names),
+                    settings.lora_rank(*names),
+                    settings.lora_scale(*names),
                     settings.dora,
                     owners.setdefault(module, path),
                     embeds,
@@ -373,7 +378,7 @@ class _AdapterMapper:
         """
         settings, experts = self._settings, self._parameters
         _check_names_match(
-            "target_parameters", split_names(settings.target_parameters), experts, ends_with
+            "target_parameters", split_names(settings.target_parameters), experts, ends_with_name
         )
         adaptable, unsupported = dict[str, None](), dict[str, None]()
         for mapping in self._weight_map.mappings:
@@ -391,14 +396,14 @@ class _AdapterMapper:
                 f"and no embedding: these are {', '.join(_last_name_components(adaptable))}{hint}"
             )
         self._check_layer_settings(adapted)
-        if is_names(self._requested) and self._requested != ALL_LINEAR:
-            _check_names_match("targets", split_names(self._requested), adaptable, ends_with)
+        if is_name_list(self._requested) and self._requested != ALL_LINEAR:
+            _check_names_match("targets", split_names(self._requested), adaptable, ends_with_name)
         saved, modules = split_names(settings.modules_to_save), _module_names(self._weight_map)
         _check_names_match("modules_to_save", saved, modules, is_within)
         adapted_names = [*adapted_modules(adapted)[0], *adapted_parameters(adapted)]
         for field in PATTERNS:
             _check_names_match(
-                field, settings.numbers_by_pattern(field), adapted_names, matches_end
+                field, settings.parse_pattern(field), adapted_names, matches_end_of_name
             )
 
     def _check_layer_settings(self, adapted: WeightMap) -> None:

@@ -28,7 +28,7 @@ def mark_trainable(weight_map: WeightMap, training: Training) -> WeightMap:
         ConfigError: a pattern matches no weight; no weight is left to train; a variable has both
             trainable and frozen weights; or a trainable weight has an adapter.
     """
-    if not training.has_frozen:
+    if not training.has_frozen_weights:
         return weight_map
     patterns, frozen = split_names(training.trainable), split_names(training.frozen)
     names = _weights_by_name(weight_map.without_adapters)

@@ -402,7 +402,7 @@ def _optimizer_state_source(
         state_mapping = mapping.block_scale_mapping(mapping.unsharded_axis)
     elif slot.per in ("row", "column"):
         state_mapping = mapping.axis_moment_mapping(slot.per == "column")
-    hf_slot = slot.transposed if mapping.transpose else slot
+    hf_slot = slot.transposed_slot if mapping.transpose else slot
     prefix = f"{OPTIMIZER_PREFIX}/{hf_slot.name}/"
     return VariableSource(state_mapping, variable, prefix, slot.per == "weight")
 

@@ -36,6 +36,8 @@ def describe_devices(config: RunConfig) -> str:
         DeviceError: fewer devices than data_parallel × tensor_parallel.
     """
     instances = popdist.getNumInstances()
-    names = Counter(hardware.device_kinds(resolve_device_desc(config), config.replicas, instances))
+    names = Counter(
+        hardware.device_kinds(resolve_device_desc(config), config.num_replicas, instances)
+    )
     counted = ", ".join(f"{count} × {name}" for name, count in names.items())
     return counted + (f" in {instances} processes" if instances > 1 else "")

@@ -64,18 +64,18 @@ def check_lower_bound(config: RunConfig) -> None:
         ConfigError: more virtual devices than a host can start.
     """
     e, platform = config.execution, devices.resolve_device_desc(config)
-    if config.replicas > MAX_VIRTUAL and popxl.plan.device_memory(platform, 1) is None:
+    if config.num_replicas > MAX_VIRTUAL and popxl.plan.device_memory(platform, 1) is None:
         raise ConfigError(
             f"execution.data_parallel {e.data_parallel} × tensor_parallel {e.tensor_parallel} are "
-            f"{config.replicas} devices, but a CPU stands in for {MAX_VIRTUAL} at most: lower "
+            f"{config.num_replicas} devices, but a CPU stands in for {MAX_VIRTUAL} at most: lower "
             "them, or use a machine that has the devices"
         )
     available, instances = host_memory(), popdist.getNumInstances()
     if available is not None:
         required = {name: n // instances for name, n in config.min_bytes().items()}
         if e.placement == "auto" and devices.resolve_platform(config) != "cpu":
-            device = popxl.plan.device_memory(platform, config.replicas, instances) or 0
-            required["less what devices hold"] = -device * (config.replicas // instances)
+            device = popxl.plan.device_memory(platform, config.num_replicas, instances) or 0
+            required["less what devices hold"] = -device * (config.num_replicas // instances)
         if e.disk is None:
             excess = max(sum(required.values()) - available, 0)
             require_memory("host", required, available, excess)

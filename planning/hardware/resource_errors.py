@@ -37,9 +37,10 @@ def explain_resource_errors(preset: str, config: RunConfig) -> Iterator[None]:
     except popdist.DistributedError as error:
         e = config.execution
         raise UserError(
-            f"preset {preset!r} needs {config.replicas} devices, data_parallel {e.data_parallel} × "
-            f"tensor_parallel {e.tensor_parallel}, which {popdist.getNumInstances()} processes "
-            "cannot share equally: start another number of them"
+            f"preset {preset!r} needs {config.num_replicas} devices, data_parallel "
+            f"{e.data_parallel} × tensor_parallel {e.tensor_parallel}, which "
+            f"{popdist.getNumInstances()} processes cannot share equally: "
+            "start another number of them"
         ) from error
     except (popxl.errors.DiskError, popxl.errors.VersionError) as error:
         raise UserError(str(error)) from error

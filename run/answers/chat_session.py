@@ -12,15 +12,15 @@ from typing import Self
 import numpy as np
 
 import popdist
-from config.base import flatten
+from config.base import flatten_by_path
 from config.errors import ConfigError
-from config.flags import field_overrides, with_search
+from config.flags import parse_field_overrides, with_implied_search
 from config.sections import RunConfig
 from data.assistant_spans import ConversationError
 from data.conversations import Conversation, Message, make_message
 from data.pipeline import Pipeline
 from data.sources import DataError
-from data.tokenizer import warn_truncated
+from data.tokenizer import warn_truncated_answers
 from files.formatting import format_value
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.model_family import get_family
@@ -142,8 +142,8 @@ class ChatSession:
         Raises:
             ConfigError: invalid value.
         """
-        overrides = field_overrides({f"generation.{name}": value}, type(self._config))
-        self._config = self._config.with_values(flatten(with_search(overrides, {})))
+        overrides = parse_field_overrides({f"generation.{name}": value}, type(self._config))
+        self._config = self._config.with_values(flatten_by_path(with_implied_search(overrides, {})))
         self._data = replace(self._data, user_config=self._config)
         self._release_model()
 
@@ -171,7 +171,9 @@ class ChatSession:
         for piece in stream_words(growing()):
             show(piece)
             answer += piece
-        warn_truncated(written[0], self._data.tokenizer, resolved_config.generation.stops())
+        warn_truncated_answers(
+            written[0], self._data.tokenizer, resolved_config.generation.parse_stop_strings()
+        )
         self._messages.append(make_message("assistant", answer))
         return answer
 

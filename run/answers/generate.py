@@ -22,7 +22,7 @@ from data.pipeline import Pipeline
 from data.prompt_template import ColumnError
 from data.sources import DataError, FileSource, Row
 from data.task import task_from_config
-from data.tokenizer import warn_truncated
+from data.tokenizer import warn_truncated_answers
 from files.atomic_writing import write_text
 from files.file_location import FileLocation
 from files.formatting import format_path
@@ -92,7 +92,7 @@ def generate_answers(
             return model.generate(encoded.input_ids, encoded.mask, bar.update)
 
     tokens = start.load_with_fallback(run_model)[1]
-    warn_truncated(tokens, data.tokenizer, config.generation.stops())
+    warn_truncated_answers(tokens, data.tokenizer, config.generation.parse_stop_strings())
     yield from (text.strip() for text in data.tokenizer.decode(tokens))
 
 
@@ -107,7 +107,7 @@ def resolve_prompt_format(config: RunConfig, file: str | None, chat: bool, raw: 
     data = config.data
     is_conversational = chat or (not raw and data.format == "conversational")
     if file is not None and not raw and data.format is None:
-        rows = islice(FileSource(file).rows(), 1)
+        rows = islice(FileSource(file).read_rows(), 1)
         is_conversational = is_conversational or any(
             is_message(row) or has_conversation(row, data.messages) for _, row in rows
         )
@@ -160,7 +160,7 @@ def prompts_from_file(
     task, prompts = task_from_config(config.data), []
     if config.data.format == "conversational":
         return _conversations_from_file(config, file, data_cache)
-    for location, row in FileSource(file).rows():
+    for location, row in FileSource(file).read_rows():
         try:
             text = row["prompt"] if raw and "prompt" in row else task.render_prompt(row)
         except ColumnError as error:
@@ -173,13 +173,13 @@ def _conversations_from_file(
     config: RunConfig, file: str, data_cache: DataCache
 ) -> list[PromptRow]:
     task = task_from_config(config.data)
-    located_rows: list[tuple[FileLocation | str, Row]] = list(FileSource(file).rows())
+    located_rows: list[tuple[FileLocation | str, Row]] = list(FileSource(file).read_rows())
     if located_rows and all(is_message(row) for _, row in located_rows):
         located_rows = [(format_path(file), {"messages": [row for _, row in located_rows]})]
     conversations = list[tuple[FileLocation | str, Conversation]]()
     for location, row in located_rows:
         try:
-            conversations.append((location, task.prompt_conversation(row)))
+            conversations.append((location, task.read_prompt_conversation(row)))
         except ColumnError as error:
             raise DataError(f"{location}: {error}") from None
     return _render_conversations(

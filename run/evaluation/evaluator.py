@@ -146,13 +146,13 @@ def resolve_metrics(config: RunConfig, task: Task) -> tuple[str, ...]:
     Raises:
         ConfigError: a metric does not suit the task, or the task has no labels to choose from.
     """
-    if config.eval.constrained and not (task.labels and "accuracy" in task.metrics):
+    if config.eval.constrained and not (task.labels and "accuracy" in task.metric_names):
         raise ConfigError(
             f"eval.constrained chooses among labels, but the task {task.name} has none: give "
             "--data.class_labels, or leave it out"
         )
-    suitable = (*task.metrics, *make_objective(config).metrics)
-    names = config.eval.names() or suitable
+    suitable = (*task.metric_names, *make_objective(config).metrics)
+    names = config.eval.metric_names() or suitable
     watched = config.best_metric
     for name in [*names, *([] if watched is None else [watched])]:
         if name not in suitable:

@@ -10,7 +10,7 @@ from config.sections import RunConfig
 from data.examples import Corpus
 from data.label_candidates import LabelCandidates
 from data.pipeline import Pipeline
-from data.tokenizer import warn_truncated
+from data.tokenizer import warn_truncated_answers
 from modelling.generation.decoding_strategy import strategy_from_config
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
@@ -31,7 +31,7 @@ class GenerativePredictor:
         """Compile the program. Raises as `Pipeline.make_eval_prompts`."""
         resolved_config, self._prompts = data.make_eval_prompts(corpus)
         self.num_truncated, self._tokenizer = self._prompts.num_truncated, data.tokenizer
-        self._stops = data.config.generation.stops()
+        self._stops = data.config.generation.parse_stop_strings()
         self._inference = compile_session(
             lambda: GenerationSession(
                 resolved_config,
@@ -53,7 +53,7 @@ class GenerativePredictor:
             tokens = self._inference.generate(
                 self._prompts.input_ids, self._prompts.mask, on_progress
             )
-        warn_truncated(tokens, self._tokenizer, self._stops)
+        warn_truncated_answers(tokens, self._tokenizer, self._stops)
         return self._tokenizer.decode(tokens)
 
 

@@ -75,7 +75,7 @@ class MfuInputs:
 
 def mfu_inputs(config: RunConfig) -> MfuInputs:
     """Return peak FLOP/s and FLOPs of a step, if the hardware table lists the devices."""
-    desc, replicas = resolve_device_desc(config), config.replicas
+    desc, replicas = resolve_device_desc(config), config.num_replicas
     instances = popdist.getNumInstances()
 
     def peak() -> int | None:

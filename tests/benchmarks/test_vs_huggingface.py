@@ -16,9 +16,9 @@ from benchmarks.implementations import (
     trim_padding,
 )
 from config.errors import UserError
-from config.families import config_class_of
+from config.families import config_class_of_preset
 from config.llama import LlamaConfig
-from config.presets import load_config, preset_data
+from config.presets import load_config, load_preset
 from config.t5 import T5Config
 from tests.slow import slow
 
@@ -63,7 +63,7 @@ def test_it_refuses_to_compare_different_work(results):
 def test_jax_trains_what_its_step_is_written_for(preset, expected):
     """Not those with a tied head or scaled rotary frequencies."""
     config = load_config(
-        config_class_of(preset_data("finetuning", preset), preset), "finetuning", preset
+        config_class_of_preset(load_preset("finetuning", preset), preset), "finetuning", preset
     )
     assert (JAX in training_programs(config)) == expected
 

@@ -19,8 +19,8 @@ from checkpoints.shard_assignment import ShardAssigner, ShardAssignment
 from checkpoints.sharded_files import stored_name
 from checkpoints.tensor_files import MAX_RECORDS, TensorRecord, read_records, write_records
 from checkpoints.tensor_shards import shard_mask
-from config.families import config_class_of
-from config.presets import merge, preset_data, preset_names
+from config.families import config_class_of_preset
+from config.presets import load_preset, merge_over, preset_names
 from config.sections import RunConfig
 from modelling.model_family import get_family
 from modelling.phases.training import build_training
@@ -34,10 +34,10 @@ SMALL_T5 = {"model": {"d_ff": 64, "decoder_sequence_length": 8, "attention": {"d
 
 
 def preset(name: str, *changes: dict) -> RunConfig:
-    data = preset_data("finetuning", name)
+    data = load_preset("finetuning", name)
     for change in changes:
-        data = merge(data, change)
-    return config_class_of(data, name).from_dict(data)
+        data = merge_over(data, change)
+    return config_class_of_preset(data, name).from_dict(data)
 
 
 def mesh_of(replicas: int, processes: int) -> SimpleNamespace:
@@ -52,7 +52,7 @@ def listed(config: RunConfig, processes: int):
     family = get_family(config)
     weight_map = family.weight_map(config)
     program = build_training(config, family.build_phases, False, weight_map)
-    mesh = mesh_of(config.replicas, processes)
+    mesh = mesh_of(config.num_replicas, processes)
     held = ShardReader(
         lambda v: device_variables.shards_of_variable(mesh, v),
         lambda v, part: np.zeros(part.size, v.dtype.as_numpy()),
@@ -96,7 +96,7 @@ def written(folder: Path, tensors, shares: list[ShardAssignment], every: int = 1
 
 def check_preset(name: str, folder: Path, monkeypatch) -> None:
     config = preset(name)
-    processes = max(config.replicas // DEVICES_OF_A_HOST, 2 if config.replicas > 1 else 1)
+    processes = max(config.num_replicas // DEVICES_OF_A_HOST, 2 if config.num_replicas > 1 else 1)
     tensors = listed(config, processes)
     shares = shares_by_process(tensors, processes, monkeypatch)
     written(folder, tensors, shares)
@@ -167,7 +167,7 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     )
     sources = weight_map.to_variables(found, program.variables)
     for processes, process in ((8, 0), (8, 5), (2, 1)):
-        mesh, held = mesh_of(config.replicas, processes), 0
+        mesh, held = mesh_of(config.num_replicas, processes), 0
         read.clear()
         for variable, source in sources.items():
             own = device_variables._local_shards(
@@ -207,7 +207,7 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     layers = {"model": {"layers": 2}, "execution": {"rts_weights_threshold": 0}}
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
     family = get_family(config)
-    weight_map, mesh = family.weight_map(config), mesh_of(config.replicas, 8)
+    weight_map, mesh = family.weight_map(config), mesh_of(config.num_replicas, 8)
     program = build_training(config, family.build_phases, False, weight_map)
     rng = np.random.default_rng(0)
     tensors = Ranges(

@@ -30,8 +30,8 @@ def test_targets(targets: str | None, module: str, meant: bool) -> None:
 def test_modules_are_saved_with_what_is_inside() -> None:
     adapter = Adapter(rank=1, modules_to_save="mlp,norm")
     saved = ["layers.0.mlp.up_proj", "layers.1.mlp", "model.norm", "input_layernorm"]
-    assert all(map(adapter.is_saved, saved))
-    assert not any(map(adapter.is_saved, ["layers.0.attn.up_proj", "mlps", "norms.0"]))
+    assert all(map(adapter.is_fully_trained, saved))
+    assert not any(map(adapter.is_fully_trained, ["layers.0.attn.up_proj", "mlps", "norms.0"]))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,9 @@ def test_what_a_run_refuses() -> None:
     rank = {"adapter": {"rank": 2}}
     with pytest.raises(ConfigError, match="set fp8.recipe current"):
         T5Config.from_dict(rank | {"fp8": {"enabled": True}})
-    assert T5Config.from_dict(rank | {"fp8": {"enabled": True, "recipe": "current"}}).has_frozen
+    assert T5Config.from_dict(
+        rank | {"fp8": {"enabled": True, "recipe": "current"}}
+    ).has_frozen_weights
 
 
 @pytest.mark.parametrize("field", ["targets", "rank_pattern"])
@@ -68,7 +70,7 @@ def test_an_expression_that_takes_too_long_is_named(
     given = {"targets": slow} if field == "targets" else {"rank_pattern": f"{slow}=2"}
     adapter, module = Adapter(rank=1, **given), f"model.layers.0.self_attn.{'q' * 40}"
     with pytest.raises(ConfigError, match="takes more than 0.05 s for model.layers.0.self_attn.q"):
-        adapter.is_target(module, "q") if field == "targets" else adapter.rank_of(module)
+        adapter.is_target(module, "q") if field == "targets" else adapter.lora_rank(module)
 
 
 def test_names_match_an_expression_that_has_nested_repetitions() -> None:

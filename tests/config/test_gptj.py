@@ -39,7 +39,7 @@ def test_large_presets_are_gpt_j_6b_with_the_seeds_defaults(name):
     ("name", "replicas"), [("gptj_tiny", 1), ("gptj_6B_1024_pod16", 16), ("gptj_6B_1024_pod64", 64)]
 )
 def test_replicas(name, replicas):
-    assert load_config(GPTJConfig, "finetuning", name).replicas == replicas
+    assert load_config(GPTJConfig, "finetuning", name).num_replicas == replicas
 
 
 @pytest.mark.parametrize(

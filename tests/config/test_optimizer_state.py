@@ -26,7 +26,7 @@ def taken(
     optimizer: Optimizer, shape: tuple[int, ...], kept: StateSlot | None
 ) -> dict[str, object]:
     """Shapes and types of the state that an update takes, by name."""
-    step, own = optimizer.spec.build_step(optimizer, len(shape), MatrixLayout)
+    step, own = optimizer.registry_entry.build_step(optimizer, len(shape), MatrixLayout)
     module = step() if kept is None else with_master_weight(step, kept)()
     with popxl.Ir().main_graph:
         var = popxl.TensorSpec(shape, popxl.float32 if kept is None else popxl.bfloat16)
@@ -51,14 +51,18 @@ def test_the_registry_has_every_choice_of_the_configuration() -> None:
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_an_update_takes_what_the_record_keeps(name, state, beta1, shape, kept) -> None:
     optimizer = Optimizer(name=name, state=state, adafactor=Adafactor(beta1=beta1))
-    slots = [*optimizer.slots(len(shape)), STATE_SLOTS["step"], *([] if kept is None else [kept])]
+    slots = [
+        *optimizer.state_slots(len(shape)),
+        STATE_SLOTS["step"],
+        *([] if kept is None else [kept]),
+    ]
     assert taken(optimizer, shape, kept) == {s.name: (s.shape(shape), s.dtype) for s in slots}
     assert {slot.name for slot in slots} <= set(STATE_SLOTS)
 
 
 def test_a_matrix_turned_swaps_what_is_kept_of_rows_and_columns() -> None:
     rows, columns = STATE_SLOTS["second_order_rows"], STATE_SLOTS["second_order_columns"]
-    assert (rows.transposed, columns.transposed) == (columns, rows)
+    assert (rows.transposed_slot, columns.transposed_slot) == (columns, rows)
     assert (rows.shape((4, 6)), columns.shape((4, 6))) == ((4,), (6,))
     assert rows.nbytes((4, 6)) == 16
-    assert STATE_SLOTS["first_order"].transposed == STATE_SLOTS["first_order"]
+    assert STATE_SLOTS["first_order"].transposed_slot == STATE_SLOTS["first_order"]

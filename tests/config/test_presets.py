@@ -10,8 +10,8 @@ import yaml
 from transformers import T5Config as HuggingFaceT5Config
 
 from config.errors import ConfigError
-from config.families import config_class_of
-from config.presets import DIRECTORY, load_config, merge, preset_data, preset_names
+from config.families import config_class_of_preset
+from config.presets import DIRECTORY, load_config, load_preset, merge_over, preset_names
 from config.t5 import T5Config
 
 FILES = ("finetuning", "inference")
@@ -31,7 +31,7 @@ def presets(tmp_path):
 
 
 def config_of(file, name):
-    return load_config(config_class_of(preset_data(file, name), name), file, name)
+    return load_config(config_class_of_preset(load_preset(file, name), name), file, name)
 
 
 @pytest.mark.parametrize(("file", "name"), SHIPPED)
@@ -96,7 +96,7 @@ def test_defaults_that_t5_never_changed_are_hugging_faces():
     ("name", "replicas"), [("tiny", 1), ("xl_pod8", 8), ("xl_pod16", 16), ("xxl_pod64", 64)]
 )
 def test_replicas(name, replicas):
-    assert load_config(T5Config, "finetuning", name).replicas == replicas
+    assert load_config(T5Config, "finetuning", name).num_replicas == replicas
 
 
 def test_overrides_win():
@@ -117,7 +117,7 @@ def test_a_written_configuration_is_read_back(tmp_path):
 def test_inheritance_merges_field_by_field(presets):
     presets("far: {family: t5, model: {layers: 3, d_ff: 64}}", "other.yml")
     path = presets("near: {base: other/far, model: {layers: 4}}\nlast: {base: near}")
-    assert preset_data(path, "last") == {"family": "t5", "model": {"layers": 4, "d_ff": 64}}
+    assert load_preset(path, "last") == {"family": "t5", "model": {"layers": 4, "d_ff": 64}}
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_inheritance_merges_field_by_field(presets):
     ],
 )
 def test_steps_replace_epochs_of_what_they_override(over, steps, epochs):
-    merged = merge({"training": {"steps": 500, "epochs": 4}}, {"training": over})["training"]
+    merged = merge_over({"training": {"steps": 500, "epochs": 4}}, {"training": over})["training"]
     assert (merged["steps"], merged["epochs"]) == (steps, epochs)
 
 
 def test_merge_leaves_its_arguments_alone():
     base, over = {"a": {"b": 1}}, {"a": {"c": 2}, "d": 3}
-    assert merge(base, over) == {"a": {"b": 1, "c": 2}, "d": 3}
+    assert merge_over(base, over) == {"a": {"b": 1, "c": 2}, "d": 3}
     assert (base, over) == ({"a": {"b": 1}}, {"a": {"c": 2}, "d": 3})
 
 
@@ -155,18 +155,18 @@ def test_merge_leaves_its_arguments_alone():
 )
 def test_bad_files_are_named(presets, text, preset, message):
     with pytest.raises(ConfigError, match=message):
-        preset_data(presets(text), preset)
+        load_preset(presets(text), preset)
 
 
 def test_code_in_yaml_is_refused(presets):
     path = presets("one: !!python/object/apply:os.getcwd []")
     with pytest.raises(ConfigError, match="line 1"):
-        preset_data(path, "one")
+        load_preset(path, "one")
 
 
 def test_a_family_is_needed():
     with pytest.raises(ConfigError, match="preset 'x' has the family None; there are: t5, bart"):
-        config_class_of({}, "x")
+        config_class_of_preset({}, "x")
 
 
 def test_a_file_of_presets_is_answered(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_file_of_presets_is_answered(tmp_path: Path) -> None:
     file = tmp_path / "finetuning.yml"
     file.write_text("base: {}\ngptj_6B_1024_pod16:\n  model: {layers: 2}\n")
     with pytest.raises(ConfigError, match="line 2: gptj_6B_1024_pod16 is a preset: copy what"):
-        preset_data("finetuning", str(file))
+        load_preset("finetuning", str(file))
 
 
 GRAPHCORES = """
@@ -213,8 +213,8 @@ def test_graphcores_spellings_are_taken(family: str, model: str, rate: str, tmp_
     """Every option that their documents list, with the values that they print."""
     file = tmp_path / "theirs.yml"
     file.write_text(f"family: {family}\n" + GRAPHCORES % (model, rate))
-    data = preset_data("finetuning", str(file))
-    config = config_class_of(data, str(file)).from_dict(data)
+    data = load_preset("finetuning", str(file))
+    config = config_class_of_preset(data, str(file)).from_dict(data)
     assert config.model.precision == "float16"
     assert config.training.optimizer.name == "adamw"
     assert config.training.optimizer.learning_rate.maximum == 5e-6

@@ -7,9 +7,9 @@ import argparse
 import pytest
 
 import run_generation
-from config.errors import ConfigError, close_names
+from config.errors import ConfigError, find_similar_names
 from config.families import FAMILIES
-from config.flags import spell_flags
+from config.flags import normalize_flag_spelling
 from config.unknown_flags import check_foreign_flags
 from run.options import RunOptions
 
@@ -68,7 +68,7 @@ def suggestion(family: str, flag: str) -> str:
     """The message about an unknown flag; "": it is known."""
     try:
         check_foreign_flags([flag, "1"])
-        spell_flags([flag, "1"], FAMILIES[family].config, options())
+        normalize_flag_spelling([flag, "1"], FAMILIES[family].config, options())
     except ConfigError as error:
         return str(error)
     return ""
@@ -103,8 +103,8 @@ def test_an_earlier_field_is_answered_with_the_new_one(section: str, old: str, n
 
 def test_close_names() -> None:
     known = ["eval", "generation", "execution", "base_model", "is_gated_act", "steps", "to"]
-    assert close_names("evaluation", known)[0] == "eval"
-    assert close_names("base", known) == ["base_model"]
-    assert close_names("gated", known) == ["is_gated_act"]
-    assert close_names("step", known) == ["steps"]
-    assert close_names("e", known) == close_names("xyzzy", known) == []
+    assert find_similar_names("evaluation", known)[0] == "eval"
+    assert find_similar_names("base", known) == ["base_model"]
+    assert find_similar_names("gated", known) == ["is_gated_act"]
+    assert find_similar_names("step", known) == ["steps"]
+    assert find_similar_names("e", known) == find_similar_names("xyzzy", known) == []

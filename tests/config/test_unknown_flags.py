@@ -18,7 +18,7 @@ from config.errors import ConfigError
 from config.families import FAMILIES
 from config.flags import ALIASES
 from config.other_trainers_flags import FLAGS, OMIT, Flag
-from config.unknown_flags import check_foreign_flags, translate
+from config.unknown_flags import check_foreign_flags, translate_flag
 from planning.config_loader import CONFIG_LOADER
 from run.options import RunOptions
 from terminal.command_line import read_command_line
@@ -68,11 +68,11 @@ def commands(text: str) -> list[str]:
 def test_ours_is_there_and_takes_the_values(flag: Flag) -> None:
     assert flag.replacement or flag.values or flag.hint
     said = [problem(advice) for advice in commands(flag.hint)]
-    said += [problem(flag.with_choice(v)) for v in flag.values.values() if v != OMIT]
+    said += [problem(flag.replacement_for_choice(v)) for v in flag.values.values() if v != OMIT]
     # What is named alone needs a value.
     assert [one for one in said if one and not re.search("expected .* argument", one)] == []
-    if flag.passes_values:
-        assert any(problem(flag.with_value(value)) == "" for value in VALUES)
+    if flag.passes_other_values:
+        assert any(problem(flag.replacement_with_value(value)) == "" for value in VALUES)
 
 
 def test_no_flag_of_others_is_ours() -> None:
@@ -152,7 +152,7 @@ def test_every_answer_is_a_clause() -> None:
         r"for --flag( x| true)? give --\S(.*\S)?|leave out --flag( x| true)?|"
         r"there is no --flag( x| true)?: \S.*\S"
     )
-    said = [translate(flag, "--flag", given) for flag in FLAGS for given in ("", "true", "x")]
+    said = [translate_flag(flag, "--flag", given) for flag in FLAGS for given in ("", "true", "x")]
     assert [one for one in said if not clause.fullmatch(one) or "  " in one] == []
 
 
@@ -184,7 +184,9 @@ def test_schedules_of_transformers_are_answered() -> None:
 
     flag = next(flag for flag in FLAGS if "lr_scheduler_type" in flag.names)
     for one in SchedulerType:
-        assert "--training.optimizer.learning_rate.function" in translate(flag, "--s", one.value)
+        assert "--training.optimizer.learning_rate.function" in translate_flag(
+            flag, "--s", one.value
+        )
 
 
 def test_documents_have_no_flags_of_others() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from config.base import unflatten
+from config.base import nest_by_path
 from config.errors import ConfigError
 from config.t5 import T5Config
 from config.values import Fraction, PositiveFloat, PositiveInt, Probability, ValueType
@@ -111,7 +111,7 @@ def test_limits_that_the_documents_name(field, most, more):
     ):
         given = {"family": "t5", "training.global_batch_size": value, field: value, **more}
         with error:
-            T5Config.from_dict(unflatten(given))
+            T5Config.from_dict(nest_by_path(given))
 
 
 def test_a_list_of_one_number_is_that_number():

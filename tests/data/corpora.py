@@ -20,7 +20,7 @@ from data.task import NLI_LABELS, SAMPLE_FOLDER, TASKS
 from data.tokenizer import Tokenizer
 from huggingface.hub import load_tokenizer
 
-SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._text_example(
+SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._convert_text_row(
     {
         "premise": "Your contribution helped make it possible for us to provide our students with "
         "a quality education.",
@@ -35,8 +35,8 @@ SEED_DOCUMENT_EXAMPLE = TASKS["mnli"]._text_example(
 def sample_examples(split: str, count: int | None = None, separator: str = "") -> list[Example]:
     """The first examples of a split, each prompt with the separator after it."""
     task = TASKS["sample"]
-    source = task.source(split)
-    found = task.examples(islice(source.rows(), count), task.row_schema(source), None)
+    source = task.source_of_split(split)
+    found = task.convert_rows(islice(source.read_rows(), count), task.row_schema(source), None)
     return [Example(example.prompt + separator, example.target) for _, example in found]
 
 

@@ -296,7 +296,7 @@ def test_templates_that_take_too_much(monkeypatch, template, message):
 
 def test_a_template_that_ends_its_process_is_told():
     chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
-    process = template_sandbox._worker_of_process(os.getpid())._process
+    process = template_sandbox._get_worker(os.getpid())._process
     process.terminate()
     process.wait()  # or it may still answer
     with pytest.raises(ConfigError, match=r"ended the process that reads it \(exit code -15\)"):
@@ -325,14 +325,14 @@ def test_forks_and_threads_have_their_answers():
 def test_an_interruption_leaves_no_answer_behind(monkeypatch):
     """The next conversation gets its own."""
     chat = ChatTemplate(chat_tokenizer("{{ messages[0].content }}"))
-    real = template_sandbox._send_line
+    real = template_sandbox._exchange_line
 
     def interrupted(*given):
         real(*given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(template_sandbox, "_send_line", interrupted)
+        patch.setattr(template_sandbox, "_exchange_line", interrupted)
         with pytest.raises(KeyboardInterrupt):
             chat.render_prompt(talk("a", "b"))
     assert chat.render_prompt(talk("c", "d")) == "c"

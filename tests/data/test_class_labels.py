@@ -116,7 +116,7 @@ def test_class_labels_have_names(how, names, labels, expected, tmp_path):
     validation = saved(tmp_path, how, names[::-1], [0, 1, -1, 0], "validation")
     data = Data(train=train, validation=validation, prompt="{t}", target="{l}", class_labels=labels)
     task = task_from_config(data)
-    assert task.metrics == ("accuracy", "macro_f1")
+    assert task.metric_names == ("accuracy", "macro_f1")
     assert {*(task.labels or ())} == {*expected}
     found = task.read_corpus("train")
     assert [example.target for example in found.examples] == expected

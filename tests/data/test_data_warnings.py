@@ -324,6 +324,8 @@ def test_notes_of_prepared_data_are_the_same(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     monkeypatch.setattr("data.tokenize_worker.CHUNK_ROWS", 2)
     monkeypatch.setattr(
-        token_cache, "_run_worker", lambda data, split, to: tokenize_split(data, split, 1, to)
+        token_cache,
+        "_run_tokenize_worker",
+        lambda data, split, to: tokenize_split(data, split, 1, to),
     )
     assert notes() == expected

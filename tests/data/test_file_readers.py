@@ -32,7 +32,7 @@ def written(folder: Path, name: str, rows: list[dict] = ROWS) -> str:
 
 
 def rows_of(given: str) -> list[dict]:
-    return [dict(row) for _, row in source_from_name(given, "train").rows()]
+    return [dict(row) for _, row in source_from_name(given, "train").read_rows()]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.loader import Loader, epoch_permutation
+from data.loader import Loader, shuffle_epoch
 
 
 class Indices:
@@ -52,21 +52,19 @@ def test_every_epoch_has_each_sample_once(count: int, batch_size: int, seed: int
 
 
 def test_epochs_and_seeds_differ() -> None:
-    orders = {tuple(epoch_permutation(seed, epoch, 50)) for seed in range(3) for epoch in range(3)}
+    orders = {tuple(shuffle_epoch(seed, epoch, 50)) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
 
 
 def test_the_order_never_changes() -> None:
     """Checkpoints of earlier versions rely on it."""
-    assert epoch_permutation(2023, 1, 10).tolist() == [5, 8, 6, 3, 7, 4, 1, 0, 2, 9]
+    assert shuffle_epoch(2023, 1, 10).tolist() == [5, 8, 6, 3, 7, 4, 1, 0, 2, 9]
 
 
 def test_positions_are_shuffled_evenly() -> None:
     """Mean position of each sample over many epochs, against that of a fair shuffle."""
     count, epochs = 20, 2000
-    positions = np.stack(
-        [np.argsort(epoch_permutation(7, epoch, count)) for epoch in range(epochs)]
-    )
+    positions = np.stack([np.argsort(shuffle_epoch(7, epoch, count)) for epoch in range(epochs)])
     deviation = np.sqrt((count**2 - 1) / 12 / epochs)
     assert np.abs(positions.mean(axis=0) - (count - 1) / 2).max() < 5 * deviation
 

@@ -9,7 +9,7 @@ import pytest
 
 from config.errors import UserError
 from config.sections import Data
-from data.task import check_data
+from data.task import check_task_and_files
 
 RUN = """
 import sys
@@ -38,6 +38,6 @@ def test_every_file_is_looked_for(tmp_path, given):
     here = tmp_path / "a.jsonl"
     here.write_text("")
     with pytest.raises(UserError, match="cannot read .*: No such file"):
-        check_data(Data(**{name: text.format(here=here) for name, text in given.items()}))
-    check_data(Data(train=str(here)))
-    check_data(Data(dataset="mnli"))
+        check_task_and_files(Data(**{name: text.format(here=here) for name, text in given.items()}))
+    check_task_and_files(Data(train=str(here)))
+    check_task_and_files(Data(dataset="mnli"))

@@ -19,8 +19,8 @@ from data.mixture import MixtureSamples
 from data.pipeline import Pipeline
 from data.preference_samples import SamplesWithRefLogps
 from data.samples import Samples
-from data.seq2seq import SEQ2SEQ, PackedExamples, random_examples
-from data.task import SAMPLE_FOLDER, check_data
+from data.seq2seq import SEQ2SEQ, PackedExamples, make_random_examples
+from data.task import SAMPLE_FOLDER, check_task_and_files
 
 TOKENIZER = str(SAMPLE_FOLDER / "chat_tokenizer")
 MIX = """
@@ -132,10 +132,10 @@ def test_without_weights_each_is_read_once():
 
 
 def test_samples_of_several_rows_keep_together():
-    drawn = random_examples(40, 50, 8, 4, seed=0)
+    drawn = make_random_examples(40, 50, 8, 4, seed=0)
     parts = [
         PackedExamples.from_examples(drawn, 3),
-        PackedExamples.from_examples(random_examples(9, 50, 8, 4, 1), 3),
+        PackedExamples.from_examples(make_random_examples(9, 50, 8, 4, 1), 3),
     ]
     mixed = MixtureSamples.mix_by_weights(parts, [1.0, 1.0])
     chosen = np.random.default_rng(0).permutation(len(mixed))[:10]
@@ -218,7 +218,7 @@ def folder_of_weight(mix: Path, weight: int) -> Path:
 def test_mixtures_that_cannot_be_meant(tmp_path, mix, said):
     path = folder_of(tmp_path, mix)
     with pytest.raises(UserError, match=said) as error:
-        check_data(run_of(path).user_config.data)
+        check_task_and_files(run_of(path).user_config.data)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
 
@@ -226,7 +226,7 @@ def test_mixtures_that_cannot_be_meant(tmp_path, mix, said):
 def test_a_fraction_of_a_mixture_is_refused_and_a_file_validates(tmp_path):
     mix = folder_of(tmp_path)
     with pytest.raises(UserError, match="no fraction of a mixture is held out: name a file"):
-        check_data(run_of(mix, validation="0.1").user_config.data)
+        check_task_and_files(run_of(mix, validation="0.1").user_config.data)
     data = run_of(mix, validation=str(tmp_path / "chats.jsonl"))
     assert len(data.read_corpus("validation").examples) == 5
     assert len(data.make_training_samples()) > 0

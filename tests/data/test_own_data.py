@@ -19,7 +19,7 @@ from data.loader import Loader
 from data.pipeline import Pipeline
 from data.seq2seq import SEQ2SEQ
 from data.sources import DataError, source_from_name
-from data.tokenizer import warn_truncated
+from data.tokenizer import warn_truncated_answers
 from files.json_files import JsonObject
 from modelling.gptj.config_json import from_config_json as gptj_sizes
 from modelling.t5.config_json import from_config_json as t5_sizes
@@ -108,7 +108,7 @@ def test_the_limit_of_a_preset_belongs_to_its_task(tmp_path, preset, given):
 def test_answers_that_were_cut_are_counted(capsys):
     tokenizer = run_tokenizer()
     end = tokenizer.eos_token_id
-    warn_truncated(np.array([[5, 6, end], [5, 6, 7], [end, 0, 0]]), tokenizer)
+    warn_truncated_answers(np.array([[5, 6, end], [5, 6, 7], [end, 0, 0]]), tokenizer)
     assert "1 of 3 answers were cut at 3 tokens" in capsys.readouterr().err
 
 
@@ -210,21 +210,21 @@ def test_dropout_is_that_of_config_json():
 # ---- files --------------------------------------------------------------------------------------
 def test_a_json_array_has_rows(tmp_path):
     (tmp_path / "r.json").write_text('[{"prompt": "a", "completion": "b"}]')
-    ((place, row),) = source_from_name(str(tmp_path / "r.json"), "train").rows()
+    ((place, row),) = source_from_name(str(tmp_path / "r.json"), "train").read_rows()
     assert str(place).endswith("r.json, row 0")
     assert row == {"prompt": "a", "completion": "b"}
     (tmp_path / "r.json").write_text('{"prompt": "a"}')
-    (one,) = source_from_name(str(tmp_path / "r.json"), "train").rows()
+    (one,) = source_from_name(str(tmp_path / "r.json"), "train").read_rows()
     assert one[1] == {"prompt": "a"}
     (tmp_path / "r.json").write_text('"a"')
     with pytest.raises(DataError, match="must be an array of objects"):
-        list(source_from_name(str(tmp_path / "r.json"), "train").rows())
+        list(source_from_name(str(tmp_path / "r.json"), "train").read_rows())
 
 
 @pytest.mark.parametrize("name", ["nope.json", "nope.txt", "nope.jsonl.gz"])
 def test_a_missing_file_is_not_a_data_set_of_the_hub(name):
     with pytest.raises(UserError, match=rf"{name}"):
-        list(source_from_name(name, "train").rows())
+        list(source_from_name(name, "train").read_rows())
 
 
 NUMBERS = [

@@ -415,7 +415,7 @@ def test_lengths_are_those_of_both_texts(tmp_path: Path, preset: str) -> None:
     if preset == "tiny":
         model = replace(model, decoder_sequence_length=lengths.target)
     fitted = replace(data.user_config, model=model)
-    assert samples_of(replace(data, user_config=fitted)).truncation.messages(0) == []
+    assert samples_of(replace(data, user_config=fitted)).truncation.format_messages(0) == []
     shorter = replace(model, sequence_length=lengths.longest - 1)
     short = replace(data, user_config=replace(data.user_config, model=shorter))
     if preset == "gptj_tiny":

@@ -105,9 +105,9 @@ def _relation(premise: str, hypothesis: str) -> str:
         if [word for word in known if f" {word} " in p] != [w for w in known if f" {w} " in h]:
             return "neutral"
     for attribute in ATTRIBUTES.values():
-        claims = attribute.value_claims() + attribute.group_claims()
+        claims = attribute.make_value_claims() + attribute.make_group_claims()
         claimed = [claim for claim in claims if f" {claim.text} " in h]
-        stated = [v for v in attribute.values if f" {attribute.phrase.format(v)} " in p]
+        stated = [v for v in attribute.possible_values if f" {attribute.phrase.format(v)} " in p]
         if claimed and stated:
             holds = stated[0] in claimed[0].true_of
             return "entailment" if holds == (" not " not in h) else "contradiction"
@@ -115,34 +115,34 @@ def _relation(premise: str, hypothesis: str) -> str:
 
 
 def test_generating_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate.write(tmp_path)
+    generate.write_splits(tmp_path)
     for split in MIN_PAIRS:
         name = f"{split}.jsonl"
         assert (tmp_path / name).read_bytes() == (SAMPLE_FOLDER / name).read_bytes()
 
 
 def test_another_seed_gives_another_corpus() -> None:
-    first, second = (next(generate.generate("train", seed)) for seed in (1, 2))
+    first, second = (next(generate.generate_examples("train", seed)) for seed in (1, 2))
     assert first != second
 
 
 def test_training_the_tokenizer_again_gives_the_committed_vocabulary() -> None:
-    lines = train_tokenizer.training_lines(sample_examples("train"))
-    again = train_tokenizer.build_tokenizer(train_tokenizer.train_pieces(lines))
+    lines = train_tokenizer.make_training_lines(sample_examples("train"))
+    again = train_tokenizer.build_tokenizer(train_tokenizer.train_unigram_pieces(lines))
     assert again.get_vocab() == sample_tokenizer().get_vocab()
 
 
 # ---- conversations ------------------------------------------------------------------------------
 def test_generating_preferences_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_conversations.write(tmp_path, generate_preferences.generate_preferences)
+    generate_conversations.write_splits(tmp_path, generate_preferences.generate_preference_rows)
     for split in MIN_PAIRS:
         committed = SAMPLE_FOLDER / "preferences" / f"{split}.jsonl"
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
 
 
 def test_generating_conversations_again_gives_the_committed_files(tmp_path: Path) -> None:
-    generate_conversations.write(tmp_path)
-    train_chat_tokenizer.write(tmp_path / "tokenizer")
+    generate_conversations.write_splits(tmp_path)
+    train_chat_tokenizer.write_tokenizer(tmp_path / "tokenizer")
     for split in MIN_PAIRS:
         committed = SAMPLE_FOLDER / "conversations" / f"{split}.jsonl"
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
@@ -154,7 +154,7 @@ def test_answers_of_conversations_are_in_what_was_told() -> None:
     """And no question of the validation split has been seen with what was told before it."""
     found: dict[str, set[str]] = {}
     for split in MIN_PAIRS:
-        for row in generate_conversations.generate_conversations(split):
+        for row in generate_conversations.generate_conversation_rows(split):
             texts = [m["content"] for m in row["messages"] if m["role"] != "system"]
             told = texts[0].casefold()
             for answer in texts[1::2]:

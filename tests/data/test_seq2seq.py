@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 from config.sections import Data
 from data.examples import Example
 from data.samples import IGNORE_INDEX
-from data.seq2seq import random_examples, shift_right
+from data.seq2seq import make_random_examples, shift_right
 from data.task import NLI_LABELS, TASKS, task_from_config
 from data.tokenizer import Tokenizer
 from huggingface import hub
@@ -229,7 +229,7 @@ def test_errors_of_a_reachable_hub_are_quoted_on_one_line(monkeypatch: pytest.Mo
 
 # ---- generated ----------------------------------------------------------------------------------
 def test_generated_batches_look_like_real_ones() -> None:
-    examples = random_examples(64, 100, sequence_length=20, decoder_sequence_length=6, seed=3)
+    examples = make_random_examples(64, 100, sequence_length=20, decoder_sequence_length=6, seed=3)
     batch = examples.take(np.arange(64))
     lengths = batch["segment_ids"].sum(axis=1)
     assert lengths.min() >= 10
@@ -249,6 +249,6 @@ def test_generated_batches_look_like_real_ones() -> None:
 
 
 def test_generated_samples_depend_on_the_seed() -> None:
-    first, again, other = (random_examples(9, 50, 12, 5, seed).tokens for seed in (1, 1, 2))
+    first, again, other = (make_random_examples(9, 50, 12, 5, seed).tokens for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert len(first) != len(other) or (first != other).any()

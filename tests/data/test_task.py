@@ -71,7 +71,7 @@ def test_labels_are_words_or_their_numbers(tmp_path):
     corpus = task.read_corpus("train")
     assert corpus.examples == [Example("x", "no"), Example("y", "yes")]
     assert corpus.unlabeled == 1
-    assert task.metrics == ("accuracy", "macro_f1")
+    assert task.metric_names == ("accuracy", "macro_f1")
 
 
 def test_a_template_reaches_columns_only():
@@ -188,7 +188,7 @@ def test_long_targets_are_refused_cut_or_dropped():
     assert cut.targets[0][-1] == tokenizer.eos_token_id
     dropped = encode(LONG, tokenizer, 8, 3, "skip")
     assert (len(dropped), dropped.truncation.dropped) == (1, 1)
-    assert dropped.truncation.messages(8) == ["1 dropped, whose target is too long"]
+    assert dropped.truncation.format_messages(8) == ["1 dropped, whose target is too long"]
 
 
 def test_a_language_model_learns_targets_after_the_separator():
@@ -203,7 +203,7 @@ def test_a_language_model_learns_targets_after_the_separator():
 
 # ---- the small tasks ----------------------------------------------------------------------------
 def test_generating_again_gives_the_committed_tasks(tmp_path):
-    generate_tasks.write(tmp_path)
+    generate_tasks.write_tasks(tmp_path)
     made = sorted(path for path in tmp_path.rglob("*.*"))
     assert len(made) == 4
     for path in made:

@@ -62,7 +62,9 @@ def large(monkeypatch):
     """Whatever is read counts as large, and is prepared here: other processes take seconds."""
     monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     monkeypatch.setattr(
-        token_cache, "_run_worker", lambda data, split, to: tokenize_split(data, split, 1, to)
+        token_cache,
+        "_run_tokenize_worker",
+        lambda data, split, to: tokenize_split(data, split, 1, to),
     )
 
 
@@ -99,12 +101,14 @@ def test_what_is_prepared_is_the_same_and_a_second_run_prepares_nothing(
     monkeypatch.setattr(token_cache, "MIN_BYTES", 1)
     if processes == 1:
         monkeypatch.setattr(
-            token_cache, "_run_worker", lambda data, split, to: tokenize_split(data, split, 1, to)
+            token_cache,
+            "_run_tokenize_worker",
+            lambda data, split, to: tokenize_split(data, split, 1, to),
         )
-    monkeypatch.setattr(token_cache, "_num_processes", lambda: processes)
+    monkeypatch.setattr(token_cache, "_num_usable_cpus", lambda: processes)
     assert read(run_of(tmp_path, ROWS[kind], shape, **more)) == expected
     assert capsys.readouterr().err == said
-    monkeypatch.setattr(token_cache, "_run_worker", None)
+    monkeypatch.setattr(token_cache, "_run_tokenize_worker", None)
     assert read(run_of(tmp_path, ROWS[kind], shape, **more)) == expected
     assert "the data are ready in " in capsys.readouterr().err
 
@@ -180,7 +184,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
     tmp_path, large, large_enough, monkeypatch
 ):
     """Nor under the digest of what they were before; also if they look as old as they were."""
-    make, data = token_cache._run_worker, run_of(tmp_path, ROWS["text"])
+    make, data = token_cache._run_tokenize_worker, run_of(tmp_path, ROWS["text"])
     file = tmp_path / "rows.jsonl"
 
     def rewritten(*given: Any) -> None:
@@ -191,7 +195,7 @@ def test_data_that_are_rewritten_while_they_are_read_are_not_kept(
         os.utime(file, ns=times)
         make(*given)
 
-    monkeypatch.setattr(token_cache, "_run_worker", rewritten)
+    monkeypatch.setattr(token_cache, "_run_tokenize_worker", rewritten)
     with pytest.raises(UserError, match=r"rows.jsonl has changed while it was read: start again"):
         data.make_training_samples()
     assert not list(RunFolder(tmp_path / "run").tokenized_data.iterdir())
@@ -230,7 +234,7 @@ def test_a_full_disk_ends_nothing(tmp_path, everywhere, monkeypatch, capsys):
         with full_disk(100) if everywhere or tmp_path in to.parents else nullcontext():
             tokenize_split(data, split, 1, to)
 
-    monkeypatch.setattr(token_cache, "_run_worker", make)
+    monkeypatch.setattr(token_cache, "_run_tokenize_worker", make)
     monkeypatch.setattr(token_cache.tempfile, "tempdir", str(tmp_path.parent))
     capsys.readouterr()
     assert read(run_of(tmp_path, ROWS["text"])) == expected
@@ -247,7 +251,7 @@ def test_a_full_disk_of_the_processes_is_one_too(tmp_path):
     folder.mkdir()
     data = run_of(tmp_path, ROWS["text"])
     with full_disk(100), pytest.raises(WriteError, match=r"train.safetensors: File too large"):
-        token_cache._run_worker(data, "train", folder)
+        token_cache._run_tokenize_worker(data, "train", folder)
 
 
 def test_what_is_read_lazily_is_a_sequence(tmp_path, large):

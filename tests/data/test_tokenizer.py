@@ -43,8 +43,8 @@ def of_pieces(lower: bool, special: bool = True) -> Tokenizer:
 @pytest.mark.parametrize("special", [True, False])
 def test_letters_of_known_words_are_known(special: bool) -> None:
     """Alone they are [UNK]."""
-    assert of_words(special).lost_characters(["the quick fox.", "the fox"]) == ([], [])
-    assert of_words(special).lost_characters(["the quick fox ☃", "the slow fox"])[0] == [
+    assert of_words(special).find_lost_characters(["the quick fox.", "the fox"]) == ([], [])
+    assert of_words(special).find_lost_characters(["the quick fox ☃", "the slow fox"])[0] == [
         "l",
         "s",
         "w",
@@ -54,20 +54,22 @@ def test_letters_of_known_words_are_known(special: bool) -> None:
 
 @pytest.mark.parametrize("special", [True, False])
 def test_letters_that_are_made_small_are_not_lost(special: bool) -> None:
-    unknown, changed = of_pieces(lower=True, special=special).lost_characters(["Bad Café", "DEaf."])
+    unknown, changed = of_pieces(lower=True, special=special).find_lost_characters(
+        ["Bad Café", "DEaf."]
+    )
     assert (unknown, changed) == ([], ["B", "C", "D", "E", "é"])
 
 
 def test_an_unknown_capital_is_lost_where_letters_keep_their_form() -> None:
-    assert of_pieces(lower=False).lost_characters(["Bad cab"]) == (["B"], [])
+    assert of_pieces(lower=False).find_lost_characters(["Bad cab"]) == (["B"], [])
 
 
 def test_a_letter_that_begins_a_word_alone_is_known_only_there() -> None:
     """`h` has no piece within a word: the text has it at the beginning of one."""
-    assert of_pieces(lower=True).lost_characters(["had", "h"]) == ([], [])
-    assert of_pieces(lower=True).lost_characters(["bahab"]) == ([], [])  # alone it is known
+    assert of_pieces(lower=True).find_lost_characters(["had", "h"]) == ([], [])
+    assert of_pieces(lower=True).find_lost_characters(["bahab"]) == ([], [])  # alone it is known
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" "], ["   ", ""]])
 def test_texts_without_characters(texts: list[str]) -> None:
-    assert of_words().lost_characters(texts) == ([], [])
+    assert of_words().find_lost_characters(texts) == ([], [])

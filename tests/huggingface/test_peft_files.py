@@ -47,8 +47,8 @@ def test_settings_that_peft_wrote(tmp_path: Path) -> None:
     adapter = Adapter(**found)  # a text is an expression for whole names
     assert adapter.is_target("k", "q")
     assert not adapter.is_target("encoder.k", "q")
-    assert (adapter.rank_of("a.k"), adapter.rank_of("b.k")) == (7, 2)
-    assert adapter.scale_of("b.k") == pytest.approx(0.5 / 2**0.5)
+    assert (adapter.lora_rank("a.k"), adapter.lora_rank("b.k")) == (7, 2)
+    assert adapter.lora_scale("b.k") == pytest.approx(0.5 / 2**0.5)
 
 
 def test_names_that_mean_none_of_its_modules_are_passed_over(tmp_path: Path) -> None:

@@ -118,6 +118,6 @@ def test_byt5_has_a_tokenizer_without_any_vocabulary(tmp_path: Path) -> None:
     (ids,) = tokenizer.encode(["größer 大"])
     assert ids.tolist() == [*(byte + 3 for byte in "größer 大".encode()), 1]
     assert tokenizer.decode([ids]) == ["größer 大"]
-    assert not any(tokenizer.lost_characters(["größer 大\n"]))
+    assert not any(tokenizer.find_lost_characters(["größer 大\n"]))
     printed = tokenizer.token_bytes(384)
     assert b"".join(printed[token] for token in ids[:-1]) == "größer 大".encode()

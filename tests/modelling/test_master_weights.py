@@ -108,7 +108,7 @@ def test_a_run_without_masters_is_continued_with_them(tmp_path) -> None:
     moments = {
         f"optimizer/{slot.name}/{w.name}": np.zeros(slot.shape(w.shape), np.float32)
         for w in weight_map.weights
-        for slot in config.training.optimizer.slots(len(w.shape))
+        for slot in config.training.optimizer.state_slots(len(w.shape))
     }
     with CheckpointStore(tmp_path) as store:
         store.save(3, weights | moments, {}, wait=True)
@@ -149,10 +149,10 @@ def test_one_way_to_keep_small_updates() -> None:
         load_config(T5Config, "finetuning", "tiny", changes)
     changes["training"] = {}
     config = load_config(T5Config, "finetuning", "tiny", changes)
-    assert config.master_slot == MASTER_SLOT
+    assert config.master_weight_slot == MASTER_SLOT
     assert not config.rounds_stochastically
     wide = replace(config, model=replace(config.model, precision="float32"))
-    assert wide.master_slot is None
+    assert wide.master_weight_slot is None
 
 
 @pytest.mark.slow

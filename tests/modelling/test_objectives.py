@@ -11,7 +11,7 @@ import numpy as np
 
 import popxl
 import popxl_addons as addons
-from config.metrics import metric_mean
+from config.metrics import compute_metric_mean
 from data.samples import IGNORE_INDEX, Batch
 from modelling.layers import ActivationLayout, ParallelGroups
 from modelling.objectives import OBJECTIVES, CrossEntropy, Objective
@@ -25,7 +25,7 @@ class SquaredReward(Objective):
 
     token_inputs: ClassVar = {"reward": lambda tokens: TensorSpec(tokens.shape, popxl.float32)}
     sequence_inputs: ClassVar = {}
-    metrics: ClassVar = {"loss": partial(metric_mean, "loss")}
+    metrics: ClassVar = {"loss": partial(compute_metric_mean, "loss")}
 
     def loss_stats(
         self,

@@ -14,7 +14,7 @@ import torch
 
 import popxl
 import popxl_addons as addons
-from config.metrics import add_sums
+from config.metrics import add_metric_sums
 from config.sections import RunConfig
 from data.causal_lm import CAUSAL_LM
 from data.seq2seq import SEQ2SEQ
@@ -133,7 +133,7 @@ def test_rewards_and_log_probabilities(name: str, told: dict[str, float]) -> Non
         objective.metric_sums(LOGPS[:1], parts[0]),
         objective.metric_sums(LOGPS[1:], parts[1]),
     ]
-    whole = add_sums(*tallies)
+    whole = add_metric_sums(*tallies)
     for metric, value in told.items():
         assert objective.metrics[metric](whole) == pytest.approx(value, abs=1e-6), metric
     assert objective.normalizer(batch) == 3

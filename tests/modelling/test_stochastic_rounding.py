@@ -116,7 +116,7 @@ def copies_of(model: TrainingSession, variable: popxl.Variable) -> int:
     buffer, entry = variable._remote
     assert not buffer.meta_shape
     array = np.asarray(model.session._state.entries[buffer].array(entry))
-    rows = array.reshape(model.config.replicas, -1)
+    rows = array.reshape(model.config.num_replicas, -1)
     groups: dict[int, np.ndarray] = {}
     copies = 0
     for replica, group in enumerate(variable.replica_grouping.assignment):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import popxl
-from config.presets import merge
+from config.presets import merge_over
 from modelling.generation import build_resident_program
 from modelling.model_family import get_family
 from modelling.phases.training import build_training
@@ -29,7 +29,7 @@ def needs_of(name: str) -> Requirements:
 
 def needs_with(name: str, **changes: Any) -> Requirements:
     """Of a step that recomputes, with all micro-batches in one pass."""
-    config = preset(name, **merge({"execution": {"activations": "recompute"}}, changes))
+    config = preset(name, **merge_over({"execution": {"activations": "recompute"}}, changes))
     one_pass = {"execution.micro_batches_per_pass": config.gradient_accumulation}
     return finetuning_requirements(config.with_values(one_pass))
 

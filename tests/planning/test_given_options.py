@@ -84,7 +84,7 @@ def test_a_plan_says_what_given_values_cost(given: dict[str, Any], named: str) -
 
 def test_both_fields_take_auto_and_their_own_values() -> None:
     config = _config()
-    assert (config.execution.attention_chunks, config.execution.shards_activations) == (1, True)
+    assert (config.execution.num_query_chunks, config.execution.shards_activations) == (1, True)
     own = _config(rts_activations=False, attention_serialisation=2).execution
-    assert (own.attention_chunks, own.shards_activations) == (2, False)
+    assert (own.num_query_chunks, own.shards_activations) == (2, False)
     assert replace(own, rts_activations="auto").shards_activations

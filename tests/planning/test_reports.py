@@ -19,8 +19,8 @@ import popxl
 import run_finetuning
 import run_validation
 from config.errors import UserError
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from docs import plans
 from modelling.layers import lm_head_loss
 from planning import placement_search
@@ -37,7 +37,7 @@ from tests.planning.presets import preset
 @cache
 def gptj_6b(target: str = "cpu", batch: int = 128, **execution: Any) -> Requirements:
     name, kind = "gptj_6B_gpu", "finetuning"
-    config_class = config_class_of(preset_data(kind, name), name)
+    config_class = config_class_of_preset(load_preset(kind, name), name)
     changes = {"execution": execution, "training": {"global_batch_size": batch}}
     config = load_config(config_class, kind, name, changes)
     return finetuning_requirements(config, target)

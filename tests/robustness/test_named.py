@@ -24,7 +24,7 @@ import run_validation
 from checkpoints import CheckpointError, CheckpointStore, collective_io
 from config.errors import ConfigError, UserError, UserNotice
 from config.gptj import GPTJConfig
-from config.presets import load_config, preset_data
+from config.presets import load_config, load_preset
 from config.t5 import T5Config
 from data.file_readers import read_rows
 from data.loader import Loader
@@ -171,7 +171,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_columns(folder: Path) -> None:
-    TokenStore(texts=[b"a" * 100_000]).write(folder / "prepared" / "train.safetensors", {})
+    TokenStore(texts=[b"a" * 100_000]).write_columns(folder / "prepared" / "train.safetensors", {})
 
 
 def write_model(folder: Path) -> None:
@@ -438,7 +438,7 @@ def test_yaml_from_outside(text, said, tmp_path):
     path.write_text(f"family: t5\n{text}\n")
     start = time.process_time()
     with pytest.raises(ConfigError, match=said) as error:
-        T5Config.from_dict(preset_data("finetuning", str(path)))
+        T5Config.from_dict(load_preset("finetuning", str(path)))
     assert time.process_time() - start < 1
     assert len(str(error.value)) < 300
     assert str(path) in str(error.value)

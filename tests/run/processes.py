@@ -18,8 +18,8 @@ import numpy as np
 import popdist
 from checkpoints import CheckpointStore, load_checkpoint
 from checkpoints.safetensors_files import sha256_of_array
-from config.families import config_class_of
-from config.presets import merge, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_preset, merge_over
 from config.sections import RunConfig
 from data.loader import Loader
 from modelling.model_family import get_family
@@ -34,7 +34,7 @@ STEPS, RATE = 3, 1e-2
 def config_of(case: str) -> RunConfig:
     """A model of a layer, with two micro-batches on each copy."""
     preset, dp, tp = case.rsplit("-", 2)
-    data = preset_data("finetuning", preset)
+    data = load_preset("finetuning", preset)
     changes = {
         "model": {"layers": 1, "hidden_size": 16, "attention": {"heads": 4}, "sequence_length": 8},
         # Without clipping: the norm is a sum of four terms, whose order would be in all weights.
@@ -50,8 +50,8 @@ def config_of(case: str) -> RunConfig:
     if preset == "tiny":
         changes["model"] |= {"d_ff": 16, "dropout_prob": 0.1}
         changes["model"]["attention"]["d_kv"] = 4
-    data = merge(data, changes)
-    return config_class_of(data, preset).from_dict(data)
+    data = merge_over(data, changes)
+    return config_class_of_preset(data, preset).from_dict(data)
 
 
 def train(case: str, folder: Path) -> dict[str, object]:

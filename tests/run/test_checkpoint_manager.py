@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from checkpoints import CheckpointError, CheckpointStore, CheckpointWarning, store
-from config.families import config_class_of
-from config.presets import merge, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_preset, merge_over
 from run.checkpoint_manager import CheckpointManager
 from run.checkpoint_mirror import CheckpointMirror
 
@@ -21,8 +21,8 @@ TENSORS = {"a": np.ones(1000, np.float32)}
 
 
 def checkpoints(tmp_path, monkeypatch, clock, **checkpoint) -> CheckpointManager:
-    data = merge(preset_data("finetuning", "tiny"), {"checkpoint": checkpoint})
-    config = config_class_of(data, "tiny").from_dict(data)
+    data = merge_over(load_preset("finetuning", "tiny"), {"checkpoint": checkpoint})
+    config = config_class_of_preset(data, "tiny").from_dict(data)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stub = SimpleNamespace(
         hf_config=lambda config: {},

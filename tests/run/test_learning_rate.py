@@ -15,7 +15,7 @@ from transformers import (
 from transformers.optimization import Adafactor
 
 from config.errors import ConfigError
-from config.presets import merge
+from config.presets import merge_over
 from config.sections import LearningRate, Optimizer, Training
 from run.learning_rate import LRSchedule, lr_change_message
 
@@ -159,6 +159,6 @@ def test_a_minimum_is_reached_as_in_transformers():
 def test_one_way_of_saying_the_warmup_replaces_the_other(name):
     other = {"warmup_steps": "warmup_proportion", "warmup_proportion": "warmup_steps"}[name]
     base = {"learning_rate": {other: 0 if other == "warmup_steps" else 0.1}}
-    found = merge(base, {"learning_rate": {name: 1}})["learning_rate"]
+    found = merge_over(base, {"learning_rate": {name: 1}})["learning_rate"]
     assert (found[name], found[other]) == (1, None)
     LearningRate.from_dict(found)

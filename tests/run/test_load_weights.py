@@ -20,7 +20,7 @@ from tests.planning.test_auto_config import write_rows
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the tokenizer was loaded, and each file was read to its end."""
     counts: Counter[str] = Counter()
-    load, rows_of = hub.load_tokenizer, FileSource.rows
+    load, rows_of = hub.load_tokenizer, FileSource.read_rows
 
     def loaded(name: str) -> object:
         counts["tokenizer"] += 1
@@ -31,7 +31,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[Path(file.name).name] += 1
 
     monkeypatch.setattr(hub, "load_tokenizer", loaded)
-    monkeypatch.setattr(FileSource, "rows", rows)
+    monkeypatch.setattr(FileSource, "read_rows", rows)
     return counts
 
 

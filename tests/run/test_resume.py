@@ -18,8 +18,8 @@ from checkpoints import (
 )
 from checkpoints.safetensors_files import StoredTensor
 from config.errors import UserError
-from config.families import config_class_of
-from config.presets import load_config, preset_data, preset_names
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset, preset_names
 from config.sections import RunConfig
 from huggingface.model_folders import write_hf_directory
 from modelling.model_family import get_family
@@ -30,7 +30,7 @@ SMALL = {"layers": 1, "hidden_size": 8, "d_ff": 8, "attention": {"heads": 2, "d_
 
 
 def config_of(preset: str, load: str | None, model: dict | None = None) -> RunConfig:
-    config_class = config_class_of(preset_data("finetuning", preset), preset)
+    config_class = config_class_of_preset(load_preset("finetuning", preset), preset)
     config = load_config(config_class, "finetuning", preset, {"model": model or {}})
     return replace(config, checkpoint=replace(config.checkpoint, load=load))
 
@@ -209,7 +209,7 @@ HUB = {
 
 def test_presets_of_published_models_start_from_their_weights():
     for name in pretrained():
-        config_class = config_class_of(preset_data("finetuning", name), name)
+        config_class = config_class_of_preset(load_preset("finetuning", name), name)
         config = load_config(config_class, "finetuning", name)
         flan = f"google/flan-t5-{name.partition('_')[0]}"
         expected = next((hub for model, hub in HUB.items() if name.startswith(model)), flan)

@@ -38,7 +38,7 @@ def t5_case(dp: int, tp: int):
     for i in range(SAMPLES):
         label = torch.tensor(targets[i][targets[i] >= 0][None]).long()
         with torch.no_grad():
-            encoded = hf.encoder(torch.tensor(samples.prompt(i)[None]).long()).last_hidden_state
+            encoded = hf.encoder(torch.tensor(samples.prompt_ids(i)[None]).long()).last_hidden_state
             read = torch.tensor(shift_right(label.numpy(), 0))
             hidden = hf.decoder(input_ids=read, encoder_hidden_states=encoded).last_hidden_state
             logits = hf.lm_head(hidden)  # their forward would scale, as for a tied head

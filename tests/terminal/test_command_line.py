@@ -12,16 +12,16 @@ import transformers
 
 import run_finetuning
 import run_generation
-from config.base import config_fields, flatten
+from config.base import config_fields, flatten_by_path
 from config.errors import ConfigError, UserError
 from config.families import FAMILIES
 from config.flags import (
     ALIASES,
     add_field_flags,
-    field_overrides,
-    section_groups,
+    add_section_groups,
+    normalize_flag_spelling,
+    parse_field_overrides,
     shortest_flag,
-    spell_flags,
 )
 from config.t5 import T5Config
 from terminal.command_line import read_command_line
@@ -101,9 +101,9 @@ def test_every_field_is_a_flag_by_its_dotted_name(family, spelled):
     wanted = {leaf.path: _other_value(leaf, config()) for leaf in config_fields(config)}
     given = [f"--{spelled(name)}={str(value).lower()}" for name, value in wanted.items()]
     parser = argparse.ArgumentParser()
-    add_field_flags(section_groups(parser), config, lambda leaf: "")
-    parsed = vars(parser.parse_args(spell_flags(given, config, ())))
-    found = flatten(field_overrides(parsed, config))
+    add_field_flags(add_section_groups(parser), config, lambda leaf: "")
+    parsed = vars(parser.parse_args(normalize_flag_spelling(given, config, ())))
+    found = flatten_by_path(parse_field_overrides(parsed, config))
     assert found == wanted
     assert [type(value) for value in found.values()] == [type(v) for v in wanted.values()]
 
@@ -387,7 +387,7 @@ def test_settings_of_another_search_are_refused(flags):
     ],
 )  # fmt: skip
 def test_values_as_others_write_them(flag, field, value):
-    assert flatten(read(*flag.split()).config.to_dict())[field] == value
+    assert flatten_by_path(read(*flag.split()).config.to_dict())[field] == value
 
 
 def test_other_spellings_are_of_choices_alone():

@@ -12,9 +12,9 @@ import pytest
 
 import run_finetuning
 from checkpoints import CheckpointStore
-from config.base import unflatten
-from config.families import config_class_of
-from config.presets import merge, preset_data
+from config.base import nest_by_path
+from config.families import config_class_of_preset
+from config.presets import load_preset, merge_over
 from config.sections import RunConfig
 from files.yaml_files import dump_yaml
 from planning.config_loader import CONFIG_LOADER
@@ -41,8 +41,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def saved_run(folder: Path, **fields: Any) -> str:
-    data = merge(preset_data("finetuning", "tiny"), unflatten(fields))
-    config = config_class_of(data, "tiny").from_dict(data)
+    data = merge_over(load_preset("finetuning", "tiny"), nest_by_path(fields))
+    config = config_class_of_preset(data, "tiny").from_dict(data)
     with CheckpointStore(folder) as store:
         texts = {"config.yml": dump_yaml(config.to_dict())}
         store.save(9, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)

@@ -18,11 +18,11 @@ import run_finetuning
 import run_generation
 import run_validation
 from checkpoints import CheckpointStore
-from config.base import config_fields, flatten, unflatten
+from config.base import config_fields, flatten_by_path, nest_by_path
 from config.errors import ConfigError
-from config.families import config_class_of
+from config.families import config_class_of_preset
 from config.flags import ALIASES, shortest_flag
-from config.presets import load_config, merge, preset_data, preset_names
+from config.presets import load_config, load_preset, merge_over, preset_names
 from config.sections import RunConfig
 from files.formatting import format_name
 from files.yaml_files import dump_yaml
@@ -59,7 +59,7 @@ def read(*flags: str) -> CommandLine:
 
 
 def values(config: RunConfig) -> dict[str, Any]:
-    return flatten(config.to_dict())
+    return flatten_by_path(config.to_dict())
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def run(tmp_path) -> Callable[..., tuple[str, dict[str, Any]]]:
     """Makes the folder of a run with a saved step; gives it, and its settings by dotted names."""
 
     def make(preset: str = "tiny", **more: Any) -> tuple[str, dict[str, Any]]:
-        data = merge(preset_data("finetuning", preset), unflatten({**ALL, **more}))
-        config = config_class_of(data, preset).from_dict(data)
+        data = merge_over(load_preset("finetuning", preset), nest_by_path({**ALL, **more}))
+        config = config_class_of_preset(data, preset).from_dict(data)
         with CheckpointStore(tmp_path / "run") as store:
             texts = {"config.yml": dump_yaml(config.to_dict())}
             store.save(9, {"w": np.zeros(1, np.float32)}, {}, wait=True, texts=texts)
@@ -147,7 +147,7 @@ def test_a_run_elsewhere_gives_its_settings_too(run, tmp_path):
 
 def test_fresh_and_new_runs_do_not(run):
     folder, _ = run()
-    tiny = load_config(config_class_of({"family": "t5"}, ""), "finetuning", "tiny")
+    tiny = load_config(config_class_of_preset({"family": "t5"}, ""), "finetuning", "tiny")
     for flags in (
         ["--save", folder, "--overwrite"],
         ["--load", folder, "--checkpoint.load_optimizer", "false"],
@@ -259,7 +259,7 @@ def test_a_flag_replaces_what_it_excludes(where, below, flags, changes, run, tmp
             read(*lower, *flags)
         return
     name, value = changes
-    assert flatten(read(*lower, *flags).config.to_dict())[name] == value
+    assert flatten_by_path(read(*lower, *flags).config.to_dict())[name] == value
     said = capsys.readouterr().err
     assert re.search(rf"^{name}: .* -> {format_name(value)}, which .* excludes$", said, re.M)
     if below.get(name) is not None:
@@ -289,7 +289,7 @@ def flags_of(values: Mapping[str, object]) -> list[str]:
 def test_presets_take_a_flag(flags, presets):
     for preset in presets:
         config = read("--config", preset, *flags).config
-        assert config.master_slot is None or not config.rounds_stochastically
+        assert config.master_weight_slot is None or not config.rounds_stochastically
 
 
 # ---- a file of one's own ------------------------------------------------------------------------
@@ -377,8 +377,8 @@ def test_a_file_takes_every_option_of_a_script(script, name, tmp_path):
 
 @pytest.mark.parametrize("family", ["t5", "gptj", "llama"])
 def test_a_file_takes_every_field_by_its_flag(family, tmp_path):
-    section = config_class_of({"family": family}, "")
-    base = flatten(section.from_dict({}).to_dict())
+    section = config_class_of_preset({"family": family}, "")
+    base = flatten_by_path(section.from_dict({}).to_dict())
     names = {leaf.path: {leaf.path, shortest_flag(leaf.path)} for leaf in config_fields(section)}
     for way in (0, -1):
         keys = {sorted(spellings)[way].replace("_", "-" if way else "_"): dotted
@@ -386,7 +386,7 @@ def test_a_file_takes_every_field_by_its_flag(family, tmp_path):
         data = {key: base[dotted] for key, dotted in keys.items()} | {"family": family}
         (tmp_path / "own.yml").write_text(dump_yaml(data))
         line = read("--config", str(tmp_path / "own.yml"))
-        assert flatten(line.settings.sources[0].values) == base | {"family": family}
+        assert flatten_by_path(line.settings.sources[0].values) == base | {"family": family}
 
 
 def test_a_file_begins_a_run_anew(run, tmp_path):

@@ -86,8 +86,8 @@ def test_most_tokens_share_a_column():
 
 def test_texts_are_separated_by_commas():
     given = Generation(stop_strings=r"\n,a\,b,\\,c d")
-    assert given.stops() == ("\n", "a,b", "\\", "c d")
-    assert Generation().stops() == ()
+    assert given.parse_stop_strings() == ("\n", "a,b", "\\", "c d")
+    assert Generation().parse_stop_strings() == ()
     for empty in ("", "a,,b", "a,"):
         with pytest.raises(ConfigError, match="a text is empty"):
             Generation(stop_strings=empty)

@@ -53,7 +53,7 @@ class Run:
         if spoilt is not None:
             inputs[self.program.inputs["weight"]][1, -1] = spoilt
         out = self.session.run(inputs)
-        norms = out[self.program.grad_norm].reshape(-1, self.config.replicas)[0]
+        norms = out[self.program.grad_norm].reshape(-1, self.config.num_replicas)[0]
         return out[self.program.loss], norms
 
     def state(self) -> dict[str, np.ndarray]:

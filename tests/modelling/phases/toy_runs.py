@@ -33,7 +33,7 @@ def feed(program: TrainingProgram, config: RunConfig, arrays: Batch) -> dict[Any
         program.inputs[name]: np.repeat(a.reshape(shape), execution.tensor_parallel, 1)
         for name, a in arrays.items()
     }
-    per_micro_batch = np.ones((transfers, config.replicas), np.float32)
+    per_micro_batch = np.ones((transfers, config.num_replicas), np.float32)
     weight = config.gradient_accumulation * dp / SAMPLES
     inputs[program.inputs["weight"]] = per_micro_batch * np.float32(weight)
     inputs[program.learning_rate] = per_micro_batch * np.float32(RATE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from config.errors import UserError
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from planning.hardware.resource_errors import explain_resource_errors
 from popxl.errors import DeviceMemoryError, DiskError, VersionError
 
@@ -39,8 +39,10 @@ HOST = "leave state in host memory with --execution.placement host"
     ],
 )
 def test_a_device_that_is_full_says_what_takes_less(changes, expected) -> None:
-    data = preset_data("finetuning", "tiny")
-    config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny").with_values(changes)
+    data = load_preset("finetuning", "tiny")
+    config = load_config(config_class_of_preset(data, "tiny"), "finetuning", "tiny").with_values(
+        changes
+    )
     with pytest.raises(UserError) as caught, explain_resource_errors("tiny", config):
         raise DeviceMemoryError(FULL)
     assert str(caught.value) == f"preset 'tiny': {FULL}: {expected}{HOST}"
@@ -48,7 +50,7 @@ def test_a_device_that_is_full_says_what_takes_less(changes, expected) -> None:
 
 @pytest.mark.parametrize("error", [DiskError, VersionError])
 def test_a_message_of_the_runtime_for_people_is_said_as_it_is(error) -> None:
-    data = preset_data("finetuning", "tiny")
-    config = load_config(config_class_of(data, "tiny"), "finetuning", "tiny")
+    data = load_preset("finetuning", "tiny")
+    config = load_config(config_class_of_preset(data, "tiny"), "finetuning", "tiny")
     with pytest.raises(UserError, match="^install jax<9$"), explain_resource_errors("tiny", config):
         raise error("install jax<9")

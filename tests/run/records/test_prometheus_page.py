@@ -16,8 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from config.errors import UserError
-from config.families import config_class_of
-from config.presets import preset_data
+from config.families import config_class_of_preset
+from config.presets import load_preset
 from files.run_folder import RunFolder
 from run.options import RunOptions
 from run.records.metrics_logger import MetricsLogger
@@ -32,8 +32,8 @@ def read(port: int) -> dict[str, float]:
 
 
 def test_the_values_of_the_last_step(tmp_path):
-    port, data = free_port(), preset_data("finetuning", "tiny")
-    config = config_class_of(data, "tiny").from_dict(data)
+    port, data = free_port(), load_preset("finetuning", "tiny")
+    config = config_class_of_preset(data, "tiny").from_dict(data)
     options = RunOptions("tiny", metrics_port=port)
     with MetricsLogger(config, RunFolder(tmp_path), options) as records:
         assert read(port) == {}
