@@ -214,7 +214,7 @@ class Tokenizer:
         return list(encodings)
 
     def _check_embedding_rows(self, texts: Sequence[str], tokens: Iterable[Sequence[int]]) -> None:
-        """Raise MissingRowError for a token without an embedding row."""
+        """Raise MissingEmbeddingRowError for a token without an embedding row."""
         if not self._lacks_rows:
             return
         for text, ids in zip(texts, tokens, strict=True):

@@ -51,12 +51,12 @@ _FINETUNING = """
 import sys
 from itertools import islice
 import run_finetuning
-from config.base import unflatten
+from config.base import nest_by_path
 from config.sections import RunConfig
 from data.task import Task
 
-examples = Task.examples
-Task.examples = lambda *given: islice(examples(*given), 40)
+examples = Task.convert_rows
+Task.convert_rows = lambda *given: islice(examples(*given), 40)
 sys.exit(run_finetuning.main(sys.argv[1:]))
 """
 

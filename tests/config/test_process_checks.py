@@ -25,8 +25,8 @@ from checkpoints.collective_io import check_shared_folder
 from config import process_checks
 from config.process_checks import check_same_on_all_processes, check_same_run_on_all_processes
 from config.errors import UserError
-from config.families import config_class_of
-from config.presets import merge, preset_data
+from config.families import config_class_of_preset
+from config.presets import merge_over, load_preset
 from data.data_cache import DataCache
 from data.pipeline import Pipeline
 from data.examples import Corpus, Example
@@ -35,15 +35,15 @@ from run.answers import generate
 
 index, folder = popdist.getInstanceIndex(), Path(sys.argv[1])
 collective_io._VISIBILITY_TIMEOUT = 0.5
-data = preset_data("finetuning", "tiny")
-config = config_class_of(data, "tiny").from_dict(data)
+data = load_preset("finetuning", "tiny")
+config = config_class_of_preset(data, "tiny").from_dict(data)
 
 def run(changes):
-    own = merge(data, changes if index else {})
-    check_same_run_on_all_processes(config_class_of(data, "tiny").from_dict(own))
+    own = merge_over(data, changes if index else {})
+    check_same_run_on_all_processes(config_class_of_preset(data, "tiny").from_dict(own))
 
 def read(examples, more=""):
-    tokenizer = SimpleNamespace(state=["tokens" + more * index])
+    tokenizer = SimpleNamespace(identity_values=["tokens" + more * index])
     Pipeline.check_processes_agree(SimpleNamespace(tokenizer=tokenizer), Corpus(examples))
 
 def sources(own=process_checks._hash_source_files):

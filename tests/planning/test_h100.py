@@ -15,13 +15,14 @@ from tests.popxl.h100 import H100, H200, ROOT, compiled_for_an_h100, needs_the_c
 
 SCRIPT = """
 from tests.popxl.hlo_kernels import traffic
-from config.families import config_class_of
-from config.presets import load_config, preset_data
+from config.families import config_class_of_preset
+from config.presets import load_config, load_preset
 from jax.sharding import Mesh
 from planning.requirements import finetuning_requirements
 from popxl._run.program import Program
 
-config = load_config(config_class_of(preset_data("finetuning", "{0}"), "{0}"), "finetuning", "{0}")
+family = config_class_of_preset(load_preset("finetuning", "{0}"), "{0}")
+config = load_config(family, "finetuning", "{0}")
 requirements = finetuning_requirements(config, "gpu 9.0")
 program = Program(requirements.traced.ir, Mesh(np.array(devices), ("r",)))
 program.compile()
@@ -36,12 +37,12 @@ for segment, cost in requirements.traced.segment_costs.items():
 MEMORY = """
 from dataclasses import replace
 from planning.hardware.machines import machine
-from config.presets import merge
+from config.presets import merge_over
 from planning.requirements import plan_on
 
 there = machine("{1}")
-family = config_class_of(preset_data("finetuning", "{0}"), "{0}")
-config = family.from_dict(merge(preset_data("finetuning", "{0}"), {2}))
+family = config_class_of_preset(load_preset("finetuning", "{0}"), "{0}")
+config = family.from_dict(merge_over(load_preset("finetuning", "{0}"), {2}))
 traced = plan_on(finetuning_requirements(config, there.target), there).traced
 program = Program(traced.ir, Mesh(np.array(devices), ("r",)))
 program.compile()

@@ -327,7 +327,7 @@ def test_required_gradients_come_in_the_order_asked_for(ir):
     graph = ir.create_graph(lambda p, q, r: p * q * r, a, b, c)
     p, _, r = graph.inputs
     info = autodiff(graph, grads_required=[r, p])
-    assert info.copy_decode_state == (r, p)
+    assert info.outputs == (r, p)
     assert [c.connection_type for c in info.expected_outputs] == [
         ExpectedConnectionType.FwdGrad
     ] * 2
@@ -373,7 +373,7 @@ def test_integer_inputs_have_no_gradient_and_unused_ones_zeros_if_asked(ir):
     x, i, unused = popxl.variable(X), popxl.variable([2, 0, 2], popxl.int32), popxl.variable(B)
     graph = ir.create_graph(lambda a, b, c: ops.gather(a, b) * 2.0, x, i, unused)
     a, _, c = graph.inputs
-    assert autodiff(graph).copy_decode_state == (a,)
+    assert autodiff(graph).outputs == (a,)
     info = autodiff(graph, grads_required=[c, a])
     call = ops.call_with_info(graph, x, i, unused)
     seed = popxl.constant(np.ones((3, 3), np.float32))
@@ -408,7 +408,7 @@ def test_only_values_that_are_needed_become_inputs(ir):
     info = autodiff(graph)
     kinds = [c.connection_type.name for c in info.expected_inputs]
     assert kinds == ["FwdGrad", "Fwd", "Fwd"]
-    assert set(info.input_specs[1:]) == set(graph.inputs)
+    assert set(info.inputs[1:]) == set(graph.inputs)
     assert len(graph.outputs) == 1
     assert not autodiff(ir.create_graph(lambda a: a + 1.0, x)).inputs_dict(
         ops.call_with_info(graph, x, w)

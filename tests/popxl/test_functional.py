@@ -329,7 +329,7 @@ def test_gradients_of_long_chains():
 
         with saving(products_saveable):
             info = autodiff(ir.create_graph(chain, x))
-    assert len(info.input_specs) == 2
+    assert len(info.inputs) == 2
 
 
 # ---- what is printed ----------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def _write_grads(program: _Program, case: Case, info: Any, site: Any) -> None:
     dys = [program.load(a) for a in case.cotangents]
     back = ops.call_with_info(info.graph, *dys, inputs_dict=info.inputs_dict(site))
     for connection, t in zip(info.expected_outputs, back.outputs, strict=True):
-        index = case.graph.input_specs.index(connection.fwd_tensor)
+        index = case.graph.inputs.index(connection.fwd_tensor)
         program.store(t, lambda a, i=index: case.grads.update({i: a}))
 
 
