@@ -25,7 +25,7 @@ import popxl
 from config.sections import RunConfig
 from finetuning import UNUSED
 from modelling.model_family import get_family
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from planning.hardware.resource_errors import explain_resource_errors
 from run.generated_data_benchmark import read_throughput_line
 from run.records.throughput import peak_host_bytes
@@ -96,7 +96,9 @@ def compile_program(config: RunConfig) -> Compilation:
     """Build, plan and compile the fine-tuning program of a configuration on virtual CPU devices."""
     start = time.perf_counter()
     family = get_family(config)
-    ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir
+    ir = build_training_program(
+        config, family.build_phases, weight_map=family.weight_map(config)
+    ).ir
     built = time.perf_counter()
     plan = popxl.plan.plan_of(ir)
     planned = time.perf_counter()

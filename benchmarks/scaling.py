@@ -284,7 +284,7 @@ def _build_tensors(hosts: int) -> Any:
     from config.families import config_class_of_preset
     from config.presets import load_preset, merge_over
     from modelling.model_family import get_family
-    from modelling.phases.training import build_training
+    from modelling.phases.training import build_training_program
     from modelling.weights import ShardReader
 
     data = load_preset("finetuning", "xxl_pod64")
@@ -295,7 +295,7 @@ def _build_tensors(hosts: int) -> Any:
     config = config_class_of_preset(data, "xxl_pod64").from_dict(data)
     family = get_family(config)
     weight_map = family.weight_map(config)
-    program = build_training(config, family.build_phases, False, weight_map)
+    program = build_training_program(config, family.build_phases, False, weight_map)
     owners = tuple(replica // DEVICES_OF_A_HOST for replica in range(config.num_replicas))
     held = ShardReader(
         lambda v: popxl.plan.variable_shards(v, owners), lambda v, part: np.zeros(part.size)

@@ -13,7 +13,7 @@ from config.sections import RunConfig
 from modelling.devices import resolve_platform
 from modelling.model_family import get_family
 from modelling.phases.settings import ALL
-from modelling.phases.training import TrainingProgram, build_training
+from modelling.phases.training import TrainingProgram, build_training_program
 
 _MIN_SHARE = 0.02  # smallest fraction of the FLOPs of layer types that are worth a simulation
 MIN_GAIN = 0.01  # smallest fraction of the time that is worth more memory
@@ -107,7 +107,7 @@ def _build_variants(config: RunConfig, target: str) -> ProgramVariants:
     weight_map = family.weight_map(config)
 
     def build(variant: Variant) -> TrainingProgram:
-        return build_training(
+        return build_training_program(
             variant.apply_to(on_target),
             family.build_phases,
             weight_map=weight_map,

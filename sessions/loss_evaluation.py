@@ -15,7 +15,7 @@ from data.loader import BatchSharding
 from data.samples import Batch, Samples
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
-from modelling.phases.evaluation import build_loss
+from modelling.phases.evaluation import build_loss_program
 from sessions.aux_metrics import tally_of
 from sessions.session import ModelSession
 
@@ -65,7 +65,7 @@ class LossSession(ModelSession):
         self._sharding = BatchSharding.from_config(config)
         self._family, self.objective = get_family(config), make_objective(config)
         weight_map = self._family.weight_map(config)
-        self.program = build_loss(config, self._family.build_phases, weight_map)
+        self.program = build_loss_program(config, self._family.build_phases, weight_map)
         super().__init__(config, self.program.ir, weight_map, self.program.variables, weight_source)
 
     def compute(

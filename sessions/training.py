@@ -20,7 +20,7 @@ from data.samples import Batch
 from modelling.layers import EXPERT_USAGE, LOSS_STATS
 from modelling.model_family import get_family
 from modelling.objectives import LOSS_WEIGHT, make_objective
-from modelling.phases.training import TrainingProgram, build_training
+from modelling.phases.training import TrainingProgram, build_training_program
 from modelling.weights import ShardReader, Variables
 from planning.placement_search import build_best_program
 from planning.program_variants import Variant
@@ -69,7 +69,7 @@ class TrainingSession(ModelSession):
 
         def build(variant: Variant) -> TrainingProgram:
             changed, saved = variant.apply_to(config), dict(variant.saved_layers)
-            return build_training(
+            return build_training_program(
                 changed, family.build_phases, gradients, weight_map, saved, variant.per_pass
             )
 

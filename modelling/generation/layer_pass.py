@@ -25,13 +25,15 @@ LayerIOs = LayerIO | Sequence[LayerIO]
 
 def _shared_buffer_io(spec: popxl.TensorSpec, settings: PhaseSettings) -> LayerIO:
     """Buffers of a layer input with one entry per micro-batch, shared by all layers."""
-    buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.micro_batches)
+    buffer = popxl.remote_buffer(spec.shape, spec.dtype, settings.num_micro_batches)
     return LayerIO(spec, RemoteHandle(buffer, None))
 
 
 def _per_layer_buffer_io(t: Tensor, settings: PhaseSettings, num_layers: int) -> LayerIO:
     """Buffers of a layer input with one entry per layer and micro-batch, such as a KV cache."""
-    return LayerIO(t.spec, RemoteHandle(batch_serial_buffer(t, settings.micro_batches, num_layers)))
+    return LayerIO(
+        t.spec, RemoteHandle(batch_serial_buffer(t, settings.num_micro_batches, num_layers))
+    )
 
 
 class LayerPass:
@@ -79,10 +81,10 @@ class LayerPass:
         stored = zip(inner.outputs, self.outputs, strict=True)
         self._serialised = batch_serialise(
             graph,
-            settings.micro_batches,
+            settings.num_micro_batches,
             load_handles={t: io.value for t, io in loaded},
             store_streams={},
-            store_buffers={t: io.handle for t, io in stored},
+            store_buffers={t: io.value_handle for t, io in stored},
             rows=rows,
             io_mode="compute",
         ).graph

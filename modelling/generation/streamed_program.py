@@ -74,7 +74,7 @@ def num_streamed_batches(config: RunConfig) -> int:
 def _with_num_micro_batches(config: RunConfig, count: int) -> RunConfig:
     """Return the configuration whose batch size gives `count` micro-batches per replica.
 
-    See `PhaseSettings.micro_batches`.
+    See `PhaseSettings.num_micro_batches`.
     """
     e = config.execution
     size = e.micro_batch_size * e.data_parallel * count
@@ -187,7 +187,7 @@ class StreamedProgramBuilder:
         """Add the whole program to the current graph; returns the generated tokens' stream."""
         tokens = popxl.d2h_stream((self.count, self.model.output_length), popxl.int32, "tokens")
         row, no_weights = popxl.constant(0, popxl.int32), NamedTensors()
-        self.inputs.load()
+        self.inputs.load_from_host()
         self._start_search(row, no_weights)
         caches, loop_invariants = self.model.prefill(
             StreamedExecutor(self.weights, self.settings, "prompt"),
@@ -199,7 +199,7 @@ class StreamedProgramBuilder:
         with popxl.plan.part("search/end"):
             end.run_layer(row, no_weights)
             self._loop_over_micro_batches(
-                lambda step: ops.host_store(tokens, end.outputs[0].load(step))
+                lambda step: ops.host_store(tokens, end.outputs[0].load_first_row(step))
             )
         return tokens
 
@@ -268,18 +268,18 @@ class StreamedProgramBuilder:
         """Flag that is 1 while a prompt of any micro-batch needs more tokens: int32 scalar."""
 
         def add_unfinished(step: Tensor, total: Tensor) -> list[Tensor]:
-            unfinished = self._unfinished.load(step)
+            unfinished = self._unfinished.load_first_row(step)
             return [step + 1, ops.maximum(total, ops.cast(unfinished, popxl.int32))]
 
         zero = popxl.constant(0, popxl.int32)
         with popxl.plan.part("search/token"):
             total = popxl.constant(0, popxl.int32)
             graph = popxl.gir().create_graph(add_unfinished, zero, total)
-            return ops.repeat(graph, self.settings.micro_batches, zero, total)[1]
+            return ops.repeat(graph, self.settings.num_micro_batches, zero, total)[1]
 
     def _loop_over_micro_batches(self, body: Callable[[Tensor], object]) -> None:
         def run_micro_batch(step: Tensor) -> list[Tensor]:
             body(step)
             return []
 
-        loop_over_layers(range(self.settings.micro_batches), run_micro_batch)
+        loop_over_layers(range(self.settings.num_micro_batches), run_micro_batch)

@@ -62,7 +62,7 @@ class PhaseWeights:
             new = self.experts.add_group_variables(new)
         if new:
             named = NamedVariableFactories.from_dict(new)
-            store = PhaseVariables.create(named, self.name, self.entries, self._settings)
+            store = PhaseVariables.create_buffers(named, self.name, self.entries, self._settings)
             self._stores.append(store)
 
     @property
@@ -87,7 +87,9 @@ class PhaseWeights:
 
     def _build_loader(self, names: Sequence[str]) -> Callable[[Tensor], NamedTensors]:
         by_store = [[n for n in names if n in store.names] for store in self._stores]
-        stores = [store.subset(n) for store, n in zip(self._stores, by_store, strict=True) if n]
+        stores = [
+            store.select_stored(n) for store, n in zip(self._stores, by_store, strict=True) if n
+        ]
         shared_names = (
             [n for n in names if n.startswith(TOKENS)] if self._weight_source is not None else []
         )

@@ -5,7 +5,7 @@ remote buffers and gathered; then all micro-batches of a pass run through it, wi
 rows of remote buffers.
 """
 
-from modelling.phases.buffers import ActivationRows as ActivationRows
+from modelling.phases.buffers import ActivationBuffers as ActivationBuffers
 from modelling.phases.buffers import InputBuffers as InputBuffers
 from modelling.phases.buffers import LayerIO as LayerIO
 from modelling.phases.buffers import loop_over_layers as loop_over_layers

@@ -14,7 +14,7 @@ from popxl_addons.remote import create_remote_buffer
 from popxl_addons.transforms.batch_serialisation import OfRow, RemoteHandle
 
 
-def fixed_row(
+def fixed_row_handle(
     buffer: popxl.RemoteBuffer, row: int, shard_group: popxl.ReplicaGrouping | None = None
 ) -> RemoteHandle:
     """Returns a handle of a buffer row that is the same for all layers of a phase."""
@@ -38,18 +38,18 @@ class LayerIO:
     value: RemoteHandle | OfRow
     grad: RemoteHandle | None = None
 
-    def load(self, step: popxl.Tensor) -> popxl.Tensor:
-        """Load row 0 of micro-batch `step` (int32 scalar): a tensor of `spec`."""
-        return ops.remote_load(self.handle.buffer, step)
+    def load_first_row(self, micro_batch: popxl.Tensor) -> popxl.Tensor:
+        """Load row 0 of micro-batch `micro_batch` (int32 scalar): a tensor of `spec`."""
+        return ops.remote_load(self.value_handle.buffer, micro_batch)
 
     @property
-    def handle(self) -> RemoteHandle:
+    def value_handle(self) -> RemoteHandle:
         """Handle of the value; raises an error if the handle is a function of the row."""
         assert isinstance(self.value, RemoteHandle)
         return self.value
 
 
-class ActivationRows:
+class ActivationBuffers:
     """Remote buffers for activations between a stack's layers, and for their gradients.
 
     A layer reads one row and writes the next. Before the first trainable layer no backward pass
@@ -65,19 +65,19 @@ class ActivationRows:
     ) -> None:
         self._spec, self._settings = spec, settings
         self._shards = settings.activation_shards
-        self._x = activation_buffer(spec, 1, settings)
+        self._x = create_activation_buffer(spec, 1, settings)
         self._row, self._has_gradient = 0, requires_grad
 
     @cached_property
-    def _dx(self) -> popxl.RemoteBuffer:
-        return gradient_buffer(self._spec, 1, self._settings)
+    def _gradient_buffer(self) -> popxl.RemoteBuffer:
+        return create_gradient_buffer(self._spec, 1, self._settings)
 
     @property
     def last_row(self) -> LayerIO:
         """The most recently reserved row, as input or output of a single-layer phase."""
-        return self._layer_io(0)
+        return self._layer_io_at_row(0)
 
-    def reserve(self, num_layers: int, requires_grad: bool) -> tuple[LayerIO, LayerIO]:
+    def reserve_rows(self, num_layers: int, requires_grad: bool) -> tuple[LayerIO, LayerIO]:
         """Reserve rows for `num_layers` more layers; returns the layers' input and output.
 
         Args:
@@ -88,7 +88,7 @@ class ActivationRows:
             return self.last_row, self.last_row
         # The layers of a phase share their graphs, and all but the first return a gradient.
         self._has_gradient = self._has_gradient or num_layers > 1
-        layer_ios = self._layer_io(0), self._layer_io(1, requires_grad=True)
+        layer_ios = self._layer_io_at_row(0), self._layer_io_at_row(1, requires_grad=True)
         self._row, self._has_gradient = self._row + num_layers, True
         return layer_ios
 
@@ -97,31 +97,34 @@ class ActivationRows:
 
         Each layer adds to its gradient.
         """
-        value = fixed_row(self._x, self._row, self._shards)
+        value = fixed_row_handle(self._x, self._row, self._shards)
         if not self._has_gradient:
             return LayerIO(self._spec, value)
-        grad = fixed_row(self._dx, self._row, self._shards)
+        grad = fixed_row_handle(self._gradient_buffer, self._row, self._shards)
         return LayerIO(self._spec, value, replace(grad, adds=True))
 
     def zero_grad(self) -> None:
         """Zero the last row's gradient, before several layers add to it."""
         if self._has_gradient:
-            zero_row(self._dx, self._row, self._settings)
+            zero_row(self._gradient_buffer, self._row, self._settings)
 
     def zero_first_row(self) -> None:
         """Zero row 0 of the activations for every micro-batch."""
         zero_row(self._x, 0, self._settings)
 
-    def _layer_io(self, row_offset: int, requires_grad: bool = False) -> LayerIO:
+    def _layer_io_at_row(self, row_offset: int, requires_grad: bool = False) -> LayerIO:
         """Layer input or output at row `row_offset`, counted from the last reserved row.
 
         Args:
             requires_grad: True if the row has a gradient even where the rows before have none.
         """
         if not (requires_grad or self._has_gradient):
-            return LayerIO(self._spec, fixed_row(self._x, self._row, self._shards))
+            return LayerIO(self._spec, fixed_row_handle(self._x, self._row, self._shards))
         offset = self._row + row_offset
-        x, dx = (RemoteHandle(buffer, offset, self._shards) for buffer in (self._x, self._dx))
+        x, dx = (
+            RemoteHandle(buffer, offset, self._shards)
+            for buffer in (self._x, self._gradient_buffer)
+        )
         return LayerIO(self._spec, x, dx)
 
 
@@ -138,7 +141,7 @@ def zero_row(buffer: popxl.RemoteBuffer, row: int, settings: PhaseSettings) -> N
     ops.repeat(popxl.gir().create_graph(zero_entry, first), steps, first)
 
 
-def activation_buffer(
+def create_activation_buffer(
     spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
 ) -> popxl.RemoteBuffer:
     """Create a buffer of `rows` rows for activations of `spec`."""
@@ -151,11 +154,11 @@ def activation_buffer(
     return buffer
 
 
-def gradient_buffer(
+def create_gradient_buffer(
     spec: popxl.TensorSpec, rows: int, settings: PhaseSettings
 ) -> popxl.RemoteBuffer:
     """Create a buffer of `rows` rows for gradients of activations of `spec`."""
-    buffer = activation_buffer(spec, rows, settings)
+    buffer = create_activation_buffer(spec, rows, settings)
     buffer.kind = "gradients between layers"
     return buffer
 
@@ -181,7 +184,7 @@ class InputBuffers:
 
     def __getitem__(self, name: str) -> RemoteHandle:
         """Handle from which a phase loads the input stream `name`."""
-        return fixed_row(self.buffers[name], 0)
+        return fixed_row_handle(self.buffers[name], 0)
 
     def layer_io(self, name: str) -> LayerIO:
         """Returns the input stream `name` as a layer input."""
@@ -191,7 +194,7 @@ class InputBuffers:
         """Returns the named input streams as layer inputs, by name."""
         return {name: self.layer_io(name) for name in names}
 
-    def load(self) -> None:
+    def load_from_host(self) -> None:
         """Copy the micro-batches of a pass from the host streams to the buffers."""
 
         def load_micro_batch(step: popxl.Tensor) -> popxl.Tensor:
@@ -229,11 +232,11 @@ def loop_over_layers(
         return list(carry)
     stride = rows[1] - rows[0] if len(rows) > 1 else 1
 
-    def one_row(
+    def loop_body(
         row: popxl.Tensor, carry: list[popxl.Tensor], invariants: list[popxl.Tensor]
     ) -> list[popxl.Tensor]:
         return [row + stride, *body(row, *carry, *invariants)]
 
     first = popxl.constant(rows[0], popxl.int32) if row_offset is None else row_offset + rows[0]
-    graph = popxl.gir().create_graph(one_row, first, list(carry), list(invariants))
+    graph = popxl.gir().create_graph(loop_body, first, list(carry), list(invariants))
     return list(ops.repeat(graph, len(rows), first, *carry, *invariants))[1:]

@@ -7,8 +7,8 @@ from data.preference_samples import SEGMENT_IDS, max_sequences_per_sample
 from modelling.decoder import DecoderSpec
 from modelling.layers import ActivationLayout, LayerAdapters
 from modelling.phases.block_wrappers import RouterOnlyBlock, TrainingBlock
-from modelling.phases.buffers import ActivationRows, InputBuffers
-from modelling.phases.dense_layers import build_dense_runs, by_name
+from modelling.phases.buffers import ActivationBuffers, InputBuffers
+from modelling.phases.dense_layers import build_dense_runs, name_layer_outputs
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.moe_layers import build_moe_runs
 from modelling.phases.phase import Phase
@@ -37,13 +37,13 @@ def build_decoder_only_phases(
     shape = layout.shape(batch, model.sequence_length, model.hidden_size)
     hidden = popxl.TensorSpec(shape, settings.dtype)
     trains_embeddings = settings.is_phase_trainable("embeddings")
-    activations = [ActivationRows(hidden, settings, requires_grad=trains_embeddings)]
+    activations = [ActivationBuffers(hidden, settings, requires_grad=trains_embeddings)]
     token_inputs = inputs.layer_ios(["input_ids"])
     embeddings = adapters.attach_to_embeddings(decoder.embeddings())
     first = Phase("embeddings", embeddings, token_inputs, [activations[0].last_row], settings)
     expert_usage = decoder.expert_usage
     if expert_usage is not None:
-        activations.append(ActivationRows(expert_usage.spec, settings, requires_grad=False))
+        activations.append(ActivationBuffers(expert_usage.spec, settings, requires_grad=False))
     usage_grad = expert_usage is not None and expert_usage.router_aux_loss_coef > 0
     runs: list[PhaseRun] = []
     streams_experts = config.execution.expert_groups > 1
@@ -59,7 +59,9 @@ def build_decoder_only_phases(
             names = name, name.replace("layer", "experts", 1)
             runs += build_moe_runs(names, modules, group, *args)
         first_layer += count
-    head_inputs = by_name(rows.last_row for rows in activations) | inputs.layer_ios(loss_inputs)
+    head_inputs = name_layer_outputs(rows.last_row for rows in activations) | inputs.layer_ios(
+        loss_inputs
+    )
     last = LossPhase("head", head, head_inputs, settings, {"tokens": first} if head.tied else None)
     order = [PhaseRun(first, range(1)), *runs, PhaseRun(last, range(1))]
     zero = {} if expert_usage is None else {"zero_activations": activations[1].zero_first_row}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from modelling.layers import LayerModules
-from modelling.phases.buffers import ActivationRows, LayerIO
+from modelling.phases.buffers import ActivationBuffers, LayerIO
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhaseRun
 from modelling.phases.recompute_split import slice_runs, split_by_remat
@@ -14,13 +14,13 @@ from modelling.phases.settings import PhaseSettings
 LayerIOs = tuple[LayerIO, ...]
 
 
-def by_name(layer_ios: Iterable[LayerIO]) -> dict[str, LayerIO]:
+def name_layer_outputs(layer_ios: Iterable[LayerIO]) -> dict[str, LayerIO]:
     """Name a layer's outputs: x, then, if present, the expert usage."""
     return dict(zip(("x", "expert_usage"), layer_ios, strict=False))
 
 
 def reserve_rows(
-    activations: Sequence[ActivationRows],
+    activations: Sequence[ActivationBuffers],
     layers: LayerModules,
     requires_grad: bool,
     usage_requires_grad: bool,
@@ -34,7 +34,7 @@ def reserve_rows(
     """
     count = len(layers.type_of_layer)
     pairs = zip(activations, (requires_grad, usage_requires_grad), strict=False)
-    inputs, outputs = zip(*(rows.reserve(count, grad) for rows, grad in pairs), strict=True)
+    inputs, outputs = zip(*(rows.reserve_rows(count, grad) for rows, grad in pairs), strict=True)
     return inputs, outputs
 
 
@@ -63,7 +63,7 @@ def build_runs_by_type(
 def build_dense_runs(
     name: str,
     layers: LayerModules,
-    activations: Sequence[ActivationRows],
+    activations: Sequence[ActivationBuffers],
     extra_inputs: Mapping[str, LayerIO],
     settings: PhaseSettings,
     usage_requires_grad: bool,
@@ -78,6 +78,6 @@ def build_dense_runs(
     trainable = settings.is_phase_trainable(name)
     usage_grad = trainable and usage_requires_grad
     inputs, outputs = reserve_rows(activations, layers, trainable, usage_grad)
-    inputs_by_name = {**by_name(inputs), **extra_inputs}
+    inputs_by_name = {**name_layer_outputs(inputs), **extra_inputs}
     runs = build_runs_by_type(name, layers, inputs_by_name, outputs, settings)
     return [run for kind, rows in layers.runs_of_one_type() for run in slice_runs(runs[kind], rows)]

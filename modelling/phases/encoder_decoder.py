@@ -29,7 +29,7 @@ from modelling.layers.encoder_decoder import (
 )
 from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.packing import Packing
-from modelling.phases.buffers import ActivationRows, InputBuffers, LayerIO
+from modelling.phases.buffers import ActivationBuffers, InputBuffers, LayerIO
 from modelling.phases.loss_phase import LossPhase
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhasePlan, PhaseRun
@@ -88,16 +88,16 @@ def build_encoder_decoder_phases(
         settings,
     )
 
-    def activation_rows(tokens: popxl.TensorSpec, *phases: str) -> ActivationRows:
+    def make_activation_buffers(tokens: popxl.TensorSpec, *phases: str) -> ActivationBuffers:
         shape = ActivationLayout.from_config(config).shape(
             tokens.shape[0], tokens.shape[1], config.model.hidden_size
         )
         spec = popxl.TensorSpec(shape, settings.dtype)
-        return ActivationRows(spec, settings, any(map(settings.is_phase_trainable, phases)))
+        return ActivationBuffers(spec, settings, any(map(settings.is_phase_trainable, phases)))
 
     decoder_phases = [] if model.decoder_embeddings is None else [DECODER_EMBEDDINGS]
-    encoder = activation_rows(input_ids, EMBEDDINGS)
-    decoder = activation_rows(targets, EMBEDDINGS, *decoder_phases)
+    encoder = make_activation_buffers(input_ids, EMBEDDINGS)
+    decoder = make_activation_buffers(targets, EMBEDDINGS, *decoder_phases)
     embeddings = with_packed_positions(adapters.attach_to_embeddings(model.embeddings()))
     mask, names = inputs.layer_ios(["mask"]), ["input_ids"]
     names += ["mask"] if isinstance(embeddings, PackedEncoderEmbeddings) else []
@@ -106,7 +106,7 @@ def build_encoder_decoder_phases(
     args = settings, model, adapters
     runs = [PhaseRun(first, range(1)), *_build_stack("encoder", mask, encoder, *args)]
     if model.encoder_head is not None:
-        x, y = encoder.reserve(1, settings.is_phase_trainable(ENCODER_HEAD))
+        x, y = encoder.reserve_rows(1, settings.is_phase_trainable(ENCODER_HEAD))
         last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
         runs.append(PhaseRun(last, range(1)))
     last_encoder_phase = runs[-1].phase
@@ -121,7 +121,7 @@ def build_encoder_decoder_phases(
     loss = LossPhase("head", head, head_inputs, settings, token_weight if head.tied else None)
 
     def zero_grads() -> None:
-        with last_encoder_phase.plan_part("backward"):
+        with last_encoder_phase.label_in_plan("backward"):
             encoder.zero_grad()
 
     last_runs = replace(runs.pop(), zero_grads=zero_grads), PhaseRun(loss, range(1))
@@ -131,7 +131,7 @@ def build_encoder_decoder_phases(
 def _build_stack(
     name: str,
     extra_inputs: Mapping[str, LayerIO],
-    activations: ActivationRows,
+    activations: ActivationBuffers,
     settings: PhaseSettings,
     model: EncoderDecoderSpec,
     adapters: LayerAdapters,
@@ -149,7 +149,7 @@ def _build_stack(
         if layers:
             input_has_grad = any(layer_io.grad for layer_io in extra_inputs.values())
             requires_grad = settings.is_phase_trainable(title) or input_has_grad
-            x, y = activations.reserve(layers, requires_grad)
+            x, y = activations.reserve_rows(layers, requires_grad)
             block = StackBlock(adapters.attach(stack.block(layer == 0), layer_name(name, layer)))
             inputs = {"x": x, **extra_inputs}
             runs += split_by_remat(Phase(title, block, inputs, [y], settings, layers, shared))

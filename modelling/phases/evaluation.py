@@ -34,7 +34,7 @@ class LossProgram:
     variables: Mapping[str, list[addons.NamedTensors]]
 
 
-def build_loss(
+def build_loss_program(
     config: RunConfig, build_phases: Callable[[PhaseSettings], PhasePlan], weight_map: WeightMap
 ) -> LossProgram:
     """Build the loss program of a configuration, with `model.eval` set.
@@ -46,7 +46,7 @@ def build_loss(
         ir.num_host_transfers = config.gradient_accumulation
         phase_plan = build_phases(PhaseSettings(config, groups, weight_map))
         variables = {phase.name: phase.init_variables() for phase in phase_plan.phases}
-        phase_plan.inputs.load()
+        phase_plan.inputs.load_from_host()
         phase_plan.forward(StepInputs())
     head = phase_plan.head
     sums = head.aux_outputs.get(LOSS_STATS)

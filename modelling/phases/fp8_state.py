@@ -47,7 +47,7 @@ class FP8State:
     micro_batches: int
 
     @classmethod
-    def create(
+    def create_buffers(
         cls, facts: NamedVariableFactories, num_layers: int, settings: PhaseSettings
     ) -> FP8State | None:
         """Create buffers for the FP8 variables among `facts`; None if there are none."""
@@ -56,35 +56,35 @@ class FP8State:
             return None
         products = fp8_products(state)
         amaxes = popxl.remote_buffer((len(products) * len(OPERANDS),), popxl.float32, num_layers)
-        micro_batches = settings.micro_batches * settings.groups.data_parallel
+        micro_batches = settings.num_micro_batches * settings.groups.data_parallel
         buffers = named_variable_buffers(state, num_layers)
         return cls(recipe, state, products, buffers, amaxes, micro_batches)
 
-    def load(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
+    def load_scales(self, row: popxl.Tensor) -> dict[str, popxl.Tensor]:
         """Load the FP8 scales of layer `row` by name, for gradients of the global batch's loss."""
         return load_remote(self.buffers.filter_keys(self._scale_names), row).to_dict()
 
-    def scales(self, state: Mapping[str, popxl.Tensor]) -> dict[str, popxl.Tensor]:
+    def adapt_scales(self, state: Mapping[str, popxl.Tensor]) -> dict[str, popxl.Tensor]:
         """FP8 scales that a layer takes: those of gradients adapted to a micro-batch's loss."""
         scales_by_name = {name: state[name] for name in self._scale_names}
         if self.micro_batches == 1:
             return scales_by_name
-        gradient_share = self._gradient_factors(1 / self.micro_batches)
+        gradient_share = self._scale_factors(1 / self.micro_batches)
         return {name: scale * gradient_share for name, scale in scales_by_name.items()}
 
     @property
     def _scale_names(self) -> list[str]:
         return [f"{name}.{SCALE}" for name in self.products]
 
-    def observe(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
+    def store_amaxes(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> None:
         """Store the amaxes of layer `row`, reduced by maximum over all replicas."""
         observed = [accumulators.get(f"accum.{name}.{SCALE}") for name in self.products]
-        gradient_share = self._gradient_factors(1 / self.micro_batches)
+        gradient_share = self._scale_factors(1 / self.micro_batches)
         amaxes = ops.concat([amax * gradient_share for amax in observed])
         largest = ops.collectives.replicated_all_reduce(amaxes, "max")
         ops.remote_store(self.amaxes, row, largest)
 
-    def update(self, row: popxl.Tensor, norm: popxl.Tensor) -> dict[str, popxl.Tensor]:
+    def update_scales(self, row: popxl.Tensor, norm: popxl.Tensor) -> dict[str, popxl.Tensor]:
         """Update the FP8 state of layer `row`, unless the gradient norm `norm` is not finite.
 
         Returns:
@@ -101,7 +101,7 @@ class FP8State:
         store_remote(self.buffers, addons.NamedTensors.from_dict(new), row)
         return new
 
-    def _gradient_factors(self, factor: float) -> popxl.Tensor:
+    def _scale_factors(self, factor: float) -> popxl.Tensor:
         """Factors of a matmul's operands, (3,): `factor` for the gradient, else 1."""
         factors = [factor if name == "gradient" else 1.0 for name in OPERANDS]
         return popxl.constant(np.asarray(factors), popxl.float32, "micro_batch_share")

@@ -34,27 +34,27 @@ class GradientSums:
     buffers: NamedRemoteBuffers
 
     @classmethod
-    def create(
+    def create_buffers(
         cls,
         facts: NamedVariableFactories,
-        reusable: Mapping[str, popxl.RemoteBuffer],
+        reusable_buffers: Mapping[str, popxl.RemoteBuffer],
         dtypes: Mapping[str, popxl.dtype],
         num_layers: int,
     ) -> GradientSums:
         """Create buffers for the accumulators of `num_layers` layers.
 
         Args:
-            reusable: buffers that are unused until the last pass, by accumulator.
+            reusable_buffers: buffers that are unused until the last pass, by accumulator.
             dtypes: data types of entries, by accumulator; default: the accumulator's own.
         """
         buffers = {}
         for name, factory in facts.to_dict().items():
-            if name not in reusable:
+            if name not in reusable_buffers:
                 dtype = dtypes.get(name, factory.dtype)
                 spec = popxl.TensorSpec(factory.shape_on_replica, dtype)
                 buffers[name] = create_remote_buffer(spec, num_layers, shard_over=1)
                 buffers[name].kind = "gradients"
-        return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **reusable}))
+        return cls(facts, NamedRemoteBuffers.from_dict({**buffers, **reusable_buffers}))
 
     def load_accumulators(self, row: popxl.Tensor) -> addons.NamedTensors:
         """Load the accumulators of layer `row` at the start of a further pass.
@@ -69,7 +69,9 @@ class GradientSums:
         zero = self.facts.filter_keys([n for n in self.buffers.keys_flat() if n not in exact])
         return addons.NamedTensors.from_dict({**zero.init_zero().to_dict(), **exact})
 
-    def total(self, row: popxl.Tensor, accumulators: addons.NamedTensors) -> addons.NamedTensors:
+    def sum_over_passes(
+        self, row: popxl.Tensor, accumulators: addons.NamedTensors
+    ) -> addons.NamedTensors:
         """Sum the gradients of layer `row` over all passes, in float32."""
         sums = {
             name: self._add_to_entry(name, row, accumulators)
@@ -79,7 +81,7 @@ class GradientSums:
         }
         return addons.NamedTensors.from_dict(sums)
 
-    def store(
+    def store_accumulators(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors, is_first: bool = False
     ) -> None:
         """Store the accumulated gradients of layer `row` after a pass that is not the last.

@@ -61,11 +61,11 @@ class LossPhase(Phase):
             forward.graph.outputs[:1],
             grads_required=with_grad,
             mean=False,
-            accumulator_dtype=popxl.float32 if settings.adds_gradients else None,
-            adds=settings.adds_gradients,
+            accumulator_dtype=popxl.float32 if settings.accumulates_gradients else None,
+            adds=settings.accumulates_gradients,
         )
         self._grad_facts.insert(_LOSS_SUM, addons.VariableFactory(0.0, popxl.float32, by_ref=True))
-        both = self._loss_and_grad(forward, grad, [p.spec for p in inputs.values()])
+        both = self._join_loss_and_grad(forward, grad, [p.spec for p in inputs.values()])
         tensors = dict(zip(inputs, both.graph.inputs, strict=False))
         seed = both.graph.inputs[len(inputs)] if settings.seed_spec is not None else None
         count = self._num_host_outputs
@@ -75,15 +75,15 @@ class LossPhase(Phase):
             both,
             settings.micro_batches_per_pass,
             load_handles={tensors[n]: layer_io.value for n, layer_io in inputs.items()},
-            store_streams=self._host_streams(host_outputs),
+            store_streams=self._output_streams(host_outputs),
             store_buffers=dict(zip(grads, input_grads, strict=True)),
             seed_input=seed,
             io_mode="compute",
-            numbered=settings.passes > 1,
+            numbered=settings.num_passes > 1,
         )
         self.fwd = self.bwd = serialised.graph
 
-    def _loss_and_grad(
+    def _join_loss_and_grad(
         self,
         forward: addons.GraphWithNamedArgs,
         grad: addons.GraphWithNamedArgs,
@@ -115,7 +115,7 @@ class LossPhase(Phase):
         graph = popxl.gir().create_graph(build, specs, self._settings.seed_spec)
         return addons.GraphWithNamedArgs(graph, addons.NamedTensors.from_dict(named))
 
-    def _host_streams(
+    def _output_streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
         loss, *more = results
@@ -133,9 +133,9 @@ class LossPhase(Phase):
         """Load variables and run the pending update, as there was no forward pass."""
         return self._load_full(row, step)
 
-    def _finish_gradients(
+    def _reduce_and_store_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
-        sum_squares = super()._finish_gradients(row, accumulators)
+        sum_squares = super()._reduce_and_store_gradients(row, accumulators)
         is_finite = ops.isfinite(accumulators.get(_LOSS_SUM))
         return ops.where(is_finite, sum_squares, popxl.constant(math.nan, popxl.float32))

@@ -14,14 +14,14 @@ import popxl
 import popxl_addons as addons
 from modelling.layers import LayerModules
 from modelling.phases.buffers import (
-    ActivationRows,
+    ActivationBuffers,
     LayerIO,
-    activation_buffer,
-    fixed_row,
-    gradient_buffer,
+    create_activation_buffer,
+    create_gradient_buffer,
+    fixed_row_handle,
     zero_row,
 )
-from modelling.phases.dense_layers import build_runs_by_type, by_name, reserve_rows
+from modelling.phases.dense_layers import build_runs_by_type, name_layer_outputs, reserve_rows
 from modelling.phases.phase import Phase
 from modelling.phases.phase_plan import PhaseRun
 from modelling.phases.recompute_split import slice_runs
@@ -50,9 +50,9 @@ class ExpertInputs:
     ) -> None:
         self._specs, self._settings, self._saved = specs, settings, saved
         self._shards = settings.activation_shards
-        self._values = {n: activation_buffer(spec, 1, settings) for n, spec in specs.items()}
+        self._values = {n: create_activation_buffer(spec, 1, settings) for n, spec in specs.items()}
         self._gradients = {
-            n: gradient_buffer(spec, 1, settings)
+            n: create_gradient_buffer(spec, 1, settings)
             for n, spec in specs.items()
             if requires_grad and spec.dtype.is_floating_point
         }
@@ -64,7 +64,7 @@ class ExpertInputs:
             name: LayerIO(
                 spec,
                 RemoteHandle(self._values[name], 0 if self._saved else None, self._shards),
-                fixed_row(self._gradients[name], 0, self._shards)
+                fixed_row_handle(self._gradients[name], 0, self._shards)
                 if name in self._gradients
                 else None,
             )
@@ -80,8 +80,8 @@ class ExpertInputs:
 def build_moe_runs(
     names: tuple[str, str],
     layers: LayerModules,
-    group: addons.Module,
-    activations: Sequence[ActivationRows],
+    expert_group: addons.Module,
+    activations: Sequence[ActivationBuffers],
     extra_inputs: Mapping[str, LayerIO],
     settings: PhaseSettings,
     usage_requires_grad: bool,
@@ -92,8 +92,8 @@ def build_moe_runs(
         names: names of the layers' phase and of the experts' phase.
         layers: modules whose `build(x, usage, *extra_inputs)` returns x, usage and the expert
             inputs, whose specs `expert_input_specs(x)` returns by name.
-        group: a group of experts; `build(*expert_inputs, group_index, seed=None)` returns the
-            tensor that is added to x.
+        expert_group: a group of experts; `build(*expert_inputs, group_index, seed=None)` returns
+            the tensor that is added to x.
         activations: rows of x and of the expert usage.
         extra_inputs: further inputs of each layer, by name.
         usage_requires_grad: True if the expert usage has a gradient.
@@ -106,13 +106,17 @@ def build_moe_runs(
     x = outputs[0]
     specs = layers.modules[0].expert_input_specs(x.spec)  # type: ignore[attr-defined]
     expert_inputs = ExpertInputs(specs, settings, x.grad is not None, has_backward)
-    layer_inputs = {**by_name(inputs), **extra_inputs}
+    layer_inputs = {**name_layer_outputs(inputs), **extra_inputs}
     layer_outputs = [*outputs, *expert_inputs.layer_ios.values()]
     runs = build_runs_by_type(names[0], layers, layer_inputs, layer_outputs, settings)
-    reads = {n: _group_input(layer_io, groups) for n, layer_io in expert_inputs.layer_ios.items()}
+    reads = {
+        n: _expert_group_input(layer_io, groups) for n, layer_io in expert_inputs.layer_ios.items()
+    }
     reads["group_index"] = LayerIO(ROW, lambda row: row % groups)
-    writes = [_group_output(x, groups)]
-    phase = Phase(names[1], group, reads, writes, settings, len(layers.type_of_layer) * groups)
+    writes = [_expert_group_output(x, groups)]
+    phase = Phase(
+        names[1], expert_group, reads, writes, settings, len(layers.type_of_layer) * groups
+    )
     phase.keep_resident(settings.config.execution.resident_layers * groups)
     experts = StreamedExperts(phase, groups, expert_inputs.zero_grads)
     return [
@@ -122,19 +126,21 @@ def build_moe_runs(
     ]
 
 
-def _group_input(layer_io: LayerIO, groups: int) -> LayerIO:
+def _expert_group_input(layer_io: LayerIO, groups: int) -> LayerIO:
     """Turn a layer output into the input of each of its expert groups, which sum its gradient."""
     grad = None if layer_io.grad is None else replace(layer_io.grad, adds=True)
-    return LayerIO(layer_io.spec, _row_of_layer(layer_io.handle, groups), grad)
+    return LayerIO(layer_io.spec, _layer_row_handle(layer_io.value_handle, groups), grad)
 
 
-def _group_output(layer_io: LayerIO, groups: int) -> LayerIO:
+def _expert_group_output(layer_io: LayerIO, groups: int) -> LayerIO:
     """Turn a layer output into the output of each of its expert groups, which add to its value."""
-    grad = None if layer_io.grad is None else _row_of_layer(layer_io.grad, groups)
-    return LayerIO(layer_io.spec, replace(_row_of_layer(layer_io.handle, groups), adds=True), grad)
+    grad = None if layer_io.grad is None else _layer_row_handle(layer_io.grad, groups)
+    return LayerIO(
+        layer_io.spec, replace(_layer_row_handle(layer_io.value_handle, groups), adds=True), grad
+    )
 
 
-def _row_of_layer(handle: RemoteHandle, groups: int) -> RemoteHandle:
+def _layer_row_handle(handle: RemoteHandle, groups: int) -> RemoteHandle:
     """Handle of a layer's row, computed from the row index of one of its expert groups."""
     row_offset = handle.row_offset
     if not isinstance(row_offset, int):

@@ -14,7 +14,7 @@ from modelling.layers.layer_wrapper import PositionalInputs, layer_class_name
 from modelling.phases.buffers import LayerIO
 from modelling.phases.fp8_state import FP8State
 from modelling.phases.gradient_sums import GradientSums
-from modelling.phases.phase_optimizer import PhaseOptimizer, weighted_squares
+from modelling.phases.phase_optimizer import PhaseOptimizer, weighted_sum_of_squares
 from modelling.phases.phase_variables import PhaseVariables
 from modelling.phases.settings import PhaseSettings
 from modelling.phases.step_inputs import StepInputs, UpdateInputs
@@ -31,7 +31,7 @@ from popxl_addons.variable_factory import NamedVariableFactories
 _SEED = "seed"  # name of the seed among the arguments of a gradient graph
 
 
-class SavedTail(NamedTuple):
+class SavedLayers(NamedTuple):
     """The last layers of a phase: those that save activations instead of recomputing them.
 
     Attributes:
@@ -85,7 +85,7 @@ class Phase:
         num_layers: int = 1,
         shared: Mapping[str, Phase] | None = None,
         share_weights_with: Phase | None = None,
-        last: SavedTail | None = None,
+        last: SavedLayers | None = None,
     ) -> None:
         self.name, self.num_layers, self._settings = name, num_layers, settings
         self._module, self._inputs, self._outputs = module, inputs, outputs
@@ -112,18 +112,18 @@ class Phase:
         if self.trainable or (settings.is_training and input_has_grad):
             self._build_graphs(forward)
         else:
-            self._build_forward(forward)
+            self._build_forward_graph(forward)
         if share_weights_with is None:
             self._create_variables()
         else:
             self._borrow_variables(share_weights_with)
 
-    def saved_tail(self) -> Phase:
+    def build_saved_layers_phase(self) -> Phase:
         """Returns a phase over the last `num_saved_layers` layers that saves their activations.
 
         It has the same variables.
         """
-        last = SavedTail(self.num_layers - self.num_saved_layers, self.name)
+        last = SavedLayers(self.num_layers - self.num_saved_layers, self.name)
         layer = self._module, self._inputs, self._outputs, self._settings, self.num_layers
         owner = self._weights_owner
         return Phase(f"{self.name}_saved", *layer, share_weights_with=owner, last=last)
@@ -143,7 +143,7 @@ class Phase:
         return settings.is_training and settings.is_variable_trainable(owner.name, name)
 
     # ---- graphs ---------------------------------------------------------------------------------
-    def _build_forward(self, forward: addons.GraphWithNamedArgs) -> None:
+    def _build_forward_graph(self, forward: addons.GraphWithNamedArgs) -> None:
         """Build only the forward graph, for evaluation and phases without a backward pass."""
         tensors = zip(forward.graph.inputs, self._inputs.values(), strict=False)
         results, settings = forward.graph.outputs, self._settings
@@ -151,14 +151,15 @@ class Phase:
             forward,
             settings.micro_batches_per_pass,
             load_handles={t: layer_io.value for t, layer_io in tensors},
-            store_streams=self._host_streams(results),
+            store_streams=self._output_streams(results),
             store_buffers={
-                t: layer_io.handle for t, layer_io in zip(results, self._outputs, strict=False)
+                t: layer_io.value_handle
+                for t, layer_io in zip(results, self._outputs, strict=False)
             },
             seed_input=self._seed_input(forward),
             rows=max(self.num_layers, 2),
             io_mode="compute",
-            numbered=settings.passes > 1,
+            numbered=settings.num_passes > 1,
         )
         self.fwd = serialised.graph
 
@@ -168,7 +169,7 @@ class Phase:
             return None
         return forward.graph.inputs[len(self._inputs)]
 
-    def _host_streams(
+    def _output_streams(
         self, results: Sequence[popxl.Tensor]
     ) -> dict[popxl.Tensor, popxl.DeviceToHostStream]:
         """Returns device-to-host streams by output of the forward graph."""
@@ -188,8 +189,8 @@ class Phase:
                 grads_provided=[t for t, layer_io in results.items() if layer_io.grad is not None],
                 grads_required=with_grad,
                 mean=False,
-                accumulator_dtype=popxl.float32 if settings.adds_gradients else None,
-                adds=settings.adds_gradients,
+                accumulator_dtype=popxl.float32 if settings.accumulates_gradients else None,
+                adds=settings.accumulates_gradients,
             )
         # Saved and recomputed activations must have the same bits.
         popxl.transforms.outline(forward.graph, _forward_residuals(forward, grad))
@@ -197,11 +198,11 @@ class Phase:
         if not self._saves_activations:
             grad = addons.recompute_graph(grad)
         loads = {tensors[n]: layer_io.value for n, layer_io in inputs.items()}
-        for grad_input, output in _output_grads(grad).items():
+        for grad_input, output in _outputs_by_grad_input(grad).items():
             output_grad = results[output].grad
             assert output_grad is not None, "the output of a layer has a gradient"
             loads[grad_input] = output_grad
-        stores = {t: layer_io.handle for t, layer_io in results.items()}
+        stores = {t: layer_io.value_handle for t, layer_io in results.items()}
         input_grads = [layer_io.grad for layer_io in inputs.values() if layer_io.grad is not None]
         stores.update(zip(grad.graph.outputs, input_grads, strict=True))
         named = forward.args.copy()
@@ -219,7 +220,7 @@ class Phase:
             rows=self.num_layers,
             io_mode="compute",
             first_row=self._first_layer,
-            numbered=settings.passes > 1,
+            numbered=settings.num_passes > 1,
         )
         for handle in fwd.stored_buffers.values():
             handle.buffer.kind = handle.buffer.kind or "activations inside layers"
@@ -242,36 +243,36 @@ class Phase:
         facts = NamedVariableFactories.from_dict(owned)
         trainable = [name for name in self.trainable if name in owned]
         self.variables = (
-            PhaseVariables.create(facts, self.name, self.num_layers, settings, trainable)
+            PhaseVariables.create_buffers(facts, self.name, self.num_layers, settings, trainable)
             if owned
             else None
         )
         self.optimizer = (
-            PhaseOptimizer.create(self.variables, self.name, self.num_layers, settings)
+            PhaseOptimizer.create_state(self.variables, self.name, self.num_layers, settings)
             if self.variables and trainable
             else None
         )
-        self.fp8 = FP8State.create(self._facts, self.num_layers, settings)
+        self.fp8 = FP8State.create_buffers(self._facts, self.num_layers, settings)
         if self.optimizer is not None:
-            self._build_update()
+            self._build_update_graph()
         self.keep_resident(settings.config.execution.resident_layers)
         # Phases that add to the gradient of an owned variable, by its name.
         self._borrowers: dict[str, list[Phase]] = {}
         for name, owner in self._owner_of.items():
             if name in self.trainable:
                 owner._borrowers.setdefault(name, []).append(self)
-        self._build_reduction()
+        self._build_gradient_reduction()
 
-    def _borrow_variables(self, other: Phase) -> None:
+    def _borrow_variables(self, owner: Phase) -> None:
         """Share the variables, gradients, FP8 state and optimizer of another phase."""
-        assert self.names == other.names, "phases that share weights have the same variables"
-        self.variables, self.fp8, self.optimizer = other.variables, other.fp8, other.optimizer
-        self._borrowers = other._borrowers
+        assert self.names == owner.names, "phases that share weights have the same variables"
+        self.variables, self.fp8, self.optimizer = owner.variables, owner.fp8, owner.optimizer
+        self._borrowers = owner._borrowers
         if self.optimizer is not None:
-            self._update_graph, self._updated_names = other._update_graph, other._updated_names
-        self._build_reduction()
+            self._update_graph, self._updated_names = owner._update_graph, owner._updated_names
+        self._build_gradient_reduction()
 
-    def _build_update(self) -> None:
+    def _build_update_graph(self) -> None:
         """Build a layer's optimizer update graph, compiled once for all places that run it."""
 
         def update(row: popxl.Tensor, norm: popxl.Tensor, lr: popxl.Tensor) -> list[popxl.Tensor]:
@@ -279,7 +280,7 @@ class Phase:
             assert self.optimizer is not None
             new = self.optimizer.update(self.variables, row, UpdateInputs(norm, lr))
             if self.fp8:
-                new |= self.fp8.update(row, norm)
+                new |= self.fp8.update_scales(row, norm)
             self._updated_names[:] = new
             return list(new.values())
 
@@ -287,12 +288,12 @@ class Phase:
         row, scalar = popxl.TensorSpec((), popxl.int32), popxl.TensorSpec((), popxl.float32)
         self._update_graph = popxl.gir().create_graph(update, row, scalar, scalar)
 
-    def _build_reduction(self) -> None:
+    def _build_gradient_reduction(self) -> None:
         """Build the graph that averages gradients over data-parallel replicas and shards them."""
         if not self.trainable or self.bwd is None:
             return
         settings = self._settings
-        groups = {n: self._variables_with(n).shard_groups[n] for n in self.trainable}
+        groups = {n: self._variables_containing(n).shard_groups[n] for n in self.trainable}
         sums = self._accumulators_by_name(self.bwd.args).map(
             lambda t: popxl.TensorSpec(t.shape, popxl.float32, t.meta_shape)
         )
@@ -314,17 +315,17 @@ class Phase:
     def _accumulators_by_name(self, args: addons.NamedTensors) -> addons.NamedTensors:
         return addons.NamedTensors.from_dict({n: args.get(f"accum.{n}") for n in self.trainable})
 
-    def _variables_with(self, name: str) -> PhaseVariables:
+    def _variables_containing(self, name: str) -> PhaseVariables:
         """The set of variables, owned or shared with another phase, that contains `name`."""
         phase = self._owner_of.get(name, self)
         assert phase.variables is not None
         return phase.variables
 
-    def init_variables(self, gradients: bool = False) -> list[addons.NamedTensors]:
+    def init_variables(self, with_gradients: bool = False) -> list[addons.NamedTensors]:
         """Create the variables and optimizer state of each layer, filled with zeros.
 
         Args:
-            gradients: True to create variables through which the host reads the gradients.
+            with_gradients: True to create variables through which the host reads the gradients.
 
         Returns:
             A tree for each layer: `fwd` (variables and FP8 state), in training `optim` (optimizer
@@ -333,9 +334,9 @@ class Phase:
         """
         if not self.variables or not self.owns_variables:
             return []
-        return [self._init_layer(row, gradients) for row in range(self.num_layers)]
+        return [self._init_layer_variables(row, with_gradients) for row in range(self.num_layers)]
 
-    def _init_layer(self, row: int, gradients: bool) -> addons.NamedTensors:
+    def _init_layer_variables(self, row: int, with_gradients: bool) -> addons.NamedTensors:
         assert self.variables is not None
         prefix = f"{self.name}.{row}"
         facts, buffers = self.variables.facts, self.variables.buffers
@@ -348,12 +349,12 @@ class Phase:
             facts, buffers = self.optimizer.facts, self.optimizer.buffers
             optim = facts.init_remote(buffers, row, f"{prefix}.optim", empty=True)
             layer.insert("optim", optim)
-        if gradients:
-            layer.insert("grad", self.variables.gradient_variables(row, f"{prefix}.grad"))
+        if with_gradients:
+            layer.insert("grad", self.variables.create_gradient_variables(row, f"{prefix}.grad"))
         return layer
 
     # ---- running --------------------------------------------------------------------------------
-    def plan_part(self, direction: str) -> AbstractContextManager[Any]:
+    def label_in_plan(self, direction: str) -> AbstractContextManager[Any]:
         """Context manager that labels ops as `<phase>/<direction>` in plans."""
         return popxl.plan.part(f"{self.name}/{direction}")
 
@@ -377,33 +378,33 @@ class Phase:
             if not step.is_last:
                 self.variables.store_gathered(row, full)
             owned = self.variables.dequantize(full).to_dict()
-        scales = self.fp8.scales(new or self.fp8.load(row)) if self.fp8 else {}
-        return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
+        scales = self.fp8.adapt_scales(new or self.fp8.load_scales(row)) if self.fp8 else {}
+        return addons.NamedTensors.from_dict({**owned, **self._load_shared_variables(), **scales})
 
     def _reload_full(self, row: popxl.Tensor) -> addons.NamedTensors:
         """Load again the tensors that `_load_full` loaded in the same pass."""
         owned = self._reload_variables(self.variables, row) if self.variables else {}
-        scales = self.fp8.scales(self.fp8.load(row)) if self.fp8 else {}
-        return addons.NamedTensors.from_dict({**owned, **self._load_shared(), **scales})
+        scales = self.fp8.adapt_scales(self.fp8.load_scales(row)) if self.fp8 else {}
+        return addons.NamedTensors.from_dict({**owned, **self._load_shared_variables(), **scales})
 
     def _load_for_backward(self, row: popxl.Tensor, step: StepInputs) -> addons.NamedTensors:
         """Load full variables and FP8 scales of layer `row` for the backward pass."""
         return self._reload_full(row)
 
-    def _load_shared(self) -> dict[str, popxl.Tensor]:
+    def _load_shared_variables(self) -> dict[str, popxl.Tensor]:
         """Load full variables shared with other phases, which ran before this one."""
         first, shared = popxl.constant(0, popxl.int32), dict[str, popxl.Tensor]()
         for owner in dict.fromkeys(self._owner_of.values()):
             assert owner.variables is not None
             names = [name for name, phase in self._owner_of.items() if phase is owner]
-            shared |= self._reload_variables(owner.variables.of_variables(names), first)
+            shared |= self._reload_variables(owner.variables.select_variables(names), first)
         return shared
 
     def _reload_variables(
         self, variables: PhaseVariables, row: popxl.Tensor
     ) -> dict[str, popxl.Tensor]:
         """Load full variables; if a step has several passes, the copies stored by the first."""
-        several = self._settings.passes > 1
+        several = self._settings.num_passes > 1
         full = variables.load_gathered(row) if several else variables.load_full(row)
         return variables.dequantize(full).to_dict()
 
@@ -436,13 +437,13 @@ class Phase:
         for name, borrowers in sorted(self._borrowers.items()):
             if borrowers[0]._overwrites_grad(name):
                 continue
-            buffer = self._variables_with(name).grads.get(name)
+            buffer = self._variables_containing(name).grads.get(name)
             zero = ops.init(buffer.tensor_shape, buffer.tensor_dtype, meta_shape=buffer.meta_shape)
             ops.remote_store(buffer, 0, zero)
 
     def forward(self, row: popxl.Tensor, step: StepInputs) -> None:
         """Run layer `row` on all micro-batches of a pass, after its pending update, if any."""
-        with self.plan_part("forward"):
+        with self.label_in_plan("forward"):
             self._load_code(self.fwd.graph)
             self.fwd.bind(self._load_full(row, step)).call(row, *self._seed_args(row, step))
 
@@ -459,7 +460,7 @@ class Phase:
         """
         if self.bwd is None:
             return sum_squares
-        with self.plan_part("backward"):
+        with self.label_in_plan("backward"):
             self._load_code(self.bwd.graph)
             sums = None if step.is_first else self._weights_owner._gradient_sums
             accumulators = (
@@ -471,10 +472,12 @@ class Phase:
             takes_seed = self.bwd is self.fwd or _SEED in self.bwd.args
             bound.call(row, *(self._seed_args(row, step) if takes_seed else []))
             if not step.is_last:
-                self._weights_owner._gradient_sums.store(row, accumulators, is_first=step.is_first)
+                self._weights_owner._gradient_sums.store_accumulators(
+                    row, accumulators, is_first=step.is_first
+                )
                 return sum_squares
-            total = accumulators if sums is None else sums.total(row, accumulators)
-            return sum_squares + self._finish_gradients(row, total)
+            total = accumulators if sums is None else sums.sum_over_passes(row, accumulators)
+            return sum_squares + self._reduce_and_store_gradients(row, total)
 
     @cached_property
     def _gradient_sums(self) -> GradientSums:
@@ -485,18 +488,18 @@ class Phase:
         reusable, dtype = {}, self._settings.gradient_dtype
         for name in self.trainable:
             if name not in self._owner_of and name not in self._borrowers:
-                buffer = self._variables_with(name).grads.get(name)
+                buffer = self._variables_containing(name).grads.get(name)
                 if not buffer.meta_shape:
                     reusable[f"accum.{name}"] = buffer
         dtypes = {f"accum.{name}": dtype for name in self.trainable}
-        return GradientSums.create(self._grad_facts, reusable, dtypes, self.num_layers)
+        return GradientSums.create_buffers(self._grad_facts, reusable, dtypes, self.num_layers)
 
-    def _finish_gradients(
+    def _reduce_and_store_gradients(
         self, row: popxl.Tensor, accumulators: addons.NamedTensors
     ) -> popxl.Tensor:
         """Reduce and store gradients of layer `row`; returns this replica's sum of squares."""
         if self.fp8:
-            self.fp8.observe(row, accumulators)
+            self.fp8.store_amaxes(row, accumulators)
         if not self.trainable:
             return popxl.constant(0.0, popxl.float32)
         outputs = self._reduce.bind(self._accumulators_by_name(accumulators)).call()
@@ -504,7 +507,7 @@ class Phase:
         complete = {}
         for name, grad in reduced.items():
             shared = name in self._owner_of
-            buffer = self._variables_with(name).grads.get(name)
+            buffer = self._variables_containing(name).grads.get(name)
             entry = popxl.constant(0, popxl.int32) if shared else row
             if name in self._borrowers or (shared and not self._overwrites_grad(name)):
                 grad = grad + ops.cast(ops.remote_load(buffer, entry), grad.dtype)
@@ -513,9 +516,11 @@ class Phase:
                 complete[name] = grad
         if not self.variables:
             return popxl.constant(0.0, popxl.float32)
-        return weighted_squares(complete, self.variables, self._settings.config.gradient_scaling)
+        return weighted_sum_of_squares(
+            complete, self.variables, self._settings.config.gradient_scaling
+        )
 
-    def update(self, row: popxl.Tensor, update: UpdateInputs) -> dict[str, popxl.Tensor]:
+    def update(self, row: popxl.Tensor, update_inputs: UpdateInputs) -> dict[str, popxl.Tensor]:
         """Run the optimizer update of layer `row`.
 
         Returns:
@@ -523,12 +528,12 @@ class Phase:
         """
         if self.optimizer is None:
             return {}
-        with self.plan_part("update"):
-            new = ops.call(self._update_graph, row, *update.tensors)
+        with self.label_in_plan("update"):
+            new = ops.call(self._update_graph, row, *update_inputs.tensors)
         return dict(zip(self._updated_names, new, strict=True))
 
 
-def _output_grads(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
+def _outputs_by_grad_input(grad: addons.GraphWithNamedArgs) -> dict[popxl.Tensor, popxl.Tensor]:
     """Map each gradient input of a gradient graph to the forward output it is the gradient of."""
     expected = grad.grad_graph_info.expected_inputs
     fwd_grad = popxl.transforms.ExpectedConnectionType.FwdGrad

@@ -38,7 +38,7 @@ class PhaseOptimizer:
     update_graphs: dict[str, addons.GraphWithNamedArgs]
 
     @classmethod
-    def create(
+    def create_state(
         cls, variables: PhaseVariables, phase: str, num_layers: int, settings: PhaseSettings
     ) -> PhaseOptimizer:
         """Create state and update graphs for the trainable variables of a phase.
@@ -60,7 +60,7 @@ class PhaseOptimizer:
         return cls(facts, buffers, clips, steps)
 
     def update(
-        self, variables: PhaseVariables, row: popxl.Tensor, update: UpdateInputs
+        self, variables: PhaseVariables, row: popxl.Tensor, update_inputs: UpdateInputs
     ) -> dict[str, popxl.Tensor]:
         """Run one optimizer step on layer `row`'s variables, unless the norm is not finite.
 
@@ -71,19 +71,19 @@ class PhaseOptimizer:
         Returns:
             The new shards of this replica, by variable.
         """
-        is_finite = ops.isfinite(update.norm)
+        is_finite = ops.isfinite(update_inputs.norm)
         updated = {}
         for name, step in self.update_graphs.items():
-            buffers = _buffers_of(name, variables, self)
+            buffers = _variable_and_state_buffers(name, variables, self)
             tensors = {key: ops.remote_load(b, row) for key, b in buffers.items()}
             grad = ops.remote_load(variables.grads.to_dict()[name], row)
             old = {key: ops.identity(t) for key, t in tensors.items()}
             shard = tensors[_VARIABLE]
             state = {key: t for key, t in tensors.items() if key != _VARIABLE}
             step.bind(addons.NamedTensors.from_dict(state)).call(
-                shard, grad, update.lr, *self._norm_args(update.norm)
+                shard, grad, update_inputs.lr, *self._norm_args(update_inputs.norm)
             )
-            new = _select(is_finite, tensors, old)
+            new = _select_tensors(is_finite, tensors, old)
             for key, t in new.items():
                 ops.remote_store(buffers[key], row, t)
             updated[name] = new[_VARIABLE]
@@ -94,7 +94,7 @@ class PhaseOptimizer:
         return [norm] if self.clips_gradients else []
 
 
-def _select(
+def _select_tensors(
     condition: popxl.Tensor, new: dict[str, popxl.Tensor], old: dict[str, popxl.Tensor]
 ) -> dict[str, popxl.Tensor]:
     """Select `new` where the condition holds, otherwise `old`.
@@ -104,7 +104,7 @@ def _select(
     return {key: ops.where(condition, t, old[key]) for key, t in new.items()}
 
 
-def _buffers_of(
+def _variable_and_state_buffers(
     name: str, variables: PhaseVariables, optimizer: PhaseOptimizer
 ) -> dict[str, popxl.RemoteBuffer]:
     """Remote buffers of a variable and of its optimizer state, by name."""
@@ -140,12 +140,12 @@ def _build_update_graph(
     )
 
 
-def weighted_squares(
+def weighted_sum_of_squares(
     grads: dict[str, popxl.Tensor], variables: PhaseVariables, scaling: float
 ) -> popxl.Tensor:
     """This replica's share of the sum of squares of unscaled gradients, float32 scalar."""
     total: popxl.Tensor = popxl.constant(0.0, popxl.float32)
     for name, grad in grads.items():
         sum_squares = ops.sumsquare(grad / scaling)
-        total = total + sum_squares * variables.square_weight(name)
+        total = total + sum_squares * variables.sum_squares_weight(name)
     return total

@@ -71,7 +71,7 @@ class PhasePlan:
         self.zero_activations()
         for phase_run in self.order:
 
-            def body(
+            def forward_layer(
                 row: popxl.Tensor, *tensors: popxl.Tensor, phase_run: PhaseRun = phase_run
             ) -> list[popxl.Tensor]:
                 phase_run.phase.forward(row, step.with_tensors(tensors))
@@ -79,7 +79,7 @@ class PhasePlan:
                     phase_run.experts.forward(row, step.with_tensors(tensors))
                 return []
 
-            _loop_over_rows(phase_run, phase_run.rows, body, (), step)
+            _loop_over_rows(phase_run, phase_run.rows, forward_layer, (), step)
 
     def backward(self, step: StepInputs) -> popxl.Tensor:
         """Run all phases backward, starting with the loss phase.
@@ -98,7 +98,7 @@ class PhasePlan:
                 continue
             phase_run.zero_grads()
 
-            def body(
+            def backward_layer(
                 row: popxl.Tensor,
                 sum_squares: popxl.Tensor,
                 *tensors: popxl.Tensor,
@@ -111,22 +111,22 @@ class PhasePlan:
                 return [phase_run.phase.backward(row, step.with_tensors(tensors), sum_squares)]
 
             (sum_squares,) = _loop_over_rows(
-                phase_run, phase_run.rows[::-1], body, [sum_squares], step
+                phase_run, phase_run.rows[::-1], backward_layer, [sum_squares], step
             )
         return sum_squares
 
-    def update(self, update: UpdateInputs) -> None:
+    def update(self, update_inputs: UpdateInputs) -> None:
         """Run the optimizer update of all layers."""
         for phase in self.phases:
 
-            def body(
+            def update_layer(
                 row: popxl.Tensor, *tensors: popxl.Tensor, phase: Phase = phase
             ) -> list[popxl.Tensor]:
                 phase.update(row, UpdateInputs(*tensors))
                 return []
 
             if phase.optimizer is not None and phase.owns_variables:
-                loop_over_layers(range(phase.num_layers), body, (), update.tensors)
+                loop_over_layers(range(phase.num_layers), update_layer, (), update_inputs.tensors)
 
 
 def _loop_over_rows(

@@ -47,7 +47,7 @@ class PhaseVariables:
     _full_buffers: dict[str, popxl.RemoteBuffer] = field(default_factory=dict)
 
     @classmethod
-    def create(
+    def create_buffers(
         cls,
         facts: NamedVariableFactories,
         phase: str,
@@ -67,10 +67,12 @@ class PhaseVariables:
         single = popxl.gir().replica_grouping(group_size=1)
         buffers = named_variable_buffers(facts, num_layers, shards)
         dtype = settings.gradient_dtype
-        grads = buffers.filter_keys(trainable).map(lambda b: _gradient_buffer(b, num_layers, dtype))
+        grads = buffers.filter_keys(trainable).map(
+            lambda b: _create_gradient_buffer(b, num_layers, dtype)
+        )
         label_buffers(buffers, "weights")
         label_buffers(grads, "gradients")
-        load, names, gather = _build_graphs(buffers, groupings)
+        load, names, gather = _build_load_and_gather_graphs(buffers, groupings)
         return cls(
             facts,
             buffers,
@@ -83,18 +85,20 @@ class PhaseVariables:
             settings.config.model.quant,
         )
 
-    def subset(self, names: Sequence[str]) -> PhaseVariables:
+    def select_stored(self, names: Sequence[str]) -> PhaseVariables:
         """Returns the given stored tensors only; `self` if these are all."""
         if list(names) == self.names:
             return self
         facts, buffers = self.facts.filter_keys(names), self.buffers.filter_keys(names)
-        load, loaded, gather = _build_graphs(buffers, _shard_groups(facts))
+        load, loaded, gather = _build_load_and_gather_graphs(buffers, _shard_groups(facts))
         subset = replace(self, facts=facts, buffers=buffers)
         return replace(subset, names=loaded, load_graph=load, gather_graph=gather)
 
-    def of_variables(self, variables: Sequence[str]) -> PhaseVariables:
+    def select_variables(self, names: Sequence[str]) -> PhaseVariables:
         """Returns the given variables only, with all fields of quantized ones."""
-        return self.subset([n for n in self.names if _variable_of(n, self.quantized) in variables])
+        return self.select_stored(
+            [n for n in self.names if _variable_name(n, self.quantized) in names]
+        )
 
     def load_shards(
         self, row: popxl.Tensor, updated: Mapping[str, popxl.Tensor] | None = None
@@ -107,7 +111,7 @@ class PhaseVariables:
         missing = [name for name in self.names if name not in (updated or {})]
         if missing == self.names:
             return addons.NamedTensors.pack(self.names, self.load_graph.call(row))
-        loaded = self.subset(missing).load_shards(row).to_dict() if missing else {}
+        loaded = self.select_stored(missing).load_shards(row).to_dict() if missing else {}
         shards = {**loaded, **(updated or {})}
         return addons.NamedTensors.from_dict({name: shards[name] for name in self.names})
 
@@ -131,7 +135,7 @@ class PhaseVariables:
         """Load the gathered tensors that `store_gathered` stored; equal to `load_full`."""
         gathered = {n: ops.remote_load(b, row) for n, b in self._gathered_buffers().items()}
         missing = [name for name in self.names if name not in gathered]
-        loaded = self.subset(missing).load_full(row).to_dict() if missing else {}
+        loaded = self.select_stored(missing).load_full(row).to_dict() if missing else {}
         return addons.NamedTensors.from_dict({**loaded, **gathered})
 
     def dequantize(self, full: addons.NamedTensors) -> addons.NamedTensors:
@@ -148,7 +152,7 @@ class PhaseVariables:
                 self._full_buffers[name] = full
         return {n: self._full_buffers[n] for n in self.names if n in self._full_buffers}
 
-    def square_weight(self, name: str) -> float:
+    def sum_squares_weight(self, name: str) -> float:
         """Weight of a replica's squared gradient elements in the sum over all replicas.
 
         It is below 1 where several replicas hold the same elements.
@@ -156,7 +160,7 @@ class PhaseVariables:
         group = self.facts.get(name).replica_grouping
         return self.shard_groups[name].group_size / group.group_size
 
-    def gradient_variables(self, row: int, prefix: str) -> addons.NamedTensors:
+    def create_gradient_variables(self, row: int, prefix: str) -> addons.NamedTensors:
         """Create variables through which the host reads layer `row`'s gradients."""
         variables = {}
         for name, buffer in self.grads.to_dict().items():
@@ -178,10 +182,10 @@ class PhaseVariables:
         return addons.NamedTensors.from_dict(variables)
 
 
-def _variable_of(stored: str, quantized: Mapping[str, DequantSpec]) -> str:
+def _variable_name(stored_name: str, quantized: Mapping[str, DequantSpec]) -> str:
     """Name of the variable that a stored tensor (such as quantized codes) belongs to."""
-    variable, _, _ = stored.rpartition(".")
-    return variable if variable in quantized else stored
+    variable, _, _ = stored_name.rpartition(".")
+    return variable if variable in quantized else stored_name
 
 
 def label_buffers(buffers: NamedRemoteBuffers, kind: str) -> None:
@@ -198,7 +202,7 @@ def _shard_groups(facts: NamedVariableFactories) -> dict[str, popxl.ReplicaGroup
     return {n: group.const_rg for n, group in facts.replica_groupings.to_dict().items()}
 
 
-def _build_graphs(
+def _build_load_and_gather_graphs(
     buffers: NamedRemoteBuffers, groupings: Mapping[str, popxl.ReplicaGrouping]
 ) -> tuple[addons.GraphWithNamedArgs, list[str], addons.GraphWithNamedArgs]:
     """Build `load_graph`, `names` and `gather_graph` of `PhaseVariables`."""
@@ -210,7 +214,7 @@ def _build_graphs(
     return load, names, gather
 
 
-def _gradient_buffer(
+def _create_gradient_buffer(
     buffer: popxl.RemoteBuffer, num_layers: int, dtype: popxl.dtype
 ) -> popxl.RemoteBuffer:
     spec = popxl.TensorSpec(buffer.tensor_shape, dtype, buffer.meta_shape)

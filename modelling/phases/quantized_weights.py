@@ -43,11 +43,11 @@ def quantize_factories(
     stored: dict[str, VariableFactory] = {}
     quantized: dict[str, DequantSpec] = {}
     for name, factory in facts.to_dict().items():
-        quant = settings.quant(phase, name)
+        quant = settings.quant_config(phase, name)
         if quant is None:
             stored[name] = factory
             continue
-        axis = settings.mapping(phase, name).input_axis
+        axis = settings.weight_mapping(phase, name).input_axis
         quantized[name] = DequantSpec(factory.dtype, axis)
         shapes = quantized_shapes(factory.shape_on_replica, quant, axis)  # type: ignore[arg-type]
         for field, shape, dtype in zip(QUANT_FIELDS, shapes, QUANT_DTYPES, strict=True):

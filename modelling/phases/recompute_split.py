@@ -20,7 +20,7 @@ def split_by_remat(phase: Phase) -> list[PhaseRun]:
         return [PhaseRun(phase, range(phase.num_layers))]
     return [
         PhaseRun(phase, range(recomputed)),
-        PhaseRun(phase.saved_tail(), range(recomputed, phase.num_layers)),
+        PhaseRun(phase.build_saved_layers_phase(), range(recomputed, phase.num_layers)),
     ]
 
 

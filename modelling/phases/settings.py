@@ -42,7 +42,7 @@ class PhaseSettings:
     per_pass: int | None = None
 
     @property
-    def micro_batches(self) -> int:
+    def num_micro_batches(self) -> int:
         """Micro-batches per optimizer step on one replica."""
         return self.config.gradient_accumulation
 
@@ -50,14 +50,14 @@ class PhaseSettings:
     def micro_batches_per_pass(self) -> int:
         """Micro-batches per replica in one pass through all layers."""
         if not self.is_training:
-            return self.micro_batches
+            return self.num_micro_batches
         count = self.config.execution.micro_batches_per_pass
-        return (self.per_pass or self.micro_batches) if count == "auto" else count
+        return (self.per_pass or self.num_micro_batches) if count == "auto" else count
 
     @property
-    def passes(self) -> int:
+    def num_passes(self) -> int:
         """Passes through all layers per optimizer step."""
-        return self.micro_batches // self.micro_batches_per_pass
+        return self.num_micro_batches // self.micro_batches_per_pass
 
     def num_saved_layers(self, phase: str, num_layers: int) -> int:
         """Number of a phase's layers that save activations instead of recomputing them."""
@@ -83,13 +83,13 @@ class PhaseSettings:
         return popxl.dtype.from_name(self.config.training.gradient_dtype)
 
     @property
-    def adds_gradients(self) -> bool:
+    def accumulates_gradients(self) -> bool:
         """True if a pass accumulates gradients over its micro-batches.
 
         A pass of one micro-batch need not, if the sums over passes are narrower than float32 and
         accumulated separately: a float32 accumulator would only be written and read back.
         """
-        single = self.passes > 1 and self.micro_batches_per_pass == 1
+        single = self.num_passes > 1 and self.micro_batches_per_pass == 1
         return not single or self.gradient_dtype == popxl.float32
 
     @property
@@ -128,9 +128,9 @@ class PhaseSettings:
 
     def is_variable_trainable(self, phase: str, variable: str) -> bool:
         """True if a variable of a phase's layers is trainable."""
-        return self.weight_map is None or self.mapping(phase, variable).is_updated
+        return self.weight_map is None or self.weight_mapping(phase, variable).is_updated
 
-    def mapping(self, phase: str, variable: str) -> WeightMapping:
+    def weight_mapping(self, phase: str, variable: str) -> WeightMapping:
         """Weight mapping of a variable of a phase's layers."""
         assert self.weight_map is not None, "this needs the weight map"
         layer = self.weight_map.phases[phase][0]
@@ -139,15 +139,19 @@ class PhaseSettings:
                 return mapping
         raise WeightsError(format_missing_mapping(layer, variable))
 
-    def quant(self, phase: str, variable: str) -> QuantConfig | None:
+    def quant_config(self, phase: str, variable: str) -> QuantConfig | None:
         """Quantization of a variable, which is dequantized on load; None: not quantized."""
         if not self.is_training or self.weight_map is None:
             return None
-        return self.config.model.quant if is_quantizable(self.mapping(phase, variable)) else None
+        return (
+            self.config.model.quant
+            if is_quantizable(self.weight_mapping(phase, variable))
+            else None
+        )
 
     def matrix_layout(self, phase: str, variable: str) -> MatrixLayout:
         """Layout of the matrices in a variable, for optimizers that update weights as matrices."""
-        mapping = self.mapping(phase, variable)
+        mapping = self.weight_mapping(phase, variable)
         return MatrixLayout(len(mapping.weights), mapping.axis, self.groups.replicated)
 
     def num_shards(

@@ -25,18 +25,18 @@ class StreamedExperts:
     groups: int
     zero_grads: Callable[[], None]
 
-    def forward(self, layer: popxl.Tensor, step: StepInputs) -> None:
-        """Run all expert groups of a layer forward; `layer` is an int32 scalar."""
+    def forward(self, layer_index: popxl.Tensor, step: StepInputs) -> None:
+        """Run all expert groups of a layer forward; `layer_index` is an int32 scalar."""
 
-        def body(row: popxl.Tensor, *tensors: popxl.Tensor) -> list[popxl.Tensor]:
+        def forward_group(row: popxl.Tensor, *tensors: popxl.Tensor) -> list[popxl.Tensor]:
             self.phase.forward(row, step.with_tensors(tensors))
             return []
 
-        first = layer * self.groups
-        loop_over_layers(range(self.groups), body, (), step.tensors, first)
+        first = layer_index * self.groups
+        loop_over_layers(range(self.groups), forward_group, (), step.tensors, first)
 
     def backward(
-        self, layer: popxl.Tensor, step: StepInputs, sum_squares: popxl.Tensor
+        self, layer_index: popxl.Tensor, step: StepInputs, sum_squares: popxl.Tensor
     ) -> popxl.Tensor:
         """Run all expert groups of a layer backward, last group first.
 
@@ -46,13 +46,13 @@ class StreamedExperts:
         if self.phase.bwd is None:
             return sum_squares
 
-        def body(
+        def backward_group(
             row: popxl.Tensor, sum_squares: popxl.Tensor, *tensors: popxl.Tensor
         ) -> list[popxl.Tensor]:
             return [self.phase.backward(row, step.with_tensors(tensors), sum_squares)]
 
-        with self.phase.plan_part("backward"):
+        with self.phase.label_in_plan("backward"):
             self.zero_grads()
-        rows, first = range(self.groups)[::-1], layer * self.groups
-        (sum_squares,) = loop_over_layers(rows, body, [sum_squares], step.tensors, first)
+        rows, first = range(self.groups)[::-1], layer_index * self.groups
+        (sum_squares,) = loop_over_layers(rows, backward_group, [sum_squares], step.tensors, first)
         return sum_squares

@@ -56,10 +56,10 @@ RECOMPUTE_ALL: Mapping[str, float] = {}
 """No layer saves its activations."""
 
 
-def build_training(
+def build_training_program(
     config: RunConfig,
     build_phases: Callable[[PhaseSettings], PhasePlan],
-    gradients: bool = False,
+    with_gradients: bool = False,
     weight_map: WeightMap | None = None,
     saved_fractions: Mapping[str, float] = RECOMPUTE_ALL,
     per_pass: int | None = None,
@@ -68,7 +68,7 @@ def build_training(
 
     Args:
         build_phases: builds the family's phases in the current Ir.
-        gradients: True to create variables with the gradients of the last step for the host.
+        with_gradients: True to create variables with the gradients of the last step for the host.
         weight_map: the model's weights; Adafactor needs them.
         saved_fractions, per_pass: fields of `PhaseSettings`.
     """
@@ -88,12 +88,14 @@ def build_training(
             seed,
             popxl.d2h_stream((), popxl.float32, "grad_norm"),
         )
-        variables = {phase.name: phase.init_variables(gradients) for phase in phase_plan.phases}
+        variables = {
+            phase.name: phase.init_variables(with_gradients) for phase in phase_plan.phases
+        }
         update_only = None
         if defers_update(config):
             update_only = _run_deferred_updates(training_step, iterations)
         else:
-            ops.repeat(ir.create_graph(training_step.run), iterations)
+            ops.repeat(ir.create_graph(training_step.run_step), iterations)
     return TrainingProgram(
         ir,
         phase_plan.inputs.streams,
@@ -142,7 +144,7 @@ class TrainingStep:
     seed: popxl.HostToDeviceStream | None
     norm: popxl.DeviceToHostStream
 
-    def run(self) -> None:
+    def run_step(self) -> None:
         """Run forward, backward and optimizer phases of a step."""
         self.update(self.compute_gradients())
 
@@ -153,14 +155,16 @@ class TrainingStep:
             The inputs of this step's update.
         """
         step = StepInputs(None if self.seed is None else ops.host_load(self.seed), pending_update)
-        sum_squares = self._run_pass(step) if self.settings.passes == 1 else self._run_passes(step)
+        sum_squares = (
+            self._run_pass(step) if self.settings.num_passes == 1 else self._run_passes(step)
+        )
         norm = ops.sqrt(ops.collectives.replicated_all_reduce(sum_squares, "add"))
         ops.host_store(self.norm, norm)
         return UpdateInputs(norm, ops.host_load(self.lr))
 
     def _run_pass(self, step: StepInputs) -> popxl.Tensor:
         """Run one pass of micro-batches through all layers; returns as `PhasePlan.backward`."""
-        self.phase_plan.inputs.load()
+        self.phase_plan.inputs.load_from_host()
         self.phase_plan.forward(step)
         return self.phase_plan.backward(step)
 
@@ -170,28 +174,30 @@ class TrainingStep:
         The first pass runs the pending update, the last completes the gradients, and those between
         them are a loop of the program.
         """
-        passes, count = self.settings.passes, self.settings.micro_batches_per_pass
+        passes, count = self.settings.num_passes, self.settings.micro_batches_per_pass
 
-        def index(micro_batch: int) -> popxl.Tensor:
+        def micro_batch_index(micro_batch: int) -> popxl.Tensor:
             return popxl.constant(micro_batch, popxl.int32)
 
-        self._run_pass(replace(step, first_micro_batch=index(0), is_last=False))
+        self._run_pass(replace(step, first_micro_batch=micro_batch_index(0), is_last=False))
         later = replace(step, update=None, is_first=False)
 
-        def body(first: popxl.Tensor, *seed: popxl.Tensor) -> popxl.Tensor:
+        def run_pass(first: popxl.Tensor, *seed: popxl.Tensor) -> popxl.Tensor:
             inputs = replace(later, first_micro_batch=first, is_last=False)
             self._run_pass(inputs.with_tensors([*seed, first]))
             return first + count
 
         if passes > 2:
             seeds = [] if step.seed is None else [step.seed]
-            graph = popxl.gir().create_graph(body, index(count), *seeds)
-            ops.repeat(graph, passes - 2, index(count), *seeds)
-        return self._run_pass(replace(later, first_micro_batch=index(count * (passes - 1))))
+            graph = popxl.gir().create_graph(run_pass, micro_batch_index(count), *seeds)
+            ops.repeat(graph, passes - 2, micro_batch_index(count), *seeds)
+        return self._run_pass(
+            replace(later, first_micro_batch=micro_batch_index(count * (passes - 1)))
+        )
 
-    def update(self, update: UpdateInputs) -> None:
+    def update(self, update_inputs: UpdateInputs) -> None:
         """Run the optimizer update of all phases."""
-        self.phase_plan.update(update)
+        self.phase_plan.update(update_inputs)
 
 
 def _run_deferred_updates(step: TrainingStep, iterations: int) -> popxl.HostToDeviceStream:

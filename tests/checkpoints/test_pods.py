@@ -23,7 +23,7 @@ from config.families import config_class_of_preset
 from config.presets import load_preset, merge_over, preset_names
 from config.sections import RunConfig
 from modelling.model_family import get_family
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from modelling.weights import ShardReader
 from popxl._run import device_variables
 from popxl._storage.replica_arrays import replica_value
@@ -51,7 +51,7 @@ def listed(config: RunConfig, processes: int):
     """The tensors of a program that nobody compiles, as so many processes would have them."""
     family = get_family(config)
     weight_map = family.weight_map(config)
-    program = build_training(config, family.build_phases, False, weight_map)
+    program = build_training_program(config, family.build_phases, False, weight_map)
     mesh = mesh_of(config.num_replicas, processes)
     held = ShardReader(
         lambda v: device_variables.shards_of_variable(mesh, v),
@@ -163,7 +163,7 @@ def test_a_host_reads_the_ranges_of_its_devices_once(tmp_path, monkeypatch):
     family = get_family(config)
     weight_map, program = (
         family.weight_map(config),
-        build_training(config, family.build_phases, False),
+        build_training_program(config, family.build_phases, False),
     )
     sources = weight_map.to_variables(found, program.variables)
     for processes, process in ((8, 0), (8, 5), (2, 1)):
@@ -208,7 +208,7 @@ def test_each_of_8_hosts_reads_what_its_devices_hold(monkeypatch):
     config = preset("xxl_pod64", SMALL, SMALL_T5, layers)
     family = get_family(config)
     weight_map, mesh = family.weight_map(config), mesh_of(config.num_replicas, 8)
-    program = build_training(config, family.build_phases, False, weight_map)
+    program = build_training_program(config, family.build_phases, False, weight_map)
     rng = np.random.default_rng(0)
     tensors = Ranges(
         {one.name: rng.standard_normal(one.layout[0].shape) for one in listed(config, 8).shards()}

@@ -20,7 +20,7 @@ from imgs.style import PLAIN, SHARPNESS, WIDTH, Area, Canvas
 from modelling.layers import ParallelGroups
 from modelling.phases import LossPhase, Phase
 from modelling.phases.phase_optimizer import PhaseOptimizer
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from modelling.t5.model import FAMILY
 from tests.modelling.harness import small_config
 
@@ -164,7 +164,7 @@ def program() -> dict[str, list]:
             if method in vars(kind):
                 record(patch, kind, method, lambda phase, m=method: found[m].append(phase.name))
         record(patch, PhaseOptimizer, "update", lambda store: found["update"].append(store.facts))
-        built = build_training(config, FAMILY.build_phases)
+        built = build_training_program(config, FAMILY.build_phases)
     owners = [name for name, entries in built.variables.items() if entries]
     between = [b for b in built.ir.remote_buffers if (b.kind or "").endswith("between layers")]
     return {**found, "owners": owners, "rows": [b.entries // steps for b in between]}

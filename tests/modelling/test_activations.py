@@ -21,7 +21,7 @@ import tests.modelling.gptj.training as gptj
 import tests.modelling.llama.training as llama
 import tests.modelling.t5.training as t5
 from config.sections import RunConfig
-from modelling.phases.training import TrainingProgram, build_training
+from modelling.phases.training import TrainingProgram, build_training_program
 from planning.program_variants import Build, Variant
 from popxl._compile import platforms
 from popxl._run import program
@@ -235,7 +235,7 @@ def test_layers_that_compute_again_have_no_room_for_activations(share: float, la
     family = modelling.gptj.model.FAMILY
     config = _config(GPTJ, {"activations": "auto"}, "float32", 0.0)
     config = config.with_values({"model.layers": 4})
-    ir = build_training(config, family.build_phases, saved_fractions={"layer": share}).ir
+    ir = build_training_program(config, family.build_phases, saved_fractions={"layer": share}).ir
     kept = [b for b in ir.remote_buffers if b.kind == "activations inside layers"]
     micro_batches = config.training.global_batch_size // config.execution.micro_batch_size
     assert {buffer.entries for buffer in kept} == {layers * micro_batches}

@@ -21,8 +21,8 @@ from modelling.generation import build_resident_program, build_streamed_program
 from modelling.generation.decoding_strategy import strategy_from_config
 from modelling.generation.token_by_token import build_token_by_token_program
 from modelling.model_family import get_family
-from modelling.phases.evaluation import build_loss
-from modelling.phases.training import build_training
+from modelling.phases.evaluation import build_loss_program
+from modelling.phases.training import build_training_program
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession
@@ -198,10 +198,10 @@ def texts_of(config: RunConfig, wanted: str = ALL) -> dict[str, str]:
         strategy_from_config(written),
     )
     build: dict[str, Callable[[], Any]] = {
-        "T": lambda: build_training(
+        "T": lambda: build_training_program(
             config, family.build_phases, weight_map=family.weight_map(config)
         ),
-        "E": lambda: build_loss(written, family.build_phases, weight_map),
+        "E": lambda: build_loss_program(written, family.build_phases, weight_map),
         "R": lambda: build_resident_program(written, generator, strategy),
         "P": lambda: build_token_by_token_program(written, generator, strategy),
         "S": lambda: build_streamed_program(written, generator, weight_map, strategy),

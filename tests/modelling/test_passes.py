@@ -15,7 +15,7 @@ import pytest
 
 import popxl
 from config.errors import ConfigError
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from planning.hardware import disk_offload
 from planning.program_variants import Variant, default_variant
 from tests.modelling.gptj.hf import small_config
@@ -186,7 +186,7 @@ def test_gradients_of_one_replica_are_their_own_accumulators() -> None:
 
     def gradient_bytes(per_pass: int) -> int:
         config = small_config(layers=1).with_values({"execution.micro_batches_per_pass": per_pass})
-        buffers = build_training(config, GPTJ[0].build_phases).ir.remote_buffers
+        buffers = build_training_program(config, GPTJ[0].build_phases).ir.remote_buffers
         return sum(_nbytes(buffer) for buffer in buffers if buffer.kind == "gradients")
 
     assert gradient_bytes(1) - gradient_bytes(4) == popxl.float32.itemsize
@@ -199,7 +199,7 @@ def _nbytes(buffer: popxl.RemoteBuffer) -> int:
 @pytest.mark.parametrize("per_pass", [1, 2, 4])
 def test_buffers_hold_the_micro_batches_of_a_pass(per_pass: int) -> None:
     config = small_config(layers=1).with_values({"execution.micro_batches_per_pass": per_pass})
-    ir = build_training(config, GPTJ[0].build_phases).ir
+    ir = build_training_program(config, GPTJ[0].build_phases).ir
     between = [b for b in ir.remote_buffers if b.kind == "activations between layers"]
     assert {buffer.entries for buffer in between} == {2 * per_pass}
     inputs = [b for b in ir.remote_buffers if b.kind == "inputs"]
@@ -233,7 +233,9 @@ def test_frozen_layers_have_a_seed_for_each_micro_batch() -> None:
     """Frozen layers without a backward pass have a seed per micro-batch, too."""
     fields = {"training.trainable": "lm_head", "model.dropout_prob": 0.2}
     config, family = small_config(layers=1).with_values(fields), GPTJ[0]
-    ir = build_training(config, family.build_phases, weight_map=family.weight_map(config)).ir
+    ir = build_training_program(
+        config, family.build_phases, weight_map=family.weight_map(config)
+    ).ir
     graphs = str(ir).split("\ngraph ")
     loops = [text for text in graphs if "_batch_serial_step" in text.partition("(")[0]]
     assert len(loops) == 3, "embeddings, the layer, the loss"

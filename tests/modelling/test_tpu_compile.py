@@ -22,7 +22,7 @@ import json, sys
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from modelling.t5.model import FAMILY
 from popxl._run.program import Program
 from popxl._schedule.segment import donated_argnums
@@ -30,7 +30,7 @@ from tests.modelling.t5.training import our_config
 
 NAMES = ("alias", "host_argument", "host_output", "host_temp")
 dp, tp = map(int, sys.argv[1:])
-ir = build_training(our_config(dp, tp), FAMILY.build_phases).ir
+ir = build_training_program(our_config(dp, tp), FAMILY.build_phases).ir
 devices = np.array(topologies.get_topology_desc("v5e:2x4", platform="tpu").devices)
 program = Program(ir, Mesh(devices[: dp * tp], ("r",)))
 program.compile()

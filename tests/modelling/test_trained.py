@@ -19,8 +19,8 @@ import tests.modelling.t5.training as t5
 from config.sections import RunConfig
 from modelling.generation import build_streamed_program
 from modelling.model_family import get_family
-from modelling.phases.evaluation import build_loss
-from modelling.phases.training import build_training
+from modelling.phases.evaluation import build_loss_program
+from modelling.phases.training import build_training_program
 from planning.requirements import finetuning_requirements
 from popxl._run.schedule_executor import ScheduleExecutor
 from tests.modelling.gptj.hf import hf_model, small_config
@@ -223,8 +223,8 @@ def test_programs_that_borrow_have_the_same_phases() -> None:
     model = replace(config.model, eval=True)
     written = replace(config, model=model)
     programs = (
-        build_training(config, family.build_phases, weight_map=training),
-        build_loss(written, family.build_phases, training),
+        build_training_program(config, family.build_phases, weight_map=training),
+        build_loss_program(written, family.build_phases, training),
         build_streamed_program(written, family.generator, training),
     )
     counts = [{name: len(layers) for name, layers in p.variables.items()} for p in programs]

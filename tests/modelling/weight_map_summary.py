@@ -83,7 +83,7 @@ def summary(weight_map: WeightMap) -> dict[str, Any]:
         "phases": {name: list(layers) for name, layers in weight_map.phases.items()},
         "tensor_parallel": weight_map.tensor_parallel,
         "aliases": dict(sorted(weight_map.hf_names.aliases.items())),
-        "fused": {name: x.weights for name, x in joined if x.stack_axis is None},
+        "fused": {name: x.weight_names for name, x in joined if x.stack_axis is None},
         "stacked": {
             name: [x.groups, x.interleaved, x.transposed, x.in_exports]
             for name, x in joined

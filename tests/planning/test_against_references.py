@@ -14,7 +14,7 @@ import popxl
 from config.presets import merge_over
 from modelling.generation import build_resident_program
 from modelling.model_family import get_family
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from planning.requirements import Requirements, finetuning_requirements
 from tests.modelling.gptj.hf import hf_model as hf_gptj
 from tests.modelling.t5.hf import hf_model as hf_t5
@@ -84,7 +84,7 @@ def check_memory(ir: popxl.Ir, bound: float) -> None:
 )
 def test_memory_of_training_is_what_xla_gives(name: str) -> None:
     config = preset(name, **({} if name == "base" else {"model": {"layers": 1}}))
-    check_memory(build_training(config, get_family(config).build_phases).ir, 0.25)
+    check_memory(build_training_program(config, get_family(config).build_phases).ir, 0.25)
 
 
 @pytest.mark.parametrize(("name", "bound"), [("tiny", 0.15), ("gptj_tiny", 0.1)])
@@ -120,10 +120,10 @@ def test_host_memory_is_the_state_and_the_activations(name: str, bytes_each: int
     encoder = samples * config.model.sequence_length * width * size
     if config.family == "t5":
         decoder = samples * config.model.decoder_sequence_length * width * size
-        layers = config.model.num_layers
+        layers = config.model.layers
         rows = 2 * (layers + 2) * encoder + 2 * (layers + 1) * decoder
     else:
-        rows = 2 * (config.model.num_layers + 1) * encoder
+        rows = 2 * (config.model.layers + 1) * encoder
     assert requirements.plan.host == pytest.approx(requirements.state + rows, rel=1e-3)
 
 
@@ -150,11 +150,11 @@ def test_products_of_linear_layers_are_in_fp8(precision: str, activations: str) 
     tokens = preset("gptj_tiny").training.global_batch_size * model.sequence_length
     found = sum(part.float8_flops for part in eight.parts)
     weights = 3 * 12 + (7 if activations == "recompute" else 0)
-    assert found == 2 * tokens * model.num_layers * weights * model.hidden_size**2
+    assert found == 2 * tokens * model.layers * weights * model.hidden_size**2
     assert eight.flops == wide.flops
     assert sum(part.float8_flops for part in wide.parts) == 0
     scales, matrices = 3 * (1024 + 2), 4  # with history and largest so far; q, k and v are one
-    assert eight.host - wide.host == 4 * scales * matrices * model.num_layers
+    assert eight.host - wide.host == 4 * scales * matrices * model.layers
 
 
 @pytest.mark.parametrize("beta1", [None, 0.9])

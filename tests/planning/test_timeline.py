@@ -16,7 +16,7 @@ import pytest
 
 import popxl
 from modelling.model_family import get_family
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from planning.hardware.machines import machine
 from planning.requirements import finetuning_requirements
 from popxl._schedule.lookahead import default_prefetch_window
@@ -46,7 +46,7 @@ def traced(name: str, update: str = "end") -> popxl.plan.TracedProgram:
     )
     weight_map = get_family(config).weight_map(config)
     return popxl.plan.trace(
-        build_training(config, get_family(config).build_phases, weight_map=weight_map).ir
+        build_training_program(config, get_family(config).build_phases, weight_map=weight_map).ir
     )
 
 

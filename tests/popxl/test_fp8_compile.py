@@ -83,7 +83,7 @@ LAYERS = """
 from config.gptj import GPTJConfig
 from config.presets import load_config
 from jax.sharding import Mesh
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from modelling.model_family import get_family
 from popxl._compile.xla_compile import compile_lowered
 from popxl._run.program import Program
@@ -92,7 +92,7 @@ from tests.popxl.test_fp8_compile import calls
 
 settings = {"model": {"precision": "bfloat16"}}
 config = load_config(GPTJConfig, "finetuning", "gptj_tiny_fp8", settings)
-ir = build_training(config, get_family(config).build_phases).ir
+ir = build_training_program(config, get_family(config).build_phases).ir
 program = Program(ir, Mesh(np.array(devices), ("r",)))
 for segment in program.schedule.segments:
     one = lower_segment(segment, program.mesh, program.specs_of(segment)[0])

@@ -9,7 +9,7 @@ import torch
 
 from modelling.gptj.model import FAMILY
 from modelling.layers import LMHeadLoss
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from popxl import Tensor
 from tests.modelling.gptj.hf import hf_model, small_config
 from tests.modelling.gptj.training import RATE, STEPS, batches, reference
@@ -55,7 +55,7 @@ def test_so_with_the_loss_in_slices_of_the_tokens(dp: int, tp: int, monkeypatch)
 def test_the_program_is_verified() -> None:
     from popxl._analysis.verify import verify_ir
 
-    verify_ir(build_training(small_config(2, 2), FAMILY.build_phases).ir)
+    verify_ir(build_training_program(small_config(2, 2), FAMILY.build_phases).ir)
 
 
 @pytest.mark.parametrize("slices", [four_tokens_per_chunk, slow(lambda self, x: 1)])

@@ -12,8 +12,8 @@ import pytest
 import popxl
 from config.errors import ConfigError
 from modelling.model_family import get_family
-from modelling.phases.evaluation import build_loss
-from modelling.phases.training import build_training
+from modelling.phases.evaluation import build_loss_program
+from modelling.phases.training import build_training_program
 from sessions.generation import GenerationSession
 from sessions.loss_evaluation import LossSession
 from sessions.training import TrainingSession
@@ -206,7 +206,10 @@ def test_device_memory_falls_with_groups_and_work_does_not_grow() -> None:
         config = with_groups(our_config(hf_cfg, micro_batch=2), groups)
         for trains in (True, False):
             given = replace(config, model=replace(config.model, eval=not trains))
-            build, family = build_training if trains else build_loss, get_family(given)
+            build, family = (
+                build_training_program if trains else build_loss_program,
+                get_family(given),
+            )
             program = build(given, family.build_phases, weight_map=family.weight_map(given))
             plan = popxl.plan.trace(program.ir, "gpu").plan()
             needed[groups, trains] = plan.device

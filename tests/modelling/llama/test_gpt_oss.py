@@ -132,7 +132,7 @@ def test_experts_in_mxfp4_are_what_transformers_expands_bit_for_bit(tmp_path: Pa
     weight_map, files = base_weight_map(config), read_hf_directory(tmp_path / "hf")
     weight_map.check_shapes({n: x.shape for n, x in weights.items()})
     logical = weight_map.from_hf(files)
-    assert logical[weight_map.hf_names.fused[EXPERTS].weights[0]].dtype == ml_dtypes.bfloat16
+    assert logical[weight_map.hf_names.fused[EXPERTS].weight_names[0]].dtype == ml_dtypes.bfloat16
     written, expected = weight_map.to_hf(logical), expanded_by_transformers(weights)
     assert written.keys() == expected.keys()
     assert all(np.array_equal(written[n].astype(np.float32), x) for n, x in expected.items())

@@ -10,7 +10,7 @@ import pytest
 import popxl
 from config.sections import FP8, RunConfig
 from modelling.model_family import get_family
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from tests.modelling.gptj.hf import small_config
 from tests.modelling.t5.training import our_config
 from tests.slow import slow
@@ -18,7 +18,7 @@ from tests.slow import slow
 
 def collectives(config: RunConfig) -> Counter[tuple[str, int, int]]:
     """Number by kind, group size and bytes of each one."""
-    plan = popxl.plan.plan_of(build_training(config, get_family(config).build_phases).ir)
+    plan = popxl.plan.plan_of(build_training_program(config, get_family(config).build_phases).ir)
     found: Counter[tuple[str, int, int]] = Counter()
     for part in plan.parts:
         for c in part.collectives:

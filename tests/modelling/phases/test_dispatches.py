@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelling.model_family import get_family
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from popxl._schedule.schedule import Routine, Run
 from popxl._schedule.schedule_builder import build_schedule
 from tests.modelling.gptj.hf import small_config
@@ -22,7 +22,9 @@ def _steps(config: Any, activations: str, **execution: Any) -> list[Routine]:
     changes |= {f"execution.{name}": value for name, value in execution.items()}
     config = config.with_values(changes)
     family = get_family(config)
-    program = build_training(config, family.build_phases, weight_map=family.weight_map(config))
+    program = build_training_program(
+        config, family.build_phases, weight_map=family.weight_map(config)
+    )
     routines = build_schedule(program.ir).routines
     layers = [r for r in routines if "Block" in r.title or "Layer" in r.title]
     found = [r for r in layers if "batch_serial_step" in r.title]
@@ -68,6 +70,8 @@ def test_a_hint_costs_no_segment() -> None:
     counts = set()
     for hinted in (False, True):
         family, there = get_family(config), config.with_values({"execution.code_load": hinted})
-        program = build_training(there, family.build_phases, weight_map=family.weight_map(there))
+        program = build_training_program(
+            there, family.build_phases, weight_map=family.weight_map(there)
+        )
         counts.add(len(build_schedule(program.ir).segments))
     assert len(counts) == 1

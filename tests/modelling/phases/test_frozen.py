@@ -13,7 +13,7 @@ import pytest
 import popxl
 from modelling.layers import ParallelGroups
 from modelling.phases import Phase, PhaseSettings
-from modelling.phases.training import TrainingProgram, build_training
+from modelling.phases.training import TrainingProgram, build_training_program
 from tests.modelling.phases.test_phased_training import NAMES, train_torch
 from tests.modelling.phases.toy import build_toy_phases, toy_config, toy_weight_map
 from tests.modelling.phases.toy_runs import STEPS, draw, feed, toy_session, weights_of
@@ -80,7 +80,7 @@ def test_equals_torch_without_their_gradients(frozen, dp, tp, update) -> None:
 @pytest.mark.parametrize("frozen", FROZEN)
 def test_they_are_loaded_and_have_nothing_else(frozen) -> None:
     config = toy_config()
-    program = build_training(config, build_toy_phases, weight_map=toy_weight_map(*frozen))
+    program = build_training_program(config, build_toy_phases, weight_map=toy_weight_map(*frozen))
     ir = popxl.Ir()
     with ir.main_graph:
         layout = build_toy_phases(

@@ -110,7 +110,7 @@ def test_without_the_selection_a_step_would_spoil_the_state(
     def always(_: popxl.Tensor, new: object, old: object) -> object:
         return new
 
-    monkeypatch.setattr(phase_optimizer, "_select", always)
+    monkeypatch.setattr(phase_optimizer, "_select_tensors", always)
     run = Run(1, 1)
     with run.session:
         run.step(0, np.inf)
@@ -132,7 +132,7 @@ def test_the_selection_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return new
 
     with_it = measured()
-    monkeypatch.setattr(phase_optimizer, "_select", always)
+    monkeypatch.setattr(phase_optimizer, "_select_tensors", always)
     without = measured()
     entry = 4 * toy.WIDTH**2
     assert with_it[0] - without[0] < entry

@@ -9,7 +9,7 @@ import popxl_addons as addons
 from config.sections import Execution, Model, Optimizer, RunConfig, Training
 from config.sections import LearningRate as Rate
 from modelling.phases import (
-    ActivationRows,
+    ActivationBuffers,
     InputBuffers,
     LossPhase,
     Phase,
@@ -48,13 +48,13 @@ class Loss(addons.Module):
 
 def build_toy_phases(settings: PhaseSettings) -> PhasePlan:
     """The first layer, which lends its scale, the others and the loss."""
-    batch, layers = settings.config.execution.micro_batch_size, settings.config.model.num_layers
+    batch, layers = settings.config.execution.micro_batch_size, settings.config.model.layers
     spec, scalar = (popxl.TensorSpec(shape, popxl.float32) for shape in ((batch, WIDTH), ()))
     inputs = InputBuffers({"x": spec, "y": spec, "weight": scalar}, settings)
-    chain = ActivationRows(spec, settings, requires_grad=settings.is_phase_trainable("first"))
+    chain = ActivationBuffers(spec, settings, requires_grad=settings.is_phase_trainable("first"))
     first = Phase("first", Layer(), inputs.layer_ios(["x"]), [chain.last_row], settings)
     lent = {"scale": first}
-    x, y = chain.reserve(layers - 1, settings.is_phase_trainable("rest"))
+    x, y = chain.reserve_rows(layers - 1, settings.is_phase_trainable("rest"))
     rest = Phase("rest", Layer(), {"x": x}, [y], settings, layers - 1, lent)
     ends = {"x": chain.last_row} | inputs.layer_ios(["y", "weight"])
     head = LossPhase("head", Loss(), ends, settings)

@@ -9,7 +9,7 @@ import numpy as np
 import popxl
 from config.sections import RunConfig
 from data.samples import Batch
-from modelling.phases.training import TrainingProgram, build_training
+from modelling.phases.training import TrainingProgram, build_training_program
 from modelling.weights import WeightMap
 from tests.modelling.phases.toy import WIDTH, build_toy_phases
 
@@ -53,7 +53,7 @@ def toy_session(
     weight_map: WeightMap | None = None,
 ) -> tuple[TrainingProgram, popxl.Session]:
     """The program of a configuration, compiled, with these weights."""
-    program = build_training(config, build_toy_phases, weight_map=weight_map)
+    program = build_training_program(config, build_toy_phases, weight_map=weight_map)
     session = popxl.Session(program.ir, "cpu")
     session.write_variables_data(dict(zip(weights_of(program), [*weights, scale], strict=True)))
     return program, session

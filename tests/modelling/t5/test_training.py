@@ -9,7 +9,7 @@ import pytest
 
 import popxl
 from config.t5 import T5Config
-from modelling.phases.training import build_training
+from modelling.phases.training import build_training_program
 from modelling.t5.model import FAMILY
 from tests.modelling.sessions import fine_tuning, transposed
 from tests.modelling.t5.training import (
@@ -66,10 +66,10 @@ def test_examples_that_share_rows_train_as_each_by_itself(
 def test_the_program_is_verified() -> None:
     from popxl._analysis.verify import verify_ir
 
-    verify_ir(build_training(our_config(2, 2), FAMILY.build_phases).ir)
+    verify_ir(build_training_program(our_config(2, 2), FAMILY.build_phases).ir)
 
 
 def test_one_layer_has_no_block_phase() -> None:
-    program = build_training(our_config(layers=1), FAMILY.build_phases)
+    program = build_training_program(our_config(layers=1), FAMILY.build_phases)
     assert "encoder_block" not in program.variables
     assert isinstance(program.ir, popxl.Ir)
