@@ -138,7 +138,7 @@ def _best_seconds(session: popxl.Session) -> float:
         start = time.perf_counter()
         for _ in range(_RUNS):
             session.run()
-        session.settle()
+        session.wait_until_idle()
         seconds.append((time.perf_counter() - start) / _RUNS)
     return min(seconds[1:])
 
@@ -254,10 +254,10 @@ def _measure_streams(config: RunConfig, runs: int) -> Metrics:
     with model, TemporaryDirectory() as folder:
         for step in range(runs + 1):
             _train_step(model, loader, step)
-        model.session.settle()
+        model.session.wait_until_idle()
         with hardware.profile_trace(folder):
             _train_step(model, loader, runs + 1)
-            model.session.settle()
+            model.session.wait_until_idle()
         stream_times = read_streams(Path(folder))
     measured: Metrics = {"seconds": stream_times.seconds, "computing": stream_times.computing}
     for way, copies in (("loads", stream_times.loads), ("stores", stream_times.stores)):

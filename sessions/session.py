@@ -124,7 +124,7 @@ class ModelSession:
             return local
         packed = np.concatenate([x.reshape(-1).view(np.uint8) for x in local.values()])
         ends = np.cumsum([x.nbytes for x in local.values()])[:-1]
-        gathered = np.split(self.session.gather(packed), ends, axis=1)
+        gathered = np.split(self.session.all_gather_processes(packed), ends, axis=1)
         return {
             stream: np.concatenate([p.view(x.dtype).reshape(x.shape) for p in outputs], 1)
             for (stream, x), outputs in zip(local.items(), gathered, strict=True)

@@ -182,7 +182,7 @@ class Phase:
         seed = self._seed_input(forward)
         with_grad = [tensors[n] for n, layer_io in inputs.items() if layer_io.grad is not None]
         results = dict(zip(forward.graph.outputs, self._outputs, strict=True))
-        with popxl.transforms.saving(popxl.transforms.products_saveable):
+        with popxl.transforms.save_policy(popxl.transforms.products_saveable):
             self._grad_facts, grad = addons.autodiff_with_accumulation(
                 forward,
                 self._accumulated_inputs(forward),

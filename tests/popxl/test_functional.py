@@ -9,7 +9,7 @@ import pytest
 import popxl
 from popxl import ops
 from popxl.transforms import autodiff
-from popxl.transforms.saveable import products_saveable, saving
+from popxl.transforms.saveable import products_saveable, save_policy
 from tests.popxl.programs import f32, run, store
 from tests.slow import slow
 
@@ -327,7 +327,7 @@ def test_gradients_of_long_chains():
                 x = x * 1.001
             return x * x
 
-        with saving(products_saveable):
+        with save_policy(products_saveable):
             info = autodiff(ir.create_graph(chain, x))
     assert len(info.inputs) == 2
 

@@ -99,10 +99,10 @@ def test_settling_waits_for_what_runs_have_changed(memory, monkeypatch):
         ops.var_updates.copy_var_update_(x, y)
         ops.remote_store(buffer, 0, y)
     with popxl.Session(ir, "cpu") as session:
-        session.settle()
+        session.wait_until_idle()
         for _ in range(runs):
             session.run()
-        session.settle()
+        session.wait_until_idle()
         state = session._state
         assert all(each.is_ready() for each in state.variables.values())
         assert all(entries.array(0).is_ready() for entries in state.entries.values())

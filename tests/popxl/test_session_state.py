@@ -356,7 +356,7 @@ def test_stopped_while_the_values_come_to_the_host(kind, monkeypatch):
     def left() -> None:
         with session:
             session.run()
-            monkeypatch.setattr(session, "_fetch", _raise_interrupt)
+            monkeypatch.setattr(session, "_fetch_variable", _raise_interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         left()

@@ -109,7 +109,7 @@ class Context(threading.local):
     def remove_op_created_hook(self, handle: int) -> None:
         self._hooks.pop(handle, None)
 
-    def _op_created(self, op: Op) -> None:
+    def _call_op_created_hooks(self, op: Op) -> None:
         for fn in list(self._hooks.values()):
             fn(op)
 
@@ -141,7 +141,7 @@ gmg = get_main_graph
 gir = get_ir
 
 
-class _Pushed(ContextDecorator):
+class _StackContext(ContextDecorator):
     """Context manager that pushes a value on a stack of the context while entered."""
 
     def __init__(self, stack: str, value: Any) -> None:
@@ -153,21 +153,21 @@ class _Pushed(ContextDecorator):
     def __exit__(self, *exc: object) -> None:
         getattr(_CONTEXT, self._stack).pop()
 
-    def _recreate_cm(self) -> _Pushed:
+    def _recreate_cm(self) -> _StackContext:
         return type(self)(self._stack, self._value)
 
 
-def ipu(ipu: int | None) -> _Pushed:
+def ipu(ipu: int | None) -> _StackContext:
     """Places the ops created inside on virtual device `ipu` (recorded; XLA has one per replica)."""
-    return _Pushed("_ipus", ipu)
+    return _StackContext("_ipus", ipu)
 
 
-def io_tiles() -> _Pushed:
+def io_tiles() -> _StackContext:
     """Places the ops created inside on IO tiles (recorded; a scheduling hint)."""
-    return _Pushed("_io", True)
+    return _StackContext("_io", True)
 
 
-def in_sequence(mode: bool | Literal["pass"] = True) -> _Pushed:
+def in_sequence(mode: bool | Literal["pass"] = True) -> _StackContext:
     """Keeps the ops created inside in program order.
 
     Program order is execution order in this runtime, so the mode is recorded only.
@@ -177,15 +177,15 @@ def in_sequence(mode: bool | Literal["pass"] = True) -> _Pushed:
     """
     if mode is None:
         raise TypeError("in_sequence takes True, False or 'pass', not None")
-    return _Pushed("_in_sequence", _CONTEXT.in_sequence if mode == "pass" else bool(mode))
+    return _StackContext("_in_sequence", _CONTEXT.in_sequence if mode == "pass" else bool(mode))
 
 
-def part(label: str) -> _Pushed:
+def part(label: str) -> _StackContext:
     """Labels the ops created inside as region `label` of the program in plans (see `popxl.plan`).
 
     Ops of graphs that are created outside count as the part from which the graph is called.
     """
-    return _Pushed("_parts", label)
+    return _StackContext("_parts", label)
 
 
 class name_scope(ContextDecorator):  # noqa: N801 - PopXL's name

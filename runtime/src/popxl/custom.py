@@ -70,7 +70,7 @@ def jax_op(
 
     def decorate(function: JaxFunction) -> Callable[..., Any]:
         defn = _define_op(function, name, grad, no_grad)
-        return _public_function(function, defn, inplace)
+        return _create_op_function(function, defn, inplace)
 
     return decorate if function is None else decorate(function)
 
@@ -82,7 +82,7 @@ def _define_op(
     module = getattr(function, "__module__", None) or ""
     own_name = getattr(function, "__name__", type(function).__name__)
     return define(
-        _free_name(name or f"{module.rpartition('.')[2]}.{own_name}"),
+        _unused_op_name(name or f"{module.rpartition('.')[2]}.{own_name}"),
         function if grad is None else _with_gradient(function, grad),
         grad=None if no_grad is None else NoGrad(no_grad),
         # The package it is written in decides how the executable cache recognises it.
@@ -90,7 +90,7 @@ def _define_op(
     )
 
 
-def _free_name(name: str) -> str:
+def _unused_op_name(name: str) -> str:
     """Returns `name`, with a number appended if it is taken (as by a notebook cell run again)."""
     taken, candidate, number = registry(), name, 2
     while candidate in taken:
@@ -132,7 +132,9 @@ _TENSORS = (
 )
 
 
-def _public_function(function: JaxFunction, defn: OpDef, inplace: str | None) -> Callable[..., Any]:
+def _create_op_function(
+    function: JaxFunction, defn: OpDef, inplace: str | None
+) -> Callable[..., Any]:
     signature = inspect.signature(function)
     positional = [n for n, p in signature.parameters.items() if p.kind in _TENSORS]
     if inplace is not None and inplace not in positional:

@@ -135,7 +135,7 @@ class dtype:  # noqa: N801 - PopXL's name
         return self
 
 
-def _make(name: str, kind: str, host: Any, device: Any = None, python: Any = None) -> dtype:
+def _define_dtype(name: str, kind: str, host: Any, device: Any = None, python: Any = None) -> dtype:
     self = object.__new__(dtype)
     self._name, self._kind = name, kind
     self._host = np.dtype(host)
@@ -149,25 +149,29 @@ def _make(name: str, kind: str, host: Any, device: Any = None, python: Any = Non
     return self
 
 
-bool = _make("bool", "b", np.bool_, python=builtins.bool)
-int8 = _make("int8", "i", np.int8)
-int16 = _make("int16", "i", np.int16)
-int32 = _make("int32", "i", np.int32)
-int64 = _make("int64", "i", np.int64, python=int)
-uint8 = _make("uint8", "u", np.uint8)
-uint16 = _make("uint16", "u", np.uint16)
-uint32 = _make("uint32", "u", np.uint32)
-uint64 = _make("uint64", "u", np.uint64)
-float8_143 = _make("float8_143", "f", np_dtype_float8_143, ml_dtypes.float8_e4m3fnuz)
-float8_152 = _make("float8_152", "f", np_dtype_float8_152, ml_dtypes.float8_e5m2fnuz)
-float8_e4m3fn = _make("float8_e4m3fn", "f", ml_dtypes.float8_e4m3fn)  # largest: 448; no infinity
-float8_e5m2 = _make("float8_e5m2", "f", ml_dtypes.float8_e5m2)  # largest finite: 57344
-float16 = _make("float16", "f", np.float16)
-bfloat16 = _make("bfloat16", "f", ml_dtypes.bfloat16)  # beyond PopXL: what GPUs and TPUs train in
-float32 = _make("float32", "f", np.float32, python=builtins.float)
-float64 = _make("float64", "f", np.float64)
-complex64 = _make("complex64", "c", np.complex64)
-complex128 = _make("complex128", "c", np.complex128)
+bool = _define_dtype("bool", "b", np.bool_, python=builtins.bool)
+int8 = _define_dtype("int8", "i", np.int8)
+int16 = _define_dtype("int16", "i", np.int16)
+int32 = _define_dtype("int32", "i", np.int32)
+int64 = _define_dtype("int64", "i", np.int64, python=int)
+uint8 = _define_dtype("uint8", "u", np.uint8)
+uint16 = _define_dtype("uint16", "u", np.uint16)
+uint32 = _define_dtype("uint32", "u", np.uint32)
+uint64 = _define_dtype("uint64", "u", np.uint64)
+float8_143 = _define_dtype("float8_143", "f", np_dtype_float8_143, ml_dtypes.float8_e4m3fnuz)
+float8_152 = _define_dtype("float8_152", "f", np_dtype_float8_152, ml_dtypes.float8_e5m2fnuz)
+float8_e4m3fn = _define_dtype(
+    "float8_e4m3fn", "f", ml_dtypes.float8_e4m3fn
+)  # largest: 448; no infinity
+float8_e5m2 = _define_dtype("float8_e5m2", "f", ml_dtypes.float8_e5m2)  # largest finite: 57344
+float16 = _define_dtype("float16", "f", np.float16)
+bfloat16 = _define_dtype(
+    "bfloat16", "f", ml_dtypes.bfloat16
+)  # beyond PopXL: what GPUs and TPUs train in
+float32 = _define_dtype("float32", "f", np.float32, python=builtins.float)
+float64 = _define_dtype("float64", "f", np.float64)
+complex64 = _define_dtype("complex64", "c", np.complex64)
+complex128 = _define_dtype("complex128", "c", np.complex128)
 _BY_TORCH_NAME.update({"torch.float8_e4m3fnuz": float8_143, "torch.float8_e5m2fnuz": float8_152})
 _BY_NAME.update(half=float16, float=float32, double=float64)
 

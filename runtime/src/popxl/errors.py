@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 
 
-def locate(error: BaseException, note: str, location: str) -> None:
+def add_error_location(error: BaseException, note: str, location: str) -> None:
     """Adds a source location to an error: the innermost to the message, all as notes.
 
     Args:

@@ -131,7 +131,7 @@ EXPONENTS = range(-126, 127)
 """Exponents that are told apart; smaller numbers cost nothing."""
 
 
-def windows(dtype: dtypes.dtype) -> np.ndarray:
+def representable_exponents(dtype: dtypes.dtype) -> np.ndarray:
     """Returns which exponents float8 represents at each bias -31, ..., 31: bool (63, 253).
 
     Raises:
@@ -143,7 +143,7 @@ def windows(dtype: dtypes.dtype) -> np.ndarray:
     return (exponents >= lowest) & (exponents < lowest + span)
 
 
-def lost_digits(mantissa: int, dtype: dtypes.dtype) -> int:
+def log4_dropping_error(mantissa: int, dtype: dtypes.dtype) -> int:
     """Returns log4 of the squared error of dropping a number over that of rounding it."""
     return mantissa - _FLOAT8[_check_arguments(dtype)].mantissa_size
 
@@ -171,13 +171,13 @@ def host_fp8_mse_scale(src: np.ndarray, dtype: dtypes.dtype | None = None) -> tu
     array = np.asarray(src)
     if array.dtype not in _MANTISSAS:
         raise RuntimeError(f"a scale is found for float16 and float32 data, not {array.dtype}")
-    lost = lost_digits(_MANTISSAS[array.dtype], dtype)
+    lost = log4_dropping_error(_MANTISSAS[array.dtype], dtype)
     counts = _exponent_counts(array)
     # Python's integers hold the costs exactly, in units of 4^(-126 - lost).
     powers = [count << 2 * i for i, count in enumerate(counts)]
     everything = sum(powers) << 2 * lost
     costs = []
-    for inside in windows(dtype):
+    for inside in representable_exponents(dtype):
         kept = sum(p for p, has in zip(powers, inside, strict=True) if has)
         costs.append(everything - (kept << 2 * lost) + kept)
     least = min(costs)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outlined:
+class OutlineInfo:
     """Marks a graph that is compiled as a separate executable (`popxl.transforms.outline`)."""
 
     saved: tuple[Tensor, ...]
@@ -43,7 +43,7 @@ class Graph:
     _hooks: dict[int, Callable[[Op], Any]]
     _gradient_is_written: bool  # by hand, so that autodiff of a caller must be given it
     _written_gradients: dict[Graph, Any]  # those of called graphs, which modules note here
-    _outlined: Outlined | None  # compiled apart, wherever it is called
+    _outlined: OutlineInfo | None  # compiled apart, wherever it is called
     _changed_at: int  # how many changes of the Ir's graphs there were, its own latest included
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Graph:
         return self._ir_.main_graph
 
     @property
-    def _prefix(self) -> str:
+    def _name_prefix(self) -> str:
         return "" if self is self._ir_.main_graph else f"{self._name}/"
 
     # ---- contents -------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Graph:
         return tuple(t for t in self._tensors.values() if isinstance(t, Variable))
 
     @property
-    def _resident(self) -> tuple[Variable | Shard, ...]:
+    def _device_tensors(self) -> tuple[Variable | Shard, ...]:
         """Tensors whose values stay on the devices from run to run."""
         state = (t for t in self._tensors.values() if isinstance(t, (Variable, Shard)))
         return tuple(
@@ -133,7 +133,7 @@ class Graph:
 
     def get_tensor(self, tensor_id: str) -> Tensor:
         """Returns the tensor with an id or name; raises ValueError if there is none."""
-        name = tensor_id.removeprefix(self._prefix)
+        name = tensor_id.removeprefix(self._name_prefix)
         if name not in self._tensors:
             raise ValueError(f"graph {self.id!r} has no tensor {tensor_id!r}")
         return self._tensors[name]
@@ -158,7 +158,7 @@ class Graph:
         tensor: Tensor = Tensor._make(self, spec, name)
         tensor._by_ref = by_ref
         self._inputs.append(tensor)
-        self._changes()
+        self._invalidate_analyses()
         return tensor
 
     def _add_output(self, tensor: Tensor) -> int:
@@ -178,7 +178,7 @@ class Graph:
                     "cannot gain outputs any more"
                 )
         self._outputs.append(tensor)
-        self._changes()
+        self._invalidate_analyses()
         for site in self._call_sites:
             add_outputs(site, [tensor.spec], [tensor.name.rpartition("/")[2]])
         return len(self._outputs) - 1
@@ -190,24 +190,24 @@ class Graph:
             self._ops.insert(self._ops.index(before), op)
         for graph in op.called_graphs():
             graph._call_sites.append(op)
-        self._takes(op)
-        context.get_current_context()._op_created(op)
+        self._record_calls(op)
+        context.get_current_context()._call_op_created_hooks(op)
         for fn in list(self._hooks.values()):
             fn(op)
 
-    def _takes(self, op: Op) -> None:
+    def _record_calls(self, op: Op) -> None:
         """Records that this graph runs what `op` calls."""
         for region in regions(op):
             region.graph._users[self] = None
-        self._changes()
+        self._invalidate_analyses()
 
-    def _forget_calls(self) -> None:
+    def _remove_from_callers(self) -> None:
         """Removes this graph from the callers of the graphs that it calls."""
         for graph in {region.graph for op in self._ops for region in regions(op)}:
             graph._call_sites = [op for op in graph._call_sites if op.graph is not self]
             graph._users.pop(self, None)
 
-    def _changes(self) -> None:
+    def _invalidate_analyses(self) -> None:
         """Invalidates the cached analyses of this graph and of its callers."""
         self._ir_._changes += 1
         self._changed_at = self._ir_._changes

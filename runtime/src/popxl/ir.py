@@ -56,7 +56,7 @@ class Ir:
         self._num_host_transfers = 1
         self._load_window: int | None = None
         if replication == "popdist":
-            self._distribute(popdist.getNumInstances())
+            self._distribute_replicas(popdist.getNumInstances())
             replication = popdist.getNumTotalReplicas()
         self.replication_factor = replication
         self._main_graph = self._new_graph("main")
@@ -111,11 +111,11 @@ class Ir:
             options.globalReplicationFactor, count = count, count // instances
         options.enableReplicatedGraphs, options.replicatedGraphCount = count > 1, count
 
-    def _distribute(self, instances: int) -> None:
+    def _distribute_replicas(self, num_processes: int) -> None:
         """Distributes replicas over processes: one each until their number is set."""
         options = self._pb_ir.getSessionOptions()
         options.enableDistributedReplicatedGraphs = True
-        options.globalReplicationFactor = instances
+        options.globalReplicationFactor = num_processes
 
     @property
     def instance_replication_factor(self) -> int:
@@ -123,7 +123,7 @@ class Ir:
         return int(self._pb_ir.getSessionOptions().replicatedGraphCount)
 
     @property
-    def _instances(self) -> int:
+    def _num_processes(self) -> int:
         return self.replication_factor // self.instance_replication_factor
 
     @property
@@ -163,7 +163,7 @@ class Ir:
         return graph
 
     @contextmanager
-    def _writing(self, name: str) -> Iterator[Graph]:
+    def _new_current_graph(self, name: str) -> Iterator[Graph]:
         """Context of a new current graph; if building it raises, it is removed from the Ir."""
         graph = self.create_empty_graph(name)
         try:
@@ -171,7 +171,7 @@ class Ir:
                 yield graph
         except BaseException:
             self._graphs.remove(graph)
-            graph._forget_calls()
+            graph._remove_from_callers()
             raise
 
     def dot_checkpoint(self, check: str, save_dir: str | Path | None = None) -> None:

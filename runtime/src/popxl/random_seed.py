@@ -34,7 +34,7 @@ def create_seeds(
     shape = (batches_per_step, gradient_accumulation_factor, replicas)
     generator = np.random.default_rng(_check_seed(seed) + offset)
     raw = generator.integers(0, MAX_UINT64, shape, np.uint64, endpoint=True)
-    return _as_pairs(raw).squeeze()
+    return _split_uint64(raw).squeeze()
 
 
 def counter_seeds(seed: int, offset: int = 0, count: int = 1) -> np.ndarray:
@@ -51,7 +51,7 @@ def counter_seeds(seed: int, offset: int = 0, count: int = 1) -> np.ndarray:
     """
     skipped, rest = divmod(offset * count, 4)  # a count of Philox gives four draws
     generator = np.random.Philox(key=_check_seed(seed)).advance(skipped)
-    return _as_pairs(generator.random_raw(rest + count)[rest:])
+    return _split_uint64(generator.random_raw(rest + count)[rest:])
 
 
 def _check_seed(seed: int) -> int:
@@ -60,9 +60,11 @@ def _check_seed(seed: int) -> int:
     return seed
 
 
-def _as_pairs(raw: np.ndarray) -> np.ndarray:
+def _split_uint64(numbers: np.ndarray) -> np.ndarray:
     """Splits 64-bit numbers into (high, low) halves along a new last axis."""
-    return np.stack([raw >> np.uint64(32), raw & np.uint64(_MASK32)], axis=-1).astype(np.uint32)
+    return np.stack([numbers >> np.uint64(32), numbers & np.uint64(_MASK32)], axis=-1).astype(
+        np.uint32
+    )
 
 
 def uint64_to_two_uint32(num: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Protocol
 
 
-class Replicated(Protocol):
+class ReplicatedIr(Protocol):
     """Protocol of an `Ir` as groupings use it: its replication factor."""
 
     @property
@@ -75,19 +75,19 @@ class ReplicaGrouping:
             "Cannot create ReplicaGrouping instances directly; use ir.replica_grouping(...)"
         )
 
-    _ir: Replicated
+    _ir: ReplicatedIr
     _fixed: tuple[int, ...] | None  # None: all replicas, however many there will be
 
     @classmethod
-    def _of_all(cls, ir: Replicated) -> ReplicaGrouping:
+    def _of_all_replicas(cls, ir: ReplicatedIr) -> ReplicaGrouping:
         self = object.__new__(cls)
         self._ir, self._fixed = ir, None
         return self
 
     @classmethod
-    def _from_stride(cls, ir: Replicated, stride: int, group_size: int | None) -> ReplicaGrouping:
+    def _from_stride(cls, ir: ReplicatedIr, stride: int, group_size: int | None) -> ReplicaGrouping:
         if stride == 1 and group_size is None:
-            return cls._of_all(ir)
+            return cls._of_all_replicas(ir)
         replicas = ir.replication_factor
         size = max(replicas // stride, 1) if group_size is None else group_size
         if replicas % size != 0:
@@ -107,7 +107,7 @@ class ReplicaGrouping:
         return cls._from_assignment(ir, assignment)
 
     @classmethod
-    def _from_assignment(cls, ir: Replicated, assignment: tuple[int, ...]) -> ReplicaGrouping:
+    def _from_assignment(cls, ir: ReplicatedIr, assignment: tuple[int, ...]) -> ReplicaGrouping:
         replicas = ir.replication_factor
         if len(assignment) != replicas:
             raise ValueError(
@@ -183,7 +183,7 @@ class ReplicaGrouping:
             else self._from_stride(self._ir, *_coarsest_stride_and_size(self._assignment))
         )
 
-    def _parts(self) -> tuple[tuple[int, int], ...]:
+    def _const_groups_with_owners(self) -> tuple[tuple[int, int], ...]:
         """Groups of `const_rg`, each with the group of this grouping that contains it."""
         inner = zip(self.const_rg._assignment, self._assignment, strict=True)
         return tuple(dict.fromkeys(inner))
@@ -191,14 +191,14 @@ class ReplicaGrouping:
     @property
     def to_device_map(self) -> list[int] | None:
         """Returns the group that contains each group of `const_rg`; None if constant-stride."""
-        return None if self.is_const else [group for _, group in self._parts()]
+        return None if self.is_const else [group for _, group in self._const_groups_with_owners()]
 
     @property
     def to_host_map(self) -> list[int] | None:
         """Returns, for each group, its first group of `const_rg`; None if constant-stride."""
         if self.is_const:
             return None
-        device = [group for _, group in self._parts()]
+        device = [group for _, group in self._const_groups_with_owners()]
         return [device.index(group) for group in range(self.num_groups)]
 
     def _split_groups(self, size: int) -> ReplicaGrouping:

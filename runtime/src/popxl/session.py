@@ -129,7 +129,7 @@ class Session:
         self._startup = stopwatch.elapsed_stats()
 
     def _compile(self) -> None:
-        mesh = replica_mesh(self._device_desc, self._replicas, self.ir._instances)
+        mesh = replica_mesh(self._device_desc, self._replicas, self.ir._num_processes)
         self._program = Program(self.ir, mesh)
         self._streams = HostStreams(self._program)
         self._epoch = backend_epoch()
@@ -288,7 +288,7 @@ class Session:
 
     def _collective_section(self) -> AbstractContextManager[None]:
         """Context of collective work: the processes of the program act together."""
-        return popdist.collective_section() if self.ir._instances > 1 else nullcontext()
+        return popdist.collective_section() if self.ir._num_processes > 1 else nullcontext()
 
     @contextmanager
     def timing(self, synchronize: bool = False) -> Iterator[Timing]:
@@ -317,7 +317,7 @@ class Session:
         finally:
             self._program.timing = None
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits for all device work and all transfers; a run waits for its outputs only."""
         self._program.wait_all(self._state)
 
@@ -405,9 +405,9 @@ class Session:
     def _download(self, variables: Iterable[Variable]) -> None:
         """Updates the host arrays of `variables` from the devices."""
         for var in sorted((v for v in variables if v in self._values.stale), key=storage_sort_key):
-            self._values.set_from_device(var, self._fetch(var))
+            self._values.set_from_device(var, self._fetch_variable(var))
 
-    def _fetch(self, var: Variable) -> np.ndarray:
+    def _fetch_variable(self, var: Variable) -> np.ndarray:
         """Returns a variable's device value, possibly as a view of device memory."""
         assert self._state is not None
         with self._collective_section():
@@ -452,7 +452,7 @@ class Session:
         """
         self._check_readable(variable)
         if self.is_attached and variable in self._values.stale:
-            return np.array(self._fetch(variable))
+            return np.array(self._fetch_variable(variable))
         if variable._retrieval == "all_replicas":
             return np.array(self._values.live_array(variable))
         return np.array(self._values.value(variable))
@@ -461,7 +461,7 @@ class Session:
         self._values.check_tensor(variable, Variable)
         self._values.check_not_lost(variable)
 
-    def gather(self, array: np.ndarray) -> np.ndarray:
+    def all_gather_processes(self, array: np.ndarray) -> np.ndarray:
         """All-gathers an array over processes, through the devices: (processes, *shape).
 
         All processes call it with arrays of one shape and dtype. Not in PopXL.

@@ -22,7 +22,7 @@ from popxl.typing_ import HostTensor as HostTensor
 from popxl.typing_ import NewAliasAnnotation
 from popxl.typing_ import ScalarType as ScalarType
 from popxl.typing_ import host_tensor_types as host_tensor_types
-from popxl.utils import downcast_np_dtypes, is_one_zero, to_numpy
+from popxl.utils import downcast_np_dtypes, is_broadcast_zero, to_numpy
 
 if TYPE_CHECKING:
     from popxl._ir.op import Op
@@ -123,11 +123,11 @@ class Tensor(tensor_operators.TensorOperators["Tensor"]):
         self._by_ref = False
         self._ipu = self._tile_set = None
         if producer is not None:
-            self._place(producer)
+            self._record_placement(producer)
         self._name = graph._register_tensor(self, name)
         return self
 
-    def _place(self, op: Op) -> None:
+    def _record_placement(self, op: Op) -> None:
         known = [t._ipu for t in op.inputs if t._ipu is not None]
         self._ipu = op.ipu if op.ipu is not None else (known[0] if known else 0)
         if context.get_current_context().has_no_ipu:
@@ -139,7 +139,7 @@ class Tensor(tensor_operators.TensorOperators["Tensor"]):
     @property
     def id(self) -> str:
         """Id, unique in the Ir: `graph/scope/name`; the main graph has no graph prefix."""
-        return self._graph._prefix + self._name
+        return self._graph._name_prefix + self._name
 
     @property
     def name(self) -> str:
@@ -210,9 +210,9 @@ class Tensor(tensor_operators.TensorOperators["Tensor"]):
     def _known_ipu(self) -> int | None:
         if self._ipu is not None or self._producer is not None:
             return self._ipu
-        return next((ipu for ipu in self._ipus_around() if ipu is not None), None)
+        return next((ipu for ipu in self._neighbor_ipus() if ipu is not None), None)
 
-    def _ipus_around(self) -> Iterator[int | None]:
+    def _neighbor_ipus(self) -> Iterator[int | None]:
         """Yields the virtual devices where calls pass an input, then where ops use the tensor."""
         if self in self._graph._inputs:
             at = self._graph._inputs.index(self)
@@ -305,12 +305,12 @@ class Constant(_Initialised):
     _data: np.ndarray
 
     @property
-    def _is_argument(self) -> bool:
+    def _is_executable_argument(self) -> bool:
         """True if executables take the value as an argument, not as a literal in their code."""
         return self._data.nbytes > INLINE_BYTES
 
     @property
-    def _content(self) -> int:
+    def _content_key(self) -> int:
         """Key shared by large constants with equal data, so that one copy is stored."""
         return id(self._data)
 
@@ -330,7 +330,7 @@ class Variable(_Initialised):
         return np.zeros(self.shape_on_host, self.dtype.as_numpy())
 
     @property
-    def _shards(self) -> int:
+    def _num_shards(self) -> int:
         """Number of shards of the variable's value.
 
         Raises:
@@ -364,12 +364,12 @@ class Variable(_Initialised):
     @property
     def shape_on_host(self) -> tuple[int, ...]:
         """Shape of the host array: with a leading axis for the groups, if there are several."""
-        return _leading_axis(self._grouping.num_groups) + self.shape_on_replica
+        return _group_axis(self._grouping.num_groups) + self.shape_on_replica
 
     @property
     def _shape_retrieved(self) -> tuple[int, ...]:
         if self._retrieval == "all_replicas":
-            return _leading_axis(self.ir.replication_factor) + self.shape_on_replica
+            return _group_axis(self.ir.replication_factor) + self.shape_on_replica
         return self.shape_on_host
 
     @property
@@ -384,7 +384,7 @@ class Shard(Tensor):
     _of: Variable
 
 
-def _leading_axis(n: int) -> tuple[int, ...]:
+def _group_axis(n: int) -> tuple[int, ...]:
     return (n,) if n > 1 else ()
 
 
@@ -536,7 +536,7 @@ def replica_sharded_buffer(
     Raises:
         ValueError: `shard_over` does not divide the group size, or `shape` lacks the groups' axis.
     """
-    const = _grouping(replica_grouping).const_rg
+    const = _grouping_or_all(replica_grouping).const_rg
     full_shape = check_integers("replica_sharded_buffer", "shape", shape)
     if const.num_groups > 1:
         if not full_shape:
@@ -629,7 +629,7 @@ def graph_output(t: Tensor) -> None:
 
 
 # ---- helpers ------------------------------------------------------------------------------------
-def _grouping(grouping: ReplicaGrouping | None) -> ReplicaGrouping:
+def _grouping_or_all(grouping: ReplicaGrouping | None) -> ReplicaGrouping:
     from popxl.replica_grouping import ReplicaGrouping
 
     ir = context.get_ir()
@@ -666,8 +666,8 @@ def _host_data(
     Raises:
         ValueError: the data is a memory map of another dtype, of 64-bit elements, or not C-ordered.
     """
-    grouping = _grouping(replica_grouping)
-    if isinstance(data, np.ndarray) and is_one_zero(data):
+    grouping = _grouping_or_all(replica_grouping)
+    if isinstance(data, np.ndarray) and is_broadcast_zero(data):
         zero = to_numpy(data[(0,) * data.ndim], dtype, downcast)
         return np.broadcast_to(zero, data.shape), grouping
     if not isinstance(data, np.memmap):
@@ -713,7 +713,7 @@ def _new_variable(
     if retrieval_mode not in (None, "one_per_group", "all_replicas"):
         raise ValueError(f"unknown retrieval_mode {retrieval_mode!r}")
     self: Variable = Variable._make(graph, spec, name)
-    if not is_one_zero(array):
+    if not is_broadcast_zero(array):
         self._data = array
     self._grouping = grouping
     self._retrieval = retrieval_mode or "one_per_group"

@@ -46,7 +46,7 @@ def to_numpy(
     if isinstance(x, np.memmap) and (dtype is None or x.dtype == dtype.as_numpy()):
         return x  # a memory map is the user's storage: it is shared, never copied
     array = host_array(x)
-    check_kind(array, x, dtype)
+    check_numeric_data(array, x, dtype)
     is_float8 = dtype in (dtypes.float8_143, dtypes.float8_152)
     if not is_float8 and (log2_scale is not None or nan_on_overflow is not None):
         raise ValueError("log2_scale and nan_on_overflow need a float8 dtype")
@@ -59,12 +59,12 @@ def to_numpy(
         numbers = array if array.dtype.kind == "f" else array.astype(np.float32)
         return fp8_utils.host_pow2scale_cast_to_fp8(numbers, dtype, log2_scale or 0, nan)
     check_range(array, target)
-    if (copy or not array.flags.c_contiguous) and array.nbytes and is_one_zero(array):
+    if (copy or not array.flags.c_contiguous) and array.nbytes and is_broadcast_zero(array):
         return np.zeros(array.shape, target)  # takes memory when it is written, not before
     return np.array(array, dtype=target, copy=copy or None, order="C")
 
 
-def check_kind(array: np.ndarray, x: Any, dtype: dtypes.dtype | None) -> None:
+def check_numeric_data(array: np.ndarray, x: Any, dtype: dtypes.dtype | None) -> None:
     """Raises ValueError for non-numeric data, and for numbers that a dtype would truncate.
 
     Such as the bits of float8 records, or the real part of complex numbers.
@@ -103,7 +103,7 @@ def check_range(array: np.ndarray, target: np.dtype) -> None:
             )
 
 
-def is_one_zero(array: np.ndarray) -> bool:
+def is_broadcast_zero(array: np.ndarray) -> bool:
     """True if all elements share one zero in memory, as in an unwritten variable."""
     return array.size > 1 and not any(array.strides) and not array.flat[0]
 

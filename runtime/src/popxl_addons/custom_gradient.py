@@ -28,7 +28,7 @@ def build_custom_gradient(
     provided = _provided_outputs(module, fwd_graph, grads_provided)
     inputs, variables = _required_inputs(fwd_graph, grads_required)
     _expose_saved_values(fwd_graph)
-    with forward.ir._writing(suffix_graph_name(forward.name, "grad")) as graph:
+    with forward.ir._new_current_graph(suffix_graph_name(forward.name, "grad")) as graph:
         grads = [_input_like(t, "grad_") for t in provided]
         values = _ForwardValues(fwd_graph._aux)
         with module._gradient_context(values, VarGrad(fwd_graph.args)) as var_grad:

@@ -89,5 +89,5 @@ def _route_through_calls(graph: Graph, tensor: Tensor, modified: bool) -> Tensor
         )
     for site in _calling_ops(graph):
         site.inputs.append(_route_through_calls(site.graph, tensor, modified))
-        site.graph._changes()
+        site.graph._invalidate_analyses()
     return routed[tensor, modified]

@@ -168,8 +168,8 @@ def test_heads_go_in_groups_that_fit(
     q = (1, heads, 128, 64)
     one = 2 * 128 * 128
     monkeypatch.setattr(_cudnn_attention, "MAX_WORKSPACE", room * one)
-    assert _cudnn_attention._groups(q, 128, keys) == groups
+    assert _cudnn_attention._num_head_groups(q, 128, keys) == groups
     size = heads // groups
     shapes = [q, q, (1, keys, 128, 64), (1, keys, 128, 64), q]
-    assert _cudnn_attention.workspace_of(_cudnn_attention.BACKWARD, shapes) == size * one
-    assert _cudnn_attention.workspace_of(_cudnn_attention.FORWARD, shapes[1:4]) == 0
+    assert _cudnn_attention.workspace_bytes(_cudnn_attention.BACKWARD, shapes) == size * one
+    assert _cudnn_attention.workspace_bytes(_cudnn_attention.FORWARD, shapes[1:4]) == 0

@@ -131,7 +131,7 @@ class FunctionalGraph:
         outputs: values of its outputs, then those of the inputs that it changes at its end.
         changed: these inputs.
         is_outlined: it is compiled separately.
-        saved: values of the tensors in `Outlined.saved`.
+        saved: values of the tensors in `OutlineInfo.saved`.
         is_branch: it is a branch, with further owners of the caller as inputs and outputs.
     """
 
@@ -324,7 +324,7 @@ class _FunctionalizePass(_GraphWriter):
         """Runs the pass over all ops of the graph."""
         graph = self._graph
         is_main = graph is graph.ir.main_graph
-        inputs = [Value(t) for t in (graph._resident if is_main else graph._inputs)]
+        inputs = [Value(t) for t in (graph._device_tensors if is_main else graph._inputs)]
         self.current.update((v.tensor, v) for v in inputs)
         for op in graph._ops:
             self.views.add(op) if op.view else self._functionalize_op(op)

@@ -50,7 +50,7 @@ def verify_graph(graph: Graph) -> None:
         VerificationError: with the text of the offending op.
     """
     defined: set[Tensor] = set(graph._inputs)
-    defined.update((*graph._resident, *graph.variables, *graph.constants))
+    defined.update((*graph._device_tensors, *graph.variables, *graph.constants))
     for op in graph._ops:
         _check_invariant(op.graph is graph, op, "is listed in another graph")
         for t in op.inputs:
@@ -138,7 +138,7 @@ def check_remote_variables(ir: Ir) -> None:
         if var._remote is None:
             continue
         buffer, offset = var._remote
-        elements = shard_elements(var.shape, var._shards)
+        elements = shard_elements(var.shape, var._num_shards)
         if math.prod(buffer.tensor_shape) != elements:
             raise ValueError(
                 f"variable {var.id!r} needs {elements} elements in each replica, but entry "

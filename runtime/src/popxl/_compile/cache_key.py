@@ -171,8 +171,8 @@ class _SegmentWriter:
         return self._numbers.setdefault((kind, obj), len(self._numbers))
 
     def tensor_text(self, t: Tensor) -> str:
-        if isinstance(t, Constant) and t._is_argument:
-            return f"%{self._stable_number('content', t._content)}"
+        if isinstance(t, Constant) and t._is_executable_argument:
+            return f"%{self._stable_number('content', t._content_key)}"
         return f"%{self._stable_number('tensor', t)}"
 
     def value_text(self, v: Value) -> str:
@@ -186,7 +186,7 @@ class _SegmentWriter:
 
     @staticmethod
     def _data_text(t: Constant) -> str:
-        return "argument" if t._is_argument else _hash_array(t._data)
+        return "argument" if t._is_executable_argument else _hash_array(t._data)
 
     def node_text(self, node: Node) -> str:
         ins, outs = self.value_texts(node.inputs), self.value_texts(node.outputs)

@@ -41,7 +41,7 @@ class SegmentTracer:
     Attributes:
         streams: data of each stream on this replica, (transfers, *shape).
         positions: the next transfer of each stream.
-        constants: values of the constants that are arguments of the segment, by `_content`.
+        constants: values of the constants that are arguments of the segment, by `_content_key`.
         checks: ops whose rules on values are checked, with a number from 1 for each.
         watched: ops whose results must be finite, with a number for each.
         infinite: whether infinities count as non-finite, besides NaN.
@@ -173,7 +173,7 @@ class SegmentTracer:
             return values[value]
         # Not cached: an array made while tracing a loop body must not be used outside it.
         t: Any = value.tensor
-        constant = self.constants.get(t._content)
+        constant = self.constants.get(t._content_key)
         return jnp.asarray(device_view(t._data)) if constant is None else constant
 
     def execute_node(self, node: Node, values: dict[Value, jax.Array]) -> None:

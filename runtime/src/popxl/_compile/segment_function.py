@@ -37,7 +37,7 @@ def replica_function(segment: Segment) -> Any:
         )
         tracer.streams.update(zip(segment.streams, take(len(segment.streams)), strict=True))
         tracer.positions.update(zip(segment.streams, take(len(segment.streams)), strict=True))
-        contents = [c._content for c in segment.constants]
+        contents = [c._content_key for c in segment.constants]
         tracer.constants.update(zip(contents, take(len(contents)), strict=True))
         if segment.has_checks:
             (tracer.fault,) = take(1)

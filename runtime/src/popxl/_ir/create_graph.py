@@ -24,7 +24,7 @@ def build_graph(
     target = fn.build if isinstance(fn, Module) else fn
     if not callable(fn):
         raise TypeError(f"create_graph: fn must be a function or a Module, not {fn!r}")
-    with ir._writing(_function_name(fn)) as graph:
+    with ir._new_current_graph(_function_name(fn)) as graph:
         try:
             bound = _signature(target).bind(*args, **kwargs)
         except TypeError as error:

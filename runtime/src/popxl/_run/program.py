@@ -145,7 +145,7 @@ class Program:
         for segment in self.schedule.segments:
             segment.context = self.context
         self.variables: list[Any] = [v.tensor for v in self.schedule.graph.inputs]
-        self._launcher = self.platform.create_launcher(ir.replication_factor, ir._instances)
+        self._launcher = self.platform.create_launcher(ir.replication_factor, ir._num_processes)
         self._scalars: dict[Any, jax.Array] = {}
         self._in_flight = InFlight(_IN_FLIGHT)
         self._mover: InPlaceMover | PrefetchMover | None = (
@@ -214,7 +214,7 @@ class Program:
         is_missing = [executable is None for executable in loaded.values()]
         gathered = (
             popdist.all_gather_object(is_missing, "executables")
-            if self.ir._instances > 1
+            if self.ir._num_processes > 1
             else [is_missing]
         )
         return [key for key, *missing in zip(loaded, *gathered, strict=True) if any(missing)]
@@ -248,7 +248,7 @@ class Program:
     @cached_property
     def _constants(self) -> Mapping[int, jax.Array]:
         replicated_sharding = create_replicated_sharding(self.mesh)
-        used = {c._content: c._data for s in self.schedule.segments for c in s.constants}
+        used = {c._content_key: c._data for s in self.schedule.segments for c in s.constants}
         return {
             content: put_array(device_view(data), replicated_sharding)
             for content, data in used.items()

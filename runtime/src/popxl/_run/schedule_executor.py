@@ -32,7 +32,7 @@ from popxl._schedule.schedule import (
 )
 from popxl._schedule.schedule_walk import Frame, compute_scalars, walk_steps
 from popxl._schedule.segment import ROUNDING_COUNT
-from popxl.errors import locate, popart_exception
+from popxl.errors import add_error_location, popart_exception
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import FetchedScalars
@@ -51,7 +51,7 @@ class RunGlobals:
     Attributes:
         streams: data of each stream, (replicas * transfers, *shape).
         positions: the next transfer of each stream, (replicas,).
-        constants: large constants on the devices, by `Constant._content`.
+        constants: large constants on the devices, by `Constant._content_key`.
         fault: number of the first op that broke its rule on each replica, or None.
         seed: seed of stochastic rounding, or None.
     """
@@ -114,7 +114,9 @@ class ScheduleExecutor:
                 handlers[type(step)](step, frame)
         except BaseException as error:
             if step is not None:
-                locate(error, f"{frame.format_step(step)}, of {frame.routine.title}", step.location)
+                add_error_location(
+                    error, f"{frame.format_step(step)}, of {frame.routine.title}", step.location
+                )
             raise
         return main_frame.registers
 
@@ -146,7 +148,7 @@ class ScheduleExecutor:
             arguments[i] = self._put_scalar(arguments[i], segment.args[i].spec)
         arguments += [run_globals.streams[s] for s in segment.streams]
         arguments += [run_globals.positions[s] for s in segment.streams]
-        arguments += [run_globals.constants[c._content] for c in segment.constants]
+        arguments += [run_globals.constants[c._content_key] for c in segment.constants]
         if segment.has_checks:
             arguments.append(run_globals.fault)
         if segment.rounds_stochastically:

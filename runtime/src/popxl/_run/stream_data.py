@@ -88,7 +88,9 @@ class HostStreams:
             )
         sharding = create_per_replica_sharding(self._program.mesh)
         out = {}
-        first = popdist.getInstanceIndex() * self._num_replicas if self._ir._instances > 1 else 0
+        first = (
+            popdist.getInstanceIndex() * self._num_replicas if self._ir._num_processes > 1 else 0
+        )
         for stream in expected:
             array = self._normalize_input(stream, inputs[stream], downcast)
             parts = device_view(np.moveaxis(array, 1, 0))

@@ -143,8 +143,8 @@ def program_context(segment: Segment) -> ProgramContext:
 
 def _collect_constants(values: Iterable[Value], constants: dict[int, Constant]) -> None:
     for t in (v.tensor for v in values if v.node is None):
-        if isinstance(t, Constant) and t._is_argument:
-            constants.setdefault(t._content, t)
+        if isinstance(t, Constant) and t._is_executable_argument:
+            constants.setdefault(t._content_key, t)
 
 
 def _constants_of(nodes: Iterable[Node]) -> dict[int, Constant]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from popxl._schedule.schedule import Load, Run, Store
 from popxl._storage.in_place_mover import BufferStorageProtocol, is_ready, wait_until_ready
-from popxl.errors import locate
+from popxl.errors import add_error_location
 
 if TYPE_CHECKING:
     from popxl._schedule.lookahead import LookaheadEvent
@@ -190,7 +190,7 @@ class PrefetchMover:
         try:
             return self._entries[step.buffer].load_source(index, step.donates)
         except Exception as error:  # the executor is not there yet
-            locate(error, f"load entry {index}", step.location)
+            add_error_location(error, f"load entry {index}", step.location)
             raise
 
     def _fits_window(self, nbytes: int) -> bool:

@@ -99,7 +99,7 @@ def replica_value(var: Variable, value: np.ndarray, replica: int) -> np.ndarray:
     data = value[group] if var._grouping.num_groups > 1 else value
     if not var._sharded:
         return data
-    shards = var._shards
+    shards = var._num_shards
     return _padded_shard(data, shards, _shard_group(var, replica)[1] % shards)
 
 
@@ -200,7 +200,7 @@ def variable_shards(var: Variable, owners: tuple[int, ...]) -> IdentityTuple[Var
     groups, shard_groups = (
         tuple(map(tuple, grouping.groups)) for grouping in (var._grouping, var._grouping.const_rg)
     )
-    shards = var._shards if var._sharded else 1
+    shards = var._num_shards if var._sharded else 1
     return _build_shards(groups, shard_groups, shards, math.prod(var.shape), owners)
 
 
@@ -240,5 +240,5 @@ def _full_value(var: Variable, replica: int, replica_part: Any) -> np.ndarray:
 def _replicas_with_shards(var: Variable, replica: int) -> tuple[int, ...]:
     """Returns the replicas that hold shards of the same value as `replica`."""
     members, index = _shard_group(var, replica)
-    first = index - index % var._shards
-    return members[first : first + var._shards]
+    first = index - index % var._num_shards
+    return members[first : first + var._num_shards]

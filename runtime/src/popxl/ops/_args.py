@@ -25,17 +25,17 @@ def check_tensors(op: str, *tensors: object) -> None:
             )
 
 
-def normalize_axis(op: str, t: Tensor, axis: int, extra: int = 0) -> int:
+def normalize_axis(op: str, t: Tensor, axis: int, extra_axes: int = 0) -> int:
     """Returns `axis` counted from the front (nonnegative).
 
     Args:
-        extra: how many more axes than `t` the axis may refer to.
+        extra_axes: how many more axes than `t` the axis may refer to.
 
     Raises:
         ValueError: `t` has no such axis.
     """
     check_tensors(op, t)
-    rank = t.rank + extra
+    rank = t.rank + extra_axes
     if not -rank <= axis < rank:
         raise ValueError(f"{op}: axis {axis} is out of range for {t.id!r} of shape {t.shape}")
     return int(axis) % rank

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from popxl.ops._attention_math import ExtraInputs
 
 
-def check_lists(biases: Any, **pairs: Any) -> None:
+def check_list_arguments(biases: Any, **pairs: Any) -> None:
     """Raises TypeError unless `biases` is a list and the other arguments are pairs of tensors."""
     if isinstance(biases, Tensor):
         raise TypeError(f"attention: biases are a list of tensors, not the tensor {biases.id!r}")
@@ -39,7 +39,11 @@ def check_inputs(q: Any, k: Any, v: Any, extra_inputs: ExtraInputs) -> None:
         check_floating(t)
     check_same_dtype(q, k, v)
     shapes = ", ".join(str(t.shape) for t in (q, k, v))
-    if min(t.ndim for t in (q, k, v)) < 2 or not _same_heads(q, k) or k.shape[:-2] != v.shape[:-2]:
+    if (
+        min(t.ndim for t in (q, k, v)) < 2
+        or not _has_same_heads(q, k)
+        or k.shape[:-2] != v.shape[:-2]
+    ):
         raise ValueError(
             "q, k and v must have the same leading axes, or q a multiple of their heads, but have "
             f"shapes {shapes}"
@@ -56,8 +60,8 @@ def check_inputs(q: Any, k: Any, v: Any, extra_inputs: ExtraInputs) -> None:
                 "sinks have a number for each head of q, the axis before the queries, but have "
                 f"shape {sinks.shape}, and q {q.shape}"
             )
-    _check_pair("positions", q, k, extra_inputs.positions)
-    _check_pair("segments", q, k, extra_inputs.segments)
+    _check_id_pair("positions", q, k, extra_inputs.positions)
+    _check_id_pair("segments", q, k, extra_inputs.segments)
     for lengths in extra_inputs.lengths:
         _check_int32("lengths", lengths)
         if q.ndim != 4 or lengths.shape != q.shape[:1]:
@@ -67,7 +71,7 @@ def check_inputs(q: Any, k: Any, v: Any, extra_inputs: ExtraInputs) -> None:
             )
 
 
-def _same_heads(q: Any, k: Any) -> bool:
+def _has_same_heads(q: Any, k: Any) -> bool:
     if q.shape[:-2] == k.shape[:-2]:
         return True
     grouped = q.ndim == k.ndim >= 3 and q.shape[:-3] == k.shape[:-3] and k.shape[-3]
@@ -84,7 +88,7 @@ def _check_biases(q: Any, k: Any, biases: Sequence[Any]) -> None:
             raise ValueError(f"a bias of shape {bias.shape} does not broadcast to {scores}")
 
 
-def _check_pair(name: str, q: Any, k: Any, pair: Sequence[Any]) -> None:
+def _check_id_pair(name: str, q: Any, k: Any, pair: Sequence[Any]) -> None:
     """Raises unless a (queries, keys) pair of positions or segment ids fits q and k."""
     for of, t, indices in zip(("queries", "keys"), (q, k), pair, strict=False):
         _check_int32(name, indices)

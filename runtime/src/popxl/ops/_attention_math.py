@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from popxl.ops._numerics import product_operands, product_precision
+from popxl.ops._numerics import matmul_operands, matmul_precision
 from popxl.ops._reductions import max_over, sum_over
 from popxl.ops.placement import materialize_array
 from popxl.ops.random import dropout_of_array
@@ -26,8 +26,8 @@ def _einsum_float32(equation: str, a: Any, b: Any) -> Any:
     """Batched matrix product (einsum) accumulated and returned in float32."""
     return jnp.einsum(
         equation,
-        *product_operands(a, b),
-        precision=product_precision(a, b),
+        *matmul_operands(a, b),
+        precision=matmul_precision(a, b),
         preferred_element_type=jnp.float32,
     )
 
@@ -75,7 +75,7 @@ def group_extra_inputs(extra: Sequence[Any], settings: AttentionAttrs) -> ExtraI
     """Groups the attention inputs after q, k and v by kind."""
     remaining = list(extra)
 
-    def take(n: int) -> list[Any]:
+    def take_inputs(n: int) -> list[Any]:
         selected, remaining[:] = remaining[:n], remaining[n:]
         return selected
 
@@ -83,7 +83,7 @@ def group_extra_inputs(extra: Sequence[Any], settings: AttentionAttrs) -> ExtraI
         settings.biases, int(settings.sinks), 2 * settings.positions, 2 * settings.segments,
         int(settings.lengths),
     )  # fmt: skip
-    biases, sinks, positions, segments, lengths = map(take, counts)
+    biases, sinks, positions, segments, lengths = map(take_inputs, counts)
     return ExtraInputs(biases, sinks, positions, segments, lengths, remaining)
 
 
@@ -146,21 +146,21 @@ def visibility_mask(
     """Returns the bool mask of keys visible to each query, broadcastable to scores; None: all."""
     conditions = []
     if settings.causal:
-        of_queries, of_keys = _pair_for_comparison(
+        of_queries, of_keys = _broadcast_id_pair(
             extra_inputs.positions or (jnp.arange(queries), jnp.arange(keys))
         )
         conditions.append(of_keys <= of_queries)
         if settings.window is not None:
             conditions.append(of_queries - of_keys < settings.window)
     if settings.segments:
-        of_queries, of_keys = _pair_for_comparison(extra_inputs.segments)
+        of_queries, of_keys = _broadcast_id_pair(extra_inputs.segments)
         conditions.append(of_queries == of_keys)
     if settings.lengths:
         conditions.append(jnp.arange(keys) < extra_inputs.lengths[0][:, None, None, None])
     return reduce(jnp.logical_and, conditions) if conditions else None
 
 
-def _pair_for_comparison(pair: Any) -> tuple[Any, Any]:
+def _broadcast_id_pair(pair: Any) -> tuple[Any, Any]:
     """Reshapes query ids (b, q) and key ids (b, k) to compare them as (b, 1, q, k).
 
     Without a batch axis, as (q, k).

@@ -59,10 +59,10 @@ def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
     """Returns this replica's slice along axis 0 of the sum over the group."""
     groups = _replica_groups(group)
 
-    def at_once(x: Any) -> Any:
+    def reduce_all_at_once(x: Any) -> Any:
         return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True, axis_index_groups=groups)
 
-    def slice_by_slice(x: Any) -> Any:
+    def reduce_each_slice(x: Any) -> Any:
         slices = jnp.reshape(x, (group.group_size, -1, *x.shape[1:]))
         own = lax.all_to_all(slices, AXIS, 0, 0, axis_index_groups=groups)
         return jnp.sum(own, axis=0, dtype=x.dtype)
@@ -74,8 +74,8 @@ def reduce_scatter(x: Any, group: ReplicaGrouping) -> Any:
     if popdist.getNumInstances() > 1:
         # XLA's reduce-scatter by gloo does not wait until all of a large message is sent, and then
         # frees it: the last elements may arrive wrong (tests/popdist/test_reduce_scatter.py).
-        return lax.platform_dependent(x, cpu=slice_by_slice, default=at_once)
-    return at_once(x)
+        return lax.platform_dependent(x, cpu=reduce_each_slice, default=reduce_all_at_once)
+    return reduce_all_at_once(x)
 
 
 def ppermute(x: Any, source_target_pairs: list[tuple[int, int]]) -> Any:

@@ -50,7 +50,7 @@ def is_supported(q: Any, k: Any, v: Any, extra: Sequence[Any], settings: Attenti
         and q.ndim == 4
         and q.dtype in (jnp.bfloat16, jnp.float16)
         and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= _largest_head()
+        and q.shape[-1] <= _max_head_dim()
         and v.shape == k.shape
         and (not biases or all(n % 2 == 0 for n in shapes))
         and min(batch, heads) == 1
@@ -60,7 +60,7 @@ def is_supported(q: Any, k: Any, v: Any, extra: Sequence[Any], settings: Attenti
     )
 
 
-def _largest_head() -> int:
+def _max_head_dim() -> int:
     """Returns the largest head dimension that cuDNN's kernels support, forward and backward.
 
     None before Ampere, and 256 on Hopper alone.
@@ -78,7 +78,7 @@ def kernel_name_suffix(settings: AttentionAttrs) -> str:
     return MASKED if settings.segments else HALVED
 
 
-def _mask_kind(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
+def _attrs_of_bias_mask(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
     """Returns the attributes of the part of the mask that must be passed as a bias.
 
     The kernel masks the rest itself, which must leave each query a key: a softmax over none is
@@ -93,7 +93,7 @@ def _mask_kind(q: Any, k: Any, settings: AttentionAttrs) -> AttentionAttrs:
 def _bias_and_mask(q: Any, k: Any, extra: Sequence[Any], settings: AttentionAttrs) -> list[Any]:
     """Returns the tensors to add to the scores: biases, and a mask from segments and positions."""
     others = group_extra_inputs(extra, settings)
-    visible = visibility_mask(q.shape[-2], k.shape[-2], others, _mask_kind(q, k, settings))
+    visible = visibility_mask(q.shape[-2], k.shape[-2], others, _attrs_of_bias_mask(q, k, settings))
     return others.biases if visible is None else [*others.biases, jnp.where(visible, 0.0, -jnp.inf)]
 
 
@@ -110,7 +110,7 @@ def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionA
     others = group_extra_inputs(extra, settings)
     added = _bias_and_mask(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), extra, settings)
     bias = sum(map(_to_rank_4, added)) if added else None
-    sees_a_key = _sees_a_key(bias, q.shape[1], k.shape[1], others, settings)
+    sees_a_key = _has_visible_key(bias, q.shape[1], k.shape[1], others, settings)
     if bias is not None:
         shape = (*bias.shape[:2], q.shape[1], k.shape[1])
         bias = jnp.broadcast_to(_finite_bias(bias, q.dtype), shape)
@@ -128,17 +128,17 @@ def _attend_head_group(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionA
     return out if sees_a_key is None else jnp.where(sees_a_key, out, 0)
 
 
-def _sees_a_key(
-    bias: Any, queries: int, keys: int, others: ExtraInputs, settings: AttentionAttrs
+def _has_visible_key(
+    bias: Any, queries: int, keys: int, other_inputs: ExtraInputs, settings: AttentionAttrs
 ) -> Any:
     """Returns the mask of queries that see any key, broadcastable to the result; None: all.
 
     The kernel gives the other queries a mean of values that they must not attend to.
     """
-    if bias is None and not others.lengths:
+    if bias is None and not other_inputs.lengths:
         return None
     conditions = [] if bias is None else [bias != -jnp.inf]
-    visible = visibility_mask(queries, keys, others, settings)
+    visible = visibility_mask(queries, keys, other_inputs, settings)
     conditions += [] if visible is None else [_to_rank_4(visible)]
     return jnp.swapaxes(reduce(jnp.logical_and, conditions).any(-1, keepdims=True), 1, 2)
 
@@ -152,7 +152,7 @@ def _workspace_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
     return 2 * batch * heads * queries * keys
 
 
-def _groups(q: Any, keys: int, key_heads: int) -> int:
+def _num_head_groups(q: Any, keys: int, key_heads: int) -> int:
     """Returns the number of head groups to compute one after another within the workspace limit.
 
     A group is whole sets of heads that share keys, or a part of one set.
@@ -169,7 +169,7 @@ def _groups(q: Any, keys: int, key_heads: int) -> int:
 
 
 def _attend_by_head_groups(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
-    groups = _groups(q.shape, k.shape[2], k.shape[1])
+    groups = _num_head_groups(q.shape, k.shape[2], k.shape[1])
     biases, others = extra[: settings.biases], extra[settings.biases :]
 
     def attend_group(arrays: Any) -> Any:
@@ -249,9 +249,9 @@ KERNELS[FORWARD + MASKED] = lambda shapes: _forward_flops(shapes) * 3 // 4
 KERNELS[BACKWARD + MASKED] = lambda shapes: _grads_flops(shapes) * 3 // 4
 
 
-def workspace_of(name: str, shapes: Shapes) -> int:
+def workspace_bytes(name: str, shapes: Shapes) -> int:
     """Returns the workspace bytes of a kernel in `KERNELS`, besides arguments and results."""
     if not name.startswith(BACKWARD):
         return 0
     q, k = shapes[1:3]
-    return _workspace_bytes(q[0], q[1] // _groups(q, k[2], k[1]), q[2], k[2])
+    return _workspace_bytes(q[0], q[1] // _num_head_groups(q, k[2], k[1]), q[2], k[2])

@@ -75,13 +75,13 @@ def check_placement(tensors: Mapping[str, Tensor], op_name: str) -> None:
     """
     if op_name != "ipu_copy":
         ipus = {name: t._ipu for name, t in tensors.items()}
-        _check_alike(tensors, ipus, op_name, "on IPU", "copy one with `copy_to_ipu` first")
+        _check_same_location(tensors, ipus, op_name, "on IPU", "copy one with `copy_to_ipu` first")
     if op_name != "io_tile_copy":
         sets = {name: t._tile_set for name, t in tensors.items()}
-        _check_alike(tensors, sets, op_name, "in tile set", "use ops.io_tile_copy first")
+        _check_same_location(tensors, sets, op_name, "in tile set", "use ops.io_tile_copy first")
 
 
-def _check_alike(
+def _check_same_location(
     tensors: Mapping[str, Tensor],
     places: Mapping[str, Any],
     op_name: str,

@@ -30,7 +30,7 @@ def getitem(t: Tensor, key: Any) -> Tensor:
     if array.dtype == np.bool_:
         return _apply_mask(t, constant(array))
     if np.issubdtype(array.dtype, np.integer):
-        return _gather_axis_0(t, constant(_from_the_front(t, array), dtypes.int32))
+        return _gather_axis_0(t, constant(_resolve_negative_indices(t, array), dtypes.int32))
     raise TypeError(f"a tensor cannot be indexed with {key!r}")
 
 
@@ -40,7 +40,7 @@ def _gather_axis_0(t: Tensor, indices: Tensor) -> Tensor:
     return gather(t, indices)
 
 
-def _from_the_front(t: Tensor, indices: np.ndarray) -> np.ndarray:
+def _resolve_negative_indices(t: Tensor, indices: np.ndarray) -> np.ndarray:
     """Returns constant indices with negative ones converted to count from the front."""
     n = t.shape[0] if t.rank else 0
     outside = (indices < -n) | (indices >= n)

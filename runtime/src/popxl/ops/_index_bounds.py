@@ -10,7 +10,7 @@ import numpy as np
 from popxl.tensor import Constant, Tensor
 
 
-def check_known(op: str, indices: Tensor, sizes: int | np.ndarray) -> None:
+def check_constant_indices(op: str, indices: Tensor, sizes: int | np.ndarray) -> None:
     """Raises for a constant index tensor with an index out of range.
 
     Args:
@@ -31,7 +31,7 @@ def check_known(op: str, indices: Tensor, sizes: int | np.ndarray) -> None:
         )
 
 
-def in_range(indices: Any, size: int) -> Any:
+def is_in_range(indices: Any, size: int) -> Any:
     """Returns True for each index in [0, size), of any integer dtype."""
     wide = indices if indices.dtype == jnp.uint32 else indices.astype(jnp.int32)
     return (wide >= 0) & (wide < size)
@@ -54,4 +54,4 @@ def indices_or_size(indices: Any, size: int) -> Any:
 
     JAX's mode "drop" leaves `size` out; it would count negative indices from the end.
     """
-    return jnp.where(in_range(indices, size), indices.astype(jnp.int32), size)
+    return jnp.where(is_in_range(indices, size), indices.astype(jnp.int32), size)

@@ -38,7 +38,7 @@ def _label_logits_grad(ctx: Any, op: Op, dy: Tensor) -> list[Tensor | None]:
 _PICKED = define("cross_entropy_label", _select_labels, grad=_label_logits_grad)
 
 
-def shifted_labels(t: Tensor, shift: Tensor, label_indices: Tensor) -> Tensor:
+def shifted_label_logits(t: Tensor, shift: Tensor, label_indices: Tensor) -> Tensor:
     """Returns t[i, indices[i]] - shift[i], and 1, for each row i; 0 and 0 if out of range.
 
     No gradient flows to the shift.

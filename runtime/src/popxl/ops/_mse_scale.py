@@ -15,7 +15,12 @@ from jax import lax
 
 from popxl import dtypes
 from popxl._ir.op_registry import NoGrad, define
-from popxl.fp8_utils import EXPONENTS, lost_digits, min_scaling_bias, windows
+from popxl.fp8_utils import (
+    EXPONENTS,
+    log4_dropping_error,
+    min_scaling_bias,
+    representable_exponents,
+)
 from popxl.ops._emit import emit
 from popxl.ops._numerics import check_floating
 from popxl.tensor import Tensor, TensorSpec
@@ -38,28 +43,28 @@ def _exponent_counts(x: Any) -> Any:
 def _base4_digits(terms: Any) -> Any:
     """Returns the base-4 digits of each row's number, lowest first, from unnormalized digits."""
 
-    def step(carry: Any, column: Any) -> Any:
+    def carry_digit(carry: Any, column: Any) -> Any:
         value = column + carry
         return value >> 2, value & 3
 
-    _, digits = lax.scan(step, jnp.zeros(terms.shape[0], terms.dtype), terms.T)
+    _, digits = lax.scan(carry_digit, jnp.zeros(terms.shape[0], terms.dtype), terms.T)
     return digits
 
 
 def _mse_scale(x: Any, dtype: dtypes.dtype) -> Any:
     check_floating(x)
-    inside = jnp.asarray(windows(dtype))
-    lost = lost_digits(int(jnp.finfo(x.dtype).nmant), dtype)
+    inside = jnp.asarray(representable_exponents(dtype))
+    lost = log4_dropping_error(int(jnp.finfo(x.dtype).nmant), dtype)
     counts = _exponent_counts(x)
     padded_counts = jnp.pad(jnp.where(inside, counts, 0), ((0, 0), (0, lost + _CARRIED)))
     missed = jnp.pad(jnp.where(inside, 0, counts), ((0, 0), (lost, _CARRIED)))
 
-    def narrow(best: Any, digit: Any) -> Any:
+    def keep_smallest(best: Any, digit: Any) -> Any:
         smallest = jnp.min(jnp.where(best, digit, 4))
         return best & (digit == smallest), None
 
     every = jnp.ones(len(inside), bool)
-    best, _ = lax.scan(narrow, every, _base4_digits(padded_counts + missed), reverse=True)
+    best, _ = lax.scan(keep_smallest, every, _base4_digits(padded_counts + missed), reverse=True)
     middle = jnp.sum(best) // 2
     bias = jnp.argmax(jnp.cumsum(best) > middle) + min_scaling_bias
     return (-bias).astype(jnp.int32)
@@ -84,5 +89,5 @@ def mse_scale(t: Tensor, dtype: dtypes.dtype) -> Tensor:
     Raises:
         ValueError: `dtype` is no float8 dtype.
     """
-    windows(dtype)
+    representable_exponents(dtype)
     return emit(_DEF, [t], {"dtype": dtype})[0]

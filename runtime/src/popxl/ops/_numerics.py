@@ -21,18 +21,18 @@ _HALVES = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
 _ROUNDS_ONCE = ("gpu", "cuda", "tpu")  # the sums of a product, when all are added
 
 
-def widen(x: Any) -> Any:
+def upcast_half_types(x: Any) -> Any:
     """Casts float16 and bfloat16 arrays to float32; returns others unchanged."""
     return x.astype(jnp.float32) if x.dtype in _HALVES else x
 
 
-def product_operands(*operands: Any) -> tuple[Any, ...]:
+def matmul_operands(*operands: Any) -> tuple[Any, ...]:
     """Returns matmul operands in the dtype that is fastest with float32 accumulation.
 
     XLA's CPU backend widens halves itself, but has faster products for what is float32 (see
     `popxl._devices.cpu.compiler_options_for`).
     """
-    return tuple(map(widen, operands)) if traced_platform() == "cpu" else operands
+    return tuple(map(upcast_half_types, operands)) if traced_platform() == "cpu" else operands
 
 
 def accumulation_dtype(dtype: Any, result_dtype: Any) -> Any:
@@ -57,7 +57,7 @@ def round_between_ops(x: Any) -> Any:
     For results of half types that are defined by their roundings.
     """
     # In float32, since a reduction to the precision that a type has anyway is taken out.
-    return round_to_dtype_range(x.dtype, widen(x)).astype(x.dtype)
+    return round_to_dtype_range(x.dtype, upcast_half_types(x)).astype(x.dtype)
 
 
 def round_to_dtype_range(dtype: Any, wide: Any) -> Any:
@@ -73,7 +73,7 @@ def round_to_dtype_range(dtype: Any, wide: Any) -> Any:
     return jnp.where(size > info.max, kept * jnp.inf, kept)
 
 
-def product_precision(*operands: Any) -> lax.Precision | None:
+def matmul_precision(*operands: Any) -> lax.Precision | None:
     """Returns the precision of a matmul, which keeps float32 operands in float32.
 
     By default JAX would round them first, on GPUs to TF32 and on TPUs to bfloat16.
@@ -109,7 +109,7 @@ def check_arithmetic(x: Any) -> None:
         raise TypeError("float8 takes no arithmetic: use ops.pow2scale_cast_from_fp8 first")
 
 
-def check_elements(x: Any, axes: int | Iterable[int]) -> None:
+def check_not_empty(x: Any, axes: int | Iterable[int]) -> None:
     """Raises ValueError if the axes to choose an element from are empty."""
     given = [axes] if isinstance(axes, int) else list(axes)
     if not all(x.shape[axis] for axis in given):
@@ -138,6 +138,6 @@ def float_op(fn: Lowering) -> Lowering:
 
     def lower(x: Any, *others_: Any, **attrs: Any) -> Any:
         check_floating(x)
-        return fn(widen(x), *map(widen, others_), **attrs).astype(x.dtype)
+        return fn(upcast_half_types(x), *map(upcast_half_types, others_), **attrs).astype(x.dtype)
 
     return lower

@@ -104,7 +104,7 @@ _differentiated_whole = jax.custom_vjp(_reduce, nondiff_argnums=(0, 2, 3))
 equally among equal elements."""
 
 
-def _reduced_and_input(
+def _reduce_with_residual(
     reduce: Callable[..., Any], x: Any, axes: int | tuple[int, ...], keepdims: bool
 ) -> tuple[Any, Any]:
     return _reduce(reduce, x, axes, keepdims), x
@@ -116,7 +116,7 @@ def _reduction_gradient(
     return jax.vjp(lambda t: reduce(t, axes, keepdims=keepdims), x)[1](dy)
 
 
-_differentiated_whole.defvjp(_reduced_and_input, _reduction_gradient)
+_differentiated_whole.defvjp(_reduce_with_residual, _reduction_gradient)
 
 
 def _num_fold_rows(elements: int) -> int:

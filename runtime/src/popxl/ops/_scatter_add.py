@@ -104,10 +104,10 @@ def _scatter_add_sorted(onto: Any, row_indices: Any, rows: Any) -> Any:
     return rest(out, first, sums[:, 0])
 
 
-def _sum_runs(is_of: Any, rows: Any, dims: Any) -> Any:
+def _sum_runs(is_in_run: Any, rows: Any, dims: Any) -> Any:
     """Sums the rows of each run of equal indices, accumulated in float32."""
     return lax.dot_general(
-        is_of.astype(rows.dtype), rows, dims, precision=lax.Precision.HIGHEST,
+        is_in_run.astype(rows.dtype), rows, dims, precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.promote_types(rows.dtype, jnp.float32),
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Region = tuple[tuple[int, int, int], ...]
 
 
-def ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
+def with_positive_steps(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Returns a region with positive steps, and the axes to reverse."""
     reverse = [i for i, (_, _, step) in enumerate(region) if step < 0]
     up = [
@@ -34,14 +34,14 @@ def ascending(region: Region) -> tuple[list[tuple[int, int, int]], list[int]]:
     return up, reverse
 
 
-def inverse(permutation: Sequence[int]) -> tuple[int, ...]:
+def inverse_permutation(permutation: Sequence[int]) -> tuple[int, ...]:
     """Returns the inverse permutation."""
     return tuple(int(i) for i in np.argsort(permutation))
 
 
 def read_region(x: Any, region: Region) -> Any:
     """Returns the elements of `x` in a region."""
-    up, reverse = ascending(region)
+    up, reverse = with_positive_steps(region)
     starts = [first for first, _, _ in up]
     stops = [first + (count - 1) * step + 1 if count else first for first, count, step in up]
     part = lax.slice(x, starts, stops, [step for _, _, step in up])
@@ -51,7 +51,7 @@ def read_region(x: Any, region: Region) -> Any:
 def write_region(inputs: tuple[Any, ...], value: Any, region: Region) -> tuple[Any]:
     """Returns the input array, in a tuple, with `value` written into a region."""
     x = inputs[0]
-    up, reverse = ascending(region)
+    up, reverse = with_positive_steps(region)
     part = lax.rev(value, reverse) if reverse else value
     if all(step == 1 for _, _, step in up):
         return (lax.dynamic_update_slice(x, unfused_update(part), [first for first, _, _ in up]),)
@@ -67,7 +67,7 @@ def _read_view(x: Any, region: Region, permutation: tuple[int, ...]) -> Any:
 def _write_view(
     inputs: tuple[Any, ...], value: Any, region: Region, permutation: tuple[int, ...]
 ) -> tuple[Any]:
-    return write_region(inputs, jnp.transpose(value, inverse(permutation)), region)
+    return write_region(inputs, jnp.transpose(value, inverse_permutation(permutation)), region)
 
 
 def merge_regions(first: Op, then: Op) -> tuple[OpDef, dict[str, Any]] | None:

@@ -19,37 +19,39 @@ ELEMENTWISE = ("elementwise",)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Unary(Protocol):
+class UnaryOp(Protocol):
     """An op function of one tensor."""
 
     def __call__(self, t: Tensor) -> Tensor: ...
 
 
-class Binary(Protocol):
+class BinaryOp(Protocol):
     """An op function of two tensors."""
 
     def __call__(self, lhs: Tensor, rhs: Tensor) -> Tensor: ...
 
 
-def unary(defn: OpDef, doc: str, inplace: int | None = None) -> Unary:
+def unary_op(defn: OpDef, doc: str, inplace: int | None = None) -> UnaryOp:
     """Returns a function that adds an op of one tensor, with docstring `doc`."""
 
     def op(t: Tensor) -> Tensor:
         return emit(defn, [t], inplace=inplace)[0]
 
-    return as_function(defn, op, doc, inplace)
+    return publish_op_function(defn, op, doc, inplace)
 
 
-def binary(defn: OpDef, doc: str, inplace: int | None = None) -> Binary:
+def binary_op(defn: OpDef, doc: str, inplace: int | None = None) -> BinaryOp:
     """Returns a function that adds an op of two tensors, with docstring `doc`."""
 
     def op(lhs: Tensor, rhs: Tensor) -> Tensor:
         return emit(defn, [lhs, rhs], inplace=inplace)[0]
 
-    return as_function(defn, op, doc, inplace)
+    return publish_op_function(defn, op, doc, inplace)
 
 
-def as_function(defn: OpDef, op: _Function, doc: str, inplace: int | None = None) -> _Function:
+def publish_op_function(
+    defn: OpDef, op: _Function, doc: str, inplace: int | None = None
+) -> _Function:
     """Names and documents `op` as a public function of the module that defines it."""
     op.__name__ = op.__qualname__ = defn.name + ("" if inplace is None else "_")
     op.__module__, op.__doc__ = defn.home, doc

@@ -11,7 +11,7 @@ Pairs = tuple[tuple[int, int], ...]
 _PAD_TYPES = ("not_set", "same_upper", "same_lower", "valid")
 
 
-def per_axis(
+def values_per_axis(
     op: str, name: str, values: Iterable[int] | None, rank: int, default: int = 1
 ) -> tuple[int, ...]:
     """Returns one value for each spatial axis; a missing or uniform argument fits any rank.
@@ -34,12 +34,12 @@ def check_pad_type(op: str, pad_type: str | None) -> str:
     return pad_type or "not_set"
 
 
-def extent(kernel: int, dilation: int) -> int:
+def dilated_extent(kernel: int, dilation: int) -> int:
     """Returns the number of elements that a dilated window spans."""
     return (kernel - 1) * dilation + 1
 
 
-def halves(total: int, pad_type: str) -> tuple[int, int]:
+def split_padding(total: int, pad_type: str) -> tuple[int, int]:
     """Splits padding between start and end; the odd one goes to the end for "same_upper"."""
     small, large = total // 2, total - total // 2
     return (small, large) if pad_type == "same_upper" else (large, small)
@@ -63,6 +63,6 @@ def padding_pairs(
     if pad_type == "not_set":
         return tuple(zip(padding[:rank], padding[rank:], strict=True))
     return tuple(
-        halves(max((-(-n // s) - 1) * s + k - n, 0), pad_type)
+        split_padding(max((-(-n // s) - 1) * s + k - n, 0), pad_type)
         for n, k, s in zip(sizes, extents, strides, strict=True)
     )

@@ -12,14 +12,14 @@ from popxl.ops._args import normalize_axis
 from popxl.ops._emit import emit
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import (
-    check_elements,
     check_floating,
+    check_not_empty,
     float_op,
     number_op,
-    widen,
+    upcast_half_types,
 )
 from popxl.ops._reductions import max_over, sum_over
-from popxl.ops._tensor_only_ops import ELEMENTWISE, unary
+from popxl.ops._tensor_only_ops import ELEMENTWISE, unary_op
 from popxl.ops.logic import greater, where
 from popxl.tensor import Tensor
 
@@ -37,16 +37,16 @@ _GELUERF = define(
 )
 _SWISH = define("swish", float_op(jax.nn.silu), tags=ELEMENTWISE)
 
-relu = unary(_RELU, "max(t, 0). The gradient at 0 is 0.")
-relu_ = unary(_RELU, "As `relu`, in place.", inplace=0)
-gelu = unary(
+relu = unary_op(_RELU, "max(t, 0). The gradient at 0 is 0.")
+relu_ = unary_op(_RELU, "As `relu`, in place.", inplace=0)
+gelu = unary_op(
     _GELU, "Gaussian error linear unit, by the tanh approximation of Hendrycks and Gimpel (2016)."
 )
-gelu_ = unary(_GELU, "As `gelu`, in place.", inplace=0)
-geluerf = unary(_GELUERF, "Gaussian error linear unit, exact: t * (1 + erf(t / sqrt(2))) / 2.")
-geluerf_ = unary(_GELUERF, "As `geluerf`, in place.", inplace=0)
-swish = unary(_SWISH, "t * sigmoid(t), also called SiLU.")
-swish_ = unary(_SWISH, "As `swish`, in place.", inplace=0)
+gelu_ = unary_op(_GELU, "As `gelu`, in place.", inplace=0)
+geluerf = unary_op(_GELUERF, "Gaussian error linear unit, exact: t * (1 + erf(t / sqrt(2))) / 2.")
+geluerf_ = unary_op(_GELUERF, "As `geluerf`, in place.", inplace=0)
+swish = unary_op(_SWISH, "t * sigmoid(t), also called SiLU.")
+swish_ = unary_op(_SWISH, "As `swish`, in place.", inplace=0)
 
 
 def _tanh_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
@@ -54,7 +54,7 @@ def _tanh_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [dy * (scalar_like(1, y) - y * y)]
 
 
-tanh = unary(
+tanh = unary_op(
     define("tanh", float_op(jnp.tanh), grad=_tanh_grad, tags=ELEMENTWISE),
     "Hyperbolic tangent of each element.",
 )
@@ -62,8 +62,8 @@ tanh = unary(
 
 def _softmax_backward(y: Any, dy: Any, axis: int) -> Any:
     check_floating(y)
-    wide = widen(y)
-    product = wide * widen(dy)
+    wide = upcast_half_types(y)
+    product = wide * upcast_half_types(dy)
     return (product - wide * sum_over(product, axis, keepdims=True)).astype(y.dtype)
 
 
@@ -75,7 +75,7 @@ def _softmax_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
 
 
 def _softmax(x: Any, axis: int) -> Any:
-    check_elements(x, axis)
+    check_not_empty(x, axis)
     exponentials = jnp.exp(x - max_over(x, axis, keepdims=True))
     return exponentials / sum_over(exponentials, axis, keepdims=True)
 

@@ -12,9 +12,9 @@ from jax import lax
 
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_arithmetic, number_op, widen
+from popxl.ops._numerics import check_arithmetic, number_op, upcast_half_types
 from popxl.ops._scalars import emit_with_scalars, with_scalars
-from popxl.ops._tensor_only_ops import ELEMENTWISE, binary
+from popxl.ops._tensor_only_ops import ELEMENTWISE, binary_op
 from popxl.ops.elementwise import negate
 from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
@@ -42,8 +42,10 @@ _ADD = define(
     tags=ELEMENTWISE,
     inplace_result="add_lhs_inplace_out",
 )
-add = binary(_ADD, f"lhs + rhs. {_ALIKE}")
-add_ = binary(_ADD, "lhs += rhs, in place. `rhs` must broadcast to the shape of `lhs`.", inplace=0)
+add = binary_op(_ADD, f"lhs + rhs. {_ALIKE}")
+add_ = binary_op(
+    _ADD, "lhs += rhs, in place. `rhs` must broadcast to the shape of `lhs`.", inplace=0
+)
 
 
 def _sub_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
@@ -54,7 +56,7 @@ def _sub_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     ]
 
 
-sub = binary(
+sub = binary_op(
     define("sub", number_op(jnp.subtract), grad=_sub_grad, dtypes="same", tags=ELEMENTWISE),
     f"lhs - rhs. {_ALIKE}",
 )
@@ -69,7 +71,7 @@ def _mul_grad(ctx: Any, op: Any, dy: Tensor) -> Grads:
     ]
 
 
-mul = binary(
+mul = binary_op(
     define("mul", number_op(jnp.multiply), grad=_mul_grad, dtypes="same", tags=ELEMENTWISE),
     f"lhs * rhs. {_ALIKE}",
 )
@@ -101,7 +103,7 @@ def _div(x: Any, y: Any) -> Any:
     return _divide_integers(lax.div, x, y, lambda x: ~jnp.zeros_like(x))
 
 
-div = binary(
+div = binary_op(
     define("div", number_op(_div), grad=_div_grad, dtypes="same", tags=ELEMENTWISE),
     "lhs / rhs; integers divide towards zero, and over zero give -1, or the largest number of an "
     f"unsigned type. {_ALIKE}",
@@ -112,7 +114,7 @@ def _fmod(x: Any, y: Any) -> Any:
     return _divide_integers(lax.rem, x, y, lambda x: x)
 
 
-fmod = binary(
+fmod = binary_op(
     define("fmod", number_op(_fmod), dtypes="same", tags=ELEMENTWISE),
     "Remainder of lhs / rhs with the sign of `lhs`, as C's fmod; of integers over zero, `lhs`.",
 )
@@ -153,7 +155,7 @@ def _scaled_add(x: Any, y: Any, a: Any = 1.0, b: Any = 1.0) -> Any:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         total = _scale(x, a, x.dtype) + _scale(y, b, x.dtype)
     else:
-        wide = jnp.promote_types(widen(x).dtype, widen(y).dtype)
+        wide = jnp.promote_types(upcast_half_types(x).dtype, upcast_half_types(y).dtype)
         total = _scale(x, a, wide) + _scale(y, b, wide)
     return total.astype(x.dtype)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from popxl._ir.op import Op
 from popxl._ir.op_registry import NoGrad, define
-from popxl.ops._attention_checks import check_inputs, check_limits, check_lists
+from popxl.ops._attention_checks import check_inputs, check_limits, check_list_arguments
 from popxl.ops._attention_math import (
     AttentionAttrs,
     attention_grads,
@@ -121,7 +121,7 @@ def attention(
         raise ValueError("attention: dropout needs seed_tensor, uint32 of shape (2,)")
     if not causal and (window is not None or positions is not None):
         raise ValueError("attention: window and positions are of causal attention: set causal")
-    check_lists(biases, positions=positions, segments=segments)
+    check_list_arguments(biases, positions=positions, segments=segments)
     check_limits(window, cap)
     seed = [seed_tensor] if dropout and seed_tensor is not None else []
     settings = AttentionAttrs(

@@ -19,7 +19,7 @@ from popxl.tensor import Tensor, TensorLike, TensorSpec, constant
 
 
 # ---- the op -------------------------------------------------------------------------------------
-def called_outputs(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
+def called_output_specs(*specs: TensorSpec, graph: Graph, **_: Any) -> list[TensorSpec]:
     """Returns the specs of the called graph's outputs (shape rule of calls)."""
     return [t.spec for t in graph._outputs]
 
@@ -48,7 +48,7 @@ def _call_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | Non
 
 CALL = define(
     "call",
-    infer=called_outputs,
+    infer=called_output_specs,
     grad=_call_grad,
     regions=called_regions,
     result=called_output_names,
@@ -133,12 +133,12 @@ class CallSiteInfo:
             raise ValueError(f"{parent_tensor!r} is no input of this call")
         op, before = self._op, self._op.site_modified
         op.site_modified = before | {i for i, t in enumerate(op.inputs) if t is parent_tensor}
-        op.graph._changes()
+        op.graph._invalidate_analyses()
         try:
             check_reference_overlap(op)
         except ValueError:
             op.site_modified = before
-            op.graph._changes()
+            op.graph._invalidate_analyses()
             raise
 
 

@@ -40,7 +40,7 @@ def _infer(*specs: TensorSpec, then: Graph, otherwise: Graph) -> list[TensorSpec
     return [t.spec for t in then._outputs]
 
 
-def _regions(op: Op) -> list[Region[Graph]]:
+def _branch_regions(op: Op) -> list[Region[Graph]]:
     graphs = {True: op.attrs["then"], False: op.attrs["otherwise"]}
     return [
         Region(g, tuple(_branch_inputs(op, then)), tuple(range(len(g._outputs))), kind="branch")
@@ -56,7 +56,7 @@ CONDITIONAL = define(
     "conditional",
     infer=_infer,
     grad=_grad,
-    regions=_regions,
+    regions=_branch_regions,
     result=lambda op: names_without_scopes(op.attrs["then"]._outputs),
 )
 

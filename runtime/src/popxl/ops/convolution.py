@@ -12,16 +12,16 @@ from popxl import dtypes
 from popxl._analysis.shape_inference import abstract_outputs
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_floating, is_float8, product_precision
+from popxl.ops._numerics import check_floating, is_float8, matmul_precision
 from popxl.ops._reductions import traced_platform
 from popxl.ops._windows import (
     PadType,
     Pairs,
     check_pad_type,
-    extent,
-    halves,
+    dilated_extent,
     padding_pairs,
-    per_axis,
+    split_padding,
+    values_per_axis,
 )
 from popxl.ops.float8_143_152 import SCALE_CHECK, check_float8, check_scale, scale_by_pow2
 from popxl.tensor import Tensor, TensorSpec
@@ -40,7 +40,7 @@ def _convolve(x: Any, w: Any, strides: Any, pads: Pairs, dilations: Any, **kwarg
         pads,
         rhs_dilation=dilations,
         dimension_numbers=layouts,
-        precision=product_precision(x, w),
+        precision=matmul_precision(x, w),
         **kwargs,
     )
 
@@ -75,13 +75,13 @@ def _conv_transpose(
     split = w.reshape((groups, w.shape[0] // groups, w.shape[1], *kernel))
     swapped = jnp.swapaxes(split, 1, 2).reshape((-1, w.shape[0] // groups, *kernel))
     flipped = lax.rev(swapped, range(2, w.ndim))
-    extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
+    extents = [dilated_extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
     edges = tuple((k - 1 - b, k - 1 - e) for k, (b, e) in zip(extents, pads, strict=True))
     return _convolve(x, flipped, (1,) * len(kernel), edges, dilations, lhs_dilation=strides,
                      feature_group_count=groups)  # fmt: skip
 
 
-def _scale_product(fn: Any) -> Any:
+def _with_float8_scale(fn: Any) -> Any:
     """Decorates a convolution to take float8 tensors: times 2^log2_scale, as float16."""
 
     def lower(x: Any, w: Any, log2_scale: Any, **attrs: Any) -> Any:
@@ -99,7 +99,7 @@ def _scale_product(fn: Any) -> Any:
 
 
 _CONV = define("conv", _conv, dtypes="same")
-_CONV_SCALED = define("conv_pow2scaled", _scale_product(_conv), grad=_FLOAT8, check=SCALE_CHECK)
+_CONV_SCALED = define("conv_pow2scaled", _with_float8_scale(_conv), grad=_FLOAT8, check=SCALE_CHECK)
 _TRANSPOSE = define(
     "conv_transpose",
     _conv_transpose,
@@ -109,7 +109,7 @@ _TRANSPOSE = define(
 )
 _TRANSPOSE_SCALED = define(
     "conv_transpose_pow2scaled",
-    _scale_product(_conv_transpose),
+    _with_float8_scale(_conv_transpose),
     infer=lambda *specs, **attrs: _infer_transpose(*specs, **attrs),
     grad=_FLOAT8,
     check=SCALE_CHECK,
@@ -128,8 +128,8 @@ def _common_attrs(
         )
     given = tuple((k, _as_hashable(v)) for k, v in hints.items() if v is not None)
     return {
-        "strides": per_axis(op, "stride", stride, rank),
-        "dilations": per_axis(op, "dilation", dilation, rank),
+        "strides": values_per_axis(op, "stride", stride, rank),
+        "dilations": values_per_axis(op, "dilation", dilation, rank),
         "groups": int(groups or 1),
         **({"hints": given} if given else {}),
     }
@@ -144,12 +144,14 @@ def _conv_attrs(
 ) -> dict[str, Any]:
     attrs = _common_attrs(op, t, weight, **common)
     rank = t.rank - 2
-    extents = [extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)]
+    extents = [
+        dilated_extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)
+    ]
     pads = padding_pairs(
         t.shape[2:],
         extents,
         attrs["strides"],
-        per_axis(op, "padding", padding, 2 * rank, 0),
+        values_per_axis(op, "padding", padding, 2 * rank, 0),
         check_pad_type(op, pad_type),
     )
     return {**attrs, "pads": pads}
@@ -171,8 +173,10 @@ def _transpose_attrs(
     """
     attrs = _common_attrs(op, t, weight, **common)
     rank, kind = t.rank - 2, check_pad_type(op, pad_type)
-    extra = per_axis(op, "output_padding", tuple(output_padding or ()) or None, rank, 0)
-    extents = [extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)]
+    extra = values_per_axis(op, "output_padding", tuple(output_padding or ()) or None, rank, 0)
+    extents = [
+        dilated_extent(k, d) for k, d in zip(weight.shape[2:], attrs["dilations"], strict=True)
+    ]
     full = [
         (n - 1) * s + k + e
         for n, s, k, e in zip(t.shape[2:], attrs["strides"], extents, extra, strict=True)
@@ -181,9 +185,9 @@ def _transpose_attrs(
     if not output_sizes and kind.startswith("same"):
         output_sizes = tuple(n * s for n, s in zip(t.shape[2:], attrs["strides"], strict=True))
     if output_sizes:
-        pads = tuple(halves(f - w, kind) for f, w in zip(full, output_sizes, strict=True))
+        pads = tuple(split_padding(f - w, kind) for f, w in zip(full, output_sizes, strict=True))
     else:
-        given = per_axis(op, "padding", padding, 2 * rank, 0)
+        given = values_per_axis(op, "padding", padding, 2 * rank, 0)
         pads = padding_pairs(t.shape[2:], extents, attrs["strides"], given, kind)
     output_pads = tuple((b, e - x) for (b, e), x in zip(pads, extra, strict=True))
     return {**attrs, "pads": output_pads}
@@ -214,7 +218,7 @@ def _infer_transpose(
 ) -> list[TensorSpec]:
     """Infers the output spec; sizes below 1 are allowed, as in PopXL, but cannot be computed."""
     attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
-    extents = [extent(k, d) for k, d in zip(w.shape[2:], dilations, strict=True)]
+    extents = [dilated_extent(k, d) for k, d in zip(w.shape[2:], dilations, strict=True)]
     sizes = [
         (n - 1) * s + k - b - e
         for n, s, k, (b, e) in zip(x.shape[2:], strides, extents, pads, strict=True)

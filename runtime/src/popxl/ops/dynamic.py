@@ -12,7 +12,7 @@ from jax import lax
 from popxl._ir.op_registry import OpDef, define
 from popxl.ops._args import normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._index_bounds import as_int32, check_known
+from popxl.ops._index_bounds import as_int32, check_constant_indices
 from popxl.ops.gathering import check_indices
 from popxl.ops.placement import init, unfused_update
 from popxl.tensor import Tensor
@@ -65,7 +65,7 @@ def _emit(
             )
     if index.nelms == len(axes_):
         last_starts = [t.shape[a] - n + 1 for a, n in zip(axes_, sizes_, strict=True)]
-        check_known(op, index, np.reshape(last_starts, index.shape))
+        check_constant_indices(op, index, np.reshape(last_starts, index.shape))
     attrs = {"axes": axes_, "sizes": sizes_, "no_overlap": bool(no_overlap)}
     return emit(defn, inputs, attrs, inplace=inplace)[0]
 

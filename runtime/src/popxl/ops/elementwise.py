@@ -12,7 +12,7 @@ from popxl import dtypes
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._numerics import float_op, number_op
-from popxl.ops._tensor_only_ops import ELEMENTWISE, unary
+from popxl.ops._tensor_only_ops import ELEMENTWISE, unary_op
 from popxl.utils import downcast_np_dtypes
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ def _negate_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [negate(dy)]
 
 
-abs = unary(
+abs = unary_op(
     define("abs", number_op(jnp.abs), grad=_abs_grad, tags=ELEMENTWISE),
     "Absolute value of each element. The gradient at 0 is 0.",
 )
-negate = unary(
+negate = unary_op(
     define("negate", number_op(jnp.negative), grad=_negate_grad, tags=ELEMENTWISE),
     "Each element with its sign changed.",
 )
-sign = unary(
+sign = unary_op(
     define("sign", number_op(jnp.sign), grad=_STEP, tags=ELEMENTWISE),
     "-1, 0 or 1, the sign of each element. NaN stays NaN.",
 )
-floor = unary(
+floor = unary_op(
     define("floor", number_op(jnp.floor), grad=_STEP, tags=ELEMENTWISE),
     "The largest whole number not above each element.",
 )
-ceil = unary(
+ceil = unary_op(
     define("ceil", number_op(jnp.ceil), grad=_STEP, tags=ELEMENTWISE),
     "The smallest whole number not below each element.",
 )
@@ -90,35 +90,37 @@ def _exp_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     return [dy * ctx.fwd(op.outputs[0])]
 
 
-sqrt = unary(
+sqrt = unary_op(
     define("sqrt", float_op(jnp.sqrt), grad=_sqrt_grad, tags=ELEMENTWISE),
     "Square root of each element; NaN for negative ones.",
 )
 _EXP = define("exp", float_op(jnp.exp), grad=_exp_grad, tags=ELEMENTWISE)
-exp = unary(_EXP, "e to the power of each element.")
-exp_ = unary(_EXP, "As `exp`, in place.", inplace=0)
-log = unary(
+exp = unary_op(_EXP, "e to the power of each element.")
+exp_ = unary_op(_EXP, "As `exp`, in place.", inplace=0)
+log = unary_op(
     define("log", float_op(jnp.log), tags=ELEMENTWISE), "Natural logarithm of each element."
 )
-log2 = unary(
+log2 = unary_op(
     define("log2", float_op(jnp.log2), tags=ELEMENTWISE),
     "Logarithm to base 2 of each element.",
 )
-sin = unary(define("sin", float_op(jnp.sin), tags=ELEMENTWISE), "Sine of each element, in radians.")
-cos = unary(
+sin = unary_op(
+    define("sin", float_op(jnp.sin), tags=ELEMENTWISE), "Sine of each element, in radians."
+)
+cos = unary_op(
     define("cos", float_op(jnp.cos), tags=ELEMENTWISE), "Cosine of each element, in radians."
 )
 
 # ---- tests of values ----------------------------------------------------------------------------
-isnan = unary(
+isnan = unary_op(
     define("isnan", jnp.isnan, grad=_BOOLEAN, tags=ELEMENTWISE),
     "Whether each element is NaN, as bool.",
 )
-isinf = unary(
+isinf = unary_op(
     define("isinf", jnp.isinf, grad=_BOOLEAN, tags=ELEMENTWISE),
     "Whether each element is +inf or -inf, as bool.",
 )
-isfinite = unary(
+isfinite = unary_op(
     define("isfinite", jnp.isfinite, grad=_BOOLEAN, tags=ELEMENTWISE),
     "Whether each element is neither infinite nor NaN, as bool.",
 )

@@ -65,13 +65,13 @@ def _scaled_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
     return [emit(_SCALE, [dy, scale], {"dtype": target})[0], None]
 
 
-def _out_of_range(*inputs: Any, **attrs: Any) -> Any:
+def _is_scale_out_of_range(*inputs: Any, **attrs: Any) -> Any:
     log2_scale = inputs[-1]
     return (log2_scale < -32) | (log2_scale >= 32)
 
 
 SCALE_CHECK = RuntimeCheck(
-    _out_of_range, "log2_scale must be in [-32, 32)", "throwIfLog2ScaleTensorNotInRange"
+    _is_scale_out_of_range, "log2_scale must be in [-32, 32)", "throwIfLog2ScaleTensorNotInRange"
 )
 _SCALE = define(
     "pow2scale", lambda x, log2_scale, dtype: scale_by_pow2(x, log2_scale).astype(dtype.as_jax())

@@ -86,7 +86,7 @@ class ScaleRule:
     power_of_2: bool = True
 
     @staticmethod
-    def log2(amax: Any, largest: Any) -> Any:
+    def log2_scale(amax: Any, largest: Any) -> Any:
         """Returns floor(log2(largest / amax)), int32; at most 127, also where `amax` is 0.
 
         The powers of two by which `amax` is below `largest`.
@@ -109,7 +109,7 @@ class ScaleRule:
         """
         ratio = jnp.asarray(largest, jnp.float32) / amax
         if self.power_of_2:
-            powers = jnp.clip(self.log2(amax, largest) - self.margin, -126, 127)
+            powers = jnp.clip(self.log2_scale(amax, largest) - self.margin, -126, 127)
             scale = jnp.ldexp(jnp.float32(1), jnp.where(jnp.isinf(ratio), 127, powers))
         else:
             scale = jnp.minimum(ratio * jnp.float32(2.0**-self.margin), jnp.finfo(jnp.float32).max)
@@ -241,7 +241,7 @@ def linear(
     """Returns x @ weight + bias with FP8 operands, whose gradients are FP8 matmuls too.
 
     Gradients go straight through the rounding. That of `scale` is the amax of each of `OPERANDS`
-    in this call, float32 (3,): see `popxl.transforms.observed_tensors`.
+    in this call, float32 (3,): see `popxl.transforms.tensors_with_max_gradient`.
 
     Args:
         x: (..., in_features), of any float type but float8.

@@ -58,7 +58,7 @@ def _join_tiles(tiles: Any, axis: int, length: int) -> Any:
     return lax.slice_in_dim(untiled, 0, length, axis=axis)
 
 
-class _Tiles:
+class _QueryTiles:
     """Attention inputs, sliced for one tile of queries at a time.
 
     Attributes:
@@ -106,26 +106,26 @@ def _tile_seed(seed: Any, tile_index: Any) -> Any:
     return jax.random.key_data(jax.random.fold_in(key, tile_index))
 
 
-def _attention_by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
-    tiles = _Tiles(q, k, extra, settings)
+def _attend_by_tiles(q: Any, k: Any, v: Any, *extra: Any, settings: AttentionAttrs) -> Any:
+    tiles = _QueryTiles(q, k, extra, settings)
 
-    def tile(xs: Any) -> Any:
+    def attend_tile(xs: Any) -> Any:
         number, q_tile, biases, position_ids = xs
         extra = tiles.inputs_of_tile(number, biases, position_ids)
         return attention_with_weights(q_tile, k, v, *extra, settings=tiles.settings)[0]
 
-    return _join_tiles(lax.map(tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
+    return _join_tiles(lax.map(attend_tile, tiles.xs), _QUERIES, q.shape[_QUERIES])
 
 
 def _grads_by_tiles(
     dy: Any, q: Any, k: Any, v: Any, out: Any, *extra: Any, settings: AttentionAttrs
 ) -> tuple[Any, ...]:
     """Returns gradients of q, k, v, each bias and sinks, with float32 sums over tiles."""
-    tiles = _Tiles(q, k, extra, settings)
+    tiles = _QueryTiles(q, k, extra, settings)
     floats, inner = tiles.extra_inputs.floats, tiles.settings
     still = [b for b, moves in zip(floats, tiles.moving, strict=True) if not moves]
 
-    def tile(sums: Any, xs: Any) -> tuple[Any, Any]:
+    def grads_of_tile(sums: Any, xs: Any) -> tuple[Any, Any]:
         (number, q_tile, tiled, position_ids), dy, out = xs
         extra = tiles.inputs_of_tile(number, tiled, position_ids)
         _, *residuals = attention_with_weights(q_tile, k, v, *extra, settings=inner)
@@ -143,7 +143,7 @@ def _grads_by_tiles(
 
     start = jax.tree.map(lambda t: jnp.zeros(t.shape, jnp.float32), (k, v, still))
     outer = _split_into_tiles(dy, _QUERIES), _split_into_tiles(out, _QUERIES)
-    (dk, dv, untiled), (dq, tiled) = lax.scan(tile, start, (tiles.xs, *outer))
+    (dk, dv, untiled), (dq, tiled) = lax.scan(grads_of_tile, start, (tiles.xs, *outer))
     queries = q.shape[_QUERIES]
     tiled_grads, untiled_grads = (_join_tiles(c, _QUERIES, queries) for c in tiled), iter(untiled)
     d_floats = [next(tiled_grads) if moves else next(untiled_grads) for moves in tiles.moving]
@@ -159,7 +159,7 @@ def _sum_to(ds: Any, shape: tuple[int, ...]) -> Any:
 
 
 # ---- the op -------------------------------------------------------------------------------------
-def _cudnn_or_tiles(
+def _run_cudnn_or_tiles(
     kernel: Callable[..., Any],
     tiles: Callable[..., Any],
     settings: AttentionAttrs,
@@ -191,7 +191,7 @@ def _cudnn_or_tiles(
 def _attention(q: Any, k: Any, v: Any, *extra: Any, **attrs: Any) -> Any:
     settings = AttentionAttrs(**attrs)
     check_inputs(q, k, v, group_extra_inputs(extra, settings))
-    return _cudnn_or_tiles(attention_kernel, _attention_by_tiles, settings, q, k, v, *extra)
+    return _run_cudnn_or_tiles(attention_kernel, _attend_by_tiles, settings, q, k, v, *extra)
 
 
 def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -200,7 +200,7 @@ def _grads(*inputs: Any, **attrs: Any) -> tuple[Any, ...]:
     Args:
         inputs: the output's gradient, q, k, v, the output, and the op's other inputs.
     """
-    grads: tuple[Any, ...] = _cudnn_or_tiles(
+    grads: tuple[Any, ...] = _run_cudnn_or_tiles(
         attention_grads_kernel, _grads_by_tiles, AttentionAttrs(**attrs), *inputs
     )
     return grads

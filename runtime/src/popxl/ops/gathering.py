@@ -12,8 +12,13 @@ from jax import lax
 from popxl._ir.op_registry import define
 from popxl.ops._args import as_hint_attribute, check_tensors, normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._index_bounds import check_known, clamp_indices, in_range, indices_or_size
-from popxl.ops._numerics import check_arithmetic, widen
+from popxl.ops._index_bounds import (
+    check_constant_indices,
+    clamp_indices,
+    indices_or_size,
+    is_in_range,
+)
+from popxl.ops._numerics import check_arithmetic, upcast_half_types
 from popxl.ops._reductions import traced_platform
 from popxl.ops._scatter_add import scatter_add, scatter_add_presummed
 from popxl.tensor import Constant, Tensor
@@ -33,7 +38,7 @@ def _gather(
     if not zero_oor:
         return taken
     shape = (1,) * axis + indices.shape + (1,) * (t.ndim - axis - 1)
-    valid = in_range(indices, t.shape[axis]).reshape(shape)
+    valid = is_in_range(indices, t.shape[axis]).reshape(shape)
     return jnp.where(valid, taken, jnp.zeros((), t.dtype))
 
 
@@ -46,25 +51,29 @@ def _grad_rows_and_indices(
     return rows, (indices_or_size if zero_oor else clamp_indices)(indices, size)
 
 
-def _add_rows(dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool) -> Any:
+def _scatter_add_rows(
+    dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool
+) -> Any:
     """Scatter-adds into zeros, with float32 sums since a row can get many contributions."""
     rows, where = _grad_rows_and_indices(dy, indices, shape[axis], axis, zero_oor)
-    zeros = widen(jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), dy.dtype))
+    zeros = upcast_half_types(jnp.zeros((shape[axis], *shape[:axis], *shape[axis + 1 :]), dy.dtype))
     return jnp.moveaxis(scatter_add(zeros, where, rows), 0, axis).astype(dy.dtype)
 
 
-def _add_rows_onto(
+def _scatter_add_rows_onto(
     t: Any, dy: Any, indices: Any, shape: tuple[int, ...], axis: int, zero_oor: bool
 ) -> Any:
     """Scatter-adds onto `t`; on a GPU, large tables are only touched in the rows that change."""
-    is_whole = axis > 0 or indices.size >= shape[0] or widen(t).dtype != t.dtype
+    is_whole = axis > 0 or indices.size >= shape[0] or upcast_half_types(t).dtype != t.dtype
     if is_whole or traced_platform() != "gpu" or not jnp.issubdtype(dy.dtype, jnp.floating):
-        return (widen(t) + _add_rows(dy, indices, shape, axis, zero_oor)).astype(t.dtype)
+        return (
+            upcast_half_types(t) + _scatter_add_rows(dy, indices, shape, axis, zero_oor)
+        ).astype(t.dtype)
     rows, where = _grad_rows_and_indices(dy, indices, shape[0], axis, zero_oor)
     return scatter_add_presummed(t, where, rows)
 
 
-_GATHER_GRAD = define("gather_grad", _add_rows, add_to=_add_rows_onto)
+_GATHER_GRAD = define("gather_grad", _scatter_add_rows, add_to=_scatter_add_rows_onto)
 
 
 def _gather_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor | None]:
@@ -119,7 +128,7 @@ def _emit_gather(
     check_indices(op, indices)
     axis = normalize_axis(op, t, axis)
     if not zero_oor:
-        check_known(op, indices, t.shape[axis])
+        check_constant_indices(op, indices, t.shape[axis])
     attrs = {"axis": axis, "zero_oor": bool(zero_oor), **as_hint_attribute(proportion)}
     return emit(_GATHER, [t, indices], attrs, names=[f"{op}_out"])[0]
 
@@ -154,9 +163,9 @@ def groupedgather(
         return gather(t, indices, axis, available_memory_proportion, zero_OOR)
     check_indices("groupedgather", indices)
     check_groups("groupedgather", group_size, t, indices)
-    axis = normalize_axis("groupedgather", t, axis, extra=-1)
+    axis = normalize_axis("groupedgather", t, axis, extra_axes=-1)
     if not zero_OOR:
-        check_known("groupedgather", indices, t.shape[axis + 1])
+        check_constant_indices("groupedgather", indices, t.shape[axis + 1])
     attrs: dict[str, Any] = {
         "axis": axis,
         "zero_oor": bool(zero_OOR),
@@ -181,7 +190,7 @@ def check_indices(op: str, indices: Tensor) -> None:
 
 
 # ---- scatter ------------------------------------------------------------------------------------
-def element_index(indices: Any, axis: int) -> tuple[Any, ...]:
+def element_indices(indices: Any, axis: int) -> tuple[Any, ...]:
     """Returns the full index arrays of elements whose index along `axis` is `indices`."""
     grids = jnp.meshgrid(*(jnp.arange(n) for n in indices.shape), indexing="ij", sparse=True)
     return tuple(indices.astype(jnp.int32) if i == axis else g for i, g in enumerate(grids))
@@ -197,7 +206,7 @@ def _scatter(
     if t.dtype != values.dtype:
         raise TypeError(f"values are {values.dtype}, but the tensor is {t.dtype}: use ops.cast")
     where = indices_or_size(indices, t.shape[axis])
-    return t.at[element_index(where, axis)].set(values, mode="drop")
+    return t.at[element_indices(where, axis)].set(values, mode="drop")
 
 
 _SCATTER = define("scatter", _scatter)
@@ -224,7 +233,7 @@ def scatter(
     """
     check_indices("scatter", indices)
     axis = normalize_axis("scatter", t, axis)
-    check_known("scatter", indices, t.shape[axis])
+    check_constant_indices("scatter", indices, t.shape[axis])
     attrs = {"axis": axis, **as_hint_attribute(available_memory_proportion)}
     return emit(_SCATTER, [t, indices, values], attrs)[0]
 
@@ -259,7 +268,7 @@ def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
         raise ValueError(f"onehot: num_classes {num_classes!r} must be a constant of one element")
     check_indices("onehot", t)
     count = int(num_classes._data.reshape(()))
-    attrs = {"num_classes": count, "axis": normalize_axis("onehot", t, axis, extra=1)}
+    attrs = {"num_classes": count, "axis": normalize_axis("onehot", t, axis, extra_axes=1)}
     return emit(_ONEHOT, [t, values], attrs)[0]
 
 
@@ -283,7 +292,7 @@ def _topk(
 
 
 def _topk_backward(dy: Any, indices: Any, shape: tuple[int, ...], axis: int) -> Any:
-    return jnp.zeros(shape, dy.dtype).at[element_index(indices, axis)].set(dy)
+    return jnp.zeros(shape, dy.dtype).at[element_indices(indices, axis)].set(dy)
 
 
 _TOPK_GRAD = define("topk_grad", _topk_backward)

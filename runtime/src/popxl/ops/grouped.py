@@ -24,9 +24,9 @@ from popxl.ops._kernel_registry import KERNELS, Shapes
 from popxl.ops._numerics import (
     check_floating,
     check_same_dtype,
-    product_operands,
-    product_precision,
-    widen,
+    matmul_operands,
+    matmul_precision,
+    upcast_half_types,
 )
 from popxl.ops._scatter_add import scatter_add
 from popxl.tensor import Tensor
@@ -83,13 +83,15 @@ def _matrix_list(matrices: Any, sizes: Any) -> Any:
     return matrices
 
 
-def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[..., Any]) -> Any:
+def _update_by_tiles(
+    end: Any, group_rows: Any, rows: int, value: Any, update: Callable[..., Any]
+) -> Any:
     """Loops over a group's tiles of rows, updating `value`.
 
     Args:
         end: row after the group; `group_rows`: rows that it has; `rows`: those of all groups.
-        tile: `tile(value, its first row, which of its rows are the group's)`; the first row is such
-            that all rows of the tile exist.
+        update: `update(value, first row of the tile, which of its rows are the group's)`; the first
+            row is such that all rows of the tile exist.
     """
     start = end - group_rows
     counts = sorted({min(count, rows) for count in TILES}, reverse=True)
@@ -100,7 +102,7 @@ def _tiles(end: Any, group_rows: Any, rows: int, value: Any, tile: Callable[...,
             begin = start + i * count
             first = jnp.minimum(begin, rows - count)
             at = first + jnp.arange(count)[:, None]
-            return tile(value, first, (at >= begin) & (at < end))
+            return update(value, first, (at >= begin) & (at < end))
 
         full_tiles = (group_rows + slack) // count
         value = lax.fori_loop(0, full_tiles, update_tile, value)
@@ -117,7 +119,7 @@ def _group_bounds(sizes: Any, num_rows: int) -> tuple[Any, Any]:
     return ends, jnp.diff(ends, prepend=0)
 
 
-def _rows_at(x: Any, rows: Any, first: Any, count: int) -> Any:
+def _take_tile_rows(x: Any, rows: Any, first: Any, count: int) -> Any:
     """Returns a tile of `count` rows from row `first`, of x[rows], or of `x` if `rows` is None.
 
     Rows with an index out of range are zeros.
@@ -142,14 +144,14 @@ def grouped_product(
     features, dtype = matrices.shape[1 if transpose else 2], x.dtype
     picked, target = (rows, None) if into is None else (None, rows)
 
-    def group(g: Any, out: Any) -> Any:
-        (matrix,) = product_operands(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
+    def multiply_group(g: Any, out: Any) -> Any:
+        (matrix,) = matmul_operands(lax.dynamic_index_in_dim(matrices, g, keepdims=False))
 
-        def tile(out: Any, first: Any, in_group: Any) -> Any:
-            x_tile = _rows_at(x, picked, first, in_group.shape[0])
+        def multiply_tile(out: Any, first: Any, in_group: Any) -> Any:
+            x_tile = _take_tile_rows(x, picked, first, in_group.shape[0])
             y = lax.dot_general(
-                *product_operands(x_tile), matrix, contracted,
-                precision=product_precision(x, matrices), preferred_element_type=_sum_dtype(dtype),
+                *matmul_operands(x_tile), matrix, contracted,
+                precision=matmul_precision(x, matrices), preferred_element_type=_sum_dtype(dtype),
             )  # fmt: skip
             if target is not None:
                 at = lax.dynamic_slice(target, (first,), in_group.shape[:1])
@@ -159,13 +161,13 @@ def grouped_product(
             y = jnp.where(in_group, y.astype(dtype), there)
             return lax.dynamic_update_slice(out, y, (first, 0))
 
-        return _tiles(ends[g], sizes[g], count, out, tile)
+        return _update_by_tiles(ends[g], sizes[g], count, out, multiply_tile)
 
     if into is None:
         out = jnp.zeros((count, features), dtype)
     else:
         out = jnp.zeros((into, features), _sum_dtype(dtype))
-    return lax.fori_loop(0, sizes.shape[0] if count else 0, group, out).astype(dtype)
+    return lax.fori_loop(0, sizes.shape[0] if count else 0, multiply_group, out).astype(dtype)
 
 
 def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool) -> Any:
@@ -177,23 +179,25 @@ def grouped_outer(x: Any, dy: Any, sizes: Any, onto: Any, rows: Any, of_x: bool)
     count, shape = (dy if of_x else x).shape[0], (x.shape[1], dy.shape[1])
     ends, sizes = _group_bounds(sizes, count)
 
-    def group(g: Any, out: Any) -> Any:
-        def tile(total: Any, first: Any, in_group: Any) -> Any:
-            a = _rows_at(x, rows if of_x else None, first, in_group.shape[0])
-            b = _rows_at(dy, None if of_x else rows, first, in_group.shape[0])
+    def add_group(g: Any, out: Any) -> Any:
+        def add_tile(total: Any, first: Any, in_group: Any) -> Any:
+            a = _take_tile_rows(x, rows if of_x else None, first, in_group.shape[0])
+            b = _take_tile_rows(dy, None if of_x else rows, first, in_group.shape[0])
             return total + lax.dot_general(
-                *product_operands(jnp.where(in_group, a, 0), jnp.where(in_group, b, 0)),
+                *matmul_operands(jnp.where(in_group, a, 0), jnp.where(in_group, b, 0)),
                 (((0,), (0,)), ((), ())),
-                precision=product_precision(x, dy),
+                precision=matmul_precision(x, dy),
                 preferred_element_type=_sum_dtype(x.dtype),
             )
 
-        total = _tiles(ends[g], sizes[g], count, jnp.zeros(shape, _sum_dtype(x.dtype)), tile)
+        total = _update_by_tiles(
+            ends[g], sizes[g], count, jnp.zeros(shape, _sum_dtype(x.dtype)), add_tile
+        )
         previous = lax.dynamic_index_in_dim(out, g, keepdims=False)
-        new = widen(previous) + widen(total.astype(x.dtype))
+        new = upcast_half_types(previous) + upcast_half_types(total.astype(x.dtype))
         return lax.dynamic_update_index_in_dim(out, new.astype(out.dtype), g, 0)
 
-    return lax.fori_loop(0, sizes.shape[0] if count else 0, group, onto)
+    return lax.fori_loop(0, sizes.shape[0] if count else 0, add_group, onto)
 
 
 def _sum_dtype(dtype: Any) -> Any:
@@ -202,19 +206,19 @@ def _sum_dtype(dtype: Any) -> Any:
 
 
 # ---- one kernel for plans -----------------------------------------------------------------------
-def _rows_of(shapes: Shapes, operand_index: int) -> int:
+def _num_rows(shapes: Shapes, operand_index: int) -> int:
     """Returns the number of rows: of operand `rows` if given, else of the first operand."""
     return (shapes[operand_index] if len(shapes) > operand_index else shapes[0])[0]
 
 
 def _product_flops(shapes: Shapes, expected_rows: int | None) -> int:
     """Returns the FLOPs of a grouped matmul, which depend on its rows, not on its groups."""
-    rows = _rows_of(shapes, 3) if expected_rows is None else expected_rows
+    rows = _num_rows(shapes, 3) if expected_rows is None else expected_rows
     return 2 * rows * math.prod(shapes[1][1:])
 
 
 def _outer_flops(shapes: Shapes, expected_rows: int | None) -> int:
-    rows = _rows_of(shapes, 4) if expected_rows is None else expected_rows
+    rows = _num_rows(shapes, 4) if expected_rows is None else expected_rows
     return 2 * rows * shapes[0][1] * shapes[1][1]
 
 
@@ -224,7 +228,7 @@ _OUTER_PRODUCT = (grouped_outer, _outer_flops, (5,))
 
 
 @cache
-def _as_kernel(
+def _count_as_kernel(
     function: Callable[..., Any],
     flops: Callable[[Shapes, int | None], int],
     static: tuple[int, ...],
@@ -233,12 +237,12 @@ def _as_kernel(
     """Wraps a function as one kernel of plans, with FLOPs for the expected number of rows."""
 
     @wraps(function)
-    def kernel(*operands: Any) -> Any:
+    def call_kernel(*operands: Any) -> Any:
         return function(*operands)
 
-    kernel.__name__ += "" if expected_rows is None else f"_of_{expected_rows}"
-    KERNELS[kernel.__name__] = lambda shapes: flops(shapes, expected_rows)
-    return jax.jit(kernel, static_argnums=static)
+    call_kernel.__name__ += "" if expected_rows is None else f"_of_{expected_rows}"
+    KERNELS[call_kernel.__name__] = lambda shapes: flops(shapes, expected_rows)
+    return jax.jit(call_kernel, static_argnums=static)
 
 
 # ---- the ops ------------------------------------------------------------------------------------
@@ -255,7 +259,7 @@ def _grouped_matmul(
     matrix_list = _matrix_list(matrices, sizes)
     _check_operands(x, matrix_list, sizes, 2 if transpose else 1)
     _check_rows(x, rows, into)
-    return _as_kernel(*_PRODUCT, expected_rows)(x, matrix_list, sizes, rows, transpose, into)
+    return _count_as_kernel(*_PRODUCT, expected_rows)(x, matrix_list, sizes, rows, transpose, into)
 
 
 def _outer(x: Any, dy: Any, sizes: Any, *rows: Any, joined: bool, **attrs: Any) -> Any:
@@ -276,7 +280,7 @@ def _outer_onto(
     expected_rows: int | None = None,
 ) -> Any:
     onto = _matrix_list(t, sizes)
-    return _as_kernel(*_OUTER_PRODUCT, expected_rows)(x, dy, sizes, onto, rows, of_x).reshape(
+    return _count_as_kernel(*_OUTER_PRODUCT, expected_rows)(x, dy, sizes, onto, rows, of_x).reshape(
         t.shape
     )
 

@@ -15,8 +15,8 @@ from popxl.ops._emit import emit
 from popxl.ops._numerics import (
     accumulation_dtype,
     check_number,
-    product_operands,
-    product_precision,
+    matmul_operands,
+    matmul_precision,
 )
 from popxl.ops.elementwise import cast
 from popxl.ops.reduction import sum_to
@@ -34,8 +34,8 @@ def _matmul(
     check_number(a)
     dtype = a.dtype if output_type is None else output_type.as_jax()
     result = jnp.matmul(
-        *product_operands(a, b),
-        precision=product_precision(a, b),
+        *matmul_operands(a, b),
+        precision=matmul_precision(a, b),
         preferred_element_type=accumulation_dtype(a.dtype, dtype),
     )
     return result.astype(dtype)

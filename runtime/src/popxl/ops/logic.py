@@ -10,14 +10,14 @@ from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
 from popxl.ops._grads import scalar_like
 from popxl.ops._numerics import check_same_dtype
-from popxl.ops._tensor_only_ops import ELEMENTWISE, binary, unary
+from popxl.ops._tensor_only_ops import ELEMENTWISE, binary_op, unary_op
 from popxl.ops.reduction import sum_to
 from popxl.tensor import Tensor
 
 _BOOLEAN = NoGrad("boolean output")
 _TRUE = "Numbers are true unless they are 0."
 
-equal = binary(
+equal = binary_op(
     define("equal", jnp.equal, grad=_BOOLEAN, dtypes="same", tags=ELEMENTWISE),
     "Whether lhs == rhs, as bool. Shapes broadcast; the dtypes must be equal.",
 )
@@ -29,15 +29,15 @@ def greater(input: Tensor, other: Tensor) -> Tensor:
     return emit(_GREATER, [input, other])[0]
 
 
-logical_and = binary(
+logical_and = binary_op(
     define("logical_and", jnp.logical_and, grad=_BOOLEAN, tags=ELEMENTWISE, result="and_out"),
     f"Whether both are true, as bool. {_TRUE} Shapes broadcast.",
 )
-logical_or = binary(
+logical_or = binary_op(
     define("logical_or", jnp.logical_or, grad=_BOOLEAN, tags=ELEMENTWISE, result="or_out"),
     f"Whether either is true, as bool. {_TRUE} Shapes broadcast.",
 )
-logical_not = unary(
+logical_not = unary_op(
     define("logical_not", jnp.logical_not, grad=_BOOLEAN, tags=ELEMENTWISE, result="not_out"),
     f"Whether each element is false, as bool. {_TRUE}",
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_floating, widen
+from popxl.ops._numerics import check_floating, upcast_half_types
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.tensor import Tensor
 
@@ -53,7 +53,7 @@ def _label_weight(counted: Any, reduction: str) -> Any:
 
 def _nll(probs: Any, labels: Any, ignore_index: int | None, reduction: str, log_prob: bool) -> Any:
     _check_classes(probs)
-    picked = _label_probability(widen(probs), labels)
+    picked = _label_probability(upcast_half_types(probs), labels)
     log_likelihood = picked if log_prob else jnp.log(jnp.maximum(picked, _SMALLEST))
     # `where`, since 0 * inf of an ignored label would be NaN
     counted = _valid_labels(probs, labels, ignore_index)
@@ -103,11 +103,11 @@ def _nll_with_grad(
         raise ValueError(f"labels {labels.shape} must be one for each row of probs {probs.shape}")
     by_row = labels.reshape(rows)
     loss = _nll(probs, by_row, ignore_index, reduction, log_prob=False)
-    weights = _label_weight(_valid_labels(probs, by_row, ignore_index), reduction) * widen(
-        jnp.asarray(loss_grad)
-    )
+    weights = _label_weight(
+        _valid_labels(probs, by_row, ignore_index), reduction
+    ) * upcast_half_types(jnp.asarray(loss_grad))
     hit = jnp.arange(probs.shape[-1]) == by_row.astype(jnp.int32)[..., None]
-    dx = (widen(probs) - hit) * weights[..., None]
+    dx = (upcast_half_types(probs) - hit) * weights[..., None]
     loss = loss.reshape(labels.shape) if reduction == "none" else loss
     return loss, dx.astype(probs.dtype)
 

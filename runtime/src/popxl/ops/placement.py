@@ -91,7 +91,7 @@ def materialise(t: Tensor) -> Tensor:
 
 
 # ---- copies between devices and tile sets -------------------------------------------------------
-def _copy_back(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
+def _ipu_copy_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
     assert dy is not None
     return [ipu_copy(dy, op.attrs["source"], op.attrs["destination"])]
 
@@ -100,7 +100,7 @@ _IPU_COPY = define(
     "ipu_copy",
     lambda x, source, destination: x,
     infer=lambda spec, **_: [spec],
-    grad=_copy_back,
+    grad=_ipu_copy_grad,
     result=lambda op: [f"{{t}}_c{op.attrs['destination']}"],
 )
 
@@ -227,10 +227,10 @@ def _execute_print(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) ->
         else:
             printable = value
 
-        def show(x: Any) -> None:
+        def print_value(x: Any) -> None:
             print(f"{title}: {fmt.format(np.asarray(x))}", file=sys.stderr, flush=True)
 
-        jax.debug.callback(show, printable, ordered=False)
+        jax.debug.callback(print_value, printable, ordered=False)
     return arrays
 
 

@@ -15,9 +15,9 @@ from popxl.ops._windows import (
     PadType,
     Pairs,
     check_pad_type,
-    extent,
+    dilated_extent,
     padding_pairs,
-    per_axis,
+    values_per_axis,
 )
 from popxl.tensor import Tensor
 
@@ -44,18 +44,18 @@ def _reduce_windows(
     )
 
 
-def _average(x: Any, **window: Any) -> Any:
+def _average_windows(x: Any, **window: Any) -> Any:
     """Averages windows; padding counts neither in the sum nor in the number of elements."""
     count = _reduce_windows(jnp.ones((1, 1, *x.shape[2:]), x.dtype), 0.0, lax.add, **window)
     return _reduce_windows(x, 0.0, lax.add, **window) / count
 
 
-def _maximum(x: Any, **window: Any) -> Any:
+def _max_windows(x: Any, **window: Any) -> Any:
     return _reduce_windows(x, -np.inf, lax.max, **window)
 
 
-_AVERAGE_POOL = define("average_pool", float_op(_average), result="averagepool_out")
-_MAX_POOL = define("max_pool", float_op(_maximum))
+_AVERAGE_POOL = define("average_pool", float_op(_average_windows), result="averagepool_out")
+_MAX_POOL = define("max_pool", float_op(_max_windows))
 
 
 def _emit_pool(
@@ -75,17 +75,17 @@ def _emit_pool(
         raise ValueError(f"{op}: {t.id!r} of shape {t.shape} must be (batch, channels, ...)")
     if any(out_pads or ()):
         raise ValueError(f"{op}: out_pads={out_pads} of {t.id!r} are not supported; slice instead")
-    kernel = per_axis(op, "kernel_size", kernel_size, rank)
-    strides = per_axis(op, "stride", stride, rank)
-    dilations = per_axis(op, "dilation", dilation, rank)
-    spread = per_axis(op, "in_dilations", in_dilations, rank)
-    sizes = [extent(n, d) for n, d in zip(t.shape[2:], spread, strict=True)]
-    extents = [extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
-    given = per_axis(op, "padding", padding, 2 * rank, 0)
+    kernel = values_per_axis(op, "kernel_size", kernel_size, rank)
+    strides = values_per_axis(op, "stride", stride, rank)
+    dilations = values_per_axis(op, "dilation", dilation, rank)
+    spread = values_per_axis(op, "in_dilations", in_dilations, rank)
+    sizes = [dilated_extent(n, d) for n, d in zip(t.shape[2:], spread, strict=True)]
+    extents = [dilated_extent(k, d) for k, d in zip(kernel, dilations, strict=True)]
+    given = values_per_axis(op, "padding", padding, 2 * rank, 0)
     pads = padding_pairs(sizes, extents, strides, given, check_pad_type(op, auto_pad))
     if ceil_mode:
         pads = tuple(
-            (b, e + _completing_padding(n, k, s, b, e))
+            (b, e + _ceil_mode_padding(n, k, s, b, e))
             for n, k, s, (b, e) in zip(sizes, extents, strides, pads, strict=True)
         )
     attrs = {"kernel": kernel, "strides": strides, "pads": pads, "dilations": dilations,
@@ -93,7 +93,7 @@ def _emit_pool(
     return emit(defn, [t], attrs)[0]
 
 
-def _completing_padding(
+def _ceil_mode_padding(
     size: int, window: int, stride: int, start_padding: int, end_padding: int
 ) -> int:
     """Returns the end padding that completes a last window, if it starts inside the input."""

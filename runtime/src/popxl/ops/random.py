@@ -17,7 +17,7 @@ from jax import lax
 from popxl import dtypes
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import check_floating, widen
+from popxl.ops._numerics import check_floating, upcast_half_types
 from popxl.tensor import Tensor
 
 _NO_GRAD = NoGrad("random numbers are no differentiable function of the seed")
@@ -149,7 +149,7 @@ def dropout_of_array(x: Any, seed: Any, shape: tuple[int, ...], p: float) -> Any
         return x
     threshold = min(round((1 - p) * 2**32), 2**32 - 1)
     keep = random_bits(seed, shape) < jnp.uint32(threshold)
-    scaled = (widen(x) * (1 / (1 - p))).astype(x.dtype)
+    scaled = (upcast_half_types(x) * (1 / (1 - p))).astype(x.dtype)
     return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
 
 

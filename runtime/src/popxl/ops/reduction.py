@@ -15,13 +15,13 @@ from popxl.ops._emit import emit
 from popxl.ops._grads import divide_by_count
 from popxl.ops._numerics import (
     check_arithmetic,
-    check_elements,
+    check_not_empty,
     check_number,
     float_op,
-    widen,
+    upcast_half_types,
 )
 from popxl.ops._reductions import max_over, mean_over, sum_over
-from popxl.ops._tensor_only_ops import as_function, unary
+from popxl.ops._tensor_only_ops import publish_op_function, unary_op
 from popxl.ops.elementwise import cast
 from popxl.ops.shape import reshape
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from popxl.tensor import Tensor
 
 
-def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _reduction_lowering(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a lowering `fn(x, axes, keepdims)`: float32 for half types, rounded once."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         check_number(x)
-        return fn(widen(x), axes, keepdims).astype(x.dtype)
+        return fn(upcast_half_types(x), axes, keepdims).astype(x.dtype)
 
     return lower
 
 
-def _selection(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _selection_lowering(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a lowering `fn(x, axes, keepdims)` that selects an element, as a maximum does."""
 
     def lower(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
         check_arithmetic(x)
-        check_elements(x, axes)
+        check_not_empty(x, axes)
         return fn(x, axes, keepdims)
 
     return lower
@@ -63,7 +63,7 @@ def _reduction_function(defn: OpDef, doc: str) -> Reduction:
         attrs = {"axes": normalize_axes(defn.name, t, axis), "keepdims": bool(keepdims)}
         return emit(defn, [t], attrs)[0]
 
-    return as_function(defn, op, doc)
+    return publish_op_function(defn, op, doc)
 
 
 # ---- broadcasting, which is a sum backwards -----------------------------------------------------
@@ -104,7 +104,7 @@ def sum_to_like(grad: Tensor, t: Tensor) -> Tensor:
 
 
 # ---- sums ---------------------------------------------------------------------------------------
-def _repeat_reduced(op: Any, dy: Tensor) -> Tensor:
+def _broadcast_reduced_grad(op: Any, dy: Tensor) -> Tensor:
     """Repeats the gradient of a reduced tensor along the axes that were reduced."""
     x = op.inputs[0]
     kept = tuple(1 if i in op.attrs["axes"] else n for i, n in enumerate(x.shape))
@@ -112,11 +112,11 @@ def _repeat_reduced(op: Any, dy: Tensor) -> Tensor:
 
 
 def _sum_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [_repeat_reduced(op, dy)]
+    return [_broadcast_reduced_grad(op, dy)]
 
 
 sum = _reduction_function(
-    define("sum", _reduction(sum_over), grad=_sum_grad, tags=("reduction",)),
+    define("sum", _reduction_lowering(sum_over), grad=_sum_grad, tags=("reduction",)),
     """Sum over `axis`: an axis, several, or all (None). Half types accumulate in float32.
 
     Args:
@@ -130,7 +130,7 @@ sum = _reduction_function(
 
 def _mean_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
     count = math.prod(op.inputs[0].shape[i] for i in op.attrs["axes"])
-    return [_repeat_reduced(op, divide_by_count(dy, count))]
+    return [_broadcast_reduced_grad(op, divide_by_count(dy, count))]
 
 
 mean = _reduction_function(
@@ -140,7 +140,7 @@ mean = _reduction_function(
 sumsquare = _reduction_function(
     define(
         "sumsquare",
-        _reduction(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
+        _reduction_lowering(lambda x, axes, keepdims: sum_over(x * x, axes, keepdims)),
         tags=("reduction",),
     ),
     "Sum of squares over `axis`, as `sum`.",
@@ -149,11 +149,11 @@ sumsquare = _reduction_function(
 
 def _lamb_square(x: Any) -> Any:
     check_number(x)
-    wide = widen(x)
+    wide = upcast_half_types(x)
     return sum_over(wide * wide, tuple(range(wide.ndim)))
 
 
-lamb_square = unary(
+lamb_square = unary_op(
     define("lamb_square", _lamb_square),
     "Sum of the squares of all elements as a float32 scalar, for the trust ratio of LAMB.",
 )
@@ -165,7 +165,7 @@ def _l1(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 l1 = _reduction_function(
-    define("l1", _reduction(_l1)),
+    define("l1", _reduction_lowering(_l1)),
     "Sum of absolute values over `axis`, as `sum`. The gradient at 0 is 0.",
 )
 
@@ -174,7 +174,9 @@ def _l2(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
     return jnp.sqrt(jnp.sum(x * x, axes, keepdims=keepdims))
 
 
-l2 = _reduction_function(define("l2", _reduction(_l2)), "Euclidean norm over `axis`, as `sum`.")
+l2 = _reduction_function(
+    define("l2", _reduction_lowering(_l2)), "Euclidean norm over `axis`, as `sum`."
+)
 logsum = _reduction_function(
     define(
         "logsum",
@@ -185,7 +187,7 @@ logsum = _reduction_function(
 
 
 def _logsumexp(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-    check_elements(x, axes)
+    check_not_empty(x, axes)
     return jax.nn.logsumexp(x, axes, keepdims=keepdims)
 
 
@@ -197,7 +199,9 @@ logsumexp = _reduction_function(
     "log(sum(exp(t))) over `axis`, without overflow, as `sum`.",
 )
 prod = _reduction_function(
-    define("prod", _reduction(lambda x, axes, keepdims: jnp.prod(x, axes, keepdims=keepdims))),
+    define(
+        "prod", _reduction_lowering(lambda x, axes, keepdims: jnp.prod(x, axes, keepdims=keepdims))
+    ),
     "Product over `axis`, as `sum`.",
 )
 
@@ -206,7 +210,7 @@ prod = _reduction_function(
 max = _reduction_function(
     define(
         "max",
-        _selection(max_over),
+        _selection_lowering(max_over),
         tags=("reduction",),
     ),
     "Largest element over `axis`, as `sum`. Equal largest elements share the gradient.",
@@ -214,7 +218,7 @@ max = _reduction_function(
 min = _reduction_function(
     define(
         "min",
-        _selection(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
+        _selection_lowering(lambda x, axes, keepdims: jnp.min(x, axes, keepdims=keepdims)),
         tags=("reduction",),
     ),
     "Smallest element over `axis`, as `sum`. Equal smallest elements share the gradient.",
@@ -230,22 +234,22 @@ def _median(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 median = _reduction_function(
-    define("median", _selection(_median)),
+    define("median", _selection_lowering(_median)),
     "Median over `axis`, as `sum`; the lower of the two middle elements of an even number.",
 )
 
 
-def _arg_reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _arg_reduction_lowering(fn: Callable[..., Any]) -> Callable[..., Any]:
     def lower(x: Any, axis: int | None, keepdims: bool) -> Any:
         check_arithmetic(x)
-        check_elements(x, range(x.ndim) if axis is None else axis)
+        check_not_empty(x, range(x.ndim) if axis is None else axis)
         return fn(x, axis, keepdims=keepdims).astype(jnp.int32)
 
     return lower
 
 
-_ARGMAX = define("argmax", _arg_reduction(jnp.argmax), grad=NoGrad("integer output"))
-_ARGMIN = define("argmin", _arg_reduction(jnp.argmin), grad=NoGrad("integer output"))
+_ARGMAX = define("argmax", _arg_reduction_lowering(jnp.argmax), grad=NoGrad("integer output"))
+_ARGMIN = define("argmin", _arg_reduction_lowering(jnp.argmin), grad=NoGrad("integer output"))
 
 
 def argmax(t: Tensor, dim: int | None = 0, keepdim: bool | None = False) -> Tensor:
@@ -270,7 +274,7 @@ def _arg_attrs(op: str, t: Tensor, dim: int | None, keepdim: bool | None) -> dic
 # ---- running sums -------------------------------------------------------------------------------
 def _cumsum(x: Any, axis: int) -> Any:
     check_number(x)
-    return jnp.cumsum(widen(x), axis).astype(x.dtype)
+    return jnp.cumsum(upcast_half_types(x), axis).astype(x.dtype)
 
 
 _CUMSUM = define("cumsum", _cumsum)

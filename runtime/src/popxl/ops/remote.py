@@ -12,7 +12,7 @@ from popxl._ir.op_registry import NoGrad, define
 from popxl.errors import SpecError
 from popxl.ops._args import check_tensors
 from popxl.ops._emit import emit
-from popxl.ops._index_bounds import check_known
+from popxl.ops._index_bounds import check_constant_indices
 from popxl.remote_buffer import RemoteBuffer
 from popxl.tensor import Tensor, TensorSpec
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from popxl._analysis.tracer_protocol import TracerProtocol
 
 
-def _spec_of(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:
+def _entry_spec(*specs: TensorSpec, buffer: RemoteBuffer, **_: Any) -> list[TensorSpec]:
     return [TensorSpec(buffer.tensor_shape, buffer.tensor_dtype, buffer.meta_shape)]
 
 
-def _executed_by_host(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
+def _raise_not_on_host(tracer: TracerProtocol, node: Node, arrays: Sequence[Any]) -> Sequence[Any]:
     """Placeholder lowering that raises: transfers are steps of the host's schedule."""
     raise AssertionError(f"{node} is in a segment")
 
 
 REMOTE_LOAD = define(
     "remote_load",
-    execute=_executed_by_host,
-    infer=_spec_of,
+    execute=_raise_not_on_host,
+    infer=_entry_spec,
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(reads={op.attrs["buffer"]: None}),
     tags=("host",),
@@ -43,7 +43,7 @@ REMOTE_LOAD = define(
 )
 REMOTE_STORE = define(
     "remote_store",
-    execute=_executed_by_host,
+    execute=_raise_not_on_host,
     infer=lambda *specs, **_: [],
     grad=NoGrad("remote buffers are state"),
     effects=lambda op: Effects(writes={op.attrs["buffer"]: None}, reads={op.attrs["buffer"]: None}),
@@ -66,7 +66,7 @@ def _checked_inputs(
                 f"{op} at {context.get_source_location()}: the offset must be one integer, but "
                 f"{offset.id!r} is {offset.dtype.name}{list(offset.shape)}"
             )
-        check_known(op, offset, remote_buffer.entries)
+        check_constant_indices(op, offset, remote_buffer.entries)
         return [offset], {"buffer": remote_buffer, "offset": None}
     at = check_integer(op, "offset", offset, 0)
     if at >= remote_buffer.entries:

@@ -16,7 +16,7 @@ from popxl.ops._emit import emit
 from popxl.ops.call import (
     CallSiteInfo,
     called_output_names,
-    called_outputs,
+    called_output_specs,
     called_regions,
     gather_inputs,
 )
@@ -29,7 +29,7 @@ def _repeat_grad(ctx: Any, op: Op, *grads: Tensor | None) -> Sequence[Tensor | N
 
 REPEAT = define(
     "repeat",
-    infer=called_outputs,
+    infer=called_output_specs,
     grad=_repeat_grad,
     regions=called_regions,
     result=called_output_names,

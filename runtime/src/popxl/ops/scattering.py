@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._args import normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._index_bounds import check_known, indices_or_size
-from popxl.ops._numerics import check_floating, check_number, check_same_dtype, widen
-from popxl.ops.gathering import check_groups, check_indices, element_index
+from popxl.ops._index_bounds import check_constant_indices, indices_or_size
+from popxl.ops._numerics import check_floating, check_number, check_same_dtype, upcast_half_types
+from popxl.ops.gathering import check_groups, check_indices, element_indices
 from popxl.tensor import Tensor
 
 ScatterReductionType = Literal["sum", "min", "max", "none"]
@@ -39,7 +39,7 @@ def _reduce_at_indices(start: Any, data: Any, indices: Any, axis: int, method: s
         target, rows = jnp.moveaxis(start, axis, 0), jnp.moveaxis(data, axis, 0)
         return jnp.moveaxis(getattr(target.at[where], method)(rows, mode="drop"), 0, axis)
     full = jnp.broadcast_to(where, data.shape)
-    return getattr(start.at[element_index(full, axis)], method)(data, mode="drop")
+    return getattr(start.at[element_indices(full, axis)], method)(data, mode="drop")
 
 
 def _scatter_reduce(
@@ -54,9 +54,11 @@ def _scatter_reduce(
     check_same_dtype(data, *initial)
     if reduction != "none":
         check_number(data)
-    wide = widen(data)
+    wide = upcast_half_types(data)
     if initial:
-        result = _reduce_at_indices(widen(initial[0]), wide, indices, axis, _METHODS[reduction])
+        result = _reduce_at_indices(
+            upcast_half_types(initial[0]), wide, indices, axis, _METHODS[reduction]
+        )
         return result.astype(data.dtype)
     shape = (*data.shape[:axis], axis_size, *data.shape[axis + 1 :])
     start = jnp.full(shape, _identity_element(reduction, wide.dtype), wide.dtype)
@@ -106,7 +108,7 @@ def grouped_scatter_reduce(
     tensors = [data, indices] + ([] if initial_values is None else [initial_values])
     if grouped:
         check_groups(op, group_size, *tensors)
-    axis = normalize_axis(op, data, axis, extra=-grouped)
+    axis = normalize_axis(op, data, axis, extra_axes=-grouped)
     if initial_values is not None and initial_values.rank != data.rank:
         raise ValueError(
             f"{op}: initial_values {initial_values.shape} must have the rank of data {data.shape}"
@@ -115,7 +117,7 @@ def grouped_scatter_reduce(
     if axis_size not in (None, size) and initial_values is not None:
         raise ValueError(f"{op}: axis_size={axis_size}, but the initial values have {size}")
     size = int(axis_size or size)
-    check_known(op, indices, size)
+    check_constant_indices(op, indices, size)
     given = {"enable_index_broadcast": enable_index_broadcast,
              "available_memory_proportion": available_memory_proportion}  # fmt: skip
     attrs = {
@@ -164,7 +166,7 @@ def _histogram(x: Any, levels: tuple[float, ...], absolute_of_input: bool) -> An
     check_floating(x)
     values = jnp.abs(x) if absolute_of_input else x
     bounds = jnp.asarray(levels, jnp.float32)
-    bins = jnp.searchsorted(bounds, widen(values).reshape(-1), side="right")
+    bins = jnp.searchsorted(bounds, upcast_half_types(values).reshape(-1), side="right")
     return jnp.zeros(len(levels) + 1, jnp.uint32).at[bins].add(jnp.uint32(1))
 
 

@@ -19,7 +19,7 @@ from popxl.errors import popart_exception
 from popxl.ops._args import check_tensors, normalize_axis
 from popxl.ops._emit import emit
 from popxl.ops._grads import zeros_like
-from popxl.ops._strided_regions import inverse, merge_regions
+from popxl.ops._strided_regions import inverse_permutation, merge_regions
 from popxl.tensor import Tensor
 
 
@@ -107,14 +107,16 @@ def squeeze(t: Tensor, axes: list[int] | None = None) -> Tensor:
 
 # ---- transpose ----------------------------------------------------------------------------------
 def _transpose_grad(ctx: Any, op: Any, dy: Tensor) -> list[Tensor]:
-    return [transpose(dy, inverse(op.attrs["permutation"]))]
+    return [transpose(dy, inverse_permutation(op.attrs["permutation"]))]
 
 
 _TRANSPOSE = define(
     "transpose",
     lambda x, permutation: jnp.transpose(x, permutation),
     grad=_transpose_grad,
-    view_write=lambda inputs, value, permutation: (jnp.transpose(value, inverse(permutation)),),
+    view_write=lambda inputs, value, permutation: (
+        jnp.transpose(value, inverse_permutation(permutation)),
+    ),
     merge=merge_regions,
     tags=("movement",),
     result="{t}_T",

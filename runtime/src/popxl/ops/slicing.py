@@ -15,7 +15,13 @@ from jax import lax
 from popxl._ir.op_registry import define
 from popxl.ops._args import check_same_length, normalize_axis
 from popxl.ops._emit import emit
-from popxl.ops._strided_regions import Region, ascending, merge_regions, read_region, write_region
+from popxl.ops._strided_regions import (
+    Region,
+    merge_regions,
+    read_region,
+    with_positive_steps,
+    write_region,
+)
 from popxl.tensor import Tensor
 
 INT_MIN = -(2**31)
@@ -26,7 +32,7 @@ _Bound = int | Sequence[int | None] | None
 
 # ---- meaning ------------------------------------------------------------------------------------
 def _pad_gradient(dy: Any, region: Region, shape: tuple[int, ...]) -> Any:
-    up, reverse = ascending(region)
+    up, reverse = with_positive_steps(region)
     part = lax.rev(dy, reverse) if reverse else dy
     padding = [
         (first, n - (first + (count - 1) * step + 1) if count else n - first, step - 1)
@@ -54,14 +60,14 @@ _SLICE = define(
 
 
 # ---- arguments ----------------------------------------------------------------------------------
-def _as_list(values: _Bound) -> list[int | None] | None:
+def _bounds_as_list(values: _Bound) -> list[int | None] | None:
     """Returns a list argument as integers; None if it is one number for all axes."""
     return None if values is None or isinstance(values, Integral) else list(values)  # type: ignore[arg-type]
 
 
-def _for_each(values: _Bound, count: int) -> list[int | None]:
+def _bounds_per_axis(values: _Bound, count: int) -> list[int | None]:
     """Returns one bound for each sliced axis, as Python integers."""
-    bounds = _as_list(values)
+    bounds = _bounds_as_list(values)
     if bounds is None:
         bounds = [values] * count  # type: ignore[list-item]
     return [None if v is None else int(v) for v in bounds]
@@ -81,22 +87,22 @@ def process_args(
         ValueError: lists of different lengths, or a step of 0.
     """
     given = {"start": start, "stop": stop, "step": step, "axis": axis}
-    lists = {name: _as_list(values) for name, values in given.items()}
+    lists = {name: _bounds_as_list(values) for name, values in given.items()}
     check_same_length("slice", **lists)
     count = next((len(values) for values in lists.values() if values is not None), 1)
-    steps = [1 if s is None else s for s in _for_each(step, count)]
+    steps = [1 if s is None else s for s in _bounds_per_axis(step, count)]
     if 0 in steps:
         raise ValueError(f"slice: step {step} must not be 0")
     up = [s > 0 for s in steps]
     starts = [
         (0 if rising else INT_MAX) if s is None else s
-        for s, rising in zip(_for_each(start, count), up, strict=True)
+        for s, rising in zip(_bounds_per_axis(start, count), up, strict=True)
     ]
     stops = [
         (INT_MAX if rising else INT_MIN) if s is None else s
-        for s, rising in zip(_for_each(stop, count), up, strict=True)
+        for s, rising in zip(_bounds_per_axis(stop, count), up, strict=True)
     ]
-    axes = [i if a is None else a for i, a in enumerate(_for_each(axis, count))]
+    axes = [i if a is None else a for i, a in enumerate(_bounds_per_axis(axis, count))]
     return starts, stops, steps, axes
 
 

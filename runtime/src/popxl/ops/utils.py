@@ -31,7 +31,7 @@ def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
 
 def check_in_graph(graph: Graph, *args: Any, **tensors: Tensor) -> None:
     """Raises ValueError unless all tensors belong to `graph`."""
-    _check_tensors(graph, _tensors(args, tensors), "op")
+    _check_tensors(graph, _collect_tensors(args, tensors), "op")
 
 
 def check_tensor_ipu_and_tile_set(*args: Any, **tensors: Tensor) -> None:
@@ -44,7 +44,7 @@ def check_tensor_ipu_and_tile_set(*args: Any, **tensors: Tensor) -> None:
     check_placement({k: t for k, t in named.items() if isinstance(t, Tensor)}, "op")
 
 
-def _tensors(args: tuple[Any, ...], named: dict[str, Tensor]) -> list[Tensor]:
+def _collect_tensors(args: tuple[Any, ...], named: dict[str, Tensor]) -> list[Tensor]:
     return [t for t in (*args, *named.values()) if isinstance(t, Tensor)]
 
 

@@ -15,8 +15,8 @@ from jax import lax
 
 from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
-from popxl.ops._index_bounds import check_known, clamp_indices
-from popxl.ops._numerics import float_op, product_precision
+from popxl.ops._index_bounds import check_constant_indices, clamp_indices
+from popxl.ops._numerics import float_op, matmul_precision
 from popxl.ops.gathering import check_indices
 from popxl.tensor import Tensor
 
@@ -42,7 +42,7 @@ def _source_coordinates(size: int, out: int, scale: float, mode: str) -> np.ndar
     return (x + 0.5) / scale - 0.5
 
 
-def _nearest(x: np.ndarray, mode: str) -> np.ndarray:
+def _round_to_nearest(x: np.ndarray, mode: str) -> np.ndarray:
     if mode == "floor":
         return np.floor(x)
     if mode == "ceil":
@@ -65,7 +65,7 @@ def _resize_matrix(
     out = math.floor(size * scale)
     x = _source_coordinates(size, out, scale, transformation)
     if mode == "nearest":
-        taps = [(_nearest(x, nearest_mode), np.ones(out))]
+        taps = [(_round_to_nearest(x, nearest_mode), np.ones(out))]
     elif mode == "linear":
         x = np.clip(x, 0, size - 1)
         low = np.floor(x)
@@ -89,7 +89,7 @@ def _interpolate(
         moved = jnp.matmul(
             jnp.moveaxis(x, axis, -1),
             jnp.asarray(matrix.T, x.dtype),
-            precision=product_precision(x),
+            precision=matmul_precision(x),
         )
         x = jnp.moveaxis(moved, -1, axis)
     return x
@@ -167,7 +167,7 @@ def _roi_align(
         rows = _bin_mean_matrix(box[1], box[3], output_size[0], sampling_ratio, height)
         columns = _bin_mean_matrix(box[0], box[2], output_size[1], sampling_ratio, width)
         return jnp.einsum(
-            "ph,chw,qw->cpq", rows, x[image], columns, precision=product_precision(x, rows)
+            "ph,chw,qw->cpq", rows, x[image], columns, precision=matmul_precision(x, rows)
         )
 
     return jax.vmap(pool_region)(boxes, clamp_indices(batch_index, len(x)))
@@ -213,7 +213,7 @@ def roi_align(
             f"{batch_index.shape} must be (batch, channels, height, width), (regions, 4) and "
             "(regions,)"
         )
-    check_known("roi_align", batch_index, t.shape[0])
+    check_constant_indices("roi_align", batch_index, t.shape[0])
     if sampling_ratio < 1:
         raise ValueError(f"roi_align: sampling_ratio must be at least 1, not {sampling_ratio}")
     height, width = output_size

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from popxl.ops._cudnn_attention import workspace_of
+from popxl.ops._cudnn_attention import workspace_bytes
 from popxl.plan.flat_jaxpr import FlatFunction, PrimitiveNode, PrimitiveValue
 from popxl.plan.gpu_kernels import GpuKernels
 from popxl.plan.primitives import (
@@ -121,7 +121,7 @@ class LivenessModel:
             for v in new:
                 last.setdefault(v, i)
             reused = self._reused_bytes(node, new, [sizes[v] for v in dying if v in sizes])
-            workspace = workspace_of(node.name, [v.aval.shape for v in node.atoms])
+            workspace = workspace_bytes(node.name, [v.aval.shape for v in node.atoms])
             peak = max(
                 peak,
                 live - reused + self.extra_bytes(node) + workspace + self._peak_of_bodies(node),

@@ -156,8 +156,13 @@ def _compiled_temporaries(program: Program) -> Callable[[Segment], int]:
 def storage_of(ir: Ir) -> Storage:
     """Returns the bytes that the program of `ir` stores permanently, without tracing it."""
     effects = program_effects(ir)
-    on_device = ir.main_graph._resident
-    constants = {c._content: c for graph in ir._graphs for c in graph.constants if c._is_argument}
+    on_device = ir.main_graph._device_tensors
+    constants = {
+        c._content_key: c
+        for graph in ir._graphs
+        for c in graph.constants
+        if c._is_executable_argument
+    }
     buffers = list(_buffers(ir))
     resident = sum(_entry_bytes(b) * len(b.resident_entries) for b in buffers)
     on_disk = sum(_entry_bytes(b) * len(b.on_disk_entries) for b in buffers)

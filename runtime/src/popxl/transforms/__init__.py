@@ -6,11 +6,11 @@ from popxl.transforms.autodiff import ExpectedConnectionType as ExpectedConnecti
 from popxl.transforms.autodiff import GradGraphInfo as GradGraphInfo
 from popxl.transforms.autodiff import autodiff as autodiff
 from popxl.transforms.decompose_sum import decompose_sum as decompose_sum
-from popxl.transforms.gradient_ops import observed_tensors as observed_tensors
+from popxl.transforms.gradient_ops import tensors_with_max_gradient as tensors_with_max_gradient
 from popxl.transforms.merge_exchange import io_tile_exchange as io_tile_exchange
 from popxl.transforms.merge_exchange import merge_exchange as merge_exchange
 from popxl.transforms.outline import outline as outline
 from popxl.transforms.saveable import products_saveable as products_saveable
-from popxl.transforms.saveable import saving as saving
+from popxl.transforms.saveable import save_policy as save_policy
 
 __all__ = _collect_public_names(globals())

@@ -27,8 +27,8 @@ from popxl.transforms.gradient_ops import (
     generic_grad,
     gradient_rule,
     grads_by_output,
-    observed_tensors,
-    total,
+    tensors_with_max_gradient,
+    total_gradient,
 )
 from popxl.transforms.saveable import may_save
 
@@ -122,11 +122,11 @@ class _Autodiff:
         if required is None:
             required = [t for t in graph._inputs if t.dtype.is_floating_point]
         name = graph.name.partition("_subgraph(")[0] + "_grad"
-        with graph.ir._writing(name) as grad_graph:
+        with graph.ir._new_current_graph(name) as grad_graph:
             ctx = GradContext(self, graph, grad_graph, required)
-            ctx.provide(provided)
-            ctx.backward()
-            outs = ctx.finish(required, explicit)
+            ctx.add_grad_inputs(provided)
+            ctx.differentiate_ops()
+            outs = ctx.set_outputs(required, explicit)
             if expose:
                 ctx.expose_values()
         return GradGraphInfo._make(grad_graph, graph, tuple(ctx.expected), tuple(outs))
@@ -160,7 +160,7 @@ class GradContext:
     ) -> None:
         self._session, self._forward, self._graph = session, forward, grad_graph
         self._needed = dependents(forward, required)
-        self._observed = observed_tensors(forward)
+        self._observed = tensors_with_max_gradient(forward)
         self._grads: dict[Tensor, list[Tensor]] = {}
         self._known: dict[Tensor, Tensor] = {}
         self.expected: list[ExpectedConnection] = []
@@ -187,7 +187,7 @@ class GradContext:
         return self._known[t]
 
     def _recompute_sources(self, t: Tensor) -> list[Tensor] | None:
-        """Returns the tensors to recompute `t` from; None if `t` is saved (see `saving`)."""
+        """Returns the tensors to recompute `t` from; None if `t` is saved (see `save_policy`)."""
         op = t._producer
         if op is None or op.defn.lower is None or op.inplace is not None or may_save(op):
             return None
@@ -222,7 +222,9 @@ class GradContext:
             if connection.connection_type is ExpectedConnectionType.Fwd:
                 inputs.append(self.fwd(site.graph_to_parent(t)))
             else:  # of several inputs for one tensor, the first gets it all
-                inputs.append(total(given.pop(t)) if t in given else init(t.shape, t.dtype))
+                inputs.append(
+                    total_gradient(given.pop(t)) if t in given else init(t.shape, t.dtype)
+                )
         outs = emit(CALL, inputs, {"graph": info.graph})
         grad_of = {c.fwd_tensor: g for c, g in zip(info.expected_outputs, outs, strict=True)}
         return [grad_of.get(t) for t in called._inputs]
@@ -235,20 +237,20 @@ class GradContext:
         """Returns the input gradients of a conditional."""
         return branch_grad(self, op, grads)
 
-    def gradient_of(
+    def gradient_graph_of(
         self, graph: Graph, provided: list[Tensor], required: list[Tensor]
     ) -> GradGraphInfo:
         """Returns the gradient graph of a graph whose values the caller reaches without outputs."""
         return self._session.differentiate_callee(graph, provided, required, expose=False)
 
     @staticmethod
-    def outputs_reached(graph: Graph, required: Iterable[Tensor]) -> set[int]:
+    def differentiable_outputs(graph: Graph, required: Iterable[Tensor]) -> set[int]:
         """Returns the indices of the outputs of `graph` that depend on a required tensor."""
         dependent = dependents(graph, required)
         return {i for i, t in enumerate(graph._outputs) if t in dependent}
 
     # ---- construction ---------------------------------------------------------------------------
-    def provide(self, tensors: list[Tensor]) -> None:
+    def add_grad_inputs(self, tensors: list[Tensor]) -> None:
         """Adds an input for the gradient of each of `tensors`."""
         for t in tensors:
             grad = self._graph._add_input(t.spec, f"grad_{t.name}")
@@ -260,7 +262,7 @@ class GradContext:
         if t in self._needed:
             self._grads.setdefault(t, []).append(grad)
 
-    def backward(self) -> None:
+    def differentiate_ops(self) -> None:
         """Differentiates the ops from last to first."""
         for op in reversed(self._forward.ops):
             if self._grads.keys().isdisjoint(op.outputs):
@@ -284,10 +286,10 @@ class GradContext:
         if not terms:
             return None
         maximum = len(terms) > 1 and t in self._observed
-        self._grads[t] = [total(terms, maximum)]
+        self._grads[t] = [total_gradient(terms, maximum)]
         return self._grads[t][0]
 
-    def finish(self, required: list[Tensor], is_explicit: bool) -> list[ExpectedConnection]:
+    def set_outputs(self, required: list[Tensor], is_explicit: bool) -> list[ExpectedConnection]:
         """Sets the outputs of the gradient graph."""
         outs = []
         for t in required:

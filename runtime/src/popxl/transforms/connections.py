@@ -8,7 +8,7 @@ from typing import Any
 from popxl.graph import Graph
 from popxl.ops.call import CallSiteInfo
 from popxl.tensor import Tensor
-from popxl.transforms.gradient_ops import observed_tensors, total
+from popxl.transforms.gradient_ops import tensors_with_max_gradient, total_gradient
 
 
 class ExpectedConnectionType(Enum):
@@ -99,10 +99,12 @@ class GradGraphInfo(_ReadOnlyRecord):
         by_input: dict[Tensor, dict[Tensor, Tensor]] = {}
         for t, g in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items():
             by_input.setdefault(fwd_call_info.graph_to_parent(t), {})[t] = g
-        observed = observed_tensors(self.forward_graph)
+        observed = tensors_with_max_gradient(self.forward_graph)
         with grad_call_info._op.graph:
             return {
-                mine: total(list(terms.values()), is_maximum=not observed.isdisjoint(terms))
+                mine: total_gradient(
+                    list(terms.values()), is_maximum=not observed.isdisjoint(terms)
+                )
                 for mine, terms in by_input.items()
             }
 

@@ -24,7 +24,7 @@ from popxl.graph import Graph
 from popxl.ops._emit import emit
 from popxl.ops.placement import init
 from popxl.tensor import Tensor, TensorSpec
-from popxl.transforms.gradient_ops import input_gradients, observed_tensors
+from popxl.transforms.gradient_ops import input_gradients, tensors_with_max_gradient
 
 if TYPE_CHECKING:
     from popxl._analysis.functionalization import FunctionalGraph, Node
@@ -38,7 +38,7 @@ _Feed = tuple[Tensor | tuple[int, ...], ...]
 _SECOND = NoGrad("second derivatives of loops and branches are not supported")
 
 
-def _feed(info: GradGraphInfo) -> _Feed:
+def _gradient_feed(info: GradGraphInfo) -> _Feed:
     returned: dict[Tensor, tuple[int, ...]] = {}
     for i, t in enumerate(info.forward_graph._outputs):
         returned[t] = (*returned.get(t, ()), i)
@@ -76,7 +76,7 @@ def _grads_or_zeros(
     ]
 
 
-def _zero(spec: TensorSpec) -> Any:
+def _zeros_of_spec(spec: TensorSpec) -> Any:
     return jnp.zeros(spec.shape, spec.dtype.as_jax())
 
 
@@ -95,7 +95,7 @@ def _run_gradient_graph(
             arrays.append(values[source])
         else:
             terms = [grads[i] for i in source if i in grads]
-            arrays.append(reduce(jnp.add, terms) if terms else _zero(t.spec))
+            arrays.append(reduce(jnp.add, terms) if terms else _zeros_of_spec(t.spec))
     outs = zip(targets, tracer.run_graph(graph, arrays), strict=True)
     return {i: array for i, array in outs if i is not None}
 
@@ -192,13 +192,13 @@ def loop_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor |
         if t.dtype.is_floating_point and (i in needed if i < carried else grads[i] is not None)
     )
     returned = list(dict.fromkeys(body._outputs[i] for i in provided))
-    info = ctx.gradient_of(body, returned, [body._inputs[i] for i in sorted(needed)])
+    info = ctx.gradient_graph_of(body, returned, [body._inputs[i] for i in sorted(needed)])
     wrt = tuple(i for i in sorted(needed) if ctx.needs(op, i))
-    observed = observed_tensors(body)
+    observed = tensors_with_max_gradient(body)
     attrs = {
         "forward": body, "backward": info.graph, "count": op.attrs["count"], "carried": carried,
-        "feed": _feed(info), "targets": _target_inputs(info), "provided": provided, "wrt": wrt,
-        "maxima": tuple(i for i in wrt if body._inputs[i] in observed),
+        "feed": _gradient_feed(info), "targets": _target_inputs(info), "provided": provided,
+        "wrt": wrt, "maxima": tuple(i for i in wrt if body._inputs[i] in observed),
     }  # fmt: skip
     given = _grads_or_zeros(grads, op.outputs, provided)
     return input_gradients(op, wrt, emit(REPEAT_GRAD, [*map(ctx.fwd, op.inputs), *given], attrs))
@@ -212,7 +212,7 @@ def _needed_in_loop(ctx: Any, op: Op) -> set[int]:
     body, carried = op.attrs["graph"], op.attrs["carried"]
     needed = {i for i in range(len(op.inputs)) if ctx.needs(op, i)}
     while True:
-        reached = ctx.outputs_reached(body, [body._inputs[i] for i in needed])
+        reached = ctx.differentiable_outputs(body, [body._inputs[i] for i in needed])
         more = {i for i in reached if i < carried} - needed
         if not more:
             return needed
@@ -287,13 +287,13 @@ def branch_grad(ctx: Any, op: Op, grads: Sequence[Tensor | None]) -> list[Tensor
     for graph in branches:
         required = [t for i, t in enumerate(graph._inputs) if ctx.needs(op, first + i)]
         provided = list(dict.fromkeys(graph._outputs[i] for i in given))
-        infos.append(ctx.gradient_of(graph, provided, required) if required else None)
+        infos.append(ctx.gradient_graph_of(graph, provided, required) if required else None)
         first += len(graph._inputs)
     wrt = tuple(i for i in range(1, len(op.inputs)) if ctx.needs(op, i))
     attrs = {
         "branches": branches,
         "backward": tuple(info and info.graph for info in infos),
-        "feed": tuple(info and _feed(info) for info in infos),
+        "feed": tuple(info and _gradient_feed(info) for info in infos),
         "targets": tuple(info and _target_inputs(info) for info in infos),
         "given": given,
         "wrt": wrt,

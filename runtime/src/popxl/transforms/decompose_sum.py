@@ -28,7 +28,7 @@ def decompose_sum(graph: Graph) -> Graph:
     for op in sums:
         del positions[op]
     graph._ops[:] = sorted(positions, key=positions.__getitem__)
-    graph._changes()
+    graph._invalidate_analyses()
     verify_if_enabled(graph.ir)
     return graph
 

@@ -29,7 +29,7 @@ def _sum_grad(ctx: Any, op: Op, dy: Tensor | None) -> Sequence[Tensor | None]:
 _FUSED_TERMS = 64  # see `popxl._compile.fusion_limit`
 
 
-def _add_up(*terms: jax.Array) -> jax.Array:
+def _sum_terms(*terms: jax.Array) -> jax.Array:
     total = terms[0]
     for i, term in enumerate(terms[1:], 1):
         total = total + term
@@ -40,7 +40,7 @@ def _add_up(*terms: jax.Array) -> jax.Array:
 
 GRAD_SUM = define(
     "grad_sum",
-    _add_up,
+    _sum_terms,
     infer=lambda *specs: [specs[0]],
     grad=_sum_grad,
     dtypes="same",
@@ -56,15 +56,15 @@ GRAD_MAXIMUM = define(
 )
 
 
-def total(grads: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
-    """Adds up the gradients of one tensor, or takes their maximum (see `observed_tensors`)."""
+def total_gradient(grads: Sequence[Tensor], is_maximum: bool = False) -> Tensor:
+    """Adds up a tensor's gradients, or takes their maximum (see `tensors_with_max_gradient`)."""
     if len(grads) == 1:
         return grads[0]
     return emit(GRAD_MAXIMUM if is_maximum else GRAD_SUM, grads)[0]
 
 
 @graph_cached
-def observed_tensors(graph: Graph) -> set[Tensor]:
+def tensors_with_max_gradient(graph: Graph) -> set[Tensor]:
     """Returns the tensors of `graph` whose gradients are observed maxima, such as amaxes.
 
     They are the `OpDef.max_gradient_inputs` of its ops, and of the ops in graphs that these run.
@@ -74,7 +74,7 @@ def observed_tensors(graph: Graph) -> set[Tensor]:
         for op in graph._ops
         for i, t in enumerate(op.inputs)
         if i in op.defn.max_gradient_inputs
-        or any(inner in observed_tensors(inner._graph) for inner in _callee_inputs(op, i))
+        or any(inner in tensors_with_max_gradient(inner._graph) for inner in _callee_inputs(op, i))
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from popxl.graph import Graph, Outlined
+from popxl.graph import Graph, OutlineInfo
 from popxl.tensor import Tensor
 
 
@@ -31,5 +31,5 @@ def outline(graph: Graph, saved: Sequence[Tensor] = ()) -> None:
     for t in saved:
         if t._graph is not graph:
             raise ValueError(f"outline: {t.id!r} is not in graph {graph.id!r}")
-    graph._outlined = Outlined(tuple(saved))
-    graph._changes()
+    graph._outlined = OutlineInfo(tuple(saved))
+    graph._invalidate_analyses()

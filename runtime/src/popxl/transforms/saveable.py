@@ -26,7 +26,7 @@ def products_saveable(op: Op) -> bool:
 
 
 @contextmanager
-def saving(policy: Policy | None) -> Iterator[None]:
+def save_policy(policy: Policy | None) -> Iterator[None]:
     """Context in which gradient graphs save only inputs and results of ops with `policy(op)`.
 
     Other values that they need from their forward graphs they recompute.

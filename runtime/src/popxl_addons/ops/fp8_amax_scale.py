@@ -32,4 +32,4 @@ def fp8_amax_scale(src: popxl.Tensor, dtype: dtypes.dtype = dtypes.float8_143) -
 def _log2_scale(t: Any, *, largest: float) -> Any:
     """Compute the log2 scale that maps the amax of `t` to at most `largest`: int32 scalar."""
     amax = abs(t.astype("float32")).max(initial=0.0)
-    return ScaleRule.log2(amax, largest).clip(min_scaling_bias, max_scaling_bias)
+    return ScaleRule.log2_scale(amax, largest).clip(min_scaling_bias, max_scaling_bias)

@@ -53,7 +53,7 @@ def autodiff_with_accumulation(
 
     The accumulators are by-reference inputs. Each holds the mean over the calls since it was zero
     together with the counter, whose value is the number of calls; or the sum; or the maximum, where
-    gradients are observed maxima (see `popxl.transforms.observed_tensors`).
+    gradients are observed maxima (see `popxl.transforms.tensors_with_max_gradient`).
 
     Args:
         graph: the forward graph.
@@ -131,7 +131,9 @@ def _accumulating_graph(
     `update` adds to a sum.
     """
     info = grad.grad_graph_info
-    with info.graph.ir._writing(suffix_graph_name(info.graph.name, "accumulate")) as graph:
+    with info.graph.ir._new_current_graph(
+        suffix_graph_name(info.graph.name, "accumulate")
+    ) as graph:
         inputs = copy_inputs(info.graph)
         args = NamedTensors.from_dict(
             {name: f.create_input() for name, f in factories.to_dict().items()}
@@ -139,7 +141,7 @@ def _accumulating_graph(
         into = {t: args.get(f"accum.{name}") for t, name in names.items()}
         counter = args.to_dict().get(_COUNTER)
         outputs = ops.call(info.graph, *inputs)
-        observed = popxl.transforms.observed_tensors(info.forward_graph)
+        observed = popxl.transforms.tensors_with_max_gradient(info.forward_graph)
         returned = []
         for connection, gradient in zip(info.expected_outputs, outputs, strict=True):
             source = connection.fwd_tensor

@@ -60,7 +60,7 @@ def _set_in_graph(graph: popxl.Graph, proportions: list[float]) -> None:
             )
         op.attrs.setdefault(_ATTRIBUTE, proportions[ipu])
     if ops:
-        graph._changes()
+        graph._invalidate_analyses()
 
 
 @cache

@@ -233,7 +233,7 @@ class _Loop:
         others = [t for t in inner.inputs if t not in self.loads and t not in self.seeds]
         invariants = [*self.seeds, *others]
         body = self._build_iteration(invariants)
-        with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial")) as serial:
+        with inner.ir._new_current_graph(suffix_graph_name(inner.name, "batch_serial")) as serial:
             row, first = self._row_input(), self._first_step_input()
             inputs = {t: copy_input(t) for t in invariants}
             start = popxl.constant(0, popxl.int32)
@@ -254,7 +254,9 @@ class _Loop:
     def _build_iteration(self, invariants: list[popxl.Tensor]) -> popxl.Graph:
         """Build one iteration: (step, row, first step if numbered, invariants) -> next step."""
         inner = self.graph.graph
-        with inner.ir._writing(suffix_graph_name(inner.name, "batch_serial_step")) as body:
+        with inner.ir._new_current_graph(
+            suffix_graph_name(inner.name, "batch_serial_step")
+        ) as body:
             step = popxl.graph_input((), popxl.int32, "step")
             row, first = self._row_input(), self._first_step_input()
             values = {t: copy_input(t) for t in invariants}

@@ -40,12 +40,12 @@ def move_ops(
     outputs = [t for op in moved for t in op.outputs]
     chosen = set(moved)
     graph._ops[:] = [op for op in graph._ops if op not in chosen]
-    graph._changes()
+    graph._invalidate_analyses()
     for op in moved:
         op.inputs[:] = [inside.get(t, t) for t in op.inputs]
         op.graph = body
         body._ops.append(op)
-        body._takes(op)
+        body._record_calls(op)
     for t in outputs:
         # A tensor is registered by name in its graph, and hashed by both.
         del graph._tensors[t.name]

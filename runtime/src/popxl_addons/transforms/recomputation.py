@@ -90,7 +90,7 @@ def recompute_graph(grad_graph: GraphWithNamedArgs) -> GraphWithNamedArgs:
     info = grad_graph.grad_graph_info
     forward = info.forward_graph
     _check_no_effects(forward)
-    with forward.ir._writing(suffix_graph_name(info.graph.name, "recomp")) as graph:
+    with forward.ir._new_current_graph(suffix_graph_name(info.graph.name, "recomp")) as graph:
         connections, made = add_recompute_inputs(info)
         recomputed = ops.call(forward, inputs_dict={t: made[t] for t in forward.inputs})
         values = {**dict(zip(forward.outputs, recomputed, strict=True)), **made}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from popxl._ir.op import Op
 from popxl._ir.op_registry import define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import widen
+from popxl.ops._numerics import upcast_half_types
 from popxl.ops.collectives.collectives import CollectiveOps, to_collective_op
 from popxl.ops.placement import init
 from popxl.tensor import Tensor
@@ -32,7 +32,7 @@ def _lower(*xs: Any, op: CollectiveOps, forward: bool, backward: bool) -> tuple[
     """Returns reduced tensors if `forward`, else the tensors unchanged."""
     if not forward:
         return xs
-    terms = [widen(x) for x in xs]
+    terms = [upcast_half_types(x) for x in xs]
     total = fold(_FOLD[op], [x * x for x in terms] if op == "square_add" else terms)
     if op == "mean":
         total = total / jnp.asarray(len(xs), total.dtype)

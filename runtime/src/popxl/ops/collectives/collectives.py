@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from popxl._ir.argument_checks import check_type
 from popxl.context import get_ir
 from popxl.ops import _collective as collective
-from popxl.ops._numerics import widen
+from popxl.ops._numerics import upcast_half_types
 from popxl.replica_grouping import ReplicaGrouping
 
 CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
@@ -70,7 +70,7 @@ def group_or_all(group: ReplicaGrouping | None) -> ReplicaGrouping:
 
 def sum_over_group(x: Any, op: str, group: ReplicaGrouping, add: Callable[..., Any]) -> Any:
     """Returns a sum-like reduction by `add` over the group, rounded once to the dtype of `x`."""
-    terms = widen(x)  # 4 × 30000 is no float16, but its mean is
+    terms = upcast_half_types(x)  # 4 × 30000 is no float16, but its mean is
     total = add(terms * terms if op == "square_add" else terms, group)
     if op == "mean":
         total = total / jnp.asarray(group.group_size, total.dtype)
@@ -89,7 +89,7 @@ def reduce(x: Any, op: CollectiveOps, group: ReplicaGrouping) -> Any:
     if op == "min":
         return collective.pmin(x, group)
     if op == "mul":
-        gathered = widen(collective.all_gather(x, group, 0, tiled=False))
+        gathered = upcast_half_types(collective.all_gather(x, group, 0, tiled=False))
         return jnp.prod(gathered, axis=0, dtype=gathered.dtype).astype(x.dtype)
     reduce_bool = collective.pmin if op == "and" else collective.pmax
     return reduce_bool(x.astype(jnp.int32), group).astype(x.dtype)

@@ -170,7 +170,7 @@ def replicated_all_gather(
         raise ValueError(f"{t.id!r} is no shard: it has no meta_shape to gather to")
     if output_shape == "concat" and t.rank == 0:
         t, axis = t.reshape((1,)), 0
-    axis = normalize_axis("replicated_all_gather", t, axis, extra=output_shape == "new_axis")
+    axis = normalize_axis("replicated_all_gather", t, axis, extra_axes=output_shape == "new_axis")
     group = group_or_all(group)
     if output_shape == "meta_shape":
         group = group._split_groups(shard_count(t.meta_shape, t.nelms, group.group_size))

@@ -16,7 +16,7 @@ from popxl.ops.random import random_bits
 
 
 def round_stochastically(new_value: Any, t: Any, seed: Any, update_number: Any) -> Any:
-    """Rounds a float32 update of a variable with old value `t`; see `_store.store`."""
+    """Rounds a float32 update of a variable with old value `t`; see `_store.round_to_variable`."""
     # Replicas draw the same bits, so that copies of a variable stay equal. Shards and slices of one
     # should not round in step, though: their old values, equal in copies alone, tell them apart.
     old_bits = lax.bitcast_convert_type(t, jnp.uint16)

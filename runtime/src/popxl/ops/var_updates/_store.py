@@ -13,14 +13,14 @@ from popxl.ops.var_updates import _rounding
 NO_GRAD = NoGrad("variable updates are not differentiated")
 
 
-def in_float32(x: Any) -> Any:
+def to_float32_array(x: Any) -> Any:
     """Returns a float value in float32, in which updates are computed; numbers become arrays."""
     array = jnp.asarray(x)
     check_floating(array)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
-def operands(t: Any, *values: Any) -> list[Any]:
+def update_operands(t: Any, *values: Any) -> list[Any]:
     """Returns a variable and its update's operands in the dtype that updates are computed in.
 
     That is the variable's if all are integers, and float32 otherwise. None remains.
@@ -41,7 +41,7 @@ def _as_array(value: Any, integer: bool) -> Any:
     return value if value is None else jnp.asarray(value)
 
 
-def store(value: Any, t: Any, rounding: tuple[Any, Any] | None = None) -> Any:
+def round_to_variable(value: Any, t: Any, rounding: tuple[Any, Any] | None = None) -> Any:
     """Rounds an updated value to the dtype of its variable `t`.
 
     Args:

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 
 from popxl._ir.op_registry import define
 from popxl.ops._args import normalize_axis
-from popxl.ops._index_bounds import check_known, indices_or_size
+from popxl.ops._index_bounds import check_constant_indices, indices_or_size
 from popxl.ops._scalars import emit_with_scalars, with_scalars
 from popxl.ops._scatter_add import scatter_add
 from popxl.ops.gathering import check_indices
-from popxl.ops.var_updates._store import NO_GRAD, operands, store
+from popxl.ops.var_updates._store import NO_GRAD, round_to_variable, update_operands
 from popxl.tensor import Tensor
 
 _UPDATE: dict[str, Any] = {"grad": NO_GRAD, "rounds": True}
@@ -32,7 +32,7 @@ def _define_update(formula: Callable[..., Any]) -> Callable[..., Any]:
 
     @with_scalars
     def lower(t: Any, x: Any, f: Any = None, rounding: Any = None) -> Any:
-        return store(formula(*operands(t, x, f)), t, rounding)
+        return round_to_variable(formula(*update_operands(t, x, f)), t, rounding)
 
     return lower
 
@@ -67,8 +67,8 @@ def accumulate_square_(t: Tensor, X: Tensor, f: float | Tensor = 1.0) -> Tensor:
 @with_scalars
 def _accumulate_mean(t: Any, x: Any, step: Any, rounding: Any = None) -> Any:
     count = jnp.asarray(step).astype(jnp.float32)
-    value, term, _ = operands(t, x, count)
-    return store((value * count + term) / (count + 1), t, rounding)
+    value, term, _ = update_operands(t, x, count)
+    return round_to_variable((value * count + term) / (count + 1), t, rounding)
 
 
 _MEAN = define("accumulate_mean", _accumulate_mean, result="accumulate_mean__{t}", **_OF_EACH)
@@ -126,9 +126,11 @@ def accumulate_moving_average_square_(t: Tensor, X: Tensor, f: float | Tensor) -
 # ---- scale and zero -----------------------------------------------------------------------------
 @with_scalars
 def _scale(t: Any, f: Any, rounding: Any = None) -> Any:
-    value, factor = operands(t, f)
+    value, factor = update_operands(t, f)
     # A factor of 0 clears the accumulator, also of infinities and NaNs.
-    return store(jnp.where(factor == 0, jnp.zeros((), factor.dtype), value * factor), t, rounding)
+    return round_to_variable(
+        jnp.where(factor == 0, jnp.zeros((), factor.dtype), value * factor), t, rounding
+    )
 
 
 _SCALE = define("accumulator_scale", _scale, result="accumulator_scale__{t}", **_OF_EACH)
@@ -154,11 +156,11 @@ def _sparse_accumulate(
     if x.shape[axis] != indices.size:
         raise ValueError(f"X has {x.shape[axis]} slices along axis {axis}, but there are "
                          f"{indices.size} indices")  # fmt: skip
-    value, term, factor = operands(t, x, f)
+    value, term, factor = update_operands(t, x, f)
     rows = jnp.moveaxis(term if factor is None else term * factor, axis, 0)
     where = indices_or_size(indices, t.shape[axis]).reshape(-1)
     total = scatter_add(jnp.moveaxis(value, axis, 0), where, rows)
-    return store(jnp.moveaxis(total, 0, axis), t, rounding)
+    return round_to_variable(jnp.moveaxis(total, 0, axis), t, rounding)
 
 
 _SPARSE_ACCUMULATE = define(
@@ -189,6 +191,6 @@ def sparse_accumulate_(
     op = "sparse_accumulate"
     check_indices(op, indices)
     axis = normalize_axis(op, t, axis)
-    check_known(op, indices, t.shape[axis])
+    check_constant_indices(op, indices, t.shape[axis])
     inputs, factor = [t, X, indices], {"f": f}
     return emit_with_scalars(_SPARSE_ACCUMULATE, inputs, factor, {"axis": axis}, inplace=0)[0]

@@ -13,33 +13,33 @@ import jax.numpy as jnp
 from popxl._ir.op_registry import OpDef, define
 from popxl.ops._emit import emit
 from popxl.ops._scalars import emit_with_scalars, with_scalars
-from popxl.ops.var_updates._store import NO_GRAD, in_float32
+from popxl.ops.var_updates._store import NO_GRAD, to_float32_array
 from popxl.tensor import Tensor
 
 _TAGS = ("elementwise",)
 
 
-def _count(step: Any) -> Any:
+def _increment_step(step: Any) -> Any:
     return step + jnp.ones((), step.dtype)
 
 
-_NEXT_STEP = define("next_time_step", _count, grad=NO_GRAD, tags=_TAGS)
+_NEXT_STEP = define("next_time_step", _increment_step, grad=NO_GRAD, tags=_TAGS)
 
 
 def _correct_bias(moment: Any, beta: Any, step: Any) -> Any:
     """Divides a moving average that started at 0 by the sum of its weights, 1 - beta^step."""
-    return moment if step is None else moment / (1 - jnp.power(in_float32(beta), step))
+    return moment if step is None else moment / (1 - jnp.power(to_float32_array(beta), step))
 
 
 def _add_weight_decay(update: Any, weight: Any, weight_decay: Any) -> Any:
-    return update if weight_decay is None else update + in_float32(weight_decay) * weight
+    return update if weight_decay is None else update + to_float32_array(weight_decay) * weight
 
 
 def _float32_operands(arrays: tuple[Any, ...], with_weight: bool, with_step: bool) -> list[Any]:
     """Returns moments, weight and time step in float32; missing ones are None."""
     rest = list(arrays)
-    first, second = in_float32(rest.pop(0)), in_float32(rest.pop(0))
-    weight = in_float32(rest.pop(0)) if with_weight else None
+    first, second = to_float32_array(rest.pop(0)), to_float32_array(rest.pop(0))
+    weight = to_float32_array(rest.pop(0)) if with_weight else None
     step = rest.pop(0).astype(jnp.float32).reshape(()) if with_step else None
     return [first, second, weight, step]
 
@@ -56,7 +56,7 @@ def _adam(
 ) -> Any:
     m, v, weight, step = _float32_operands(arrays, with_weight, with_step)
     update = _correct_bias(m, beta1, step) / (
-        jnp.sqrt(_correct_bias(v, beta2, step)) + in_float32(epsilon)
+        jnp.sqrt(_correct_bias(v, beta2, step)) + to_float32_array(epsilon)
     )
     return _add_weight_decay(update, weight, weight_decay)
 
@@ -72,7 +72,7 @@ def _adamax(
 ) -> Any:
     m, largest, weight, step = _float32_operands(arrays, with_weight, with_step)
     return _add_weight_decay(
-        _correct_bias(m, beta1, step) / (largest + in_float32(epsilon)), weight, weight_decay
+        _correct_bias(m, beta1, step) / (largest + to_float32_array(epsilon)), weight, weight_decay
     )
 
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from popxl._ir.op_registry import define
 from popxl.ops._scalars import emit_with_scalars, with_scalars
-from popxl.ops.var_updates._store import NO_GRAD, in_float32, store
+from popxl.ops.var_updates._store import NO_GRAD, round_to_variable, to_float32_array
 from popxl.tensor import Tensor
 
 
 @with_scalars
-def _var_update(
+def _adam_var_update(
     t: Any,
     x: Any,
     r1: Any,
@@ -23,19 +23,23 @@ def _var_update(
     rounding: Any = None,
 ) -> Any:
     weight_norm, update_norm = (
-        jnp.sqrt(in_float32(r1).reshape(())),
-        jnp.sqrt(in_float32(r2).reshape(())),
+        jnp.sqrt(to_float32_array(r1).reshape(())),
+        jnp.sqrt(to_float32_array(r2).reshape(())),
     )
     clipped = weight_norm
     if max_weight_norm is not None:
-        clipped = jnp.minimum(weight_norm, in_float32(max_weight_norm))
+        clipped = jnp.minimum(weight_norm, to_float32_array(max_weight_norm))
     defined = (weight_norm > 0) & (update_norm > 0)
     ratio = jnp.where(defined, clipped / jnp.where(defined, update_norm, 1.0), 1.0)
-    return store(in_float32(t) - in_float32(learning_rate) * ratio * in_float32(x), t, rounding)
+    return round_to_variable(
+        to_float32_array(t) - to_float32_array(learning_rate) * ratio * to_float32_array(x),
+        t,
+        rounding,
+    )
 
 
 _VAR_UPDATE = define(
-    "adam_var_update", _var_update, grad=NO_GRAD, rounds=True, tags=("elementwise",)
+    "adam_var_update", _adam_var_update, grad=NO_GRAD, rounds=True, tags=("elementwise",)
 )
 
 

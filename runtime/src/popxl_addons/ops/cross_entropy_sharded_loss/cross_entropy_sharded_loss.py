@@ -6,7 +6,7 @@ from typing import Literal
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
-from popxl.ops._label_logits import shifted_labels
+from popxl.ops._label_logits import shifted_label_logits
 from popxl.ops.collectives.collectives import CollectiveOps
 from popxl_addons.ops.replicated_all_reduce_TP.replicated_all_reduce_TP import (
     define_identical_grad_inputs,
@@ -71,7 +71,7 @@ def cross_entropy_sharded_loss(
     shift = ops.detach(ops.collectives.replicated_all_reduce(largest, "max", replica_grouping))
     total = _all_reduce(ops.sum(ops.exp(wide - shift), axis=-1), replica_grouping)
     indices = _as_int32(indices)
-    labels = _all_reduce(shifted_labels(wide, shift, indices), replica_grouping)
+    labels = _all_reduce(shifted_label_logits(wide, shift, indices), replica_grouping)
     counted = _valid_labels(ops.detach(labels[1]), indices, ignore_index)
     losses = ops.where(counted, ops.log(total) - labels[0], popxl.constant(0, popxl.float32))
     return _apply_reduction(losses, counted, reduction, logits.dtype)

@@ -22,7 +22,7 @@ import popxl
 from popxl import TensorSpec
 from popxl._ir.op_registry import NoGrad, define
 from popxl.ops._emit import emit
-from popxl.ops._numerics import round_to_dtype_range, widen
+from popxl.ops._numerics import round_to_dtype_range, upcast_half_types
 from popxl.ops.placement import materialize_array
 
 __all__ = [
@@ -148,7 +148,7 @@ def _decompress(
         return round_to_dtype_range(np.float16, x) if half else x
 
     q = ((packed_words >> shifts) & (2**bits - 1)).astype(np.float32)
-    values = to_dtype(to_dtype(q * widen(scale)) + widen(bias))
+    values = to_dtype(to_dtype(q * upcast_half_types(scale)) + upcast_half_types(bias))
     if not half or own != np.float16:
         values = round_to_dtype_range(own, values)
     return values.astype(own).reshape(shape)
