@@ -24,6 +24,8 @@ ALIASES = {
     "to_keep": "checkpoint.to_keep",
     "dataset": "data.dataset",
     "tokenizer": "data.tokenizer",
+    "source_language": "data.source_language",
+    "target_language": "data.target_language",
     "examples_per_sample": "data.examples_per_sample",
     "steps": "training.steps",
     "epochs": "training.epochs",

@@ -67,7 +67,7 @@ OBJECTIVES: Mapping[str, Metrics] = {
 }  # fmt: skip
 """The metrics of each objective, from the tally of an evaluation."""
 
-_ANSWER_METRICS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu")
+_ANSWER_METRICS = ("accuracy", "macro_f1", "exact_match", "rouge_l", "bleu", "chrf")
 _HIGHER_IS_BETTER = {*REWARDS[:1], *LOGPS[:1], "rewards/margins", "rewards/accuracies"}
 METRICS = {
     **{name: name in _HIGHER_IS_BETTER for metrics in OBJECTIVES.values() for name in metrics},

@@ -121,6 +121,8 @@ DATA = (
          "documents have `--data.format language_modeling`"),
     Flag("prompt_column", "--data.prompt '{{{}}}'"),
     Flag("response_column summary_column target_column", "--data.target '{{{}}}'"),
+    Flag("source_lang src_lang", "--source_language"),
+    Flag("target_lang tgt_lang forced_bos_token", "--target_language"),
     Flag("source_prefix", "--data.prompt '{}{{text}}'"),
     Flag("shuffle_dataset data_shuffle shuffle",
          hint="every epoch has another order, from `--data.seed N`"),

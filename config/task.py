@@ -37,6 +37,14 @@ class Data(ConfigSection):
     target: str | None = None
     """Template of what the model writes, such as '{summary}'. null: as for prompt."""
 
+    source_language: str | None = None
+    """Language that the model reads, as its tokenizer names it, such as eng_Latn, en_XX or en, or a
+    column that says it, in braces. It also names the column of the text: for en_XX, en too. null:
+    the column source_language, source_lang or src_lang of a row, if there is one."""
+
+    target_language: str | None = None
+    """Language that the model writes. null: as for source_language."""
+
     format: DataFormat | None = None
     """Format of the rows. prompt_completion: a prompt and a target. conversational: messages, or
     question and answer, rendered by the chat template. language_modeling: documents, all of whose

@@ -14,7 +14,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import CausalLMData, LossOn, OnLongTarget, SegmentsData
-from data.examples import Example
+from data.examples import Example, Languages
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.preference_samples import (
     SEGMENT_IDS,
@@ -331,7 +331,11 @@ class CausalLM(SampleFormat):
         return TokenLimit(*limit, config.model.max_position_embeddings)
 
     def make_prompts(
-        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+        self,
+        config: RunConfig,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        languages: Sequence[Languages] = (),
     ) -> tuple[RunConfig, Prompts]:
         """Tokenize prompts; those longer than `sequence_length` are truncated on the left."""
         max_tokens = config.model.sequence_length
@@ -352,7 +356,11 @@ class CausalLM(SampleFormat):
         return replace(config, model=model), Prompts(texts, input_ids, mask, num_truncated)
 
     def encode_targets(
-        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+        self,
+        config: RunConfig,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        languages: Sequence[Languages] = (),
     ) -> list[np.ndarray]:
         if tokenizer.chat:
             return [tokenizer.append_eos(ids) for ids in tokenizer.encode(texts)]

@@ -29,6 +29,23 @@ class TextSpan(NamedTuple):
     in_loss: bool
 
 
+class Languages(NamedTuple):
+    """Language codes of an example's prompt and target; None: unknown."""
+
+    source: str | None = None
+    target: str | None = None
+
+
+NO_LANGUAGES = Languages()
+
+
+def with_languages(
+    texts: Sequence[str], languages: Sequence[Languages] = ()
+) -> list[tuple[str, Languages]]:
+    """Pair texts with their languages; without any, these are unknown."""
+    return list(zip(texts, languages or [NO_LANGUAGES] * len(texts), strict=True))
+
+
 class Example(NamedTuple):
     """Prompt and target of a training example.
 
@@ -39,6 +56,7 @@ class Example(NamedTuple):
             empty.
         doc_chunk: position of the target in its document, which has no prompt.
         desirable: KTO label; None without one.
+        languages: of a translation.
     """
 
     prompt: str
@@ -46,6 +64,7 @@ class Example(NamedTuple):
     rendered_spans: tuple[TextSpan, ...] = ()
     doc_chunk: DocumentChunk | None = None
     desirable: bool | None = None
+    languages: Languages = NO_LANGUAGES
 
     def text_spans(self) -> tuple[TextSpan, ...]:
         """Text spans of prompt and target, for a decoder-only model.
@@ -73,6 +92,14 @@ class Example(NamedTuple):
     def with_prompt(self, prompt: str) -> Example:
         """Copy with another prompt."""
         return self._replace(prompt=prompt)
+
+    def with_languages(self, languages: Languages) -> Example:
+        """Copy in these languages."""
+        return self._replace(languages=languages)
+
+    def without_rendering(self) -> Example:
+        """Copy with prompt and target as texts only."""
+        return self._replace(rendered_spans=())
 
     def with_kto_label(self, desirable: bool | None) -> Example:
         """Copy with this KTO label: True for a desirable answer."""

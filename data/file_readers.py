@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -82,15 +83,34 @@ def read_rows(path: Path) -> Iterator[tuple[FileLocation, Row]]:
             f"{name} is not a kind of file that is known: give one of {', '.join(READERS)}, "
             "all but .parquet also as .gz"
         )
+    with _open_data(path) as file:
+        yield from READERS[data_suffix(path)](path, file)
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Read the lines of a text file, plain or gzipped, without their line ends.
+
+    Raises:
+        UserError: as `read_rows`.
+    """
+    with _open_data(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="\n") as text:
+        for line in _read_lines(path, text):
+            yield line.rstrip("\r\n")
+
+
+@contextmanager
+def _open_data(path: Path) -> Iterator[BinaryIO]:
+    """Context with a data file, which is unpacked if it is .gz; errors become UserErrors."""
+    name = format_path(path)
     try:
         check_regular(path)
         check_no_pointer(path)
         with path.open("rb") as file:
             if path.suffix.lower() != GZIP_SUFFIX:
-                yield from READERS[data_suffix(path)](path, file)
+                yield file
                 return
             with gzip.open(file) as unpacked:
-                yield from READERS[data_suffix(path)](path, cast(BinaryIO, unpacked))
+                yield cast(BinaryIO, unpacked)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{name} is damaged, or no file of gzip: {error}") from error
     except OSError as error:

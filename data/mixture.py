@@ -26,6 +26,7 @@ import numpy as np
 from config.sections import Data
 from data.file_readers import DataError
 from data.samples import Samples, hash_arrays, shuffle_epoch
+from data.sources import PARALLEL
 from data.truncation import Truncation
 from files.formatting import format_name, format_path, format_value
 from files.yaml_files import LocatedDict, location_prefix, read_yaml
@@ -34,7 +35,7 @@ YAML_SUFFIXES = (".yml", ".yaml")
 WEIGHT = "weight"
 SOURCE_FIELDS = (
     "train", WEIGHT, "format", "prompt", "target", "messages", "system", "class_labels", "on_null",
-    "on_long_target", "loss_on", "separator", "packing",
+    "on_long_target", "loss_on", "separator", "packing", "source_language", "target_language",
 )  # fmt: skip
 """Fields of a source; all but the first two default to the run's settings."""
 
@@ -117,7 +118,10 @@ def _resolve_file_names(folder: Path, names: str) -> str:
 
     def resolve_name(name: str) -> str:
         path = str(folder / name)
-        return path if Path(path).exists() or glob(path, recursive=True) else name
+        if Path(path).exists() or glob(path, recursive=True):
+            return path
+        first, separator, second = name.partition(PARALLEL)
+        return f"{resolve_name(first)}{PARALLEL}{resolve_name(second)}" if separator else name
 
     return ",".join(resolve_name(name.strip()) for name in names.split(","))
 

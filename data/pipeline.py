@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import popdist
 from config.errors import ConfigError
+from config.model import ModelSection
 from config.process_checks import check_same_on_all_processes, hash_json
 from config.sections import RunConfig
 from config.values import split_names
@@ -19,7 +20,8 @@ from data.chat_template import ChatTemplate, load_chat_template
 from data.class_labels import ClassLabels
 from data.data_cache import DataCache
 from data.data_warnings import DataWarnings
-from data.examples import Corpus, Example, TokenizedText
+from data.examples import Corpus, Example, Languages, TokenizedText
+from data.language_codes import LanguageCodes
 from data.mixture import MixtureSamples, MixtureSource, is_mixture, read_mixture
 from data.preference_samples import PreferencePair, count_equal_pairs
 from data.sample_format import SampleFormat
@@ -37,7 +39,7 @@ from data.tokenizer import (
 )
 from data.truncation import TokenLimit, TooLongError, truncate_targets
 from files.file_location import FileLocation
-from files.formatting import format_name, format_value
+from files.formatting import format_name, format_names, format_value
 from files.run_folder import RunFolder
 from huggingface import hub
 from huggingface.pretrained import RANDOM
@@ -199,6 +201,8 @@ class Pipeline:
         end, pad = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
         data = replace(self._resolved_config.data, tokenizer=self._tokenizer_name_and_tokenizer[0])
         model = replace(self.user_config.model, eos_token_id=end, pad_token_id=pad)
+        if (codes := self.tokenizer.language_codes) and (language := self.task.languages.fixed[1]):
+            model = replace(model, **_answer_start_fields(model, codes, language))
         return replace(self.user_config, model=model, data=data)
 
     @cached_property
@@ -457,13 +461,16 @@ class Pipeline:
             return
         splits = [training_corpus, self.read_corpus("validation")]
         targets = [
-            (example.target, corpus.row_location(i))
+            (example.target, corpus.row_location(i), example)
             for corpus in splits
             for i, example in enumerate(corpus.examples)
         ]
         longest_targets = sorted(targets, key=lambda target: len(target[0]))[-MAX_CHECKED_TARGETS:]
-        texts = [text for text, _ in longest_targets]
-        tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
+        texts = [text for text, *_ in longest_targets]
+        languages = [example.languages for _, _, example in longest_targets]
+        tokens = self.sample_format.encode_targets(
+            self._resolved_config, texts, self.tokenizer, languages
+        )
         try:
             truncate_targets(
                 tokens, texts, self.sample_format.target_token_limit(self.config), "error"
@@ -493,14 +500,32 @@ class Pipeline:
 
     def encode_labels(self, label_names: Sequence[str]) -> list[np.ndarray]:
         """Token ids of each class label as an answer, int32 [n] each."""
-        return self.sample_format.encode_targets(self._resolved_config, label_names, self.tokenizer)
+        languages = [self.task.languages.fixed] * len(label_names)
+        return self.sample_format.encode_targets(
+            self._resolved_config, label_names, self.tokenizer, languages
+        )
 
-    def make_prompts(self, texts: Sequence[str]) -> tuple[RunConfig, Prompts]:
+    def make_prompts(
+        self, texts: Sequence[str], languages: Sequence[Languages] | None = None
+    ) -> tuple[RunConfig, Prompts]:
         """Tokenize prompts; returns them with a configuration that fits their lengths.
 
         At most `SampleFormat.max_new_tokens` tokens are written.
+
+        Args:
+            languages: of each prompt and its answer; None: those of the configuration.
+
+        Raises:
+            UserError: the tokenizer needs other languages.
         """
-        config, prompts = self.sample_format.make_prompts(self.config, texts, self.tokenizer)
+        if languages is None:
+            languages = [self.task.languages.fixed] * len(texts)
+        config, prompts = self.sample_format.make_prompts(
+            self.config, texts, self.tokenizer, languages
+        )
+        if (codes := self.tokenizer.language_codes) is not None:
+            targets = [str(codes.complete(pair).target) for pair in languages]
+            config, prompts = _with_answer_starts(config, prompts, codes, targets)
         return self.sample_format.with_output_length(
             config, self.sample_format.max_new_tokens(self.user_config)
         ), prompts
@@ -517,7 +542,10 @@ class Pipeline:
             UserError: a right answer is longer than what is written, unless `data.on_long_target`
                 allows it.
         """
-        config, prompts = self.make_prompts([example.prompt for example in corpus.examples])
+        languages = [example.languages for example in corpus.examples]
+        config, prompts = self.make_prompts(
+            [example.prompt for example in corpus.examples], languages
+        )
         names, max_new_tokens = (
             self.task.labels,
             self.sample_format.max_new_tokens(self.user_config),
@@ -530,7 +558,10 @@ class Pipeline:
                     labels.replace_label(text, name) for text in distinct_targets for name in names
                 )
             ]
-        tokens = self.sample_format.encode_targets(self._resolved_config, texts, self.tokenizer)
+            languages = [self.task.languages.fixed] * len(texts)
+        tokens = self.sample_format.encode_targets(
+            self._resolved_config, texts, self.tokenizer, languages
+        )
         limit = TokenLimit(
             max_new_tokens,
             self.sample_format.output_field,
@@ -603,6 +634,38 @@ class Pipeline:
                 f"the tokenizer reads {_format_characters(changed)} as small letters or without "
                 "accents: the model will not write them"
             )
+
+
+def _answer_start_fields(
+    model: ModelSection, codes: LanguageCodes, language: str
+) -> dict[str, Any]:
+    """Fields of a model's configuration that begin all answers in a language."""
+    token = codes.token_id(language)
+    fields: dict[str, Any] = {"forced_bos_token_id": token}
+    if codes.follow_texts:
+        fields = {"forced_bos_token_id": None, "decoder_start_token_id": token}
+    return {name: value for name, value in fields.items() if hasattr(model, name)}
+
+
+def _with_answer_starts(
+    config: RunConfig, prompts: Prompts, codes: LanguageCodes, languages: Sequence[str]
+) -> tuple[RunConfig, Prompts]:
+    """Begin each answer in its language, by the configuration or by a token of its own.
+
+    Raises:
+        ConfigError: answers start with codes that differ, but the decoder with one token.
+    """
+    distinct = list(dict.fromkeys(languages))
+    if len(distinct) == 1 and hasattr(config.model, "forced_bos_token_id"):
+        model = replace(config.model, **_answer_start_fields(config.model, codes, distinct[0]))
+        return replace(config, model=model), prompts
+    if codes.follow_texts and len(distinct) > 1:
+        raise ConfigError(
+            f"answers in {format_names(distinct)} are asked for, but all answers of this model "
+            "start with the same language: give rows of one, or --target_language"
+        )
+    tokens = np.asarray([codes.token_id(language) for language in languages], np.int32)
+    return config, replace(prompts, forced_tokens=tokens)
 
 
 def _format_characters(characters: Sequence[str]) -> str:

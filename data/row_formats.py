@@ -63,9 +63,10 @@ COMMON_COLUMNS: Sequence[PromptTarget] = (
     PromptTarget(Instruction(), Template("{response}"), "\n"),
     PromptTarget(Template("{question}"), Template("{answer}"), "\n"),
     PromptTarget(Template("{query}"), Template("{response}"), "\n"),
+    PromptTarget(Template("{source}"), Template("{target}"), "\n"),
 )
-"""Columns that need no template, of OpenAI, TRL, Alpaca, Dolly and others. TRL concatenates prompt
-and completion; the others get a line feed between them."""
+"""Columns that need no template, of OpenAI, TRL, Alpaca, Dolly, parallel texts and others. TRL
+concatenates prompt and completion; the others get a line feed between them."""
 
 DOCUMENT_TEMPLATE = Template("{text}")
 """Template of plain documents, all of whose tokens are in the loss."""

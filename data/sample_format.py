@@ -12,7 +12,7 @@ import numpy as np
 
 from config.sections import RunConfig
 from config.task import LossOn
-from data.examples import Example
+from data.examples import Example, Languages
 from data.preference_samples import PreferencePair, PreferenceSamples
 from data.samples import Batch, Prompts, Samples
 from data.tokenizer import TokenizedText, Tokenizer
@@ -103,15 +103,31 @@ class SampleFormat(ABC):
 
     @abstractmethod
     def make_prompts(
-        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+        self,
+        config: RunConfig,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        languages: Sequence[Languages] = (),
     ) -> tuple[RunConfig, Prompts]:
-        """Tokenize prompts for generation, with a configuration that fits their lengths."""
+        """Tokenize prompts for generation, with a configuration that fits their lengths.
+
+        Args:
+            languages: of the prompts and their answers; empty: unknown.
+        """
 
     @abstractmethod
     def encode_targets(
-        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+        self,
+        config: RunConfig,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        languages: Sequence[Languages] = (),
     ) -> list[np.ndarray]:
-        """Token ids of targets as the model generates them, the end token included."""
+        """Token ids of targets as the model generates them, the end token included.
+
+        Args:
+            languages: as for `make_prompts`.
+        """
 
     @abstractmethod
     def count_example_tokens(self, tokenized: TokenizedText) -> tuple[int, int]:

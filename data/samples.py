@@ -87,12 +87,14 @@ class Prompts:
         input_ids: int32 [n, length].
         mask: int32 [n, length], 1 = token.
         num_truncated: number of prompts that were longer and lost a part.
+        forced_tokens: first token of each answer, int32 [n]; None: the model's configuration says.
     """
 
     texts: Sequence[str]
     input_ids: np.ndarray
     mask: np.ndarray
     num_truncated: int
+    forced_tokens: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)

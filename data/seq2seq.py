@@ -8,14 +8,14 @@ Batches are dicts of int32 arrays:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from config.sections import RunConfig
 from config.task import OnLongTarget, Seq2SeqData
-from data.examples import Example
+from data.examples import Example, Languages, with_languages
 from data.packing import EMPTY_SLOT, concatenate_packed_sequences, pack_sequences
 from data.preference_samples import (
     NUM_LOSS_TOKENS,
@@ -43,6 +43,7 @@ from data.truncation import (
     TooLongError,
     Truncation,
     left_truncated_indices,
+    truncate_right,
     truncate_targets,
 )
 
@@ -246,7 +247,11 @@ class Seq2Seq(SampleFormat):
         return self.with_output_length(config, longest), list(pairs)
 
     def make_prompts(
-        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+        self,
+        config: RunConfig,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        languages: Sequence[Languages] = (),
     ) -> tuple[RunConfig, Prompts]:
         """Tokenize prompts, truncated to `sequence_length` as in training.
 
@@ -256,7 +261,10 @@ class Seq2Seq(SampleFormat):
         multiple = max_tokens if max_examples_per_sample(config) > 1 else length_multiple(config)
         is_chat = config.data.format == "conversational"
         rows, num_truncated = _truncate_prompts(
-            list(_encode_texts_with_eos(texts, tokenizer)), tokenizer, max_tokens, is_chat
+            list(tokenizer.encode_side(with_languages(texts, languages), False)),
+            tokenizer,
+            max_tokens,
+            is_chat,
         )
         input_ids, mask = pad_right(rows, max_tokens, multiple, tokenizer.pad_token_id)
         return _fit_sequence_length(config, input_ids), Prompts(
@@ -264,9 +272,13 @@ class Seq2Seq(SampleFormat):
         )
 
     def encode_targets(
-        self, config: RunConfig, texts: Sequence[str], tokenizer: Tokenizer
+        self,
+        config: RunConfig,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        languages: Sequence[Languages] = (),
     ) -> list[np.ndarray]:
-        return list(_encode_distinct_texts(texts, tokenizer))
+        return list(_encode_distinct(with_languages(texts, languages), tokenizer))
 
     def count_example_tokens(self, tokenized: TokenizedText) -> tuple[int, int]:
         """Count the tokens of an example's prompt and of its target."""
@@ -338,8 +350,8 @@ SEQ2SEQ = Seq2Seq()
 
 def encode_examples(examples: Sequence[Example], tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     """Token ids of prompts followed by their targets, which are in the loss."""
-    targets = _encode_distinct_texts([example.target for example in examples], tokenizer)
-    prompts = _encode_texts_with_eos((example.prompt for example in examples), tokenizer)
+    targets = _encode_distinct([(e.target, e.languages) for e in examples], tokenizer)
+    prompts = tokenizer.encode_side(((e.prompt, e.languages) for e in examples), False)
     for prompt, target in zip(prompts, targets, strict=True):
         ids = np.append(prompt, target)
         yield TokenizedText(ids, np.arange(len(ids)) >= len(prompt))
@@ -380,6 +392,7 @@ def truncate_examples(
         [example.target for example in examples],
         TokenLimit(decoder_sequence_length, "decoder_sequence_length"),
         on_long_target,
+        tokenizer.num_end_tokens,
     )
     labels = np.full((len(indices), decoder_sequence_length), IGNORE_INDEX, np.int32)
     for row, ids in zip(labels, targets, strict=True):
@@ -458,16 +471,13 @@ def shift_right(
     return np.where(shifted == IGNORE_INDEX, pad_token_id, shifted)
 
 
-def _encode_distinct_texts(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-    """Token ids of texts; equal texts, such as class labels, are tokenized once."""
-    distinct = list(dict.fromkeys(texts))
-    ids_by_text = dict(zip(distinct, _encode_texts_with_eos(distinct, tokenizer), strict=True))
-    return [ids_by_text[text] for text in texts]
-
-
-def _encode_texts_with_eos(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Token ids of texts with the end token, int32 [n] each."""
-    return map(tokenizer.append_eos, tokenizer.encode(texts))
+def _encode_distinct(
+    targets: Sequence[tuple[str, Languages]], tokenizer: Tokenizer
+) -> list[np.ndarray]:
+    """Token ids of targets; equal ones, such as class labels, are tokenized once."""
+    distinct = list(dict.fromkeys(targets))
+    ids_by_target = dict(zip(distinct, tokenizer.encode_side(distinct, True), strict=True))
+    return [ids_by_target[target] for target in targets]
 
 
 def _truncate_prompts(
@@ -485,7 +495,7 @@ def _truncate_prompts(
                     )
                 ]
             else:
-                truncated[i] = np.append(ids[: length - 1], ids[-1])
+                truncated[i] = truncate_right(ids, length, tokenizer.num_end_tokens)
     return truncated, num_truncated
 
 

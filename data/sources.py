@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from glob import glob, has_magic
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,7 @@ from data.file_readers import (
     data_suffix,
     is_data_file,
     read_class_names,
+    read_lines,
     read_rows,
     row_without_arrow_nulls,
 )
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
+PARALLEL = "+"
+"""Separator of two parallel text files."""
+
 _UNSUPPORTED_SUFFIXES = (".gz", ".xlsx", ".zip")
 """Suffixes of unsupported files; a name with one is no hub data set either."""
 
@@ -104,7 +109,7 @@ class FileListSource:
     """Several data files, read in order."""
 
     name: str
-    files: Sequence[FileSource]
+    files: Sequence[Source]
 
     def read_class_names(self, column: str) -> tuple[str, ...] | None:
         """Class names of the first file; raises DataError if another file differs."""
@@ -138,6 +143,47 @@ class FileListSource:
     def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
         for file in self.files:
             yield from file.read_rows()
+
+
+@dataclass(frozen=True)
+class ParallelSource:
+    """Two text files; line n of the second one translates line n of the first one.
+
+    Rows have the columns source and target; an empty line is null.
+    """
+
+    name: str
+    files: tuple[FileSource, FileSource]
+
+    def read_class_names(self, column: str) -> tuple[str, ...] | None:
+        return None
+
+    def check_local_files(self) -> None:
+        for file in self.files:
+            file.check_local_files()
+
+    def estimate_bytes(self) -> int:
+        return sum(file.estimate_bytes() for file in self.files)
+
+    def iter_file_hashes(self) -> Iterator[bytes]:
+        for file in self.files:
+            yield from file.iter_file_hashes()
+
+    def file_states(self) -> list[object]:
+        return [file.file_states() for file in self.files]
+
+    def read_rows(self) -> Iterator[tuple[FileLocation, Row]]:
+        paths = [Path(file.name) for file in self.files]
+        lines = zip_longest(*(read_lines(path) for path in paths))
+        for number, texts in enumerate(lines, 1):
+            if None in texts:
+                shorter = texts.index(None)
+                raise DataError(
+                    f"{format_path(paths[shorter])} has {number - 1} lines, but "
+                    f"{format_path(paths[1 - shorter])} has more: each line needs its translation"
+                )
+            source, target = (text or None for text in texts)
+            yield FileLocation(paths[0], number), {"source": source, "target": target}
 
 
 @dataclass(frozen=True)
@@ -241,7 +287,8 @@ def _hash_file(path: Path) -> bytes:
 def source_from_name(source_name: str, split: str) -> Source:
     """Source named by a flag: files, a folder, or the hub's `NAME[:SUBSET][@SPLIT]`.
 
-    Files are separated by commas; a part may be a pattern such as `data/*.jsonl`.
+    Files are separated by commas; a part may be a pattern such as `data/*.jsonl`, or, if all are,
+    two parallel text files such as `train.en+train.de`.
 
     Args:
         split: of the hub's data set, where none is given.
@@ -251,6 +298,8 @@ def source_from_name(source_name: str, split: str) -> Source:
     """
     if Path(source_name).is_dir():
         return _folder_source(source_name, split)
+    if PARALLEL in source_name and not Path(source_name).exists():
+        return _parallel_source(source_name)
     if _looks_like_file(source_name):
         return FileSource(source_name)
     name, _, split_in_name = source_name.partition("@")
@@ -266,6 +315,20 @@ def source_from_name(source_name: str, split: str) -> Source:
             f"give one of {', '.join(READERS)}, or NAME[:SUBSET][@SPLIT]"
         )
     return HubDataset(path, subset or None, split_in_name or split)
+
+
+def _parallel_source(value: str) -> Source:
+    """Source of pairs of text files, such as `train.en+train.de`, separated by commas."""
+    sources = list[Source]()
+    for pair in value.split(","):
+        names = [name.strip() for name in pair.split(PARALLEL)]
+        if len(names) != 2 or not all(names):
+            raise DataError(
+                f"{format_path(pair)} must be two files of text, such as train.en+train.de: one "
+                "that the model reads, and one with a translation in each line"
+            )
+        sources.append(ParallelSource(pair.strip(), (FileSource(names[0]), FileSource(names[1]))))
+    return sources[0] if len(sources) == 1 else FileListSource(value, sources)
 
 
 def _folder_source(name: str, split: str) -> Source:

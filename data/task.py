@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol
 
 from tqdm import tqdm
 
+from config.errors import UserError
 from config.sections import Data
 from config.task import DataFormat, OnNull
 from data.class_labels import UNLABELED, ClassLabels, match_column_labels
@@ -40,6 +40,7 @@ from data.row_formats import (
     detect_row_format,
 )
 from data.sources import DataError, FileSource, HubDataset, Row, Source, source_from_name
+from data.translation import USUAL_COLUMNS, TranslationLanguages, with_language_columns
 from files.file_location import FileLocation
 from files.formatting import format_path
 from terminal.screen import is_first_process
@@ -76,6 +77,7 @@ class Task:
         format, messages, system: as in the configuration.
         preference_type: see `Training.preference_type`.
         fixed_separator: text between prompt and target; None: the columns decide.
+        languages: of translations.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Task:
     system: str | None = None
     fixed_separator: str | None = None
     preference_type: Literal["paired", "unpaired"] | None = None
+    languages: TranslationLanguages = USUAL_COLUMNS
 
     @cached_property
     def row_format(self) -> DataFormat:
@@ -134,9 +137,8 @@ class Task:
 
     @cached_property
     def _first_row(self) -> tuple[FileLocation, Row] | None:
-        return next(
-            (first for s in self.sources.values() for first in islice(s.read_rows(), 1)), None
-        )
+        first_rows = (_read_first_row(source) for source in self.sources.values())
+        return next((first for first in first_rows if first is not None), None)
 
     @cached_property
     def labels(self) -> tuple[str, ...] | None:
@@ -154,7 +156,7 @@ class Task:
         """Class names of a source's target column; None if it is no ClassLabel column."""
         if self.row_format == "language_modeling" or self.preference_type:
             return None
-        first_row = next(iter(source.read_rows()), None)
+        first_row = _read_first_row(source)
         if first_row is None or self._has_conversation(first_row[1]):
             return None
         column = getattr(
@@ -176,7 +178,9 @@ class Task:
         """Metric names for generated answers; empty for documents and preferences."""
         if self.preference_type or self.row_format == "language_modeling":
             return ()
-        return ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu")
+        return (
+            ("accuracy", "macro_f1") if self.labels else ("exact_match", "rouge_l", "bleu", "chrf")
+        )
 
     def read_corpus(self, split: Split) -> Corpus:
         """Read the examples of a split whose rows are texts.
@@ -231,7 +235,7 @@ class Task:
             return RowSchema(None, labels)
         if self.prompt is not None and self.target is not None:
             return RowSchema(PromptTarget(self.prompt, self.target), labels)
-        first_row = next(iter(source.read_rows()), None)
+        first_row = _read_first_row(source)
         return RowSchema(
             None if first_row is None else self._complete_prompt_target(*first_row), labels
         )
@@ -253,16 +257,23 @@ class Task:
             DataError: one does not fit the task.
         """
         for location, row in rows:
+            row = with_language_columns(row)
             if self.on_null == "empty" and None in row.values():
                 row = {name: "" if value is None else value for name, value in row.items()}
             try:
+                languages = self.languages.row_languages(row)
                 for example in self._convert_row(location, row, row_schema, reader):
+                    if isinstance(example, Example):
+                        example = example.with_languages(languages)
                     yield location, example
                 if data_warnings is not None and self.is_user_data:
                     data_warnings.check_row(
                         location,
                         row,
-                        self._used_columns(location, row, row_schema.pair, reader),
+                        {
+                            *self._used_columns(location, row, row_schema.pair, reader),
+                            *self.languages.find_columns(row),
+                        },
                     )
             except NullError as error:
                 if self.on_null == "error":
@@ -368,7 +379,11 @@ class Task:
         return [Example("", piece, doc_chunk=part) for piece, part in split_into_chunks([text])]
 
     def _complete_prompt_target(self, location: FileLocation, row: Row) -> PromptTarget:
-        return complete_prompt_target(location, row, self.prompt, self.target)
+        prompt, target = self.prompt, self.target
+        if prompt is None and target is None:
+            templates = self.languages.find_text_templates(row)
+            prompt, target = (None, None) if None in templates else templates
+        return complete_prompt_target(location, row, prompt, target)
 
     def read_prompt_conversation(self, row: Row) -> Conversation:
         """Conversation of a row up to the answer to generate.
@@ -479,8 +494,10 @@ class Task:
         Raises:
             ColumnError: it has neither the task's columns nor usual ones.
         """
+        row = with_language_columns(row)
         templates = [pair.prompt for pair in COMMON_COLUMNS]
-        for template in [*([] if self.prompt is None else [self.prompt]), *templates]:
+        own_template = self.prompt or self.languages.find_text_templates(row)[0]
+        for template in [*([] if own_template is None else [own_template]), *templates]:
             if set(template.columns) <= row.keys():
                 return _check_text_length(template.render(row))
         return _check_text_length((self.prompt or templates[0]).render(row))
@@ -546,10 +563,13 @@ def task_from_config(
         preference_type=preference_type,
     )
     try:
+        task = replace(task, languages=TranslationLanguages.from_config(data))
         if data.prompt is not None:
             task = replace(task, prompt=Template(data.prompt), fixed_separator="")
         if data.target is not None:
             task = replace(task, target=Template(data.target))
+    except UserError:
+        raise
     except ValueError as error:
         raise DataError(str(error)) from None
     labels = None if data.class_labels is None else ClassLabels.parse(data.class_labels).names
@@ -562,6 +582,12 @@ def check_task_and_files(data: Data) -> None:
         source.check_local_files()
     for mixture_source in read_mixture(data) if is_mixture(data) else ():
         check_task_and_files(mixture_source.data)
+
+
+def _read_first_row(source: Source) -> tuple[FileLocation, Row] | None:
+    """First row of a source, with a column for each language of a translation."""
+    first = next(iter(source.read_rows()), None)
+    return None if first is None else (first[0], with_language_columns(first[1]))
 
 
 def _parse_validation_fraction(validation: str | None) -> float | None:

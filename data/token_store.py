@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from checkpoints.safetensors_files import write_safetensors
-from data.examples import Corpus, Example, TokenizedText
+from data.examples import Corpus, Example, Languages, TokenizedText
 from files.atomic_writing import write_file
 from files.errors import FileError
 from files.file_location import FileLocation
@@ -54,6 +54,8 @@ class TokenStore:
         lengths: tokens of each example.
         locations: file number and row number of each example.
         files: number of each file.
+        language_numbers: number of each example's languages.
+        languages: number of each pair of languages.
     """
 
     texts: list[bytes] = field(default_factory=list)
@@ -63,6 +65,8 @@ class TokenStore:
     lengths: list[int] = field(default_factory=list)
     locations: list[tuple[int, int]] = field(default_factory=list)
     files: dict[tuple[str, str], int] = field(default_factory=dict)
+    language_numbers: list[int] = field(default_factory=list)
+    languages: dict[Languages, int] = field(default_factory=dict)
 
     def add_example(self, location: FileLocation, example: Example, tokens: TokenizedText) -> None:
         """Add a tokenized example. A document chunk is stored as tokens only."""
@@ -75,6 +79,8 @@ class TokenStore:
         self.lengths.append(len(tokens.ids))
         source = str(location.path), location.unit
         self.locations.append((self.files.setdefault(source, len(self.files)), location.number))
+        number = self.languages.setdefault(example.languages, len(self.languages))
+        self.language_numbers.append(number)
 
     def write_columns(self, path: Path, metadata_fields: dict[str, Any]) -> None:
         """Write the columns of tokenized examples and JSON metadata to a file.
@@ -89,8 +95,10 @@ class TokenStore:
             "loss_mask": _concatenate_arrays(self.loss_mask, bool),
             "starts": _lengths_to_offsets(self.lengths),
             "places": np.asarray(self.locations, np.int64).reshape(-1, 2),
+            "languages": np.asarray(self.language_numbers, np.int32),
         }
-        metadata_json = json.dumps({**metadata_fields, "files": list(self.files)})
+        names = {"files": list(self.files), "languages": list(self.languages)}
+        metadata_json = json.dumps({**metadata_fields, **names})
         metadata = {"facts": metadata_json, "sha256": _hash_columns(arrays, metadata_json)}
         write_file("prepared data", path, lambda draft: write_safetensors(draft, arrays, metadata))
 
@@ -113,6 +121,7 @@ def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
     texts, location_array = arrays["texts"].tobytes(), arrays["places"]
     text_starts, starts = arrays["text_starts"].tolist(), arrays["starts"].tolist()
     ids, loss_mask, files = arrays["ids"], arrays["loss_mask"], metadata_fields.data["files"]
+    languages = [Languages(*pair) for pair in metadata_fields.data["languages"]]
 
     def get_text(index: int) -> str:
         encoded = texts[text_starts[index] : text_starts[index + 1]]
@@ -127,9 +136,13 @@ def read_token_store(path: Path) -> tuple[Corpus, JsonObject]:
         name, unit = files[number]
         return FileLocation(name, line, unit)
 
+    def get_example(index: int) -> Example:
+        pair = languages[arrays["languages"][index]]
+        return Example(get_text(2 * index), get_text(2 * index + 1), languages=pair)
+
     indices = range(len(starts) - 1)
     corpus = Corpus(
-        LazySequence(lambda index: Example(get_text(2 * index), get_text(2 * index + 1)), indices),
+        LazySequence(get_example, indices),
         metadata_fields.count("unlabeled"),
         metadata_fields.count("nulls"),
         LazySequence(get_location, indices),

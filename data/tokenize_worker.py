@@ -82,7 +82,7 @@ class TokenizeContext(NamedTuple):
         tokens = data.tokenize_examples(examples)
         texts = (text for example in examples for text in example[:2])
         return ChunkResult(
-            [(location, Example(*example[:2], doc_chunk=example.doc_chunk), ids)
+            [(location, example.without_rendering(), ids)
              for (location, _), example, ids in zip(kept_examples, examples, tokens, strict=True)],
             (num_dropped[0], num_dropped[1]),
             collect_characters(texts),

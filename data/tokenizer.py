@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,8 +18,9 @@ import numpy as np
 
 from config.errors import UserError
 from data.document_chunks import DocumentChunk
-from data.examples import TextSpan
+from data.examples import Languages, TextSpan
 from data.examples import TokenizedText as TokenizedText
+from data.language_codes import LanguageCodes, mark_target_language
 from files.atomic_writing import write_folder, write_json
 from files.formatting import format_name, format_value
 from files.run_folder import RunFolder
@@ -68,6 +71,7 @@ class Tokenizer:
             may be the same one.
         chat: whether texts have their special tokens in them, as chat templates write them, so that
             none are added.
+        language_codes: of a tokenizer that marks texts with their language; else None.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Tokenizer:
         self.hf_tokenizer, self.chat, self._vocab_size = hf_tokenizer, chat, limit
         self.eos_token_id = int(hf_tokenizer.eos_token_id) if eos_token_id is None else eos_token_id
         self.pad_token_id = int(hf_tokenizer.pad_token_id)
+        self.language_codes = LanguageCodes.from_tokenizer(hf_tokenizer)
         self._lacks_rows = self.required_vocab_size > limit
         if self.eos_token_id >= limit:
             raise ValueError(
@@ -110,7 +115,8 @@ class Tokenizer:
     @property
     def required_vocab_size(self) -> int:
         """Number of embedding rows that the tokenizer's largest token id needs."""
-        return _required_vocab_size(self.hf_tokenizer)
+        codes = () if self.language_codes is None else self.language_codes.token_ids.values()
+        return max(_required_vocab_size(self.hf_tokenizer), *(code + 1 for code in codes), 0)
 
     @property
     def identity_values(self) -> list[object]:
@@ -119,7 +125,13 @@ class Tokenizer:
         vocabulary = (
             sorted(self.hf_tokenizer.get_vocab().items()) if backend is None else backend.to_str()
         )
-        return [vocabulary, self.eos_token_id, self.pad_token_id]
+        sentencepiece = [
+            hashlib.sha256(model.serialized_model_proto()).hexdigest()
+            for name in ("sp_model", "spm_source", "spm_target")
+            if (model := getattr(self.hf_tokenizer, name, None)) is not None
+        ]
+        languages = [self.hf_tokenizer.init_kwargs.get(name) for name in ("src_lang", "tgt_lang")]
+        return [vocabulary, self.eos_token_id, self.pad_token_id, sentencepiece, languages]
 
     def encode(
         self, texts: Iterable[str], *, add_special_tokens: bool = True
@@ -131,12 +143,54 @@ class Tokenizer:
         """
         add_special_tokens = add_special_tokens and not self.chat
         for chunk in group_into_lists(texts):
-            with catch_panics():
-                encoded = self.hf_tokenizer(
-                    chunk, add_special_tokens=add_special_tokens, verbose=False
-                )["input_ids"]
-            self._check_embedding_rows(chunk, encoded)
-            yield from (np.asarray(ids, np.int32) for ids in encoded)
+            yield from self._encode_chunk(chunk, add_special_tokens)
+
+    def _encode_chunk(
+        self, texts: Sequence[str], add_special_tokens: bool, is_target: bool = False
+    ) -> Iterator[np.ndarray]:
+        """Encode texts, as sources or as targets, to token ids, int32 [n] each."""
+        argument = {"text_target" if is_target else "text": list(texts)}
+        with catch_panics():
+            encoded = self.hf_tokenizer(
+                **argument, add_special_tokens=add_special_tokens, verbose=False
+            )["input_ids"]
+        self._check_embedding_rows(texts, encoded)
+        return (np.asarray(ids, np.int32) for ids in encoded)
+
+    def encode_side(
+        self, texts: Iterable[tuple[str, Languages]], is_target: bool
+    ) -> Iterator[np.ndarray]:
+        """Encode sources or targets of an encoder-decoder, with the end token, int32 [n] each.
+
+        A tokenizer that marks languages puts the text's code where its model expects it; Marian's
+        has a vocabulary of pieces for each side.
+
+        Raises:
+            LanguageError: see `LanguageCodes.complete`.
+        """
+        for chunk in group_into_lists(texts):
+            encoded: list[np.ndarray] = [np.zeros(0, np.int32)] * len(chunk)
+            by_languages: dict[Languages, list[int]] = {}
+            for i, (_, languages) in enumerate(chunk):
+                by_languages.setdefault(languages, []).append(i)
+            for languages, indices in by_languages.items():
+                with self._select_languages(languages):
+                    side_texts = [chunk[i][0] for i in indices]
+                    if not is_target:
+                        side_texts = [
+                            mark_target_language(self.hf_tokenizer, text, languages)
+                            for text in side_texts
+                        ]
+                    ids = self._encode_chunk(side_texts, not self.chat, is_target)
+                    for i, text_ids in zip(indices, ids, strict=True):
+                        encoded[i] = self.append_eos(text_ids)
+            yield from encoded
+
+    def _select_languages(self, languages: Languages) -> AbstractContextManager[None]:
+        """Context in which texts are encoded with the codes of these languages."""
+        if self.language_codes is None:
+            return nullcontext()
+        return self.language_codes.selected(languages)
 
     def encode_with_loss_mask(self, texts: Iterable[Sequence[TextSpan]]) -> Iterator[TokenizedText]:
         """Encode texts, given as spans, with the end token and a loss mask.
@@ -194,9 +248,15 @@ class Tokenizer:
         text = self.hf_tokenizer("a", add_special_tokens=False)["input_ids"]
         return ids[:start], ids[start + len(text) :]
 
+    @cached_property
+    def num_end_tokens(self) -> int:
+        """Number of tokens at the end of a sequence: the end token, and a code that follows it."""
+        has_code = self.language_codes is not None and self.language_codes.follow_texts
+        return 2 if has_code else 1
+
     def append_eos(self, ids: np.ndarray) -> np.ndarray:
         """Append the end token unless the sequence ends with it, int32 [n]."""
-        if len(ids) and ids[-1] == self.eos_token_id:
+        if self.eos_token_id in ids[-self.num_end_tokens :]:
             return ids
         return np.append(ids, np.int32(self.eos_token_id))
 
@@ -254,9 +314,20 @@ class Tokenizer:
         """
         texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
+        unknown, changed = self._lost_characters(texts, characters, False)
+        if hasattr(self.hf_tokenizer, "spm_target"):  # targets have pieces of their own
+            of_targets = self._lost_characters(texts, [*unknown, *changed], True)
+            unknown, changed = ([c for c in side if c in {*of_targets[0], *of_targets[1]}]
+                                for side in (unknown, changed))  # fmt: skip
+        return unknown, changed
+
+    def _lost_characters(
+        self, texts: Sequence[str], characters: Sequence[str], is_target: bool
+    ) -> tuple[list[str], list[str]]:
+        """Those of some characters that one side loses, see `lost_characters`."""
         decoded_alone, decoded_amid_letters = (
-            self._encode_and_decode(characters),
-            self._encode_and_decode(map(_put_between_letters, characters)),
+            self._encode_and_decode(characters, is_target),
+            self._encode_and_decode(map(_put_between_letters, characters), is_target),
         )
         unknown, changed = list[str](), list[str]()
         for c, *back in zip(characters, decoded_alone, decoded_amid_letters, strict=True):
@@ -265,7 +336,7 @@ class Tokenizer:
                 continue
             # A letter that is unknown alone may be a part of known words.
             word = _find_word_containing(c, next(text for text in texts if c in text))
-            pairs.append((word, self._encode_and_decode([word])[0]))
+            pairs.append((word, self._encode_and_decode([word], is_target)[0]))
             if not _survives_round_trip(pairs[-1], c):
                 is_changed = any(
                     _survives_round_trip(
@@ -283,16 +354,44 @@ class Tokenizer:
         (text,) = self._encode_and_decode([_put_between_letters(REPEATED_SPACES)])
         return REPEATED_SPACES in text
 
-    def _encode_and_decode(self, texts: Iterable[str]) -> list[str]:
+    def _encode_and_decode(self, texts: Iterable[str], is_target: bool = False) -> list[str]:
         """Encode and decode texts, without unknown tokens."""
         unk_id = self.hf_tokenizer.unk_token_id
-        rows = [[token for token in ids.tolist() if token != unk_id] for ids in self.encode(texts)]
-        return self.decode(rows) if rows else []  # the tokenizer decodes no empty list
+        encoded = (
+            ids for chunk in group_into_lists(texts)
+            for ids in self._encode_chunk(chunk, not self.chat, is_target)
+        )  # fmt: skip
+        rows = [[token for token in ids.tolist() if token != unk_id] for ids in encoded]
+        return self.decode(rows, is_target) if rows else []  # the tokenizer decodes no empty list
 
-    def decode(self, tokens: np.ndarray | Sequence[Sequence[int]]) -> list[str]:
-        """Decode rows of token ids to texts, without special tokens."""
+    def decode(
+        self, tokens: np.ndarray | Sequence[Sequence[int]], is_target: bool = True
+    ) -> list[str]:
+        """Decode rows of token ids to texts, without special tokens and language codes."""
+        if self.language_codes is not None:  # M2M100's codes are not always special tokens
+            codes = {*self.language_codes.token_ids.values()}
+            tokens = [[token for token in map(int, row) if token not in codes] for row in tokens]
+        if getattr(self.hf_tokenizer, "separate_vocabs", False):
+            return [self._decode_side(row, is_target) for row in tokens]
         decoded: list[str] = self.hf_tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return decoded
+
+    def _decode_side(self, tokens: Sequence[int] | np.ndarray, is_target: bool) -> str:
+        """Decode ids of one of Marian's two vocabularies up to the end token.
+
+        transformers leaves the source's padding token out, whose id is an ordinary piece's of the
+        target's vocabulary.
+        """
+        hf: Any = self.hf_tokenizer
+        model = hf.spm_target if is_target else hf.spm_source
+        ids = takewhile(lambda token: token != self.eos_token_id, map(int, tokens))
+        return str(model.decode_pieces([self._pieces[is_target][token] for token in ids]))
+
+    @cached_property
+    def _pieces(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Pieces of Marian's source and target vocabularies by id."""
+        hf: Any = self.hf_tokenizer
+        return {number: piece for piece, number in hf.encoder.items()}, hf.decoder
 
 
 REPEATED_SPACES = "  "

@@ -80,12 +80,14 @@ def truncate_targets(
     texts: Sequence[str],
     limit: TokenLimit,
     on_long_target: OnLongTarget,
+    num_end_tokens: int = 1,
 ) -> tuple[list[int], list[np.ndarray], Truncation]:
     """Truncate or drop targets beyond the token limit, or raise TooLongError.
 
     Args:
         tokens: of each target, the end token included.
         texts: the targets, for messages.
+        num_end_tokens: see `truncate_right`.
 
     Returns:
         The indices of the examples that are kept, their targets' tokens, and what was left out.
@@ -107,9 +109,15 @@ def truncate_targets(
         dropped = set(too_long)
         indices = [i for i in range(len(rows)) if i not in dropped]
         return indices, [rows[i] for i in indices], Truncation(dropped=len(too_long))
-    for i in too_long:  # the end token stays
-        rows[i] = np.append(rows[i][: length - 1], rows[i][-1])
+    for i in too_long:
+        rows[i] = truncate_right(rows[i], length, num_end_tokens)
     return list(range(len(rows))), rows, Truncation(targets=len(too_long))
+
+
+def truncate_right(ids: np.ndarray, length: int, num_end_tokens: int = 1) -> np.ndarray:
+    """Truncate token ids on the right, [n] → [length]; the last `num_end_tokens` stay."""
+    num_end = min(num_end_tokens, length)
+    return np.append(ids[: length - num_end], ids[len(ids) - num_end :])
 
 
 def left_truncated_indices(size: int, length: int, num_fixed: int) -> np.ndarray:

@@ -6,6 +6,7 @@ only look into their cache.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,7 +123,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         check_growth(_find_tokenizer_json(name, local_files_only=not reachable))
         special = special_token_arguments(name, local_files_only=not reachable)
         # Without trust_remote_code, it asks at the terminal whether to run code from the folder.
-        with catch_panics():
+        with catch_panics(), warnings.catch_warnings():
+            # Marian's asks for a library that it then does not call.
+            warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
             tokenizer = AutoTokenizer.from_pretrained(
                 name, local_files_only=not reachable, trust_remote_code=False, **special
             )

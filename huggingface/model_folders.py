@@ -37,6 +37,8 @@ TASK_PARAMS, TASK_NAME = "task_specific_params", "fine-tuned"
 TASK_FIELDS = (
     "prompt",
     "target",
+    "source_language",
+    "target_language",
     "class_labels",
     "separator",
     "format",

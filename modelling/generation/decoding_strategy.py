@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from config.sections import RunConfig
+from data.samples import Prompts
 from data.tokenizer import Tokenizer
 from modelling.generation.beam_search import BeamSearchStrategy
+from modelling.generation.forced_tokens import ForcedFirstTokens
 from modelling.generation.greedy_search import GreedyStrategy
 from modelling.generation.logits_processors import LogitsProcessors
 from modelling.generation.sampling import SamplingStrategy
@@ -12,12 +14,22 @@ from modelling.generation.search import DecodingStrategy
 from modelling.generation.stop_strings import StopStringAutomaton
 
 
-def strategy_from_config(config: RunConfig, tokenizer: Tokenizer | None = None) -> DecodingStrategy:
+def strategy_from_config(
+    config: RunConfig, tokenizer: Tokenizer | None = None, prompts: Prompts | None = None
+) -> DecodingStrategy:
     """Build the decoding strategy that the config section `generation` selects.
 
     Args:
         tokenizer: the model's tokenizer; None: without stop strings, which need it.
+        prompts: the prompts to answer, some of which have forced tokens.
     """
+    strategy = _search_strategy(config, tokenizer)
+    if prompts is None or prompts.forced_tokens is None:
+        return strategy
+    return ForcedFirstTokens(strategy, prompts.forced_tokens)
+
+
+def _search_strategy(config: RunConfig, tokenizer: Tokenizer | None) -> DecodingStrategy:
     settings = config.generation
     processors = LogitsProcessors(
         settings.repetition_penalty,

@@ -90,19 +90,28 @@ class SearchContext:
             (0, self.length - 1), self.special_tokens.forced_token_ids, strict=True
         ):
             if token is not None:
-                is_forced = ops.equal(position, popxl.constant(forced_position, popxl.int32))
-                scores = ops.where(
-                    is_forced, self._forced_token_scores(token, scores.shape[1]), scores
-                )
+                constant = popxl.constant(token, popxl.int32)
+                scores = self.force_token(scores, constant, position, forced_position)
         return scores
 
-    def _forced_token_scores(self, token: int, local_size: int) -> Tensor:
-        """Scores that allow one token only: float32 (1, local vocabulary)."""
+    def force_token(
+        self, scores: Tensor, token: Tensor, position: Tensor, forced_position: int
+    ) -> Tensor:
+        """Allow one token only at a position: float32 (sequences, local vocabulary) -> same shape.
+
+        Args:
+            token: int32 scalar, or (sequences, 1).
+        """
+        is_forced = ops.equal(position, popxl.constant(forced_position, popxl.int32))
+        return ops.where(is_forced, self._one_token(token, scores.shape[1]), scores)
+
+    def _one_token(self, token: Tensor, local_size: int) -> Tensor:
+        """Scores that allow one token only: float32 (1 or sequences, local vocabulary)."""
         columns: Tensor = popxl.constant(np.arange(local_size)[None], popxl.int32, "columns")
         if self.groups.tensor_parallel > 1:
             columns = columns + self.groups.tp_rank() * local_size
         zero, forbidden = (popxl.constant(x, popxl.float32) for x in (0.0, -np.inf))
-        return ops.where(ops.equal(columns, popxl.constant(token, popxl.int32)), zero, forbidden)
+        return ops.where(ops.equal(columns, token), zero, forbidden)
 
 
 class SearchStepResult(NamedTuple):

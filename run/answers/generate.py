@@ -18,6 +18,7 @@ from config.sections import RunConfig
 from data.assistant_spans import ConversationError
 from data.conversations import Conversation, has_conversation, is_message, make_message
 from data.data_cache import DataCache
+from data.examples import NO_LANGUAGES, Languages
 from data.pipeline import Pipeline
 from data.prompt_template import ColumnError
 from data.sources import DataError, FileSource, Row
@@ -47,10 +48,12 @@ class PromptRow:
     Attributes:
         row: columns of the data row; a plain text is the column `prompt`.
         text: the rendered prompt, as the model reads it.
+        languages: of the prompt and its answer.
     """
 
     row: Mapping[str, Any]
     text: str
+    languages: Languages = NO_LANGUAGES
 
 
 def generate_answers(
@@ -63,13 +66,15 @@ def generate_answers(
     """
     if not prompts:
         raise DataError("there are no prompts: give some as arguments, --file or standard input")
-    prompts_digest = hash_json(prompt.text for prompt in prompts)
+    prompts_digest = hash_json([prompt.text, *prompt.languages] for prompt in prompts)
     check_same_on_all_processes(
         {"number of prompts": len(prompts), "digest of the prompts": prompts_digest}
     )
     family = get_family(config)
     data = Pipeline(_limit_micro_batch(config, len(prompts)), family.sample_format, data_cache)
-    resolved_config, encoded = data.make_prompts([prompt.text for prompt in prompts])
+    resolved_config, encoded = data.make_prompts(
+        [prompt.text for prompt in prompts], [prompt.languages for prompt in prompts]
+    )
     if encoded.num_truncated:
         say(
             f"warning: {encoded.num_truncated} of {len(prompts)} prompts cut to "
@@ -80,7 +85,7 @@ def generate_answers(
     ):
         say(note)
     start = load_inference_weights(resolved_config)
-    strategy = strategy_from_config(resolved_config, data.tokenizer)
+    strategy = strategy_from_config(resolved_config, data.tokenizer, encoded)
     model = compile_session(
         lambda: GenerationSession(resolved_config, strategy), "the program that generates"
     )
@@ -140,8 +145,9 @@ def prompts_from_texts(
             (f"prompt {i}", conversation) for i, conversation in enumerate(conversations, 1)
         ]
         return _render_conversations(config, located_rows, rows, data_cache)
+    languages = task_from_config(config.data).languages.fixed
     return [
-        PromptRow(row, _render_prompt(config, prompt, raw))
+        PromptRow(row, _render_prompt(config, prompt, raw), languages)
         for row, prompt in zip(rows, rendered, strict=True)
     ]
 
@@ -163,9 +169,10 @@ def prompts_from_file(
     for location, row in FileSource(file).read_rows():
         try:
             text = row["prompt"] if raw and "prompt" in row else task.render_prompt(row)
+            languages = task.languages.row_languages(row)
         except ColumnError as error:
             raise DataError(f"{location}: {error}") from None
-        prompts.append(PromptRow(row, _render_prompt(config, f"{text}", raw)))
+        prompts.append(PromptRow(row, _render_prompt(config, f"{text}", raw), languages))
     return prompts
 
 

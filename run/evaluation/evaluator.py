@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,13 @@ from modelling.model_family import get_family
 from modelling.objectives import make_objective
 from run.evaluation.eval_result import EvalResult, Prediction
 from run.evaluation.predictors import GenerativePredictor, LabelPredictor
-from run.evaluation.text_metrics import NO_LABEL, TEXT_METRICS
+from run.evaluation.text_metrics import (
+    ANSWER_METRICS,
+    NO_LABEL,
+    SACREBLEU_METRICS,
+    TEXT_METRICS,
+    sacrebleu_scores,
+)
 from sessions.loss_evaluation import LossSession
 from sessions.session import ModelSession, compile_session
 from terminal.screen import progress_bar, say
@@ -62,6 +70,7 @@ class Evaluator:
         self._labels = None if task.labels is None else ClassLabels(task.labels)
         self._prompts = [example.prompt for example in corpus.examples]
         self._targets = [example.target for example in corpus.examples]
+        self._languages = [example.languages for example in corpus.examples]
         self.info = {"task": task.name, "left_out_without_label": corpus.unlabeled}
         self._losses: LossSession | None = None
         if any(name in make_objective(config).metrics for name in self.metrics):
@@ -72,7 +81,7 @@ class Evaluator:
                 lambda: LossSession(config, weight_source), "the program of the loss"
             )
         self._predictor: GenerativePredictor | LabelPredictor | None = None
-        needs_predictions = any(name in TEXT_METRICS for name in self.metrics)
+        needs_predictions = any(name in ANSWER_METRICS for name in self.metrics)
         if config.eval.constrained and not needs_predictions:
             say("eval.constrained is not used: eval.metrics has none of answers")
         if needs_predictions:
@@ -101,14 +110,19 @@ class Evaluator:
             metrics_of = self._losses.objective.metrics.items()
             values |= {name: metric(loss.tally) for name, metric in metrics_of}
         predictions: list[Prediction] = []
+        by_direction: dict[str, dict[str, Any]] = {}
         if self._predictor is not None:
             with progress_bar("answers", len(self._predictor), "sample", quiet=quiet) as bar:
                 texts = self._predictor.predict(weights, bar.update)
             predictions = [*map(self._to_prediction, self._prompts, texts, self._targets)]
             values |= self._text_metrics(predictions)
+            by_direction = self._sacrebleu(predictions)
+            for name in set(self.metrics).intersection(SACREBLEU_METRICS):
+                values[name] = fmean(scores[name] for scores in by_direction.values())
         metrics = {name: values[name] for name in self.metrics}
         names = None if self._labels is None else self._labels.names
-        return EvalResult(metrics, predictions, names, self.info)
+        info = {**self.info, "sacrebleu": by_direction} if by_direction else self.info
+        return EvalResult(metrics, predictions, names, info)
 
     def _to_prediction(self, prompt: str, text: str, target: str) -> Prediction:
         """Pair a generated text with its target text, in classification both as labels."""
@@ -127,6 +141,17 @@ class Evaluator:
         targets = [answer.expected for answer in predictions]
         names = (name for name in self.metrics if name in TEXT_METRICS)
         return {name: TEXT_METRICS[name](texts, targets) for name in names}
+
+    def _sacrebleu(self, predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
+        """Compute sacrebleu's metrics by direction of translation, with their signatures."""
+        texts = [answer.generated for answer in predictions]
+        by_direction: dict[str, dict[str, Any]] = {}
+        for name in (name for name in self.metrics if name in SACREBLEU_METRICS):
+            scores = sacrebleu_scores(name, texts, self._targets, self._languages)
+            for direction, (score, signature) in scores.items():
+                entry = {name: score, f"{name}_signature": signature}
+                by_direction.setdefault(direction, {}).update(entry)
+        return by_direction
 
 
 def _create_predictor(

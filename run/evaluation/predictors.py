@@ -35,7 +35,7 @@ class GenerativePredictor:
         self._inference = compile_session(
             lambda: GenerationSession(
                 resolved_config,
-                strategy_from_config(resolved_config, data.tokenizer),
+                strategy_from_config(resolved_config, data.tokenizer, self._prompts),
                 weight_source,
             ),
             "the program that generates",

@@ -1,9 +1,16 @@
-"""Metrics of generated texts: exact match, F1, ROUGE-L and BLEU."""
+"""Metrics of generated texts: exact match, F1, ROUGE-L, BLEU and chrF."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+from data.examples import Languages
+
+if TYPE_CHECKING:
+    from sacrebleu import BLEU, CHRF
 
 Texts = Sequence[str]
 NO_LABEL = "no label"
@@ -47,15 +54,66 @@ def rouge_l(generated: Texts, expected: Texts) -> float:
     return sum(scores) / len(scores)
 
 
-def bleu(generated: Texts, expected: Texts) -> float:
-    """Corpus BLEU, from 0 to 100.
+def make_sacrebleu_metric(name: str, language: str | None = None) -> BLEU | CHRF:
+    """Create the metric `bleu` or `chrf` for texts in a language.
 
-    Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", 2002, as
-    sacrebleu computes it by default (Post, arXiv:1804.08771).
+    BLEU: Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", 2002;
+    chrF: Popovic, "chrF: character n-gram F-score for automatic MT evaluation", 2015. Both are
+    corpus scores from 0 to 100, as sacrebleu computes them (Post, arXiv:1804.08771).
     """
     import sacrebleu
 
-    return float(sacrebleu.corpus_bleu(list(generated), [list(expected)]).score)
+    if name == "chrf":
+        return sacrebleu.CHRF()
+    return sacrebleu.BLEU(tokenize=bleu_tokenizer(language))
+
+
+def bleu_tokenizer(language: str | None) -> str:
+    """Name of sacrebleu's tokenizer for a language: words, or characters where none separates them.
+
+    Args:
+        language: a code such as zh, zho_Hans or zh_CN; None: unknown.
+    """
+    name = "" if language is None else language.replace("-", "_").partition("_")[0]
+    if name in ("zh", "zho", "cmn", "yue"):
+        return "zh"
+    if name in ("ja", "jpn"):
+        return "ja-mecab" if find_spec("MeCab") and find_spec("ipadic") else "char"
+    if name in ("ko", "kor") and find_spec("mecab_ko"):
+        return "ko-mecab"
+    return "13a"
+
+
+class SacrebleuScore(NamedTuple):
+    """Score of texts, and the signature that says how sacrebleu computed it."""
+
+    score: float
+    signature: str
+
+
+SACREBLEU_METRICS = ("bleu", "chrf")
+
+
+def sacrebleu_scores(
+    name: str, generated: Texts, expected: Texts, languages: Sequence[Languages]
+) -> dict[str, SacrebleuScore]:
+    """Compute `bleu` or `chrf` of each direction of translation, such as `eng_Latn-deu_Latn`.
+
+    Args:
+        languages: of each text; texts without languages have the direction `all`.
+    """
+    scores = {}
+    for direction in dict.fromkeys(languages):
+        texts = [
+            pair
+            for pair, own in zip(zip(generated, expected, strict=True), languages, strict=True)
+            if own == direction
+        ]
+        metric = make_sacrebleu_metric(name, direction.target)
+        score = metric.corpus_score([a for a, _ in texts], [[b for _, b in texts]]).score
+        title = "-".join(filter(None, direction)) or "all"
+        scores[title] = SacrebleuScore(float(score), str(metric.get_signature()))
+    return scores
 
 
 TEXT_METRICS: dict[str, Callable[[Texts, Texts], float]] = {
@@ -63,6 +121,8 @@ TEXT_METRICS: dict[str, Callable[[Texts, Texts], float]] = {
     "macro_f1": macro_f1,
     "exact_match": exact_match,
     "rouge_l": rouge_l,
-    "bleu": bleu,
 }
-"""Metrics of generated texts by name; labels are without surrounding whitespace."""
+"""Metrics of texts by name, besides sacrebleu's; labels are without surrounding whitespace."""
+
+ANSWER_METRICS = (*TEXT_METRICS, *SACREBLEU_METRICS)
+"""Names of all metrics of generated texts."""

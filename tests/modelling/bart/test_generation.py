@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from modelling.generation import BeamSearchStrategy, DecodingStrategy, GreedyStrategy
+from modelling.generation.forced_tokens import ForcedFirstTokens
 from sessions.generation import GenerationSession
 from tests.modelling.bart.hf import (
     BOS,
@@ -51,21 +52,39 @@ def model_of(kind: str) -> Any:
 
 
 @cache
-def generate_with_hf(kind: str, strategy: DecodingStrategy) -> np.ndarray:
-    """Token ids that transformers generates."""
+def generate_with_hf(
+    kind: str, strategy: DecodingStrategy, forced: tuple[int, ...] = ()
+) -> np.ndarray:
+    """Token ids that transformers generates.
+
+    Args:
+        forced: first token of each prompt's answer; empty: that of the kind.
+    """
     input_ids, mask = prompts()
     beams = strategy if isinstance(strategy, BeamSearchStrategy) else BeamSearchStrategy(1)
-    rows = [
-        hf_beams(model_of(kind), row[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
-        for row, n in zip(input_ids, mask.sum(1), strict=True)
-    ]
+    model, rows = model_of(kind), []
+    usual = model.generation_config.forced_bos_token_id
+    for i, (row, n) in enumerate(zip(input_ids, mask.sum(1), strict=True)):
+        model.generation_config.forced_bos_token_id = forced[i] if forced else usual
+        rows.append(
+            hf_beams(model, row[:n], POSITIONS, beams.beams, beams.length_penalty, END, PAD)
+        )
+    model.generation_config.forced_bos_token_id = usual
     return np.stack(rows)
 
 
 def check_tokens(
-    kind: str, strategy: DecodingStrategy, dp: int, tp: int, weights: str, places: int
+    kind: str,
+    strategy: DecodingStrategy,
+    dp: int,
+    tp: int,
+    weights: str,
+    places: int,
+    forced: tuple[int, ...] = (),
 ) -> None:
-    expected = generate_with_hf(kind, strategy)
+    expected = generate_with_hf(kind, strategy, forced)
+    if forced:
+        strategy = ForcedFirstTokens(strategy, np.asarray(forced))
     assert len({tuple(row) for row in expected}) >= 4
     config = our_config(kind, dp, tp, 4, eval=True, decoder_sequence_length=POSITIONS)
     generation = replace(config.generation, weights=weights, micro_batches=2)
@@ -90,6 +109,22 @@ def test_bart_writes_as_hugging_faces(
     strategy: DecodingStrategy, tp: int, weights: str, places: int
 ) -> None:
     check_tokens("as published", strategy, 1, tp, weights, places)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "dp", "tp", "weights", "places"),
+    [
+        (GreedyStrategy(), 1, 2, "resident", 3),
+        pytest.param(BeamSearchStrategy(3), 1, 2, "streamed", 1, marks=pytest.mark.slow),
+        pytest.param(BeamSearchStrategy(2), 2, 1, "resident", 3, marks=pytest.mark.slow),
+        pytest.param(GreedyStrategy(), 2, 2, "streamed", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_each_answer_begins_with_its_own_token(
+    strategy: DecodingStrategy, dp: int, tp: int, weights: str, places: int
+) -> None:
+    forced = tuple(np.random.default_rng(5).integers(3, VOCABULARY, PROMPTS).tolist())
+    check_tokens("as published", strategy, dp, tp, weights, places, forced)
 
 
 @pytest.mark.slow

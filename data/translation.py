@@ -1,0 +1,111 @@
+"""Rows of translations: their languages, and the columns that hold the texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from config.sections import Data
+from data.examples import Languages
+from data.file_readers import DataError, Row
+from data.prompt_template import ColumnError, Template
+from files.formatting import format_value
+
+TRANSLATION = "translation"
+"""Column of `datasets`' type Translation: a text for each language."""
+
+LANGUAGE_COLUMNS = (
+    ("source_language", "source_lang", "src_lang"),
+    ("target_language", "target_lang", "tgt_lang"),
+)
+"""Usual columns of the source's and the target's language."""
+
+
+def with_language_columns(row: Row) -> Row:
+    """Turn the texts in a column `translation` into a column for each language."""
+    texts = row.get(TRANSLATION)
+    if not isinstance(texts, Mapping):
+        return row
+    return {**{name: value for name, value in row.items() if name != TRANSLATION}, **texts}
+
+
+@dataclass(frozen=True)
+class TranslationLanguages:
+    """Languages of a task's rows: templates for source and target; None: usual columns."""
+
+    templates: tuple[Template | None, Template | None] = (None, None)
+
+    @classmethod
+    def from_config(cls, data: Data) -> TranslationLanguages:
+        """The languages that the configuration names.
+
+        Raises:
+            DataError: both are the same one.
+            ValueError: a template cannot be read.
+        """
+        texts = data.source_language, data.target_language
+        source, target = (None if text is None else Template(text) for text in texts)
+        if source is not None and source == target and not source.columns:
+            raise DataError(
+                f"data.source_language and data.target_language are both {source.text}: a "
+                "translation has two languages"
+            )
+        return cls((source, target))
+
+    @property
+    def fixed(self) -> Languages:
+        """Languages that all rows have."""
+        return Languages(
+            *(None if t is None or t.columns else t.render({}) for t in self.templates)
+        )
+
+    def find_columns(self, row: Row) -> tuple[str, ...]:
+        """Columns of a row that say its languages."""
+        return tuple(
+            column
+            for template, usual in zip(self.templates, LANGUAGE_COLUMNS, strict=True)
+            for column in (usual if template is None else template.columns)
+            if column in row
+        )
+
+    def row_languages(self, row: Row) -> Languages:
+        """Languages of a row.
+
+        Raises:
+            ColumnError: a column is missing, or both are the same one.
+        """
+        languages = Languages(
+            *(
+                _usual_language(row, usual) if template is None else template.render(row)
+                for template, usual in zip(self.templates, LANGUAGE_COLUMNS, strict=True)
+            )
+        )
+        if languages.source is not None and languages.source == languages.target:
+            raise ColumnError(
+                f"source and target are both in {format_value(languages.source)}: a translation "
+                "has two languages"
+            )
+        return languages
+
+    def find_text_templates(self, row: Row) -> tuple[Template | None, Template | None]:
+        """Templates of the columns that are named like the languages of all rows, if there are.
+
+        The column of `de_DE` is `de_DE` or `de`.
+        """
+        source, target = (_text_template(row, language) for language in self.fixed)
+        return source, target
+
+
+USUAL_COLUMNS = TranslationLanguages()
+
+
+def _usual_language(row: Row, columns: tuple[str, ...]) -> str | None:
+    values = (row[column] for column in columns if column in row)
+    return next((value for value in values if isinstance(value, str)), None)
+
+
+def _text_template(row: Row, language: str | None) -> Template | None:
+    names = () if language is None else (language, re.split("[_-]", language)[0])
+    name = next((name for name in names if name in row), None)
+    return None if name is None else Template(f"{{{name}}}")
