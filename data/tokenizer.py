@@ -314,17 +314,17 @@ class Tokenizer:
         """
         texts = list(texts)
         characters = sorted(set[str]().union(*texts) - {" "})
-        unknown, changed = self._lost_characters(texts, characters, False)
+        unknown, changed = self._find_lost_characters_of_side(texts, characters, False)
         if hasattr(self.hf_tokenizer, "spm_target"):  # targets have pieces of their own
-            of_targets = self._lost_characters(texts, [*unknown, *changed], True)
+            of_targets = self._find_lost_characters_of_side(texts, [*unknown, *changed], True)
             unknown, changed = ([c for c in side if c in {*of_targets[0], *of_targets[1]}]
                                 for side in (unknown, changed))  # fmt: skip
         return unknown, changed
 
-    def _lost_characters(
+    def _find_lost_characters_of_side(
         self, texts: Sequence[str], characters: Sequence[str], is_target: bool
     ) -> tuple[list[str], list[str]]:
-        """Those of some characters that one side loses, see `lost_characters`."""
+        """Those of some characters that one side loses, see `find_lost_characters`."""
         decoded_alone, decoded_amid_letters = (
             self._encode_and_decode(characters, is_target),
             self._encode_and_decode(map(_put_between_letters, characters), is_target),

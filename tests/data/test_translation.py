@@ -27,7 +27,7 @@ from data.pipeline import Pipeline
 from data.samples import IGNORE_INDEX
 from data.seq2seq import SEQ2SEQ, encode_examples, truncate_examples
 from data.sources import DataError
-from data.task import SAMPLE_FOLDER, check_data, task_from_config
+from data.task import SAMPLE_FOLDER, check_task_and_files, task_from_config
 from data.token_store import TokenStore, read_token_store
 from data.tokenizer import Tokenizer
 from files.file_location import FileLocation
@@ -113,8 +113,8 @@ def test_a_translation_is_decoded_without_its_language(name: str, folders: dict[
     languages = Languages(*LANGUAGES[name])
     targets = list(tokenizer.encode_side([(text, languages) for text in GERMAN], True))
     assert tokenizer.decode(targets) == list(GERMAN)
-    assert tokenizer.lost_characters([*ENGLISH, *GERMAN]) == ([], [])
-    assert tokenizer.lost_characters(["Anna 大"]) == (["大"], [])
+    assert tokenizer.find_lost_characters([*ENGLISH, *GERMAN]) == ([], [])
+    assert tokenizer.find_lost_characters(["Anna 大"]) == (["大"], [])
 
 
 @pytest.mark.parametrize("name", WITH_CODES)
@@ -306,7 +306,7 @@ def test_a_name_that_is_no_pair_is_refused(names: str) -> None:
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     names = write_parallel(tmp_path, "One\n", "Eins\n") + "x"
     with pytest.raises(UserError, match="train.dex"):
-        check_data(Data(train=names))
+        check_task_and_files(Data(train=names))
 
 
 def test_a_mixture_finds_parallel_files_beside_it(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_languages_survive_the_token_cache(tmp_path: Path) -> None:
     store, languages = TokenStore(), [Languages("en", "de"), Languages(), Languages("en", "de")]
     tokens = TokenizedText(np.zeros(2, np.int32), np.ones(2, bool))
     for i, pair in enumerate(languages):
-        store.add(FileLocation("a", i), Example("x", "y", languages=pair), tokens)
+        store.add_example(FileLocation("a", i), Example("x", "y", languages=pair), tokens)
     store.write_columns(tmp_path / "f", {"unlabeled": 0, "nulls": 0, "characters": "", "notes": {}})
     corpus, _ = read_token_store(tmp_path / "f")
     assert [example.languages for example in corpus.examples] == languages
