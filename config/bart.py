@@ -1,4 +1,8 @@
-"""BART configuration (Lewis et al., arXiv:1910.13461), with Hugging Face's field names."""
+"""Configuration of BART and its relatives, with Hugging Face's field names.
+
+mBART, M2M100 and NLLB, Marian and Pegasus are this model. What one of them always does,
+`modelling/bart/architectures.py` says.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,33 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from config.errors import ConfigError
-from config.model import ModelSection
+from config.model import ModelSection, StartToken
 from config.sections import RunConfig
 from config.task import Seq2SeqData
 from config.values import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
+ModelType = Literal["bart", "mbart", "m2m_100", "marian", "pegasus"]
+
 
 @dataclass(frozen=True)
 class BartModel(ModelSection):
-    """BART architecture; the defaults are BART base."""
+    """Architecture of BART or a relative; the defaults are BART base."""
 
     paths: ClassVar[Mapping[str, str]] = {
         "num_hidden_layers": "encoder_layers",
         "num_attention_heads": "encoder_attention_heads",
     }
 
+    model_type: ModelType = "bart"
+    """Type of the model on the hub: m2m_100 is NLLB's too."""
+
     hidden_size: PositiveInt = 768
     vocab_size: PositiveInt = 50265
     """Rows of the embedding, at least the tokenizer's size."""
+
+    decoder_vocab_size: PositiveInt | None = None
+    """Marian: rows of the decoder's own embedding, which the head shares. null: there is one
+    embedding, of vocab_size rows."""
 
     new_rows: str | None = None
     """Rows that begin with the mean of the others, such as 50265-50268,50270, where the model that
@@ -60,6 +73,12 @@ class BartModel(ModelSection):
     activation_dropout: Probability = 0.0
     """Probability that dropout zeroes an inner feature of a feed-forward layer."""
 
+    encoder_layerdrop: Probability = 0.0
+    """Probability that pretraining skipped a layer of the encoder; training here needs 0."""
+
+    decoder_layerdrop: Probability = 0.0
+    """Probability that pretraining skipped a layer of the decoder; training here needs 0."""
+
     max_position_embeddings: PositiveInt = 1024
     """Rows of the tables of positions: most tokens of an input, or of a target or answer."""
 
@@ -72,17 +91,22 @@ class BartModel(ModelSection):
     decoder_sequence_length: PositiveInt = 62
     """Most tokens of a target or answer, `<s>` and `</s>` included."""
 
-    bos_token_id: NonNegativeInt = 0
-    """Token that begins a text."""
+    bos_token_id: NonNegativeInt | None = 0
+    """Token that begins a text. null: none."""
 
     decoder_start_token_id: NonNegativeInt = 2
-    """Token that the decoder reads before it writes."""
+    """Token that the decoder reads before it writes. mBART is trained with the target's last token
+    in its place."""
 
     forced_bos_token_id: NonNegativeInt | None = None
     """First token of every answer. null: any."""
 
     forced_eos_token_id: NonNegativeInt | None = 2
     """Last token of an answer that ends for its length alone. null: any."""
+
+    @property
+    def output_vocab_size(self) -> int:
+        return self.decoder_vocab_size or self.vocab_size
 
     @property
     def num_hidden_layers(self) -> int:
@@ -97,6 +121,10 @@ class BartModel(ModelSection):
         return self.decoder_start_token_id
 
     @property
+    def target_start(self) -> StartToken:
+        return "last" if self.model_type == "mbart" else self.decoder_start_token_id
+
+    @property
     def forced_token_ids(self) -> tuple[int | None, int | None]:
         return self.forced_bos_token_id, self.forced_eos_token_id
 
@@ -106,20 +134,34 @@ class BartModel(ModelSection):
 
     def validate(self) -> None:
         super().validate()
-        for name in ("bos", "decoder_start", "forced_bos", "forced_eos"):
+        field, rows = "vocab_size", self.vocab_size
+        if self.decoder_vocab_size is not None:
+            self._check_two_vocabularies()
+            field, rows = "decoder_vocab_size", self.decoder_vocab_size
+        for name in ("eos", "pad", "bos", "decoder_start", "forced_bos", "forced_eos"):
             token = getattr(self, f"{name}_token_id")
-            if token is not None and token >= self.vocab_size:
+            if token is not None and token >= rows:
                 raise ConfigError(
-                    f"model.{name}_token_id {token} must be below model.vocab_size "
-                    f"{self.vocab_size}"
+                    f"model.{name}_token_id {token} must be below model.{field} {rows}"
                 )
         for stack in ("encoder", "decoder"):
+            layerdrop = getattr(self, f"{stack}_layerdrop")
+            if layerdrop and not self.eval:
+                raise ConfigError(
+                    f"model.{stack}_layerdrop is {layerdrop:g}, but training skips no layers: set "
+                    f"model.{stack}_layerdrop 0"
+                )
             heads = getattr(self, f"{stack}_attention_heads")
             if self.hidden_size % heads:
                 raise ConfigError(
                     f"model.hidden_size {self.hidden_size} must be divisible by {heads} "
                     f"model.{stack}_attention_heads"
                 )
+        if self.model_type == "m2m_100" and (self.hidden_size % 2 or self.hidden_size < 4):
+            raise ConfigError(
+                f"model.hidden_size {self.hidden_size} must be even and at least 4 for the "
+                "positions of m2m_100"
+            )
         for name in ("sequence_length", "decoder_sequence_length"):
             if getattr(self, name) > self.max_position_embeddings:
                 raise ConfigError(
@@ -127,15 +169,27 @@ class BartModel(ModelSection):
                     f"model.max_position_embeddings {self.max_position_embeddings}"
                 )
 
+    def _check_two_vocabularies(self) -> None:
+        if self.model_type != "marian":
+            raise ConfigError(
+                f"model.decoder_vocab_size is for model.model_type marian, not {self.model_type}"
+            )
+        for name in ("add_tokens", "new_rows"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"model.{name} is for models with one vocabulary, but model.decoder_vocab_size "
+                    f"is {self.decoder_vocab_size}"
+                )
+
 
 @dataclass(frozen=True)
 class BartConfig(RunConfig):
-    """Configuration of a BART run."""
+    """Configuration of a run of BART or a relative."""
 
     family: Literal["bart"] = "bart"
     """The model family."""
 
-    published_tokenizer: ClassVar[str] = "facebook/bart-base"  # that of all sizes
+    published_tokenizer: ClassVar[str] = "facebook/bart-base"  # that of all of BART's sizes
 
     model: BartModel = field(default_factory=BartModel)
     data: Seq2SeqData = field(default_factory=Seq2SeqData)
@@ -144,13 +198,24 @@ class BartConfig(RunConfig):
         m = self.model
         names = [f"{stack}_{part}" for stack in ("encoder", "decoder")
                  for part in ("attention_heads", "ffn_dim")]  # fmt: skip
+        names += ["decoder_vocab_size"] if m.decoder_vocab_size else []
         return super().tensor_parallel_sizes() | {f"model.{n}": getattr(m, n) for n in names}
+
+    def validate(self) -> None:
+        super().validate()
+        if self.model.decoder_vocab_size is not None and self.adapter.trainable_tokens is not None:
+            raise ConfigError(
+                "adapter.trainable_tokens is for models with one vocabulary, but "
+                f"model.decoder_vocab_size is {self.model.decoder_vocab_size}"
+            )
 
     def min_weights(self) -> int:
         m = self.model
         encoder = m.encoder_layers * (4 * m.hidden_size + 2 * m.encoder_ffn_dim)
         decoder = m.decoder_layers * (8 * m.hidden_size + 2 * m.decoder_ffn_dim)
-        tables = m.vocab_size + 2 * m.max_position_embeddings
+        tables = m.vocab_size + (m.decoder_vocab_size or 0)
+        if m.model_type != "m2m_100":  # which computes positions
+            tables += 2 * m.max_position_embeddings
         return m.hidden_size * (encoder + decoder + tables)
 
     def min_bytes(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from config.bart import BartConfig
+from config.bart import ModelType as BartType
 from config.errors import ConfigError, did_you_mean
 from config.gptj import GPTJConfig
 from config.llama import LlamaConfig, ModelType
@@ -29,7 +30,7 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "t5": Family(T5Config, "modelling.t5.model", ("t5", "mt5", "umt5")),
-    "bart": Family(BartConfig, "modelling.bart.model"),
+    "bart": Family(BartConfig, "modelling.bart.model", get_args(BartType)),
     "gptj": Family(GPTJConfig, "modelling.gptj.model"),
     "llama": Family(LlamaConfig, "modelling.llama.model", get_args(ModelType)),
 }

@@ -15,6 +15,9 @@ from config.row_ranges import parse_row_ranges
 from config.values import LayerCount, Names, NonNegativeInt, PositiveInt, Probability
 from files.formatting import format_value
 
+StartToken = int | Literal["last"] | None
+"""First token that a decoder reads with a target: "last": the target's last one; None: padding."""
+
 
 class QuantConfig(NamedTuple):
     """Weight quantization: bits per weight and group size.
@@ -84,6 +87,11 @@ class ModelSection(ConfigSection):
         raise NotImplementedError
 
     @property
+    def output_vocab_size(self) -> int:
+        """Number of rows of the LM head."""
+        return self.vocab_size
+
+    @property
     def new_rows(self) -> str | None:
         """New embedding rows, which are initialized to the mean of the existing rows."""
         raise NotImplementedError
@@ -138,8 +146,13 @@ class ModelSection(ConfigSection):
 
     @property
     def start_token_id(self) -> int | None:
-        """Token id that the decoder starts with; None means the padding token."""
+        """Token id that generation starts with; None means the padding token."""
         return None
+
+    @property
+    def target_start(self) -> StartToken:
+        """First token that the decoder reads in training."""
+        return self.start_token_id
 
     @property
     def quant(self) -> QuantConfig | None:

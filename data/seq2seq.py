@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from config.model import StartToken
 from config.sections import RunConfig
 from config.task import OnLongTarget, Seq2SeqData
 from data.examples import Example, Languages, with_languages
@@ -67,7 +68,7 @@ class EncodedExamples:
             2, decoder_sequence_length], for `PackedExamples` alone.
         sequence_length: length that prompts are padded to.
         pad: id of the padding token.
-        start: id of the decoder's start token; None: `pad`.
+        start: first token that the decoder reads.
         truncation: counts of truncated and dropped examples; prompts are truncated on the right,
             `</s>` stays.
     """
@@ -78,7 +79,7 @@ class EncodedExamples:
     sequence_length: int
     pad: int
     truncation: Truncation = NO_TRUNCATION
-    start: int | None = None
+    start: StartToken = None
 
     @property
     def digest(self) -> str:
@@ -193,7 +194,7 @@ class Seq2Seq(SampleFormat):
             self.output_length(config),
             config.data.on_long_target,
             truncate_left=config.data.format == "conversational",
-            start_token_id=config.model.start_token_id,
+            start=config.model.target_start,
         )
         return (
             encoded
@@ -227,7 +228,7 @@ class Seq2Seq(SampleFormat):
             len(pairs) - len(fitting_pairs),
         )
         targets = answers.targets.reshape(-1, 2, limit)
-        start = config.model.start_token_id
+        start = config.model.target_start
         pair_examples = EncodedExamples(
             *_concatenate_prompts(prompts),
             targets,
@@ -309,7 +310,7 @@ class Seq2Seq(SampleFormat):
             model.seed,
             mean_tokens,
         )
-        examples = replace(examples, start=model.start_token_id)
+        examples = replace(examples, start=model.target_start)
         if max_per_sample == 1:
             return examples
         packed = PackedExamples.from_examples(
@@ -370,7 +371,7 @@ def truncate_examples(
     decoder_sequence_length: int,
     on_long_target: OnLongTarget = "error",
     truncate_left: bool = False,
-    start_token_id: int | None = None,
+    start: StartToken = None,
 ) -> EncodedExamples:
     """Truncate prompts and targets to the encoder's and decoder's sequence lengths.
 
@@ -407,7 +408,7 @@ def truncate_examples(
         sequence_length,
         tokenizer.pad_token_id,
         truncation + Truncation(prompts=num_truncated),
-        start_token_id,
+        start,
     )
 
 
@@ -458,17 +459,18 @@ def make_random_examples(
     return EncodedExamples(tokens, starts, targets, max_prompt, PAD)
 
 
-def shift_right(
-    labels: np.ndarray, pad_token_id: int, start_token_id: int | None = None
-) -> np.ndarray:
+def shift_right(labels: np.ndarray, pad_token_id: int, start: StartToken = None) -> np.ndarray:
     """Decoder inputs for labels: the labels shifted right by one, [n, length] → [n, length].
 
-    The first is `start_token_id`; None: `pad_token_id`, as in T5. Ignored positions become
-    `pad_token_id`.
+    The first is `start`; None: `pad_token_id`, as in T5. Ignored positions become `pad_token_id`.
     """
-    shifted = np.full_like(labels, pad_token_id if start_token_id is None else start_token_id)
-    shifted[:, 1:] = labels[:, :-1]
-    return np.where(shifted == IGNORE_INDEX, pad_token_id, shifted)
+    tokens = np.where(labels == IGNORE_INDEX, pad_token_id, labels)
+    if start == "last":  # mBART: the language's code, or the end token after it
+        last = np.maximum(np.count_nonzero(tokens != pad_token_id, axis=1) - 1, 0)
+        first = np.take_along_axis(tokens, last[:, None], 1)
+    else:
+        first = np.full_like(tokens[:, :1], pad_token_id if start is None else start)
+    return np.concatenate([first, tokens[:, :-1]], axis=1)
 
 
 def _encode_distinct(

@@ -16,7 +16,7 @@ from huggingface.model_folders import ModelFiles
 
 TEXT_MODEL_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 """Multimodal model types, each with its text model's type where text_config has none."""
-HEADLESS_PREFIXES = {"bart": "model."}
+HEADLESS_PREFIXES = dict.fromkeys(("bart", "mbart", "m2m_100", "marian", "pegasus"), "model.")
 """Model types published without a head too, with the prefix of the other weights' names."""
 HEAD_WEIGHTS = {"lm_head.weight", "language_model.lm_head.weight"}
 

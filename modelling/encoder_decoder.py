@@ -14,6 +14,7 @@ from modelling.layers.module import collect_mappings
 from modelling.layers.run_config import use_run_config
 from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.hf_tensor_names import HfTensorNames
+from modelling.weights.weight_mapping import EMBEDDING
 
 DECODER_EMBEDDINGS, ENCODER_HEAD = "decoder_embeddings", "encoder_head"
 TOKENS = "tokens"
@@ -58,10 +59,13 @@ class EncoderDecoderSpec:
         embeddings: the input layer of the encoder, whose `tokens` own the embedding weight.
         encoder, decoder: the blocks.
         head: the output layer of the decoder.
-        hf_embedding_names: other names of the embedding weight in files, besides a tied head's.
+        hf_embedding_names: other names in files of the embedding weight of `token_layer`, besides a
+            tied head's.
         encoder_head: the output layer of the encoder; None: it has none.
         decoder_embeddings: the input layer of the decoder, if it has variables besides the
             embedding weight; None: the encoder's.
+        has_decoder_tokens: True if the decoder's embeddings have an embedding weight of their own,
+            which a tied head shares.
     """
 
     embeddings: Callable[[], Embeddings]
@@ -71,11 +75,17 @@ class EncoderDecoderSpec:
     hf_embedding_names: Sequence[str]
     encoder_head: Callable[[], Module] | None = None
     decoder_embeddings: Callable[[], Embeddings] | None = None
+    has_decoder_tokens: bool = False
 
     @property
     def stacks(self) -> dict[str, BlockStack]:
         """The block stacks of encoder and decoder, by the names "encoder" and "decoder"."""
         return {"encoder": self.encoder, "decoder": self.decoder}
+
+    @property
+    def token_layer(self) -> str:
+        """Layer of the weight map that owns the embedding weight of the decoder and a tied head."""
+        return DECODER_EMBEDDINGS if self.has_decoder_tokens else EMBEDDINGS
 
 
 def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> WeightMap:
@@ -83,7 +93,7 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
 
     See `modelling.phases.build_encoder_decoder_phases`.
 
-    The embedding weight belongs to the encoder's embeddings, even if the head is tied to it.
+    An embedding weight belongs to the embeddings, even if the head is tied to it.
     """
     layers: dict[str, tuple[WeightMapping, ...]] = {}
     phases: dict[str, tuple[str, ...]] = {}
@@ -111,10 +121,10 @@ def encoder_decoder_weight_map(config: RunConfig, spec: EncoderDecoderSpec) -> W
         add_stack("decoder", spec.decoder)
         add_layer(HEAD, spec.head)
         is_tied = spec.head().tied
-    embedding = layers[EMBEDDINGS][0].weights[0].name
+    (embedding,) = (m.weights[0].name for m in layers[spec.token_layer] if m.path == EMBEDDING)
     aliases = [*spec.hf_embedding_names, *(["lm_head.weight"] if is_tied else [])]
     mappings = [mapping for layer in layers.values() for mapping in layer]
-    buffers = frozenset(m.weights[0].name for m in mappings if m.is_buffer)
+    buffers = {m.weights[0].name: m.weights[0] for m in mappings if m.is_buffer}
     names = HfTensorNames(dict.fromkeys(aliases, embedding), buffers=buffers)
     return WeightMap(layers, phases, config.execution.tensor_parallel, names)
 

@@ -53,5 +53,5 @@ def _build_stop_automaton(
     if not texts or tokenizer is None:
         return None
     return StopStringAutomaton.from_stop_strings(
-        texts, tokenizer.token_bytes(config.model.vocab_size)
+        texts, tokenizer.token_bytes(config.model.output_vocab_size)
     )

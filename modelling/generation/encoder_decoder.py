@@ -236,7 +236,7 @@ class EncoderDecoderGenerator:
     ) -> tuple[MicroBatchTensor, Caches]:
         decoder_embeddings = self._model.decoder_embeddings
         start = self._adapters.attach_to_embeddings(
-            (decoder_embeddings or self._model.embeddings)()
+            (decoder_embeddings or self._model.embeddings)(), self._model.token_layer
         )
         name = EMBEDDINGS if decoder_embeddings is None else DECODER_EMBEDDINGS
         if start.has_positions:
@@ -253,7 +253,7 @@ class EncoderDecoderGenerator:
         )
 
     def make_head(self) -> LMHeadLoss:
-        return self._adapters.attach_to_head(self._model.head())
+        return self._adapters.attach_to_head(self._model.head(), self._model.token_layer)
 
     def _make_blocks(self, stack_name: str) -> LayerModules:
         """Create a stack's blocks without the position bias, which is passed as an input."""

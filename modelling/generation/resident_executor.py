@@ -18,7 +18,7 @@ from modelling.generation.generator import (
     PreparedPrompts,
     no_layer_inputs,
 )
-from modelling.layers import LayerModules, LMHeadLoss, ParallelGroups
+from modelling.layers import LayerModules, LMHeadLoss, ParallelGroups, VocabularyEmbedding
 from modelling.layers.layer_wrapper import unwrap
 from popxl import Tensor, TensorSpec
 from popxl_addons import BoundGraph, GraphWithNamedArgs, Module, NamedTensors
@@ -39,6 +39,8 @@ class ResidentExecutor:
         enabled: bool scalar; if false, prefill leaves zeros in the caches; None: always true.
     """
 
+    _tokens: VocabularyEmbedding  # of the last embeddings that ran
+
     def __init__(self, module: Module, stage: str, enabled: Tensor | None = None) -> None:
         self._module, self._stage, self._enabled = module, stage, enabled
 
@@ -50,11 +52,13 @@ class ResidentExecutor:
         prompt_state: Sequence[Tensor] = (),
         loop_invariants: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Run one layer; a token embedding shared with the head is named `embeddings`."""
+        """Run one layer; the token embedding that the encoder owns is named `embeddings`."""
         inner: Any = unwrap(module)
         setattr(self._module, name, inner)
-        if name != EMBEDDINGS and TOKENS in inner.named_children():
-            self._module.embeddings = inner.move_out(TOKENS)
+        if TOKENS in inner.named_children():
+            self._tokens = inner.tokens
+            if name != EMBEDDINGS and self._tokens.is_shared:
+                self._module.embeddings = inner.move_out(TOKENS)
         with popxl.plan.part(f"{name}/{self._stage}"):
             y: Tensor = module(x, *prompt_state, *loop_invariants)
         return y
@@ -63,7 +67,7 @@ class ResidentExecutor:
         """Compute next-token logits: (sequences, 1, hidden) -> (sequences, local vocabulary)."""
         self._module.head = head
         with popxl.plan.part(f"head/{self._stage}"):
-            table = self._module.get("embeddings").tokens.last_weights if head.tied else None
+            table = self._tokens.last_weights if head.tied else None
             return head.next_token_logits(x, table)
 
     def run_layers(

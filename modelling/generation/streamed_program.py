@@ -152,7 +152,7 @@ class StreamedProgramBuilder:
     ) -> None:
         self.settings, self.model, self.groups = settings, model, settings.groups
         self.reorders = strategy.sequences_per_prompt > 1
-        self.weights = ModelWeights(weight_map.phases, settings)
+        self.weights = ModelWeights(weight_map, settings)
         context = SearchContext(
             self.groups, model.special_tokens, model.output_length, strategy.logits_processors
         )

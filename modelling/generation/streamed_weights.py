@@ -12,8 +12,9 @@ from modelling.phases.buffers import loop_over_layers
 from modelling.phases.phase_variables import PhaseVariables
 from modelling.phases.settings import PhaseSettings
 from modelling.quantization import QUANT_FIELDS
-from modelling.weights import WeightMapping
+from modelling.weights import WeightMap, WeightMapping
 from modelling.weights.weight_map import without_expert_group
+from modelling.weights.weight_mapping import EMBEDDING
 from popxl import Tensor, ops
 from popxl_addons import NamedTensors
 from popxl_addons.variable_factory import NamedVariableFactories, VariableFactory
@@ -178,19 +179,22 @@ class ModelWeights:
     """The weights of all phases of a model, by stack.
 
     Args:
-        phases: layers of each phase, `WeightMap.phases`.
+        weight_map: of the model.
     """
 
-    def __init__(self, phases: Mapping[str, Sequence[str]], settings: PhaseSettings) -> None:
+    def __init__(self, weight_map: WeightMap, settings: PhaseSettings) -> None:
         self._phases: dict[str, list[PhaseWeights]] = {}
         self._first: dict[str, PhaseWeights] = {}  # by its first layer
-        for phase, layers in phases.items():
+        weight_source: PhaseWeights | None = None
+        for phase, layers in weight_map.phases.items():
             if layers and without_expert_group(layers[0]) != layers[0]:
                 self._add_experts(phase, layers, settings)
             elif layers:
                 stack = layers[0].split(".")[0]
-                weight_source = next(iter(self._phases.get("embeddings", ())), None)
+                has_tokens = any(m.path == EMBEDDING for m in weight_map.layers[layers[0]])
+                weight_source = None if has_tokens else weight_source
                 weights = PhaseWeights(phase, len(layers), settings, weight_source)
+                weight_source = weights if has_tokens else weight_source
                 self._phases.setdefault(stack, []).append(weights)
                 self._first[layers[0]] = weights
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from data.preference_samples import answers_per_example
 from modelling.layers.attention import transpose_heads
 from modelling.layers.block_context import BlockContext
+from modelling.layers.dropout import NO_DROPOUT, Dropout
 from modelling.layers.embedding import Embeddings
 from modelling.layers.layer_wrapper import LayerWrapper
 from modelling.layers.linear import FusedLinear
@@ -135,6 +136,23 @@ class CrossAttention(MultiHeadAttention):
         """Projects (batch, length, hidden) to K and V: (batch, heads, length, head_dim) each."""
         k, v = (self.split_heads(t) for t in self.kv(self.groups.copy_to_tp(encoded)))
         return transpose_heads(k), transpose_heads(v)
+
+
+class EncoderFinalNorm(Module):
+    """The norm after the encoder's last block: dropout(norm(x)).
+
+    Args:
+        hf_name: Hugging Face's path of the norm.
+    """
+
+    def __init__(self, norm: Module, hf_name: str, dropout: Dropout = NO_DROPOUT) -> None:
+        super().__init__()
+        self.dropout, self.norm = dropout, norm
+        self.norm.hf_name = hf_name
+
+    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """x: (batch, length, hidden) -> the same shape."""
+        return self.dropout(self.norm(x), seed)
 
 
 class PackedEncoderEmbeddings(LayerWrapper):

@@ -42,7 +42,7 @@ class LMHead(Module):
         config, model = self.config, self.config.model
         tokens = () if tied or not config.adapter.trainable_tokens_head else config.trained_tokens
         self.rows = TrainableTokenRows(tokens) if tokens else None
-        self.vocab_size = model.vocab_size
+        self.vocab_size = model.output_vocab_size
         self.has_bias, self.softcap, self.product = bias is not None, softcap, matrix_product()
         if not tied:
             weight = Weight("lm_head.weight", (self.vocab_size, model.hidden_size), std)

@@ -319,13 +319,13 @@ class LayerAdapters:
         module.dropout_adapters = tuple(lora_a_owners.values()) if self._dropout.active else ()
         return module
 
-    def attach_to_embeddings(self, module: ModuleT) -> ModuleT:
-        """Attaches the adapters of the token embedding."""
-        return self.attach(module, EMBEDDINGS)
+    def attach_to_embeddings(self, module: ModuleT, layer: str = EMBEDDINGS) -> ModuleT:
+        """Attaches the adapters of the token embedding that a layer owns."""
+        return self.attach(module, layer)
 
-    def attach_to_head(self, module: ModuleT) -> ModuleT:
-        """Attaches the adapters of the LM head; a tied head uses the embedding's."""
-        return self.attach(module, "head", EMBEDDINGS)
+    def attach_to_head(self, module: ModuleT, layer: str = EMBEDDINGS) -> ModuleT:
+        """Attaches the adapters of the LM head; a tied head uses those of the layer's embedding."""
+        return self.attach(module, "head", layer)
 
     def build_layers(
         self,

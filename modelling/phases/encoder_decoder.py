@@ -74,7 +74,8 @@ def build_encoder_decoder_phases(
     `EncoderContext`; `decoder_input_ids`, int32 (sequences, decoder_sequence_length), and those of
     the head's objective, of that shape.
     """
-    config, head = settings.config, adapters.attach_to_head(model.head())
+    config, token_layer = settings.config, model.token_layer
+    head = adapters.attach_to_head(model.head(), token_layer)
     packing, batch = (
         Packing.from_config(config, answers_per_example(config)),
         config.execution.micro_batch_size,
@@ -110,10 +111,12 @@ def build_encoder_decoder_phases(
         last = Phase(ENCODER_HEAD, model.encoder_head(), {"x": x}, [y], settings)
         runs.append(PhaseRun(last, range(1)))
     last_encoder_phase = runs[-1].phase
-    embeddings = adapters.attach_to_embeddings((model.decoder_embeddings or model.embeddings)())
+    embeddings = (model.decoder_embeddings or model.embeddings)()
+    embeddings = adapters.attach_to_embeddings(embeddings, token_layer)
     tokens = {"input_ids": inputs.layer_io("decoder_input_ids")}
-    token_weight, outputs = {TOKENS: first}, [decoder.last_row]
-    phase = Phase(DECODER_EMBEDDINGS, embeddings, tokens, outputs, settings, 1, token_weight)
+    shared, outputs = {} if model.has_decoder_tokens else {TOKENS: first}, [decoder.last_row]
+    phase = Phase(DECODER_EMBEDDINGS, embeddings, tokens, outputs, settings, 1, shared)
+    token_weight = shared or {TOKENS: phase}
     runs.append(PhaseRun(phase, range(1)))
     decoder_inputs = {"encoded": encoder.shared_output(), **mask}
     runs += _build_stack("decoder", decoder_inputs, decoder, *args)

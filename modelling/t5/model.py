@@ -26,6 +26,7 @@ from modelling.layers import (
     VocabularyEmbedding,
     activation,
 )
+from modelling.layers.encoder_decoder import EncoderFinalNorm
 from modelling.model_family import encoder_decoder_family
 from modelling.t5.config_json import from_config_json, normalize_config_json, to_config_json
 from modelling.t5.relative_position import RelativePositionBias
@@ -177,27 +178,17 @@ class T5DecoderBlock(Module):
 
 
 # ---- the model ----------------------------------------------------------------------------------
-class EncoderFinalNorm(Module):
-    """The norm after the encoder's last block: dropout(norm(x))."""
-
-    def __init__(self, c: T5Model) -> None:
-        super().__init__()
-        self.dropout = Dropout.from_model(c)
-        self.norm = RMSNorm(c.hidden_size, c.layer_norm_epsilon)
-        self.norm.hf_name = "encoder.final_layer_norm"
-
-    def build(self, x: Tensor, seed: Tensor | None = None) -> Tensor:
-        """x: (batch, length, hidden) -> the same shape."""
-        return self.dropout(self.norm(x), seed)
-
-
 def encoder_decoder_spec(config: T5Config) -> EncoderDecoderSpec:
     """Returns the model specification of a T5 configuration."""
     c = config.model
     return EncoderDecoderSpec(
         embeddings=lambda: Embeddings(VocabularyEmbedding(1.0, "shared")),
         encoder=BlockStack(c.layers, lambda is_first: T5EncoderBlock(c, is_first), "encoder.block"),
-        encoder_head=lambda: EncoderFinalNorm(c),
+        encoder_head=lambda: EncoderFinalNorm(
+            RMSNorm(c.hidden_size, c.layer_norm_epsilon),
+            "encoder.final_layer_norm",
+            Dropout.from_model(c),
+        ),
         decoder=BlockStack(
             c.num_decoder_layers, lambda is_first: T5DecoderBlock(c, is_first), "decoder.block"
         ),

@@ -16,7 +16,7 @@ import numpy as np
 from checkpoints.lazy_arrays import Arrays, ArraysView, LazyArrays, OverlayArrays
 from files.formatting import format_name
 from modelling.weights.mxfp4 import dequantize_tensors, dequantized_shapes
-from modelling.weights.weight_mapping import WeightsError, check_tensor_shape
+from modelling.weights.weight_mapping import Weight, WeightsError, check_tensor_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -109,20 +109,20 @@ class HfTensorNames:
         aliases: logical name of a weight, by its other name in files.
         fused: fused tensors, by name.
         transposed: aliases whose tensors are the transpose of the weight.
-        buffers: weights that files may lack; they are then zeros.
+        buffers: weights that files may lack, by name; they then have their initial values.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, FusedWeights] = field(default_factory=dict)
     transposed: frozenset[str] = frozenset()
-    buffers: frozenset[str] = frozenset()
+    buffers: Mapping[str, Weight] = field(default_factory=dict)
 
     def __or__(self, other: HfTensorNames) -> HfTensorNames:
         return HfTensorNames(
             {**self.aliases, **other.aliases},
             {**self.fused, **other.fused},
             self.transposed | other.transposed,
-            self.buffers | other.buffers,
+            {**self.buffers, **other.buffers},
         )
 
     def subset(self, names: Collection[str]) -> HfTensorNames:
@@ -131,7 +131,8 @@ class HfTensorNames:
         fused = {
             n: x for n, x in self.fused.items() if all(name in names for name in x.weight_names)
         }
-        return HfTensorNames(aliases, fused, self.transposed, self.buffers & {*names})
+        buffers = {name: weight for name, weight in self.buffers.items() if name in names}
+        return HfTensorNames(aliases, fused, self.transposed, buffers)
 
     def from_hf(self, tensors: Arrays, shapes: Shapes) -> Arrays:
         """Convert a file's tensors to logical weights, each when it is read.
@@ -150,8 +151,8 @@ class HfTensorNames:
         readers: dict[str, Callable[[], np.ndarray]] = {
             weight: partial(self._read_weight, tensors, name) for weight, name in sources.items()
         }
-        missing = self.buffers - sources.keys()
-        readers |= {name: partial(np.zeros, shapes[name], np.float32) for name in missing}
+        missing = self.buffers.keys() - sources.keys()
+        readers |= {name: partial(self.buffers[name].init_values, 0) for name in missing}
         for name, fused in self.fused.items():
             if name in tensors:
                 readers |= fused.split_fused(partial(read, name), shapes)
@@ -216,7 +217,7 @@ class HfTensorNames:
             if weight not in sources or name == weight:
                 sources[weight] = name
         missing, unknown = shapes.keys() - sources.keys(), sources.keys() - shapes.keys()
-        missing -= self.buffers
+        missing -= self.buffers.keys()
         if missing or unknown:
             raise WeightsError(
                 "the weights belong to a model of another kind or size than the configuration's: "

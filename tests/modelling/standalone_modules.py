@@ -55,7 +55,9 @@ def decoder_block(config: T5Config) -> StandaloneModule:
 
 
 def encoder_final_norm(config: T5Config) -> StandaloneModule:
-    return StandaloneModule(config, lambda: t5.EncoderFinalNorm(config.model))
+    make = t5.encoder_decoder_spec(config).encoder_head
+    assert make is not None
+    return StandaloneModule(config, make)
 
 
 def t5_head(config: T5Config) -> StandaloneModule:

@@ -1,4 +1,4 @@
-"""Hugging Face's BART with random weights, as the reference, and our configuration of it."""
+"""Hugging Face's BART and relatives with random weights, as the reference, and ours."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from config.bart import BartConfig
+from data.seq2seq import shift_right
 from files.json_files import JsonObject
 from modelling.bart.config_json import from_config_json
 from tests.modelling.torch_training import ADAMW, Reference, execution, named_by_hf, train
@@ -20,17 +21,33 @@ from tests.modelling.torch_training import ADAMW, Reference, execution, named_by
 SAMPLES, ENC, DEC, VOCABULARY, STEPS, RATE = 16, 12, 5, 96, 3, 1e-2
 START, BOS, PAD, END = 2, 0, 1, 2
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "d_model": 32, "max_position_embeddings": 16,
+    "model_type": "bart", "vocab_size": VOCABULARY, "d_model": 32, "max_position_embeddings": 16,
     "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48,
     "decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 40,
-    "dropout": 0.0, "forced_bos_token_id": BOS,
+    "dropout": 0.0, "attention_dropout": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+    "pad_token_id": PAD, "eos_token_id": END, "bos_token_id": BOS,
+    "decoder_start_token_id": START, "forced_bos_token_id": BOS, "forced_eos_token_id": END,
 }  # fmt: skip
+_RELU = {"scale_embedding": True, "activation_function": "relu"}
 KINDS: dict[str, dict[str, Any]] = {
     "as published": {},
-    "scaled, relu": {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1},
+    "scaled, relu": {**_RELU, "encoder_layers": 1},
     "forced nowhere": {
         "activation_function": "gelu_new", "forced_bos_token_id": None, "forced_eos_token_id": None,
     },
+    "mbart": {"model_type": "mbart", **_RELU, "forced_bos_token_id": 7},
+    "m2m_100": {
+        "model_type": "m2m_100", **_RELU, "forced_bos_token_id": 9, "forced_eos_token_id": None,
+    },
+    "marian": {
+        "model_type": "marian", "activation_function": "swish", "scale_embedding": True,
+        "decoder_start_token_id": PAD, "bos_token_id": None, "forced_bos_token_id": None,
+    },
+    "two vocabularies": {
+        "model_type": "marian", "decoder_vocab_size": 76, "decoder_start_token_id": PAD,
+        "share_encoder_decoder_embeddings": False, "forced_bos_token_id": None,
+    },
+    "pegasus": {"model_type": "pegasus", **_RELU, "decoder_start_token_id": PAD},
 }  # fmt: skip
 
 
@@ -42,14 +59,22 @@ def hf_model(kind: str = "as published", writing: bool = False) -> Any:
         writing: whether its matrices are so large that it answers different prompts differently.
     """
     torch.manual_seed(0)
-    config = transformers.BartConfig(**SIZES | KINDS[kind])
-    model = transformers.BartForConditionalGeneration(config)
+    settings = SIZES | KINDS[kind]
+    config = transformers.CONFIG_MAPPING[settings["model_type"]](**settings)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
+        # transformers does not save Marian's positions.
+        for parameter in (p for p in model.parameters() if p.requires_grad or kind == "pegasus"):
             spread = 0.5 if writing and parameter.ndim > 1 else 0.1
             parameter += spread * torch.randn_like(parameter)
-        model.final_logits_bias.copy_(0.1 * torch.randn_like(model.final_logits_bias))
+        for bias in buffers_of(model).values():
+            bias.copy_(0.1 * torch.randn_like(bias))
     return model.eval()
+
+
+def buffers_of(model: Any) -> dict[str, torch.Tensor]:
+    """The bias of the logits by name, if the model has one."""
+    return {n: x for n, x in model.named_buffers() if n == "final_logits_bias"}
 
 
 def without_bias() -> Any:
@@ -61,8 +86,7 @@ def without_bias() -> Any:
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
     """All weights by name, each once, and the buffer."""
-    named = dict(model.named_parameters())
-    named["final_logits_bias"] = model.final_logits_bias
+    named = dict(model.named_parameters()) | buffers_of(model)
     return {n: p.detach().numpy().copy() for n, p in named.items()}
 
 
@@ -88,22 +112,21 @@ def our_config(
     )
 
 
-def batches(count: int = STEPS) -> list[dict[str, np.ndarray]]:
+def batches(count: int = STEPS, kind: str = "as published") -> list[dict[str, np.ndarray]]:
     """Global batches with lengths from 2 to the maximum, padded right; labels padded with -100."""
+    model = our_config(kind).model
     rng = np.random.default_rng(0)
     found = []
     for _ in range(count):
         mask = (np.arange(ENC) < rng.integers(2, ENC + 1, (SAMPLES, 1))).astype(np.int32)
         input_ids = np.where(mask, rng.integers(3, VOCABULARY, mask.shape), PAD).astype(np.int32)
-        labels = rng.integers(3, VOCABULARY, (SAMPLES, DEC)).astype(np.int32)
+        labels = rng.integers(3, model.output_vocab_size, (SAMPLES, DEC)).astype(np.int32)
         labels[np.arange(DEC) >= rng.integers(1, DEC + 1, (SAMPLES, 1))] = -100
-        read = np.concatenate([np.full((SAMPLES, 1), START), labels[:, :-1]], axis=1)
-        read = np.where(read == -100, PAD, read).astype(np.int32)
         found.append(
             {
                 "input_ids": input_ids,
                 "segment_ids": mask,
-                "decoder_input_ids": read,
+                "decoder_input_ids": shift_right(labels, PAD, model.target_start),
                 "labels": labels,
             }
         )
@@ -118,11 +141,12 @@ def without_keys_biases(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 @cache
 def reference(kind: str = "as published") -> Reference:
-    """Reference training in torch, `without_keys_biases`."""
+    """Reference training in torch, `without_keys_biases`; it makes the decoder's inputs itself."""
     model = copy.deepcopy(hf_model(kind))
 
     def loss(batch: Mapping[str, Any]) -> torch.Tensor:
-        return model(**named_by_hf(batch)).loss
+        given = {n: x for n, x in named_by_hf(batch).items() if n != "decoder_input_ids"}
+        return model(**given).loss
 
-    found = train(model, batches(), loss, RATE, only=r"^(?!.*k_proj\.bias)")
+    found = train(model, batches(kind=kind), loss, RATE, only=r"^(?!.*k_proj\.bias)")
     return replace(found, weights=without_keys_biases(weights_of(model)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.numpy import load_file, save_file
 
 from config.errors import ConfigError
@@ -36,9 +36,10 @@ FILE = "model.safetensors"
 def test_export_is_loaded_by_transformers_bit_for_bit(kind: str, tmp_path: Path) -> None:
     config, theirs = our_config(kind), hf_model(kind)
     write_hf_directory(tmp_path / "hf", weights_of(theirs), to_config_json(config))
-    loaded = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "hf")
+    loaded = type(theirs).from_pretrained(tmp_path / "hf")
     for name, value in theirs.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+    assert loaded.config.model_type == config.model.model_type
     assert loaded.generation_config.forced_eos_token_id == config.model.forced_eos_token_id
     input_ids = torch.tensor([[0, 5, 6, 7, 2]])
     with torch.no_grad():
@@ -98,7 +99,6 @@ def test_a_published_file_is_that_of_bart_large() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"encoder_layerdrop": 0.1}, "encoder_layerdrop 0.1"),
         ({"normalize_before": True}, "normalize_before True"),
         ({"activation_function": "tanh"}, "activation_function 'tanh'"),
         ({"forced_bos_token_id": "a"}, "forced_bos_token_id"),
@@ -110,6 +110,33 @@ def test_what_is_not_computed_is_refused_by_name(change: dict[str, Any], said: s
     with pytest.raises(Exception, match=said) as caught:
         published(**change)
     assert isinstance(caught.value, ConfigError) or "config.json" in str(caught.value)
+
+
+def test_skipped_layers_are_refused_in_training_alone() -> None:
+    """m2m100_418M is published so."""
+    fields = {"model.decoder_layerdrop": 0.05}
+    with pytest.raises(
+        ConfigError, match="decoder_layerdrop is 0.05, .*: set .*decoder_layerdrop 0"
+    ):
+        our_config("m2m_100").with_values(fields)
+    config = our_config("m2m_100").with_values(fields | {"model.eval": True})
+    assert to_config_json(config)["decoder_layerdrop"] == 0.05
+
+
+@pytest.mark.parametrize("kind", ["marian", "pegasus"])
+def test_positions_that_a_folder_lacks_are_transformers(kind: str, tmp_path: Path) -> None:
+    theirs = copy.deepcopy(hf_model(kind))
+    theirs.save_pretrained(tmp_path)
+    names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
+    tensors = {n: x for n, x in load_file(tmp_path / FILE).items() if n not in names}
+    save_file(tensors, tmp_path / FILE, {"format": "pt"})
+    expected = type(theirs).from_pretrained(tmp_path).state_dict()
+    weight_map = base_weight_map(our_config(kind))
+    weights = weight_map.from_hf(read_hf_directory(tmp_path))
+    initial = weight_map.init_weights(0)
+    for name in names:
+        np.testing.assert_allclose(weights[name], expected[name].numpy(), rtol=0, atol=1e-7)
+        np.testing.assert_array_equal(weights[name], initial[name])
 
 
 def test_our_configuration_is_read_back() -> None:

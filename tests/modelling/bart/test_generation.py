@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from huggingface.generation_config import DECODER_TOKENS
 from modelling.generation import BeamSearchStrategy, DecodingStrategy, GreedyStrategy
 from modelling.generation.forced_tokens import ForcedFirstTokens
 from sessions.generation import GenerationSession
@@ -21,11 +22,13 @@ from tests.modelling.bart.hf import (
     PAD,
     SIZES,
     VOCABULARY,
+    buffers_of,
     hf_model,
     our_config,
     weights_of,
 )
 from tests.modelling.generation.harness import hf_beams
+from tests.slow import slow
 
 PROMPTS, POSITIONS = 12, 7
 END_BIAS = 1.0
@@ -44,10 +47,11 @@ def model_of(kind: str) -> Any:
     """The reference, which ends some of its answers."""
     model = hf_model(kind, writing=True)
     with torch.no_grad():
-        model.final_logits_bias[0, END] += END_BIAS
+        for bias in buffers_of(model).values():
+            bias[0, END] += END_BIAS
     settings = SIZES | KINDS[kind]
-    model.generation_config.forced_bos_token_id = settings["forced_bos_token_id"]
-    model.generation_config.forced_eos_token_id = settings.get("forced_eos_token_id", END)
+    for name in DECODER_TOKENS:
+        setattr(model.generation_config, name, settings[name])
     return model
 
 
@@ -125,6 +129,14 @@ def test_each_answer_begins_with_its_own_token(
 ) -> None:
     forced = tuple(np.random.default_rng(5).integers(3, VOCABULARY, PROMPTS).tolist())
     check_tokens("as published", strategy, dp, tp, weights, places, forced)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights", "places"),
+    [("m2m_100", "resident", 4), slow("two vocabularies", "streamed", 1)],
+)
+def test_relatives_write_as_hugging_faces(kind: str, weights: str, places: int) -> None:
+    check_tokens(kind, GreedyStrategy(), 1, 1, weights, places)
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""What distinguishes BART and its relatives: the constants of each model type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Constants of one model type.
+
+    Attributes:
+        cls: transformers' class.
+        is_pre_norm: True if norms come before attention and feed-forward, and each stack ends with
+            one; False if they come after each residual sum.
+        has_embedding_norm: True if a norm follows the sum of tokens and positions.
+        positions: learned; sinusoidal in files and in the weight map ("stored"), or nowhere
+            ("computed").
+        has_logit_bias: True if the logits have a bias, which is not trained.
+    """
+
+    cls: str
+    is_pre_norm: bool = False
+    has_embedding_norm: bool = False
+    positions: Literal["learned", "stored", "computed"] = "learned"
+    has_logit_bias: bool = True
+
+
+ARCHITECTURES = {
+    "bart": Architecture("BartForConditionalGeneration", has_embedding_norm=True),
+    "mbart": Architecture(
+        "MBartForConditionalGeneration", is_pre_norm=True, has_embedding_norm=True
+    ),
+    "m2m_100": Architecture(
+        "M2M100ForConditionalGeneration",
+        is_pre_norm=True,
+        positions="computed",
+        has_logit_bias=False,
+    ),
+    "marian": Architecture("MarianMTModel", positions="stored"),
+    "pegasus": Architecture(
+        "PegasusForConditionalGeneration", is_pre_norm=True, positions="stored"
+    ),
+}
