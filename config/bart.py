@@ -144,13 +144,13 @@ class BartModel(ModelSection):
                 raise ConfigError(
                     f"model.{name}_token_id {token} must be below model.{field} {rows}"
                 )
+        names = [f"model.{stack}_layerdrop" for stack in ("encoder", "decoder")]
+        if max(self.encoder_layerdrop, self.decoder_layerdrop) and not self.eval:
+            raise ConfigError(
+                f"{names[0]} is {self.encoder_layerdrop:g} and {names[1]} "
+                f"{self.decoder_layerdrop:g}, but training skips no layers: set both 0"
+            )
         for stack in ("encoder", "decoder"):
-            layerdrop = getattr(self, f"{stack}_layerdrop")
-            if layerdrop and not self.eval:
-                raise ConfigError(
-                    f"model.{stack}_layerdrop is {layerdrop:g}, but training skips no layers: set "
-                    f"model.{stack}_layerdrop 0"
-                )
             heads = getattr(self, f"{stack}_attention_heads")
             if self.hidden_size % heads:
                 raise ConfigError(

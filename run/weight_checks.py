@@ -24,9 +24,9 @@ _FLOAT16_OVERFLOW = 65520  # smallest value that float16 rounds to infinity
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _IGNORED_CONFIG_KEYS = {
     "activation_dropout", "architectures", "attention_dropout", "attn_pdrop", "bos_token_id",
-    "decoder_start_token_id", "dropout", "dropout_rate", "embd_pdrop", "eos_token_id",
-    "forced_bos_token_id", "forced_eos_token_id", "init_std", "initializer_range", "n_positions",
-    "pad_token_id", "resid_pdrop", "tie_word_embeddings",
+    "decoder_layerdrop", "decoder_start_token_id", "dropout", "dropout_rate", "embd_pdrop",
+    "encoder_layerdrop", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "init_std",
+    "initializer_range", "n_positions", "pad_token_id", "resid_pdrop", "tie_word_embeddings",
 }  # fmt: skip
 """Keys of config.json that do not change the computation."""
 

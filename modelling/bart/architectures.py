@@ -1,4 +1,4 @@
-"""What distinguishes BART and its relatives: the constants of each model type."""
+"""Constants of each model type: how BART and its relatives differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Architecture:
+class BartArchitecture:
     """Constants of one model type.
 
     Attributes:
@@ -28,18 +28,18 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "bart": Architecture("BartForConditionalGeneration", has_embedding_norm=True),
-    "mbart": Architecture(
+    "bart": BartArchitecture("BartForConditionalGeneration", has_embedding_norm=True),
+    "mbart": BartArchitecture(
         "MBartForConditionalGeneration", is_pre_norm=True, has_embedding_norm=True
     ),
-    "m2m_100": Architecture(
+    "m2m_100": BartArchitecture(
         "M2M100ForConditionalGeneration",
         is_pre_norm=True,
         positions="computed",
         has_logit_bias=False,
     ),
-    "marian": Architecture("MarianMTModel", positions="stored"),
-    "pegasus": Architecture(
+    "marian": BartArchitecture("MarianMTModel", positions="stored"),
+    "pegasus": BartArchitecture(
         "PegasusForConditionalGeneration", is_pre_norm=True, positions="stored"
     ),
 }
